@@ -1,0 +1,116 @@
+//! `read_file`, `write_file`, `list_files` on the agent's file system.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::code;
+use crate::context::Ctx;
+use crate::error::Effects;
+use crate::tool::{Effect, Failure, Tool};
+
+#[derive(Deserialize, JsonSchema)]
+struct Path {
+    /// Relative path of a file.
+    #[schemars(length(min = 1, max = 4096))]
+    path: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Content {
+    content: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Write {
+    /// Relative path of a file.
+    #[schemars(length(min = 1, max = 4096))]
+    path: String,
+    /// The whole new content.
+    content: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Written {
+    bytes: usize,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct List {
+    /// A directory; everything unless said.
+    #[serde(default)]
+    directory: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Listed {
+    files: Vec<String>,
+    /// There are more.
+    more: bool,
+}
+
+/// Most names that `list_files` gives.
+const MOST: usize = 1_000;
+
+/// All three.
+#[must_use]
+pub fn files() -> [Tool; 3] {
+    [read_file(), write_file(), list_files()]
+}
+
+/// Reads a text file.
+#[must_use]
+pub fn read_file() -> Tool {
+    Tool::typed(
+        "read_file",
+        "Read a text file of the workspace.\n\
+         Use it before you change a file, and whenever you need its content.\n\
+         Edge cases: a file that is not there or is no UTF-8 text is an error; a long one is cut, with a handle to read on.\n\
+         Must come before write_file on a file that exists.",
+        |ctx: Ctx, args: Path| async move {
+            let bytes = ctx.files()?.read(&args.path)?;
+            let content = String::from_utf8(bytes)
+                .map_err(|_| Failure::of(code::INVALID_PATH, format!("`{}` is not UTF-8 text", crate::names::shown(&args.path))))?;
+            Ok(Content { content })
+        },
+    )
+    .effect(Effect::Read)
+}
+
+/// Writes a text file. Govern it, for example with [`ReadBeforeWrite`](crate::policy::ReadBeforeWrite).
+#[must_use]
+pub fn write_file() -> Tool {
+    Tool::typed(
+        "write_file",
+        "Create a text file of the workspace, or replace its whole content.\n\
+         Use it to save a change that the user asked for.\n\
+         Edge cases: missing directories are made; paths outside the workspace are refused.\n\
+         On a file that exists, run read_file first.",
+        |ctx: Ctx, args: Write| async move {
+            // A refusal by the file system comes before the first byte.
+            ctx.files()?.write(&args.path, args.content.as_bytes()).map_err(|e| Failure::from(e).effects(Effects::RolledBack))?;
+            Ok(Written { bytes: args.content.len() })
+        },
+    )
+    .effect(Effect::Write)
+    .idempotent()
+    .local()
+}
+
+/// Lists files.
+#[must_use]
+pub fn list_files() -> Tool {
+    Tool::typed(
+        "list_files",
+        "List the files of the workspace, or of one directory and all below it.\n\
+         Use it to find out what is there before you read or write.\n\
+         Edge cases: at most 1,000 names are given, and `more` says that there are others; links are not followed.\n\
+         Needs no other tool first.",
+        |ctx: Ctx, args: List| async move {
+            let mut files = ctx.files()?.list(&args.directory, MOST + 1)?;
+            let more = files.len() > MOST;
+            files.truncate(MOST);
+            Ok(Listed { files, more })
+        },
+    )
+    .effect(Effect::Read)
+}

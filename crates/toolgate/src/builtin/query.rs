@@ -1,0 +1,80 @@
+//! `json_query`: one value out of a JSON document.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::code;
+use crate::context::Ctx;
+use crate::json::{Bounds, parse};
+use crate::tool::{Effect, Failure, Tool};
+
+#[derive(Deserialize, JsonSchema)]
+struct Args {
+    /// JSON text: an object or array.
+    data: String,
+    /// Names and indices with dots between them: `items.0.name`.
+    #[schemars(length(max = 1000))]
+    path: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Found {
+    /// Whether the path leads anywhere.
+    found: bool,
+    /// What is there.
+    value: Value,
+}
+
+/// Reads one value out of JSON text.
+#[must_use]
+pub fn json_query() -> Tool {
+    Tool::typed(
+        "json_query",
+        "Read one value out of JSON text by a path such as `items.0.name`.\n\
+         Use it to pick a field from a large JSON result instead of reading all of it.\n\
+         Edge cases: a path that leads nowhere gives found = false and says which names are there; text that is no JSON is an error.\n\
+         Needs no other tool first.",
+        |ctx: Ctx, args: Args| async move {
+            let data = parse(args.data.as_bytes(), &Bounds::default())
+                .map_err(|e| Failure::of(code::INVALID_JSON, format!("`data` is not JSON: {e}")))?;
+            let mut at = &data;
+            for part in args.path.split('.').filter(|part| !part.is_empty()) {
+                let next = match at {
+                    Value::Object(map) => map.get(part),
+                    Value::Array(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)),
+                    _ => None,
+                };
+                let Some(next) = next else {
+                    ctx.say(dead_end(at, part));
+                    return Ok(Found { found: false, value: Value::Null });
+                };
+                at = next;
+            }
+            Ok(Found { found: true, value: at.clone() })
+        },
+    )
+    .effect(Effect::Read)
+    .example(
+        "The first name",
+        json!({"data": "{\"items\": [{\"name\": \"pen\"}]}", "path": "items.0.name"}),
+        json!({"found": true, "value": "pen"}),
+    )
+}
+
+fn dead_end(at: &Value, part: &str) -> String {
+    let part = crate::names::shown(part);
+    match at {
+        Value::Object(map) => {
+            let guess = crate::suggest::closest(&part, map.keys().map(String::as_str));
+            let names: Vec<&str> = map.keys().take(20).map(String::as_str).collect();
+            format!(
+                "there is no `{part}` here{}; there is {}",
+                guess.map(|g| format!(", did you mean `{g}`?")).unwrap_or_default(),
+                names.join(", ")
+            )
+        }
+        Value::Array(items) => format!("`{part}` is no index of an array of {} items", items.len()),
+        other => format!("`{part}` cannot be looked up in a {}", crate::json::kind_of(other)),
+    }
+}

@@ -1,0 +1,200 @@
+//! What a door hands to the gate.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::json::Digest;
+
+/// A call's name in the ledger. Sorts by time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CallId(Uuid);
+
+impl CallId {
+    pub(crate) fn fresh() -> Self {
+        Self(Uuid::now_v7())
+    }
+}
+
+impl fmt::Display for CallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Which conversation a call belongs to: a session is of one principal and one agent.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SessionKey {
+    /// The agent that the client acts as.
+    pub agent: Arc<str>,
+    /// Who is calling.
+    pub principal: Arc<str>,
+    /// The conversation.
+    pub session: Arc<str>,
+}
+
+impl SessionKey {
+    /// A key from its three parts.
+    pub fn new(agent: impl Into<Arc<str>>, principal: impl Into<Arc<str>>, session: impl Into<Arc<str>>) -> Self {
+        Self { agent: agent.into(), principal: principal.into(), session: session.into() }
+    }
+}
+
+/// Arguments as they came: text that nobody has parsed yet, or a value.
+#[derive(Debug, Clone)]
+pub enum Arguments {
+    /// JSON text. The strict way: duplicate keys and exact digits are only visible here.
+    Text(Vec<u8>),
+    /// A value that the caller built.
+    Value(Value),
+}
+
+impl From<Value> for Arguments {
+    fn from(value: Value) -> Self {
+        Self::Value(value)
+    }
+}
+
+impl From<&str> for Arguments {
+    fn from(text: &str) -> Self {
+        Self::Text(text.as_bytes().to_vec())
+    }
+}
+
+impl From<String> for Arguments {
+    fn from(text: String) -> Self {
+        Self::Text(text.into_bytes())
+    }
+}
+
+impl From<Vec<u8>> for Arguments {
+    fn from(text: Vec<u8>) -> Self {
+        Self::Text(text)
+    }
+}
+
+/// One proposed tool call.
+///
+/// ```
+/// use toolgate::{Call, SessionKey};
+/// let key = SessionKey::new("support", "alice", "conversation-1");
+/// let call = Call::new(key, "lookup_order", r#"{"order_id": "A-7"}"#).turn(3).idempotency_key("req-81");
+/// assert_eq!(call.tool, "lookup_order");
+/// ```
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Whose conversation.
+    pub key: SessionKey,
+    /// The tool that the model named.
+    pub tool: String,
+    /// What the model sent.
+    pub arguments: Arguments,
+    /// The model's turn.
+    pub turn: Option<u64>,
+    /// What the client calls this call.
+    pub client_id: Option<String>,
+    /// Two calls with the same key are one.
+    pub idempotency_key: Option<String>,
+    /// An approval to use: its stored arguments run, not those given here.
+    pub approval: Option<String>,
+    /// How long the caller will wait.
+    pub within: Option<Duration>,
+    /// Why the model stopped to make this call.
+    pub stop_reason: Option<String>,
+    /// Cancels the call from outside.
+    pub cancel: Option<CancellationToken>,
+}
+
+impl Call {
+    /// A call with nothing but its arguments.
+    pub fn new(key: SessionKey, tool: impl Into<String>, arguments: impl Into<Arguments>) -> Self {
+        Self {
+            key,
+            tool: tool.into(),
+            arguments: arguments.into(),
+            turn: None,
+            client_id: None,
+            idempotency_key: None,
+            approval: None,
+            within: None,
+            stop_reason: None,
+            cancel: None,
+        }
+    }
+
+    /// Says which turn of the model it belongs to.
+    #[must_use]
+    pub const fn turn(mut self, turn: u64) -> Self {
+        self.turn = Some(turn);
+        self
+    }
+
+    /// Makes the call one with every other of the same key, tool, agent and principal.
+    #[must_use]
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
+        self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// Uses an approval.
+    #[must_use]
+    pub fn approval(mut self, id: impl Into<String>) -> Self {
+        self.approval = Some(id.into());
+        self
+    }
+
+    /// Bounds how long the caller will wait.
+    #[must_use]
+    pub const fn within(mut self, limit: Duration) -> Self {
+        self.within = Some(limit);
+        self
+    }
+
+    /// Lets a token cancel the call.
+    #[must_use]
+    pub fn cancelled_by(mut self, token: CancellationToken) -> Self {
+        self.cancel = Some(token);
+        self
+    }
+}
+
+/// Arguments that were judged. What runs is exactly this.
+#[derive(Debug, Clone)]
+pub struct Judged {
+    value: Value,
+    bytes: Vec<u8>,
+    digest: Digest,
+}
+
+impl Judged {
+    /// Fixes arguments for a tool: from here on they have one spelling and one digest.
+    pub(crate) fn new(tool: &str, value: Value) -> Self {
+        let bytes = crate::json::canonical(&value);
+        let digest = Digest::of_parts([tool.as_bytes(), &bytes]);
+        Self { value, bytes, digest }
+    }
+
+    /// The arguments.
+    #[must_use]
+    pub const fn value(&self) -> &Value {
+        &self.value
+    }
+
+    /// The arguments as canonical JSON: what is forwarded.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Digest of the tool's name and the canonical arguments.
+    #[must_use]
+    pub const fn digest(&self) -> Digest {
+        self.digest
+    }
+}

@@ -1,0 +1,292 @@
+//! Gates 1 to 6: who, what, in which shape, again, in circles, within limits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use rust_decimal::Decimal;
+use rust_decimal::prelude::ToPrimitive;
+use tokio::time::Instant;
+
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::call::{Arguments, Call, Judged};
+use crate::code;
+use crate::context::Remaining;
+use crate::error::{FieldError, ToolError};
+use crate::json::{self, Pointer};
+use crate::ledger::Gate;
+use crate::limits::{Charge, Unit};
+use crate::names::shown;
+use crate::outcome::Outcome;
+use crate::registry::{Agent, Registered};
+use crate::store::{Approval, Enter, Entered, Hold, RecallKey, Recalled, Target, over_error, recalled_error};
+use crate::tool::Effect;
+
+impl Toolgate {
+    /// Gate 1. The principal may act as this agent, nothing is paused, and the arguments are not too large to look at.
+    pub(super) async fn let_in(&self, call: &Call, trail: &mut Trail) -> Result<Arc<Agent>, Stop> {
+        let forbidden = || {
+            ToolError::of(
+                code::FORBIDDEN,
+                format!("`{}` may not act as the agent `{}`", shown(&call.key.principal), shown(&call.key.agent)),
+            )
+        };
+        let agent = Arc::clone(self.0.agents.get(&call.key.agent).ok_or_else(forbidden)?);
+        trail.config = agent.config;
+        if agent.principals.as_ref().is_some_and(|allowed| !allowed.contains(&*call.key.principal)) {
+            return Err(forbidden().into());
+        }
+        let targets = [
+            Target::Agent(Arc::clone(&agent.name)),
+            Target::Principal(Arc::clone(&call.key.principal)),
+            Target::Tool(Arc::clone(&trail.tool)),
+            Target::Session(call.key.clone()),
+        ];
+        if let Some((target, why)) = self.0.store.paused(&targets).await? {
+            let what = match target {
+                Target::Agent(name) => format!("the agent `{name}`"),
+                Target::Tool(name) => format!("the tool `{name}`"),
+                Target::Principal(name) => format!("`{name}`"),
+                Target::Session(_) => "this session".to_owned(),
+            };
+            return Err(ToolError::of(code::PAUSED, format!("{what} is paused by an operator: {why}")).into());
+        }
+        let over = match &call.arguments {
+            Arguments::Text(text) => json::over_bounds(text, &agent.bounds),
+            Arguments::Value(value) => json::value_over_bounds(value, &agent.bounds),
+        };
+        match over {
+            Some(why) => Err(ToolError::of(code::PAYLOAD_TOO_LARGE, format!("the arguments are too large: {why}")).into()),
+            None => Ok(agent),
+        }
+    }
+
+    /// Gate 2. The agent has such a tool, and this caller may see it.
+    pub(super) fn resolve(&self, agent: &Agent, call: &Call, trail: &mut Trail) -> Result<Arc<Registered>, Stop> {
+        if let Some(tool) = agent.tools.get(call.tool.as_str()).filter(|tool| tool.is_visible_to(&call.key.principal)) {
+            trail.secrets.clone_from(&tool.secrets);
+            return Ok(Arc::clone(tool));
+        }
+        let names = agent.visible_names(&call.key.principal);
+        let suggestion = crate::suggest::closest(&call.tool, names.iter().copied());
+        let did_you_mean = suggestion.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+        let available = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let mut error =
+            ToolError::of(code::UNKNOWN_TOOL, format!("there is no tool `{}`{did_you_mean} Available: {available}", shown(&call.tool)));
+        error.errors.push(FieldError {
+            path: String::new(),
+            expected: "the name of a tool".to_owned(),
+            got: shown(&call.tool),
+            did_you_mean: suggestion.map(str::to_owned),
+        });
+        Err(error.into())
+    }
+
+    /// A call that comes back with an approval: the stored arguments are the ones that run.
+    pub(super) async fn resume(&self, call: &Call, tool: &Registered, trail: &mut Trail) -> Result<Option<Approval>, Stop> {
+        let Some(id) = &call.approval else { return Ok(None) };
+        trail.at(Gate::Approval);
+        let known = self.0.store.approval(id).await?;
+        match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
+            Some(approval) => Ok(Some(approval)),
+            None => {
+                Err(ToolError::of(code::APPROVAL_DENIED, format!("there is no approval `{}` for this tool in this session", shown(id)))
+                    .into())
+            }
+        }
+    }
+
+    /// Gate 3. The arguments are strict JSON and fit the schema; from here on they have one spelling.
+    pub(super) fn validate(
+        &self,
+        agent: &Agent,
+        tool: &Registered,
+        call: &Call,
+        resumed: Option<&Approval>,
+        trail: &mut Trail,
+    ) -> Result<Judged, Stop> {
+        let refuse = |message: String| Stop::new(ToolError::of(code::INVALID_ARGUMENTS, format!("{}: {message}", tool.spec.name)));
+        let value = match (&call.arguments, resumed) {
+            (_, Some(approval)) => approval.arguments.clone(),
+            (Arguments::Text(text), _) if text.iter().all(u8::is_ascii_whitespace) => serde_json::json!({}),
+            (Arguments::Text(text), _) => {
+                json::parse(text, &agent.bounds).map_err(|e| refuse(format!("the arguments are not valid JSON: {e}")))?
+            }
+            (Arguments::Value(value), _) => {
+                let mut value = value.clone();
+                json::canonicalize_numbers(&mut value, &mut Pointer::default())
+                    .map_err(|(at, why)| refuse(format!("{why} (at `{at}`)")))?;
+                value
+            }
+        };
+        self.check_shape(tool, value, trail)
+    }
+
+    /// Also used for what a hook has rewritten.
+    pub(super) fn check_shape(&self, tool: &Registered, mut value: serde_json::Value, trail: &mut Trail) -> Result<Judged, Stop> {
+        let checked = match &tool.input {
+            Some(schema) => schema.validate(&tool.spec.name, &mut value),
+            None => Ok(()),
+        };
+        match checked {
+            Ok(()) => {
+                let judged = Judged::new(&tool.spec.name, value);
+                trail.digest = Some(judged.digest());
+                trail.arguments = self.0.redactor.redact(judged.value(), &tool.secrets);
+                Ok(judged)
+            }
+            Err(invalid) => {
+                // A misspelt name may hide a secret: where there are secrets, what is unknown is not written down.
+                let unknown = invalid.errors.iter().filter(|e| !tool.secrets.is_empty() && e.expected == "no such argument");
+                let hidden: Vec<Pointer> = tool.secrets.iter().cloned().chain(unknown.map(|e| Pointer::from(e.path.as_str()))).collect();
+                trail.arguments = self.0.redactor.redact(&value, &hidden);
+                let mut error = ToolError::of(code::INVALID_ARGUMENTS, invalid.message);
+                error.errors = invalid.errors;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Holds the session: alone for a tool with effects, with other readers for a read. A batch holds it for all its calls.
+    pub(super) async fn hold(&self, call: &Call, tool: &Registered, trail: &Trail, held: bool) -> Result<Option<Hold>, Stop> {
+        if held {
+            return Ok(None);
+        }
+        let left = trail.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let wait = left.map_or(self.0.busy_wait, |left| left.min(self.0.busy_wait));
+        let alone = tool.spec.effect != Effect::Read;
+        let held = tokio::select! {
+            biased;
+            held = self.0.store.hold(&call.key, alone, wait) => held?,
+            () = trail.cancel.cancelled() => return Err(Stop::at(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
+        };
+        match held {
+            Some(hold) => Ok(Some(hold)),
+            None => Err(Stop::at(
+                Gate::Claim,
+                ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
+            )),
+        }
+    }
+
+    /// Loads the session and counts the call, in one transaction.
+    pub(super) async fn enter(
+        &self,
+        call: &Call,
+        tool: &Registered,
+        arguments: &Judged,
+        resumed: bool,
+        trail: &Trail,
+    ) -> Result<(Entered, Option<RecallKey>), Stop> {
+        let key = match (&call.idempotency_key, tool.spec.once) {
+            (Some(key), _) => Some(format!("key:{key}")),
+            (None, true) => Some(format!("once:{}", arguments.digest())),
+            (None, false) => None,
+        };
+        let recall = key.map(|key| RecallKey {
+            principal: Arc::clone(&call.key.principal),
+            agent: Arc::clone(&call.key.agent),
+            tool: Arc::clone(&tool.spec.name),
+            key,
+        });
+        let enter = Enter { key: &call.key, digest: arguments.digest(), recall: recall.as_ref(), counts: !resumed, now: trail.started };
+        Ok((self.0.store.enter(enter).await?, recall))
+    }
+
+    /// Gate 4. The same call, made before: its outcome is handed back, if the caller may still make it.
+    pub(super) async fn recall(
+        &self,
+        call: &Call,
+        tool: &Arc<Registered>,
+        arguments: &Judged,
+        entered: &Entered,
+        trail: &mut Trail,
+    ) -> Result<Option<Outcome>, Stop> {
+        match &entered.recalled {
+            None => Ok(None),
+            Some(Recalled::Settled(outcome)) => {
+                self.still_permitted(call, tool, arguments, &entered.state, trail).await?;
+                Ok(Some(outcome.clone()))
+            }
+            Some(other) => match recalled_error(other) {
+                Some(error) => Err(error.into()),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// Gate 5. The model is getting somewhere.
+    pub(super) async fn progress(
+        &self,
+        call: &Call,
+        tool: &Registered,
+        entered: &Entered,
+        resumed: bool,
+        trail: &Trail,
+    ) -> Result<(), Stop> {
+        if resumed {
+            return Ok(());
+        }
+        let mut progress = entered.progress;
+        progress.judge(&tool.spec.name, tool.spec.polling.as_ref(), trail.started)?;
+        if tool.spec.polling.is_some() {
+            progress.polled(trail.started);
+            self.0.store.polled(&call.key, progress).await?;
+        }
+        Ok(())
+    }
+
+    /// Gate 6. There is time and budget left. What is counted is reserved at the claim.
+    pub(super) async fn limits(
+        &self,
+        agent: &Agent,
+        call: &Call,
+        tool: &Registered,
+        entered: &Entered,
+        trail: &Trail,
+    ) -> Result<(Vec<(Charge, ToolError)>, Remaining), Stop> {
+        if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call has passed").into());
+        }
+        if let Some(wall) = agent.limits.session.wall {
+            let age = trail.started.duration_since(entered.opened);
+            if SignedDuration::try_from(wall).is_ok_and(|wall| age >= wall) {
+                return Err(ToolError::of(
+                    code::DEADLINE_EXCEEDED,
+                    format!("the session has used up its {wall:?}; stop and report what you have"),
+                )
+                .into());
+            }
+        }
+        let charges = agent.limits.charges(&call.key, tool.spec.cost);
+        let mut remaining = Remaining::default();
+        if charges.is_empty() {
+            return Ok((charges, remaining));
+        }
+        let bare: Vec<Charge> = charges.iter().map(|(charge, _)| charge.clone()).collect();
+        let room = self.0.store.room(&bare, trail.started).await?;
+        for (room, (charge, error)) in room.iter().zip(&charges) {
+            let used = room.map_err(|over| over_error(error.clone(), &over))?;
+            let left = (charge.cap - used).max(Decimal::ZERO);
+            match charge.unit {
+                Unit::Tokens => remaining.tokens = least(remaining.tokens, left.to_u64()),
+                Unit::Money => remaining.money = least(remaining.money, Some(left)),
+                Unit::Fixed => {}
+            }
+        }
+        Ok((charges, remaining))
+    }
+}
+
+fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// How long a claim may go without an end before nobody believes in it any more.
+pub(super) fn lease(timeout: Duration) -> SignedDuration {
+    SignedDuration::try_from(timeout.saturating_add(Duration::from_secs(60))).unwrap_or(SignedDuration::MAX)
+}

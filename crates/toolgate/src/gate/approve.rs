@@ -1,0 +1,77 @@
+//! Gate 9: where a rule or hook asked, a person answers, for exactly this call and once.
+
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+
+use super::authorize::{Judgement, Permit};
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::call::{Call, CallId};
+use crate::code;
+use crate::error::{ApprovalRef, ToolError};
+use crate::store::{Approval, ApprovalState};
+
+impl Toolgate {
+    pub(super) async fn approve(&self, judgement: Judgement, call: &Call, trail: &mut Trail) -> Result<(Permit, Option<String>), Stop> {
+        let judgement = match judgement.permit(None) {
+            Ok(permit) => return Ok((permit, None)),
+            Err(judgement) => judgement,
+        };
+        trail.rule = judgement.asked().first().map(|asked| asked.by.clone());
+        let digest = judgement.arguments().digest();
+        let known = self.0.store.approval_for(&call.key, digest).await?;
+        let live = known.filter(|approval| trail.started <= approval.expires);
+        let (judgement, waiting) = match live {
+            Some(approval) if approval.state == ApprovalState::Approved => match judgement.permit(Some(&approval)) {
+                Ok(permit) => {
+                    trail.rule = None;
+                    return Ok((permit, Some(approval.id)));
+                }
+                // Somebody else asks by now: that takes a new answer.
+                Err(judgement) => (judgement, None),
+            },
+            Some(approval) if approval.state == ApprovalState::Denied => {
+                let by = approval.answered_by.as_deref().unwrap_or("a person");
+                return Err(ToolError::of(code::APPROVAL_DENIED, format!("{by} refused this call; do not repeat it, tell the user")).into());
+            }
+            Some(approval) if approval.state == ApprovalState::Waiting => (judgement, Some(approval)),
+            // Used: one answer, one call.
+            _ => (judgement, None),
+        };
+        if call.approval.is_some() && waiting.is_none() {
+            return Err(
+                ToolError::of(code::APPROVAL_DENIED, "the approval was used or has expired; make the call again to ask anew").into()
+            );
+        }
+        let reasons = judgement.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
+        let approval = match waiting {
+            Some(approval) => approval,
+            None => self.ask(&judgement, call, trail, reasons.clone()).await?,
+        };
+        let message =
+            format!("{reasons}. A person must approve this call; tell the user, then repeat the identical call once it is approved");
+        let mut error = ToolError::of(code::APPROVAL_REQUIRED, message);
+        error.approval = Some(ApprovalRef { id: approval.id, expires_at: approval.expires.to_string() });
+        Err(error.into())
+    }
+
+    async fn ask(&self, judgement: &Judgement, call: &Call, trail: &Trail, reason: String) -> Result<Approval, Stop> {
+        let life = SignedDuration::try_from(self.0.approval_life).unwrap_or(SignedDuration::MAX);
+        let approval = Approval {
+            id: format!("apr_{}", CallId::fresh()),
+            key: call.key.clone(),
+            tool: Arc::clone(&judgement.tool().spec.name),
+            digest: judgement.arguments().digest(),
+            arguments: judgement.arguments().value().clone(),
+            asked_by: judgement.asked().iter().map(|asked| asked.by.clone()).collect(),
+            reason,
+            asked_at: trail.started,
+            expires: trail.started.checked_add(life).unwrap_or(jiff::Timestamp::MAX),
+            state: ApprovalState::Waiting,
+            answered_by: None,
+        };
+        self.0.store.ask(approval.clone()).await?;
+        Ok(approval)
+    }
+}

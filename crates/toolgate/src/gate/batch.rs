@@ -1,0 +1,141 @@
+//! The parallel calls of one model turn, as one ordered plan.
+
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::pass::{Admitted, Passed};
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::call::{Call, CallId, SessionKey};
+use crate::code;
+use crate::error::ToolError;
+use crate::ledger::Gate;
+use crate::outcome::Answer;
+use crate::store::Hold;
+use crate::tool::Effect;
+
+/// A call of the plan on its way.
+enum Slot {
+    Ready(Box<(Passed, Trail)>),
+    Running(CallId, JoinHandle<Answer>),
+    Done(Answer),
+}
+
+impl Toolgate {
+    /// Makes the calls of one session as one plan. There is one answer for each call, in order; one
+    /// failure does not stop the rest.
+    pub async fn batch(&self, key: &SessionKey, mut calls: Vec<Call>) -> Vec<Answer> {
+        let hang_up = CancellationToken::new();
+        for call in &mut calls {
+            call.key = key.clone();
+            call.cancel.get_or_insert_with(|| hang_up.clone());
+        }
+        let _hang_up = hang_up.drop_guard();
+        let calls = Arc::new(calls);
+        let (gate, plan, key) = (self.clone(), Arc::clone(&calls), key.clone());
+        match tokio::spawn(async move { gate.plan(&key, &plan).await }).await {
+            Ok(answers) => answers,
+            Err(_) => {
+                let mut answers = Vec::new();
+                for call in calls.iter() {
+                    answers.push(self.lost(call, CallId::fresh()).await);
+                }
+                answers
+            }
+        }
+    }
+
+    async fn plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
+        let agent = self.0.agents.get(&key.agent);
+        let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
+        let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_wait).await;
+        let base = self.0.store.session(key).await;
+        let (_hold, base): (Hold, _) = match (hold, base) {
+            (Ok(Some(hold)), Ok(base)) => (hold, base.map(|(_, state)| state).unwrap_or_default()),
+            (Ok(None), _) => {
+                let busy = || {
+                    Stop::at(
+                        Gate::Claim,
+                        ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
+                    )
+                };
+                return self.refuse_all(calls, busy).await;
+            }
+            (Err(error), _) | (_, Err(error)) => return self.refuse_all(calls, || Stop::from(error.clone())).await,
+        };
+        // All are judged before any runs: no call leans on what another has not proved yet.
+        let mut slots = Vec::new();
+        for call in calls {
+            let mut trail = Trail::open(self, call, None);
+            slots.push(match self.admit_call(call, &mut trail, Some(&base)).await {
+                Ok(Admitted::Pass(passed)) => Slot::Ready(Box::new((*passed, trail))),
+                Ok(Admitted::Replay(outcome)) => Slot::Done(self.replay(outcome, trail).await),
+                Err(stop) => Slot::Done(self.refuse(stop, trail).await),
+            });
+        }
+        self.execute(slots, calls).await
+    }
+
+    /// Neighbouring reads run together; an effect waits for what came before it.
+    async fn execute(&self, slots: Vec<Slot>, calls: &[Call]) -> Vec<Answer> {
+        let mut running: Vec<Slot> = Vec::new();
+        for slot in slots {
+            let Slot::Ready(ready) = slot else {
+                running.push(slot);
+                continue;
+            };
+            let (passed, trail) = *ready;
+            let effect = passed.permit.tool().spec.effect != Effect::Read;
+            if effect {
+                self.join(&mut running, calls).await;
+            }
+            running.push(Slot::Running(trail.id, self.start(passed, trail)));
+            if effect {
+                self.join(&mut running, calls).await;
+            }
+        }
+        self.join(&mut running, calls).await;
+        running
+            .into_iter()
+            .filter_map(|slot| match slot {
+                Slot::Done(answer) => Some(answer),
+                Slot::Ready(..) | Slot::Running(..) => None,
+            })
+            .collect()
+    }
+
+    fn start(&self, mut passed: Passed, mut trail: Trail) -> JoinHandle<Answer> {
+        let gate = self.clone();
+        tokio::spawn(async move {
+            // The tool sees what the calls before it have done.
+            if let Ok(Some((version, state))) = gate.0.store.session(&passed.key).await {
+                passed.entered.version = version;
+                passed.entered.state = state;
+            }
+            let ran = gate.run(&passed, &mut trail).await;
+            gate.settle(passed, ran, trail).await
+        })
+    }
+
+    async fn join(&self, slots: &mut [Slot], calls: &[Call]) {
+        for (slot, call) in slots.iter_mut().zip(calls) {
+            if let Slot::Running(id, handle) = slot {
+                let answer = match handle.await {
+                    Ok(answer) => answer,
+                    Err(_) => self.lost(call, *id).await,
+                };
+                *slot = Slot::Done(answer);
+            }
+        }
+    }
+
+    async fn refuse_all(&self, calls: &[Call], stop: impl Fn() -> Stop) -> Vec<Answer> {
+        let mut answers = Vec::new();
+        for call in calls {
+            answers.push(self.refuse(stop(), Trail::open(self, call, None)).await);
+        }
+        answers
+    }
+}

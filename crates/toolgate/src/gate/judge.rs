@@ -1,0 +1,186 @@
+//! Gates 7, 8 and 10: hooks, the facts that policies decide on, and the claim.
+
+use std::sync::Arc;
+
+use super::admit::lease;
+use super::authorize::{Asked, Permit};
+use super::pass::Claim;
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::call::{Call, Judged};
+use crate::code;
+use crate::error::{Category, ToolError};
+use crate::hook::{Before, HookCall, HookDecision, HookFault};
+use crate::json::{self, Pointer};
+use crate::limits::Charge;
+use crate::names::shown;
+use crate::policy::{Ask, FileFact, HookFact, Needs};
+use crate::registry::{Agent, Registered};
+use crate::session::State;
+use crate::store::{Intent, NotClaimed, RecallKey, Recalled, over_error, recalled_error};
+use crate::tool::Effect;
+
+impl Toolgate {
+    /// Gate 7. Hooks in their order, each on the rewrite of the one before. What fails, denies.
+    pub(super) async fn before_hooks(
+        &self,
+        call: &Call,
+        tool: &Arc<Registered>,
+        arguments: &mut Judged,
+        trail: &mut Trail,
+    ) -> Result<Vec<Asked>, Stop> {
+        let mut asked = Vec::new();
+        for hook in &tool.hooks {
+            trail.rule = Some(hook.name().to_owned());
+            let seen = HookCall { call: trail.id, key: &call.key, tool: &tool.spec.name, input: arguments.value() };
+            let work = futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(hook.before(seen)));
+            let answer: Result<Before, HookFault> = tokio::select! {
+                biased;
+                answer = tokio::time::timeout(hook.timeout(), work) => match answer {
+                    Ok(Ok(answer)) => answer,
+                    Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),
+                    Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
+                },
+                () = trail.cancel.cancelled() => return Err(ToolError::of(code::CANCELLED, "the call was cancelled before it began").into()),
+            };
+            let before = answer.map_err(|fault| {
+                ToolError::of(code::HOOK_FAILED, format!("the hook `{}` did not do its work, so the call is refused: {fault}", hook.name()))
+            })?;
+            let said = match &before.decision {
+                HookDecision::Allow => "allow",
+                HookDecision::Deny(_) => "deny",
+                HookDecision::Ask(_) => "ask",
+            };
+            let rewrite = before.input.filter(|input| input != arguments.value());
+            trail.facts.hooks.push(HookFact { hook: hook.name().to_owned(), said: said.to_owned(), rewrote: rewrite.is_some() });
+            match before.decision {
+                HookDecision::Allow => {}
+                HookDecision::Deny(denial) => {
+                    // A hook may say PERMISSION or BUSINESS; it cannot make a refusal look like a passing trouble.
+                    let category =
+                        denial.category.filter(|c| matches!(c, Category::Permission | Category::Business)).unwrap_or(Category::Permission);
+                    let code = denial.code.map_or(std::borrow::Cow::Borrowed(code::HOOK_DENIED), |code| shown(&code).into());
+                    let mut error = ToolError::new(category, code, denial.reason);
+                    error.redirect_tool = denial.redirect;
+                    return Err(error.into());
+                }
+                HookDecision::Ask(reason) => asked.push(Asked { by: hook.name().to_owned(), reason }),
+            }
+            if let Some(mut input) = rewrite {
+                let bad = |why: String| {
+                    ToolError::of(
+                        code::HOOK_FAILED,
+                        format!("the hook `{}` rewrote the arguments into something that cannot be taken: {why}", hook.name()),
+                    )
+                };
+                json::canonicalize_numbers(&mut input, &mut Pointer::default()).map_err(|(at, why)| bad(format!("{why} at `{at}`")))?;
+                *arguments = self.check_shape(tool, input, trail).map_err(|stop| bad(stop.error.message))?;
+            }
+        }
+        trail.rule = None;
+        Ok(asked)
+    }
+
+    /// Loads what the policies of a tool want to know.
+    pub(super) async fn load_facts(
+        &self,
+        agent: &Agent,
+        call: &Call,
+        tool: &Registered,
+        arguments: &Judged,
+        at: Option<&State>,
+        trail: &mut Trail,
+    ) -> Result<(), Stop> {
+        let mut needs = Needs::default();
+        for attached in &tool.governed_by {
+            let ask = Ask { call: trail.id, key: &call.key, tool: &tool.spec, arguments, facts: &trail.facts };
+            let wanted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.needs(&ask)));
+            let wanted = wanted.map_err(|_| {
+                trail.rule = Some(attached.policy.name().to_owned());
+                ToolError::of(code::POLICY_FAULT, format!("the policy `{}` panicked, so the call is refused", attached.policy.name()))
+            })?;
+            needs.merge(wanted);
+        }
+        if needs.is_empty() {
+            return Ok(());
+        }
+        if let Some(files) = agent.resources.files() {
+            for path in &needs.files {
+                let fact = match crate::resource::normal_path(path) {
+                    Ok(path) => files.fact(&path),
+                    Err(error) => FileFact::Unreadable(error.to_string()),
+                };
+                trail.facts.files.insert(path.clone(), fact);
+            }
+        }
+        self.0.store.load(&call.key, &needs, at, &mut trail.facts).await?;
+        Ok(())
+    }
+
+    /// A replay is no new act, but nobody gets an old result who may not make the call any more.
+    pub(super) async fn still_permitted(
+        &self,
+        call: &Call,
+        tool: &Arc<Registered>,
+        arguments: &Judged,
+        state: &State,
+        trail: &mut Trail,
+    ) -> Result<(), Stop> {
+        let Some(agent) = self.0.agents.get(&call.key.agent) else { return Ok(()) };
+        self.load_facts(agent, call, tool, arguments, Some(state), trail).await?;
+        let judged =
+            super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &mut trail.facts, Vec::new(), &mut trail.rule);
+        match judged {
+            Err(stop) if stop.error.category == Category::Permission => Err(stop),
+            // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not.
+            _ => {
+                trail.rule = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// Gate 10. The intent is durable, limits are reserved and the approval is used, or nothing is.
+    pub(super) async fn claim(
+        &self,
+        call: &Call,
+        permit: &Permit,
+        mut budget: Vec<(Charge, ToolError)>,
+        recall: Option<RecallKey>,
+        approval: Option<String>,
+        trail: &mut Trail,
+    ) -> Result<Claim, Stop> {
+        let tool = permit.tool();
+        let effect = tool.spec.effect != Effect::Read;
+        budget.extend(permit.charges().iter().cloned());
+        if !effect && recall.is_none() && budget.is_empty() && approval.is_none() {
+            return Ok(Claim::Held);
+        }
+        let (charges, errors): (Vec<Charge>, Vec<ToolError>) = budget.into_iter().unzip();
+        let intent = Intent {
+            call: trail.id,
+            key: call.key.clone(),
+            tool: Arc::clone(&tool.spec.name),
+            digest: permit.arguments().digest(),
+            recall,
+            owner: Arc::clone(&self.0.owner),
+            lease: trail.started.checked_add(lease(tool.spec.timeout)).unwrap_or(jiff::Timestamp::MAX),
+            effect,
+        };
+        match self.0.store.begin(&intent, &charges, approval.as_deref(), trail.started).await? {
+            Ok(()) => Ok(Claim::Held),
+            Err(NotClaimed::Recalled(Recalled::Settled(outcome))) => Ok(Claim::Replay(outcome)),
+            Err(NotClaimed::Recalled(other)) => match recalled_error(&other) {
+                Some(error) => Err(error.into()),
+                None => Ok(Claim::Held),
+            },
+            Err(NotClaimed::Over(index, over)) => {
+                let error = errors.into_iter().nth(index).unwrap_or_else(|| ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
+                Err(over_error(error, &over).into())
+            }
+            Err(NotClaimed::ApprovalGone) => {
+                Err(ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was taken back").into())
+            }
+        }
+    }
+}

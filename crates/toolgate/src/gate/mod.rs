@@ -1,0 +1,380 @@
+//! The path of a call. Its order is a security property, so it is written down here as a list.
+
+mod admit;
+mod approve;
+mod authorize;
+mod batch;
+mod judge;
+mod pass;
+mod run;
+mod session;
+mod settle;
+mod trail;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Instrument;
+
+pub use authorize::Permit;
+pub use pass::Pass;
+pub use session::{Session, Snapshot};
+
+use crate::call::{Call, CallId, SessionKey};
+use crate::clock::{Clock, SystemClock};
+use crate::code;
+use crate::error::{Effects, ToolError};
+use crate::event::{Event, Listener};
+use crate::ledger::Gate;
+use crate::outcome::{Answer, Outcome};
+use crate::redact::Redactor;
+use crate::registry::Agent;
+use crate::session::State;
+use crate::spool::Spool;
+use crate::store::{Approval, Intent, MemoryStore, Settle, Store, StoreError, Target};
+use pass::{Admitted, Passed};
+use trail::Trail;
+
+/// The runtime: agents, a store, and the one path that every call takes. Cheap to clone.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use serde_json::json;
+/// use toolgate::{Agent, Toolgate, builtin};
+///
+/// let agent = Agent::builder("desk").tool(builtin::calc()).build()?;
+/// let gate = Toolgate::builder().agent(agent).build()?;
+/// let session = gate.session("desk", "alice", "conversation-1");
+///
+/// let answer = session.call("calc", json!({"expression": "0.1 + 0.2"})).await;
+/// assert_eq!(answer.outcome.success().map(|o| &o.value["result"]), Some(&json!(0.3)));
+///
+/// let answer = session.call("calc", json!({"expr": "1 + 1"})).await;
+/// assert_eq!(
+///     answer.outcome.error().map(|e| e.message.as_str()),
+///     Some("calc: `calc` requires `expression` (string); got `expr`, did you mean `expression`?"),
+/// );
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Toolgate(Arc<Inner>);
+
+pub(crate) struct Inner {
+    agents: HashMap<Arc<str>, Arc<Agent>>,
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    listeners: Vec<Listener>,
+    redactor: Redactor,
+    spool: Spool,
+    /// Names this process in claims.
+    owner: Arc<str>,
+    busy_wait: Duration,
+    approval_life: Duration,
+}
+
+impl Toolgate {
+    /// Takes a call through all gates. Runs on a task of its own: a caller who hangs up cancels the
+    /// tool, never the record.
+    pub async fn call(&self, call: Call) -> Answer {
+        let call = Arc::new(call);
+        let trail = Trail::open(self, &call, None);
+        let (id, span) = (trail.id, trail.span.clone());
+        let _hang_up = trail.cancel.clone().drop_guard();
+        let gate = self.clone();
+        let asked = Arc::clone(&call);
+        let task = tokio::spawn(async move { gate.path(&asked, trail).await }.instrument(span));
+        match task.await {
+            Ok(answer) => answer,
+            Err(_) => self.lost(&call, id).await,
+        }
+    }
+
+    /// The path. The first "no" ends it, and the ledger still gets its row.
+    async fn path(&self, call: &Call, mut trail: Trail) -> Answer {
+        match self.admit_call(call, &mut trail, None).await {
+            Ok(Admitted::Pass(passed)) => {
+                let ran = self.run(&passed, &mut trail).await;
+                self.settle(*passed, ran, trail).await
+            }
+            Ok(Admitted::Replay(outcome)) => self.replay(outcome, trail).await,
+            Err(stop) => self.refuse(stop, trail).await,
+        }
+    }
+
+    /// Everything before the tool. What it gives back is permission, and a claim to settle.
+    async fn admit_call(&self, call: &Call, trail: &mut Trail, batch: Option<&State>) -> Result<Admitted, Stop> {
+        trail.at(Gate::Admit);
+        let agent = self.let_in(call, trail).await?;
+        trail.at(Gate::Resolve);
+        let tool = self.resolve(&agent, call, trail)?;
+        let resumed = self.resume(call, &tool, trail).await?;
+        trail.at(Gate::Validate);
+        let mut arguments = self.validate(&agent, &tool, call, resumed.as_ref(), trail)?;
+        // From here to the settling, writers have the session to themselves.
+        let hold = self.hold(call, &tool, trail, batch.is_some()).await?;
+        trail.at(Gate::Recall);
+        let (entered, recall) = self.enter(call, &tool, &arguments, resumed.is_some(), trail).await?;
+        if let Some(replay) = self.recall(call, &tool, &arguments, &entered, trail).await? {
+            return Ok(Admitted::Replay(replay));
+        }
+        trail.at(Gate::Progress);
+        self.progress(call, &tool, &entered, resumed.is_some(), trail).await?;
+        trail.at(Gate::Limits);
+        let (budget, remaining) = self.limits(&agent, call, &tool, &entered, trail).await?;
+        trail.at(Gate::Hooks);
+        let asked = if resumed.is_none() { self.before_hooks(call, &tool, &mut arguments, trail).await? } else { Vec::new() };
+        trail.at(Gate::Policy);
+        self.load_facts(&agent, call, &tool, &arguments, batch.or(Some(&entered.state)), trail).await?;
+        let judgement = authorize::authorize(trail.id, &call.key, &tool, arguments, &mut trail.facts, asked, &mut trail.rule)?;
+        trail.at(Gate::Approval);
+        let (permit, approval) = self.approve(judgement, call, trail).await?;
+        trail.at(Gate::Claim);
+        if let pass::Claim::Replay(outcome) = self.claim(call, &permit, budget, recall, approval, trail).await? {
+            return Ok(Admitted::Replay(outcome));
+        }
+        Ok(Admitted::Pass(Box::new(Passed { agent, permit, hold, entered, remaining, key: call.key.clone(), reported: false })))
+    }
+
+    /// The call's own task died, which nothing that input can reach should do. It is recorded all the same.
+    async fn lost(&self, call: &Call, id: CallId) -> Answer {
+        let trail = Trail::open(self, call, Some(id));
+        let error = ToolError::of(code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat it")
+            .with_effects(Effects::Unknown);
+        self.refuse(Stop::new(error), trail).await
+    }
+}
+
+/// A "no".
+#[derive(Debug)]
+pub(crate) struct Stop {
+    error: Box<ToolError>,
+    /// Where the gate that says it is not the one the call stands at.
+    gate: Option<Gate>,
+}
+
+impl Stop {
+    fn new(error: ToolError) -> Self {
+        Self { error: Box::new(error), gate: None }
+    }
+
+    fn at(gate: Gate, error: ToolError) -> Self {
+        Self { error: Box::new(error), gate: Some(gate) }
+    }
+}
+
+impl From<ToolError> for Stop {
+    fn from(error: ToolError) -> Self {
+        Self::new(error)
+    }
+}
+
+/// Before anything ran, a store that is away means: not now.
+impl From<StoreError> for Stop {
+    fn from(error: StoreError) -> Self {
+        Self::new(
+            ToolError::of(code::STORE_UNAVAILABLE, format!("the store is not available: {error}; nothing was done")).retry_after_ms(1_000),
+        )
+    }
+}
+
+/// Puts a runtime together.
+pub struct ToolgateBuilder {
+    agents: HashMap<Arc<str>, Arc<Agent>>,
+    store: Option<Arc<dyn Store>>,
+    clock: Arc<dyn Clock>,
+    listeners: Vec<Listener>,
+    spool: Option<PathBuf>,
+    busy_wait: Duration,
+    approval_life: Duration,
+}
+
+impl Toolgate {
+    /// Starts a runtime on embedded defaults: a store in memory and the machine's clock.
+    #[must_use]
+    pub fn builder() -> ToolgateBuilder {
+        ToolgateBuilder {
+            agents: HashMap::new(),
+            store: None,
+            clock: Arc::new(SystemClock),
+            listeners: Vec::new(),
+            spool: None,
+            busy_wait: Duration::from_secs(5),
+            approval_life: Duration::from_secs(15 * 60),
+        }
+    }
+
+    /// A conversation.
+    pub fn session(&self, agent: &str, principal: &str, session: &str) -> Session {
+        // The agent's own name is shared, so that keys are cheap to compare and clone.
+        let agent = self.0.agents.get(agent).map_or_else(|| Arc::from(agent), |agent| Arc::clone(&agent.name));
+        Session::new(self.clone(), SessionKey::new(agent, principal, session))
+    }
+
+    /// An agent by name.
+    #[must_use]
+    pub fn agent(&self, name: &str) -> Option<&Agent> {
+        self.0.agents.get(name).map(AsRef::as_ref)
+    }
+
+    /// Stops an agent, tool, principal or session at once.
+    ///
+    /// # Errors
+    /// The store cannot take it.
+    pub async fn pause(&self, target: Target, reason: &str) -> Result<(), StoreError> {
+        self.0.store.set_pause(target, Some(reason.to_owned())).await
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// The store cannot take it.
+    pub async fn unpause(&self, target: Target) -> Result<(), StoreError> {
+        self.0.store.set_pause(target, None).await
+    }
+
+    /// An approval by name.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
+        self.0.store.approval(id).await
+    }
+
+    /// Answers a call that waits for a person; false if it does not wait any more.
+    ///
+    /// # Errors
+    /// The store cannot take it.
+    pub async fn answer_approval(&self, id: &str, approved: bool, by: &str) -> Result<bool, StoreError> {
+        self.0.store.answer(id, approved, by, self.now()).await
+    }
+
+    /// Calls of which nobody knows whether they took effect.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn pending(&self) -> Result<Vec<Intent>, StoreError> {
+        self.0.store.pending(self.now()).await
+    }
+
+    /// Settles such a call by hand: what it came to, or that it never happened. False if it is not pending.
+    ///
+    /// # Errors
+    /// The store cannot take it.
+    pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>) -> Result<bool, StoreError> {
+        let (settle, outcome) = match happened {
+            Some(outcome) => (Settle::Done, outcome),
+            None => (Settle::Released, ToolError::of(code::CANCELLED, "it never happened").into()),
+        };
+        self.0.store.settle(call, settle, outcome).await
+    }
+
+    /// Brings rows that were spooled while the store was away into the ledger. Also happens by
+    /// itself after the next call that the store records.
+    ///
+    /// # Errors
+    /// What still stands in the way; the rows stay where they are.
+    pub async fn recover(&self) -> Result<usize, StoreError> {
+        let rows = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        for row in &rows {
+            self.0.store.take_in(Arc::clone(row)).await?;
+        }
+        self.0.spool.taken().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        Ok(rows.len())
+    }
+
+    fn now(&self) -> jiff::Timestamp {
+        self.0.clock.now()
+    }
+
+    fn publish(&self, event: &Event) {
+        for listener in &self.0.listeners {
+            // A listener's fault is its own.
+            let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
+            if heard.is_err() {
+                tracing::error!("a listener panicked");
+            }
+        }
+    }
+}
+
+impl ToolgateBuilder {
+    /// Adds an agent. A later one of the same name replaces it.
+    #[must_use]
+    pub fn agent(mut self, agent: Agent) -> Self {
+        self.agents.insert(Arc::clone(&agent.name), Arc::new(agent));
+        self
+    }
+
+    /// Sets the store.
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// Sets the clock.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Adds a listener.
+    #[must_use]
+    pub fn on_event(mut self, listener: impl Fn(&Event) + Send + Sync + 'static) -> Self {
+        self.listeners.push(Arc::new(listener));
+        self
+    }
+
+    /// Where rows wait while the store is away: a file of its own in the temporary directory unless said.
+    #[must_use]
+    pub fn spool(mut self, path: impl Into<PathBuf>) -> Self {
+        self.spool = Some(path.into());
+        self
+    }
+
+    /// How long a call waits for a session that another call holds: 5 s unless said.
+    #[must_use]
+    pub const fn busy_wait(mut self, wait: Duration) -> Self {
+        self.busy_wait = wait;
+        self
+    }
+
+    /// How long an approval can be answered and used: 15 min unless said.
+    #[must_use]
+    pub const fn approval_life(mut self, life: Duration) -> Self {
+        self.approval_life = life;
+        self
+    }
+
+    /// Builds the runtime.
+    ///
+    /// # Errors
+    /// The machine gives no random numbers, without which redaction has no key.
+    pub fn build(self) -> Result<Toolgate, std::io::Error> {
+        let owner = CallId::fresh().to_string();
+        let spool = self.spool.unwrap_or_else(|| std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")));
+        Ok(Toolgate(Arc::new(Inner {
+            agents: self.agents,
+            store: self.store.unwrap_or_else(|| Arc::new(MemoryStore::new())),
+            clock: self.clock,
+            listeners: self.listeners,
+            redactor: Redactor::random().map_err(std::io::Error::other)?,
+            spool: Spool::new(spool),
+            owner: owner.into(),
+            busy_wait: self.busy_wait,
+            approval_life: self.approval_life,
+        })))
+    }
+}
+
+/// The nearer of two moments.
+fn nearest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

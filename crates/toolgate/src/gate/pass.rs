@@ -1,0 +1,130 @@
+//! Permission in hand: a call that was admitted and not settled yet.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tracing::Instrument;
+
+use super::Toolgate;
+use super::authorize::Permit;
+use super::run::Ran;
+use super::trail::Trail;
+use crate::call::{Call, CallId, Judged, SessionKey};
+use crate::code;
+use crate::context::{Remaining, Txn};
+use crate::outcome::{Answer, Outcome};
+use crate::registry::Agent;
+use crate::store::{Entered, Hold};
+use crate::tool::Failure;
+
+/// What the gates before the tool come to.
+pub(super) enum Admitted {
+    Pass(Box<Passed>),
+    Replay(Outcome),
+}
+
+/// What a claim comes to.
+pub(super) enum Claim {
+    /// Whatever there is to settle is claimed.
+    Held,
+    /// Somebody else was first, and is done.
+    Replay(Outcome),
+}
+
+pub(super) struct Passed {
+    pub(super) agent: Arc<Agent>,
+    pub(super) permit: Permit,
+    pub(super) hold: Option<Hold>,
+    pub(super) entered: Entered,
+    pub(super) remaining: Remaining,
+    pub(super) key: SessionKey,
+    /// A client ran it and says so.
+    pub(super) reported: bool,
+}
+
+/// An admitted call that the client runs itself. It must be reported; dropped, it is recorded as
+/// abandoned, and what it claimed stays reserved until somebody settles it.
+#[must_use = "an admitted call must be reported"]
+pub struct Pass {
+    gate: Toolgate,
+    inner: Option<(Box<Passed>, Trail)>,
+}
+
+impl Pass {
+    /// The call's name in the ledger.
+    #[must_use]
+    pub fn call_id(&self) -> Option<CallId> {
+        self.inner.as_ref().map(|(_, trail)| trail.id)
+    }
+
+    /// The arguments to run with: hooks may have rewritten them.
+    #[must_use]
+    pub fn arguments(&self) -> Option<&Judged> {
+        self.inner.as_ref().map(|(passed, _)| passed.permit.arguments())
+    }
+
+    fn abandon(&mut self) {
+        if let (Some((passed, trail)), Ok(runtime)) = (self.inner.take(), tokio::runtime::Handle::try_current()) {
+            let gate = self.gate.clone();
+            runtime.spawn(async move {
+                let effects = passed.permit.tool().effects_of_failure();
+                let failure = Failure::of(code::ABANDONED, "the client never reported what happened").effects(effects);
+                gate.settle(*passed, Ran::ended(Err(failure), Txn::default()), trail).await;
+            });
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+impl Toolgate {
+    /// The first half of the path, for a client that runs its tools itself.
+    ///
+    /// # Errors
+    /// The answer, where the call was refused or replayed. It is recorded already.
+    pub async fn admit(&self, call: Call) -> Result<Pass, Answer> {
+        let call = Arc::new(call);
+        let mut trail = Trail::open(self, &call, None);
+        let (id, span) = (trail.id, trail.span.clone());
+        let gate = self.clone();
+        let asked = Arc::clone(&call);
+        let task = tokio::spawn(
+            async move {
+                match gate.admit_call(&asked, &mut trail, None).await {
+                    Ok(Admitted::Pass(mut passed)) => {
+                        passed.reported = true;
+                        // Nobody knows how long a client takes; what must hold meanwhile is reserved.
+                        passed.hold = None;
+                        Ok(Pass { gate, inner: Some((passed, trail)) })
+                    }
+                    Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
+                    Err(stop) => Err(gate.refuse(stop, trail).await),
+                }
+            }
+            .instrument(span),
+        );
+        match task.await {
+            Ok(result) => result,
+            Err(_) => Err(self.lost(&call, id).await),
+        }
+    }
+
+    /// The second half: what the client says happened. Evidence from it is marked as reported.
+    pub async fn report(&self, mut pass: Pass, result: Result<Value, Failure>) -> Answer {
+        let Some((passed, mut trail)) = pass.inner.take() else {
+            return self.lost(&Call::new(SessionKey::new("", "", ""), "", Value::Null), CallId::fresh()).await;
+        };
+        trail.at(crate::ledger::Gate::Run);
+        let (gate, span) = (self.clone(), trail.span.clone());
+        let (key, tool, id) = (passed.key.clone(), trail.tool.to_string(), trail.id);
+        let task = tokio::spawn(async move { gate.settle(*passed, Ran::ended(result, Txn::default()), trail).await }.instrument(span));
+        match task.await {
+            Ok(answer) => answer,
+            Err(_) => self.lost(&Call::new(key, tool, Value::Null), id).await,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Gate 11: the tool itself, under time-out, heartbeat, deadline and cancellation.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use backon::BackoffBuilder;
+use futures_util::FutureExt;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::pass::Passed;
+use super::trail::Trail;
+use super::{Toolgate, nearest};
+use crate::code;
+use crate::context::{Ctx, Parts, Txn};
+use crate::error::{Effects, ToolError};
+use crate::ledger::Gate;
+use crate::outcome::Signal;
+use crate::registry::Registered;
+use crate::tool::{Effect, Failure, Kind};
+
+/// How a run ended.
+pub(super) struct Ran {
+    pub(super) result: Result<Value, Failure>,
+    pub(super) txn: Txn,
+    /// The service behind the tool has nothing of the kind: a success with no value.
+    pub(super) empty: bool,
+}
+
+impl Ran {
+    pub(super) const fn ended(result: Result<Value, Failure>, txn: Txn) -> Self {
+        Self { result, txn, empty: false }
+    }
+}
+
+/// What a failure says, once toolgate has weighed it.
+pub(super) enum Failed {
+    Error(Box<ToolError>),
+    Signal(Signal),
+}
+
+/// Weighs a failure: what a tool does not say about its effects is assumed at its worst.
+pub(super) fn weigh(failure: Failure, tool: &Registered) -> Failed {
+    match failure.into_kind() {
+        Kind::Signal(signal) => Failed::Signal(signal),
+        Kind::Error { error, effects, .. } => {
+            let mut error = error.with_effects(effects.unwrap_or_else(|| tool.effects_of_failure()));
+            if error.retryable && error.retry_after_ms.is_none() {
+                error.retry_after_ms = Some(1_000);
+            }
+            Failed::Error(Box::new(error))
+        }
+    }
+}
+
+impl Toolgate {
+    /// Runs the tool, and again with backoff where that is safe: a read, an idempotent tool, or
+    /// something proven not to have been sent. The time-out covers all of it.
+    pub(super) async fn run(&self, passed: &Passed, trail: &mut Trail) -> Ran {
+        trail.at(Gate::Run);
+        let spec = &passed.permit.tool().spec;
+        let timeout = Instant::now().checked_add(spec.timeout);
+        let mut delays = backon::ExponentialBuilder::default()
+            .with_min_delay(spec.retry.delay)
+            .with_max_times(spec.retry.times as usize)
+            .with_jitter()
+            .build();
+        let (mut logs, mut spent) = (Vec::new(), crate::limits::Spend::default());
+        loop {
+            let mut ran = self.attempt(passed, trail, timeout).await;
+            logs.append(&mut ran.txn.logs);
+            spent.tokens = spent.tokens.saturating_add(ran.txn.spent.tokens);
+            spent.money = spent.money.saturating_add(ran.txn.spent.money);
+            let delay = may_retry(&ran, passed.permit.tool()).then(|| delays.next()).flatten();
+            let in_time = |delay: Duration| nearest(timeout, trail.deadline).is_none_or(|end| Instant::now() + delay < end);
+            match delay.filter(|delay| in_time(*delay)) {
+                // What the failed run did to files is undone before the next begins.
+                Some(delay) if rolled_back(&mut ran.txn) => {
+                    trail.retries += 1;
+                    tokio::select! {
+                        () = tokio::time::sleep(delay) => {}
+                        () = trail.cancel.cancelled() => {}
+                    }
+                }
+                _ => {
+                    ran.txn.logs = logs;
+                    ran.txn.spent = spent;
+                    return ran;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self, passed: &Passed, trail: &Trail, timeout: Option<Instant>) -> Ran {
+        let tool = passed.permit.tool();
+        let Some(handler) = &tool.handler else {
+            let failure =
+                Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit it and report what happened", tool.spec.name));
+            return Ran::ended(Err(failure.effects(Effects::None)), Txn::default());
+        };
+        let ctx = Ctx::new(Parts {
+            call: trail.id,
+            key: passed.key.clone(),
+            effect: tool.spec.effect,
+            state: passed.entered.state.clone(),
+            resources: passed.agent.resources.clone(),
+            store: self.0.store.clone(),
+            expects: passed.permit.expects().to_vec(),
+            deadline: nearest(timeout, trail.deadline),
+            remaining: passed.remaining,
+            cancel: trail.cancel.clone(),
+        });
+        let work = AssertUnwindSafe(handler.run(&passed.permit, ctx.clone(), passed.permit.arguments())).catch_unwind();
+        let result = tokio::select! {
+            biased;
+            ended = work => ended.unwrap_or_else(|panic| Err(panicked(&tool.spec.name, panic.as_ref()))),
+            () = trail.cancel.cancelled() => Err(Failure::of(code::CANCELLED, "the call was cancelled while it ran")),
+            () = until(trail.deadline) => Err(Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
+            () = until(timeout) => Err(Failure::of(code::TIMEOUT, format!("`{}` did not answer within {:?}", tool.spec.name, tool.spec.timeout))),
+            every = heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(code::HEARTBEAT_MISSED, format!("`{}` gave no sign of life for {every:?}", tool.spec.name))),
+        };
+        let txn = ctx.end();
+        match result {
+            Err(failure) if failure.status().is_some_and(|status| tool.spec.empty_statuses.contains(&status)) => {
+                Ran { result: Ok(Value::Null), txn, empty: true }
+            }
+            result => Ran::ended(result, txn),
+        }
+    }
+}
+
+fn may_retry(ran: &Ran, tool: &Registered) -> bool {
+    let Err(failure) = &ran.result else { return false };
+    let safe = tool.spec.effect == Effect::Read || tool.spec.idempotent || failure.declared_effects().is_some_and(Effects::is_clean);
+    failure.is_retryable() && safe
+}
+
+/// Undoes what a run did to files. True where the world is as it was.
+pub(super) fn rolled_back(txn: &mut Txn) -> bool {
+    match txn.files.take().map(|mut files| files.rollback()) {
+        None | Some(Ok(())) => true,
+        Some(Err(error)) => {
+            tracing::error!(%error, "a file could not be rolled back");
+            false
+        }
+    }
+}
+
+fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
+    let said = panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
+    // What a panic says is for the operator.
+    tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "a tool panicked");
+    Failure::of(code::TOOL_PANICKED, format!("`{tool}` has a fault and crashed; do not repeat the call, tell the user"))
+}
+
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends when the run has been silent for too long.
+async fn heartbeat(ctx: &Ctx, every: Option<Duration>) -> Duration {
+    let Some(every) = every else { return std::future::pending().await };
+    loop {
+        let due = ctx.last_beat() + every;
+        if due <= Instant::now() {
+            return every;
+        }
+        tokio::time::sleep_until(due).await;
+    }
+}

@@ -1,0 +1,119 @@
+//! A conversation in hand.
+
+use serde_json::Value;
+
+use super::Toolgate;
+use crate::call::{Arguments, Call, SessionKey};
+use crate::ledger::Row;
+use crate::limits::Spend;
+use crate::outcome::Answer;
+use crate::session::State;
+use crate::store::StoreError;
+
+/// One conversation of one principal with one agent.
+#[derive(Clone)]
+pub struct Session {
+    gate: Toolgate,
+    key: SessionKey,
+}
+
+/// What a session held at one moment. Taking one costs the same whatever the session's size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot(State);
+
+impl Session {
+    pub(super) const fn new(gate: Toolgate, key: SessionKey) -> Self {
+        Self { gate, key }
+    }
+
+    /// Its key.
+    #[must_use]
+    pub const fn key(&self) -> &SessionKey {
+        &self.key
+    }
+
+    /// A call that can be given a turn, a key, a deadline, before it is made with [`Toolgate::call`].
+    pub fn prepare(&self, tool: &str, arguments: impl Into<Arguments>) -> Call {
+        Call::new(self.key.clone(), tool, arguments)
+    }
+
+    /// Makes a call.
+    pub async fn call(&self, tool: &str, arguments: impl Into<Arguments>) -> Answer {
+        self.gate.call(self.prepare(tool, arguments)).await
+    }
+
+    /// Makes the calls of one turn as one ordered plan: all are judged against the session as it is
+    /// now, reserving in order; then neighbouring reads run together and effects one by one.
+    pub async fn batch<T: Into<Arguments>>(&self, calls: impl IntoIterator<Item = (String, T)>) -> Vec<Answer> {
+        let calls = calls.into_iter().map(|(tool, arguments)| self.prepare(&tool, arguments)).collect();
+        self.gate.batch(&self.key, calls).await
+    }
+
+    /// What it holds now.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn state(&self) -> Result<State, StoreError> {
+        Ok(self.gate.0.store.session(&self.key).await?.map(|(_, state)| state).unwrap_or_default())
+    }
+
+    /// A state slice.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn slice(&self, name: &str) -> Result<Option<Value>, StoreError> {
+        Ok(self.state().await?.slice(name).cloned())
+    }
+
+    /// Remembers what it holds now.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        self.state().await.map(Snapshot)
+    }
+
+    /// Puts it back to an earlier moment. Logs, limits and claims stay.
+    ///
+    /// # Errors
+    /// The store cannot take it, or the session is busy.
+    pub async fn restore(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
+        self.replace(|now| now.restored_to(&snapshot.0)).await
+    }
+
+    /// Clears slices, evidence and what policies remember. Limits and claims stay.
+    ///
+    /// # Errors
+    /// The store cannot take it, or the session is busy.
+    pub async fn reset(&self) -> Result<(), StoreError> {
+        self.replace(|_| State::default()).await
+    }
+
+    async fn replace(&self, new: impl Fn(&State) -> State) -> Result<(), StoreError> {
+        let store = &self.gate.0.store;
+        let busy = || StoreError("the session is busy; try again when its calls have ended".to_owned());
+        let _hold = store.hold(&self.key, true, self.gate.0.busy_wait).await?.ok_or_else(busy)?;
+        let (version, state) = store.session(&self.key).await?.unwrap_or_default();
+        store.replace(&self.key, version, new(&state)).await?.map_err(|_| busy())
+    }
+
+    /// Adds to the budgets from outside a call, as an agent loop does for the model's own tokens.
+    ///
+    /// # Errors
+    /// The store cannot take it.
+    pub async fn spend(&self, spend: Spend) -> Result<(), StoreError> {
+        use crate::limits::Unit;
+        let Some(agent) = self.gate.0.agents.get(&self.key.agent) else { return Ok(()) };
+        let charges: Vec<_> =
+            agent.limits.charges(&self.key, spend).into_iter().map(|(charge, _)| charge).filter(|c| c.unit != Unit::Fixed).collect();
+        self.gate.0.store.spend(&charges, self.gate.now()).await
+    }
+
+    /// Its rows in the ledger, in order.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn rows(&self) -> Result<Vec<std::sync::Arc<Row>>, StoreError> {
+        self.gate.0.store.rows(&self.key).await
+    }
+}

@@ -1,0 +1,436 @@
+//! Gates 12 to 14: the result's shape, the commit or rollback, and the row. Every call ends here.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use serde_json::Value;
+
+use super::pass::Passed;
+use super::run::{Failed, Ran, rolled_back, weigh};
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::code;
+use crate::context::Txn;
+use crate::error::{Effects, ToolError};
+use crate::event::Event;
+use crate::hook::{HookCall, HookFault};
+use crate::json::{self, Bounds};
+use crate::ledger::{Decision, Gate, Row};
+use crate::outcome::{Answer, Outcome, Output, Stored};
+use crate::policy::{Ask, Done};
+use crate::progress::Ended;
+use crate::session::{Changes, Evidence, Origin};
+use crate::store::{Conflict, Finish, Settle, StoreError};
+use crate::tool::Effect;
+
+/// What a tool may give back at all.
+const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 128, nodes: 2_000_000 };
+/// How much of a result that is too large the model sees at once.
+const HEAD: usize = 4 << 10;
+
+/// A result that may be handed out, and what commits with it.
+struct Shaped {
+    output: Output,
+    stored: Option<(String, Arc<str>)>,
+    changes: Changes,
+}
+
+/// How a call ends.
+struct End {
+    outcome: Outcome,
+    gate: Gate,
+    decision: Decision,
+    effects: Effects,
+    settle: Settle,
+    changes: Option<Changes>,
+    outputs: Vec<(String, Arc<str>)>,
+}
+
+impl End {
+    fn failed(error: ToolError, gate: Gate) -> Self {
+        let effects = error.effects;
+        Self {
+            outcome: error.into(),
+            gate,
+            decision: Decision::Failed,
+            effects,
+            settle: Settle::by(effects),
+            changes: None,
+            outputs: Vec::new(),
+        }
+    }
+}
+
+impl Toolgate {
+    /// A call that was let through ends.
+    pub(super) async fn settle(&self, passed: Passed, ran: Ran, mut trail: Trail) -> Answer {
+        let Ran { result, mut txn, empty } = ran;
+        let tool = passed.permit.tool();
+        let end = match result {
+            Ok(value) => {
+                trail.at(Gate::Shape);
+                match self.shape(value, empty, &passed, &mut txn, &mut trail).await {
+                    Ok(shaped) => End {
+                        outcome: Outcome::Success(shaped.output),
+                        gate: Gate::Run,
+                        decision: Decision::Succeeded,
+                        effects: if tool.spec.effect == Effect::Read { Effects::None } else { Effects::Done },
+                        settle: Settle::Done,
+                        changes: Some(shaped.changes),
+                        outputs: shaped.stored.into_iter().collect(),
+                    },
+                    Err(error) => End::failed(error.with_effects(tool.effects_of_run()), Gate::Shape),
+                }
+            }
+            Err(failure) => match weigh(failure, tool) {
+                Failed::Error(error) => End::failed(*error, Gate::Run),
+                Failed::Signal(signal) => {
+                    let effects = tool.effects_of_failure();
+                    End {
+                        outcome: Outcome::Signal(signal),
+                        gate: Gate::Run,
+                        decision: Decision::Signalled,
+                        effects,
+                        settle: Settle::by(effects),
+                        changes: None,
+                        outputs: Vec::new(),
+                    }
+                }
+            },
+        };
+        trail.at(Gate::Settle);
+        self.commit(&passed, end, txn, trail).await
+    }
+
+    /// State and record in one transaction. A success that cannot be committed is a failure, and is recorded as one.
+    async fn commit(&self, passed: &Passed, mut end: End, mut txn: Txn, mut trail: Trail) -> Answer {
+        let tool = passed.permit.tool();
+        loop {
+            let kept = end.changes.is_some();
+            if !kept {
+                self.undo(passed, &mut end, &mut txn, &trail);
+            }
+            let result = (kept && tool.spec.polling.is_some()).then(|| end.outcome.success().map(|o| json::digest_of(&o.value))).flatten();
+            let row = self.row(&end, &mut trail);
+            let finish = Finish {
+                ended: self.ended(&end.outcome, &trail, result),
+                row: Arc::clone(&row),
+                version: passed.entered.version,
+                changes: end.changes.take(),
+                logs: std::mem::take(&mut txn.logs),
+                settle: end.settle,
+                outcome: end.outcome.clone(),
+                spent: txn.spent,
+                outputs: std::mem::take(&mut end.outputs),
+            };
+            let logs = finish.logs.clone();
+            trail.at(Gate::Record);
+            match self.0.store.finish(finish).await {
+                Ok(Ok(())) => {
+                    if kept {
+                        self.keep_files(&mut txn, &trail);
+                        self.publish_own(&txn, &trail);
+                    }
+                    return self.answer(end, row, &trail).await;
+                }
+                Ok(Err(Conflict)) => {
+                    txn.logs = logs;
+                    let error = ToolError::of(code::CONFLICT, "another call changed this session first, so nothing of this one was kept")
+                        .retry_after_ms(100);
+                    end = End::failed(error.with_effects(tool.effects_of_run()), Gate::Settle);
+                }
+                Err(error) => {
+                    let mut end =
+                        if kept { End::failed(unrecorded(&error).with_effects(tool.effects_of_run()), Gate::Record) } else { end };
+                    if kept {
+                        self.undo(passed, &mut end, &mut txn, &trail);
+                    }
+                    let row = self.row(&end, &mut trail);
+                    return self.spooled(end, row, &error, &trail);
+                }
+            }
+        }
+    }
+
+    /// A call that was not let through ends.
+    pub(super) async fn refuse(&self, stop: Stop, trail: Trail) -> Answer {
+        let gate = stop.gate.unwrap_or_else(|| trail.gate());
+        let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
+        self.conclude(end, trail).await
+    }
+
+    /// A call that was made before ends with what it came to then.
+    pub(super) async fn replay(&self, mut outcome: Outcome, trail: Trail) -> Answer {
+        if let Outcome::Success(output) = &mut outcome {
+            output.replayed = true;
+        }
+        let effects = outcome.error().map_or(Effects::None, |error| error.effects);
+        let end = End {
+            outcome,
+            gate: Gate::Recall,
+            decision: Decision::Replayed,
+            effects,
+            settle: Settle::Released,
+            changes: None,
+            outputs: Vec::new(),
+        };
+        self.conclude(end, trail).await
+    }
+
+    /// Records an end that changes nothing.
+    async fn conclude(&self, end: End, mut trail: Trail) -> Answer {
+        let row = self.row(&end, &mut trail);
+        let finish = Finish {
+            ended: if end.decision == Decision::Replayed { None } else { self.ended(&end.outcome, &trail, None) },
+            row: Arc::clone(&row),
+            version: 0,
+            changes: None,
+            logs: Vec::new(),
+            settle: end.settle,
+            outcome: end.outcome.clone(),
+            spent: crate::limits::Spend::default(),
+            outputs: Vec::new(),
+        };
+        match self.0.store.finish(finish).await {
+            Ok(_) => self.answer(end, row, &trail).await,
+            Err(error) => self.spooled(end, row, &error, &trail),
+        }
+    }
+
+    /// Gate 12. Normalise, hooks, schema, secrets, size; then what the success proves.
+    async fn shape(&self, mut value: Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Shaped, ToolError> {
+        let tool = passed.permit.tool();
+        if let Some(why) = json::value_over_bounds(&value, &OUTPUT_BOUNDS) {
+            json::dismantle(value);
+            return Err(ToolError::of(code::INVALID_RESULT, format!("the result of `{}` is beyond all bounds: {why}", tool.spec.name)));
+        }
+        if !empty {
+            crate::normalize::apply(&tool.spec.normalize, &mut value).map_err(|e| {
+                ToolError::of(code::INVALID_RESULT, format!("the result of `{}` cannot be normalised: {e}", tool.spec.name))
+            })?;
+        }
+        self.after_hooks(&mut value, passed, trail).await?;
+        if let Some(schema) = tool.output.as_ref().filter(|_| !empty) {
+            schema.check(&tool.spec.name, &value).map_err(|invalid| {
+                let mut error = ToolError::of(code::INVALID_RESULT, format!("the result does not fit its schema: {}", invalid.message));
+                error.errors = invalid.errors;
+                error
+            })?;
+        }
+        if !tool.secrets.is_empty() {
+            value = self.0.redactor.redact(&value, &tool.secrets);
+        }
+        let changes = self.changes(&value, passed, txn, trail)?;
+        let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, ..Output::default() };
+        let stored = cap(&mut output, tool.spec.max_output.unwrap_or(passed.agent.max_output));
+        Ok(Shaped { output, stored, changes })
+    }
+
+    async fn after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
+        let tool = passed.permit.tool();
+        for hook in &tool.hooks {
+            let ran_ms = trail.latency().at(Gate::Run) / 1_000_000;
+            let call = HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.permit.arguments().value() };
+            let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(hook.after(call, value, ran_ms)));
+            let answer = match tokio::time::timeout(hook.timeout(), work).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),
+                Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
+            };
+            match answer {
+                Ok(Some(rewritten)) => *value = rewritten,
+                Ok(None) => {}
+                Err(fault) => {
+                    trail.rule = Some(hook.name().to_owned());
+                    return Err(ToolError::of(
+                        code::HOOK_FAILED,
+                        format!("the hook `{}` failed after the tool had run, so its result is withheld: {fault}", hook.name()),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a success commits: slices, evidence, and what policies remember.
+    fn changes(&self, value: &Value, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
+        let tool = passed.permit.tool();
+        let arguments = passed.permit.arguments();
+        let ask = Ask { call: trail.id, key: &passed.key, tool: &tool.spec, arguments, facts: &trail.facts };
+        let mut marks = Vec::new();
+        for policy in &tool.heard_by {
+            let heard = catch_unwind(AssertUnwindSafe(|| policy.on_result(&Done { ask, value, observed: &txn.observed })));
+            match heard {
+                Ok(Ok(mut more)) => marks.append(&mut more),
+                Ok(Err(fault)) => {
+                    trail.rule = Some(policy.name().to_owned());
+                    return Err(ToolError::of(
+                        code::POLICY_FAULT,
+                        format!("the policy `{}` could not take note of the result: {fault}", policy.name()),
+                    ));
+                }
+                Err(_) => {
+                    trail.rule = Some(policy.name().to_owned());
+                    return Err(ToolError::of(code::POLICY_FAULT, format!("the policy `{}` panicked", policy.name())));
+                }
+            }
+        }
+        let entities = tool.spec.entities.iter().filter_map(|(name, path)| {
+            path.get(arguments.value()).or_else(|| path.get(value)).map(|entity| (Arc::clone(name), entity.clone()))
+        });
+        let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), field.clone())));
+        let evidence = Evidence {
+            tool: Arc::clone(&tool.spec.name),
+            entities: entities.collect(),
+            fields: Value::Object(fields.collect()),
+            at: trail.started,
+            origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
+        };
+        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence: vec![evidence] })
+    }
+
+    /// A failed call leaves nothing behind, and those who let it pass hear of it.
+    fn undo(&self, passed: &Passed, end: &mut End, txn: &mut Txn, trail: &Trail) {
+        if !rolled_back(txn) {
+            end.effects = Effects::Unknown;
+            end.settle = Settle::Pending;
+            if let Outcome::Error(error) = &mut end.outcome {
+                **error = (**error).clone().with_effects(Effects::Unknown);
+            }
+        }
+        let tool = passed.permit.tool();
+        if let Outcome::Error(error) = &end.outcome {
+            let ask = Ask { call: trail.id, key: &passed.key, tool: &tool.spec, arguments: passed.permit.arguments(), facts: &trail.facts };
+            for policy in &tool.heard_by {
+                if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&ask, error))).is_err() {
+                    tracing::error!(policy = policy.name(), "a policy panicked when it heard of a rollback");
+                }
+            }
+        }
+    }
+
+    fn keep_files(&self, txn: &mut Txn, trail: &Trail) {
+        if let Some(Err(error)) = txn.files.take().map(|mut files| files.commit()) {
+            tracing::error!(call = %trail.id, %error, "a file's undo entry could not be removed");
+        }
+    }
+
+    fn publish_own(&self, txn: &Txn, trail: &Trail) {
+        for (name, payload) in &txn.events {
+            self.publish(&Event::Published { call: trail.id, key: trail.key.clone(), name: Arc::clone(name), payload: payload.clone() });
+        }
+    }
+
+    fn ended(&self, outcome: &Outcome, trail: &Trail, result: Option<json::Digest>) -> Option<Ended> {
+        let retry_from = outcome.error().filter(|error| error.retryable).map(|error| {
+            let wait = SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
+            self.now().checked_add(wait).unwrap_or(jiff::Timestamp::MAX)
+        });
+        trail.digest.map(|digest| Ended { digest, retry_from, result })
+    }
+
+    /// The row as it will stand in the ledger: no secret in it.
+    fn row(&self, end: &End, trail: &mut Trail) -> Arc<Row> {
+        let mut outcome = end.outcome.clone();
+        match &mut outcome {
+            Outcome::Error(error) => error.call_id = Some(trail.id),
+            // A replayed result was redacted when it was shaped.
+            Outcome::Success(_) | Outcome::Signal(_) => {}
+        }
+        Arc::new(Row {
+            call: trail.id,
+            client_id: trail.client_id.clone(),
+            at: trail.started,
+            key: trail.key.clone(),
+            turn: trail.turn,
+            stop_reason: trail.stop_reason.clone(),
+            tool: Arc::clone(&trail.tool),
+            arguments: trail.arguments.clone(),
+            digest: trail.digest,
+            decision: end.decision,
+            gate: end.gate,
+            rule: trail.rule.clone(),
+            facts: trail.facts.clone(),
+            outcome,
+            effects: end.effects,
+            latency: trail.latency(),
+            retries: trail.retries,
+            config: trail.config,
+        })
+    }
+
+    /// The row is in the ledger. Tells everyone.
+    async fn answer(&self, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
+        let answer = self.tell(end, row, trail);
+        if self.0.spool.is_waiting()
+            && let Err(error) = self.recover().await
+        {
+            tracing::warn!(%error, "spooled rows could not be taken in yet");
+        }
+        answer
+    }
+
+    /// The store could not take the row: it waits in a file, and the caller hears so.
+    fn spooled(&self, end: End, row: Arc<Row>, error: &StoreError, trail: &Trail) -> Answer {
+        if let Err(spool) = self.0.spool.put(&row) {
+            tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "a row could be neither stored nor spooled");
+        }
+        let heard = unrecorded(error).with_effects(end.effects);
+        let end = End { outcome: heard.into(), gate: Gate::Record, ..end };
+        self.tell(end, row, trail)
+    }
+
+    fn tell(&self, mut end: End, row: Arc<Row>, trail: &Trail) -> Answer {
+        let rule = row.rule.clone();
+        trail.span.record("toolgate.gate", end.gate.name());
+        trail.span.record("toolgate.decision", tracing::field::debug(end.decision));
+        if let Outcome::Error(error) = &mut end.outcome {
+            error.call_id = Some(trail.id);
+            trail.span.record("error.type", &*error.code);
+        }
+        self.publish(&Event::ToolInvoked(row));
+        Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome }
+    }
+}
+
+fn unrecorded(error: &StoreError) -> ToolError {
+    ToolError::of(code::STORE_UNAVAILABLE, format!("the store could not record the call: {error}")).retry_after_ms(1_000)
+}
+
+/// A result that is too large goes aside; the model gets its head and a handle.
+fn cap(output: &mut Output, most: usize) -> Option<(String, Arc<str>)> {
+    if output.hidden || is_small(&output.value, most) {
+        return None;
+    }
+    let text: Arc<str> = match &output.value {
+        Value::String(text) => text.as_str().into(),
+        value => value.to_string().into(),
+    };
+    if text.len() <= most {
+        return None;
+    }
+    let handle = format!("out_{}", crate::call::CallId::fresh());
+    let mut end = HEAD.min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let said =
+        format!("The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.", text.len());
+    output.message = Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));
+    output.value = Value::String(text.get(..end).unwrap_or_default().to_owned());
+    output.stored = Some(Stored { handle: handle.clone(), bytes: text.len() });
+    Some((handle, text))
+}
+
+/// Whether a value surely fits, told without writing it out.
+fn is_small(value: &Value, most: usize) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) => true,
+        Value::Number(number) => number.as_str().len() <= most,
+        Value::String(text) => text.len() <= most,
+        Value::Array(_) | Value::Object(_) => {
+            json::value_over_bounds(value, &Bounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
+        }
+    }
+}

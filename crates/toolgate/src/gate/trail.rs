@@ -1,0 +1,106 @@
+//! What is known of a call while it is on its way: everything the row will say.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::Span;
+use tracing::field::Empty;
+
+use super::Toolgate;
+use crate::call::{Call, CallId, SessionKey};
+use crate::json::{Digest, Pointer};
+use crate::ledger::{Gate, Latency};
+use crate::policy::Facts;
+
+pub(crate) struct Trail {
+    pub(crate) id: CallId,
+    pub(crate) started: Timestamp,
+    pub(crate) key: SessionKey,
+    pub(crate) turn: Option<u64>,
+    pub(crate) client_id: Option<String>,
+    pub(crate) stop_reason: Option<String>,
+    pub(crate) tool: Arc<str>,
+    /// Redacted.
+    pub(crate) arguments: Value,
+    pub(crate) digest: Option<Digest>,
+    pub(crate) secrets: Vec<Pointer>,
+    pub(crate) rule: Option<String>,
+    pub(crate) facts: Facts,
+    pub(crate) config: Digest,
+    pub(crate) retries: u32,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) cancel: CancellationToken,
+    pub(crate) span: Span,
+    gate: Gate,
+    since: std::time::Instant,
+    latency: Latency,
+}
+
+impl Trail {
+    pub(super) fn open(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Self {
+        let id = id.unwrap_or_else(CallId::fresh);
+        let started = gate.now();
+        let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
+        // The name of a tool that does not exist is somebody else's text.
+        let tool: Arc<str> = match gate.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str())) {
+            Some(tool) => Arc::clone(&tool.spec.name),
+            None => crate::names::shown(&call.tool).into(),
+        };
+        let span = tracing::info_span!(
+            "execute_tool",
+            otel.name = %format_args!("execute_tool {tool}"),
+            gen_ai.operation.name = "execute_tool",
+            gen_ai.tool.name = &*tool,
+            gen_ai.tool.call.id = %id,
+            gen_ai.tool.type = "function",
+            gen_ai.agent.name = &*call.key.agent,
+            gen_ai.conversation.id = &*call.key.session,
+            toolgate.gate = Empty,
+            toolgate.decision = Empty,
+            error.r#type = Empty,
+        );
+        Self {
+            id,
+            started,
+            key: call.key.clone(),
+            turn: call.turn,
+            client_id: call.client_id.clone(),
+            stop_reason: call.stop_reason.clone(),
+            tool,
+            arguments: Value::Null,
+            digest: None,
+            secrets: Vec::new(),
+            rule: None,
+            facts: Facts { now: started, ..Facts::default() },
+            config: Digest::default(),
+            retries: 0,
+            deadline: call.within.and_then(|within| Instant::now().checked_add(within)),
+            cancel,
+            span,
+            gate: Gate::Admit,
+            since: std::time::Instant::now(),
+            latency: Latency::default(),
+        }
+    }
+
+    /// The call comes to the next gate.
+    pub(super) fn at(&mut self, gate: Gate) {
+        let now = std::time::Instant::now();
+        let nanos = u64::try_from(now.duration_since(self.since).as_nanos()).unwrap_or(u64::MAX);
+        self.latency.add(self.gate, nanos);
+        self.gate = gate;
+        self.since = now;
+    }
+
+    pub(super) const fn gate(&self) -> Gate {
+        self.gate
+    }
+
+    pub(super) fn latency(&mut self) -> Latency {
+        self.at(self.gate);
+        self.latency
+    }
+}

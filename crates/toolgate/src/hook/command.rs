@@ -1,0 +1,302 @@
+//! Hooks that are programs: JSON on standard input, an exit code, perhaps JSON on standard output.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
+
+use super::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
+use crate::error::Category;
+use crate::json::{self, Bounds};
+use crate::names::shown;
+
+/// Most that a hook may print on either stream.
+const MOST_OUTPUT: u64 = 1 << 20;
+/// What of the environment a hook sees unless it is given more.
+const ENVIRONMENT: &[&str] = &["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER"];
+
+/// A program that is asked before tools, after them, or both.
+///
+/// ```
+/// use toolgate::hook::CommandHook;
+/// let hook = CommandHook::new("refund_policy", "/usr/local/bin/refund-policy").tools("process_refund|issue_*").before();
+/// ```
+#[derive(Debug, Clone)]
+pub struct CommandHook {
+    name: String,
+    program: PathBuf,
+    args: Vec<OsString>,
+    matcher: Vec<String>,
+    timeout: Duration,
+    env: Vec<String>,
+    set: BTreeMap<String, OsString>,
+    runs_before: bool,
+    runs_after: bool,
+}
+
+impl CommandHook {
+    /// A hook that is never called until [`before`](Self::before) or [`after`](Self::after) says when.
+    pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            program: program.into(),
+            args: Vec::new(),
+            matcher: vec!["*".to_owned()],
+            timeout: Duration::from_secs(5),
+            env: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
+            set: BTreeMap::new(),
+            runs_before: false,
+            runs_after: false,
+        }
+    }
+
+    /// Adds an argument. No shell ever sees it.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// For which tools: names or patterns with `*`, separated by `|`.
+    #[must_use]
+    pub fn tools(mut self, matcher: &str) -> Self {
+        self.matcher = matcher.split('|').map(|part| part.trim().to_owned()).collect();
+        self
+    }
+
+    /// How long it may take.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Lets it see one more variable of the environment.
+    #[must_use]
+    pub fn inherit(mut self, variable: &str) -> Self {
+        self.env.push(variable.to_owned());
+        self
+    }
+
+    /// Sets a variable for it.
+    #[must_use]
+    pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
+        self.set.insert(variable.to_owned(), value.into());
+        self
+    }
+
+    /// Asked before the tool.
+    #[must_use]
+    pub const fn before(mut self) -> Self {
+        self.runs_before = true;
+        self
+    }
+
+    /// Asked after the tool.
+    #[must_use]
+    pub const fn after(mut self) -> Self {
+        self.runs_after = true;
+        self
+    }
+
+    async fn run(&self, input: &Value) -> Result<Finished, HookFault> {
+        let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).kill_on_drop(true);
+        command.envs(self.env.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
+        command.envs(&self.set);
+        let mut child = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
+        // Whatever way this ends, also by being dropped, nothing of the hook's process group is left.
+        let _group = Group(child.id());
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let text = json::canonical(input);
+        let feed = async {
+            if let Some(mut stdin) = stdin {
+                // A hook that decides without reading closes the pipe: its decision counts.
+                let _ = stdin.write_all(&text).await;
+                let _ = stdin.shutdown().await;
+            }
+        };
+        let work = async {
+            let ((), stdout, stderr, status) = tokio::join!(feed, drain(stdout), drain(stderr), child.wait());
+            Ok::<_, HookFault>(Finished {
+                status: status.map_err(|e| fault(format!("cannot be waited for: {e}")))?,
+                stdout: stdout.map_err(&fault)?,
+                stderr: stderr.map_err(&fault)?,
+            })
+        };
+        tokio::time::timeout(self.timeout, work)
+            .await
+            .map_err(|_| fault(format!("gave no answer within {:?} and was stopped", self.timeout)))?
+    }
+
+    /// The exit code and what was printed, read as one answer.
+    fn answer(&self, done: &Finished) -> Result<Option<Answer>, HookFault> {
+        let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
+        let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+        match done.status.code() {
+            Some(0) => {}
+            Some(2) => {
+                let reason = if said.is_empty() { format!("refused by the hook `{}`", self.name) } else { cap(&said) };
+                // A structured answer may say more than the exit code, never less.
+                let answer = self.parse(&done.stdout).ok().flatten().unwrap_or_default();
+                return Ok(Some(Answer { decision: Some("deny".to_owned()), reason: answer.reason.or(Some(reason)), ..answer }));
+            }
+            Some(code) => return Err(fault(format!("ended with exit code {code}{}", tail(&said)))),
+            None => return Err(fault(format!("was killed{}", tail(&said)))),
+        }
+        self.parse(&done.stdout)
+    }
+
+    fn parse(&self, stdout: &[u8]) -> Result<Option<Answer>, HookFault> {
+        if stdout.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        let bounds = Bounds { bytes: MOST_OUTPUT as usize, ..Bounds::default() };
+        let fault = |why: String| HookFault(format!("{} printed something that is no answer: {why}", self.program.display()));
+        let value = json::parse(stdout, &bounds).map_err(|e| fault(e.to_string()))?;
+        if !value.is_object() {
+            return Err(fault("a JSON object is expected".to_owned()));
+        }
+        serde_json::from_value(value).map(Some).map_err(|e| fault(shown(&e.to_string())))
+    }
+}
+
+struct Finished {
+    status: ExitStatus,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+/// What a hook may print. Fields it does not know are left alone: the whole event may be echoed back.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    decision: Option<String>,
+    reason: Option<String>,
+    redirect_tool: Option<String>,
+    category: Option<Category>,
+    code: Option<String>,
+    #[serde(rename = "tool_input", alias = "updatedInput")]
+    input: Option<Value>,
+    #[serde(rename = "tool_result", alias = "updatedResult")]
+    result: Option<Value>,
+}
+
+async fn drain(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
+    let mut out = Vec::new();
+    if let Some(stream) = stream {
+        stream.take(MOST_OUTPUT + 1).read_to_end(&mut out).await.map_err(|e| format!("cannot be read: {e}"))?;
+    }
+    if out.len() as u64 > MOST_OUTPUT {
+        return Err(format!("printed more than {MOST_OUTPUT} bytes"));
+    }
+    Ok(out)
+}
+
+fn cap(text: &str) -> String {
+    text.chars().take(2_000).collect()
+}
+
+fn tail(said: &str) -> String {
+    if said.is_empty() { String::new() } else { format!(": {}", shown(said)) }
+}
+
+/// Ends a whole process group when dropped.
+struct Group(Option<u32>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let pid = self.0.and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
+        if let Some(pid) = pid {
+            // Gone already is what is wanted.
+            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// `*` stands for any text; everything else for itself.
+fn glob(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| rest.get(at..).is_some_and(|tail| glob(after, tail)))
+        }),
+    }
+}
+
+#[async_trait]
+impl Hook for CommandHook {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn matches(&self, tool: &str) -> bool {
+        self.matcher.iter().any(|pattern| pattern.is_empty() || glob(pattern, tool))
+    }
+
+    fn timeout(&self) -> Duration {
+        // Its own limit comes first and ends the whole process group.
+        self.timeout.saturating_add(Duration::from_secs(1))
+    }
+
+    async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
+        if !self.runs_before {
+            return Ok(Before::default());
+        }
+        let event = json!({
+            "hook_event_name": "PreToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
+            "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input,
+        });
+        let done = self.run(&event).await?;
+        let Some(answer) = self.answer(&done)? else { return Ok(Before::default()) };
+        let reason = answer.reason.map(|reason| cap(&reason));
+        let decision = match answer.decision.as_deref() {
+            None | Some("allow" | "approve") => HookDecision::Allow,
+            Some("deny" | "block") => HookDecision::Deny(Denial {
+                reason: reason.unwrap_or_else(|| format!("refused by the hook `{}`", self.name)),
+                category: answer.category,
+                code: answer.code,
+                redirect: answer.redirect_tool,
+            }),
+            Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` asks", self.name))),
+            Some(other) => return Err(HookFault(format!("{} gave the unknown decision `{}`", self.program.display(), shown(other)))),
+        };
+        Ok(Before { decision, input: answer.input })
+    }
+
+    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookFault> {
+        if !self.runs_after {
+            return Ok(None);
+        }
+        let event = json!({
+            "hook_event_name": "PostToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
+            "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input, "tool_result": result, "latency_ms": latency_ms,
+        });
+        let done = self.run(&event).await?;
+        if done.status.code() != Some(0) {
+            return Err(HookFault(format!("{} failed after the tool: {}", self.program.display(), done.status)));
+        }
+        Ok(self.answer(&done)?.and_then(|answer| answer.result))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matchers() {
+        let hook = |matcher: &str| CommandHook::new("h", "/bin/true").tools(matcher);
+        assert!(hook("*").matches("x") && hook("").matches("x") && hook("a|b").matches("b") && hook("issue_*").matches("issue_refund"));
+        assert!(!hook("a|b").matches("ab") && !hook("issue_*").matches("reissue_x") && hook("*_refund").matches("issue_refund"));
+    }
+}

@@ -1,0 +1,150 @@
+//! Strict JSON: what a model sends is read once, exactly, and written back in one canonical form.
+//!
+//! Duplicate keys are refused, numbers keep every digit, nesting and size are bounded, and two
+//! documents that mean the same have the same bytes and the same [`Digest`].
+
+mod canon;
+mod number;
+mod parse;
+mod pointer;
+
+pub use canon::{Digest, canonical, digest_of};
+pub use number::{canonical_number, decimal_of, number_from_decimal};
+pub use parse::{ParseError, parse};
+pub use pointer::Pointer;
+
+use serde_json::Value;
+
+/// Bounds that hold before anything is parsed or walked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most bytes of one argument document.
+    pub bytes: usize,
+    /// Deepest nesting of arrays and objects.
+    pub depth: usize,
+    /// Most values (scalars, arrays and objects) in one document.
+    pub nodes: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { bytes: 1 << 20, depth: 64, nodes: 100_000 }
+    }
+}
+
+/// Which bound a document breaks, found by one pass over its bytes and no parsing.
+pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
+    if text.len() > bounds.bytes {
+        return Some(format!("{} bytes; at most {} are taken", text.len(), bounds.bytes));
+    }
+    let (mut depth, mut nodes, mut in_string, mut escaped) = (0usize, 1usize, false, false);
+    for byte in text {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'[' | b'{' => {
+                depth += 1;
+                nodes += 1;
+                if depth > bounds.depth {
+                    return Some(format!("nested more than {} levels deep", bounds.depth));
+                }
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b',' => nodes += 1,
+            _ => {}
+        }
+    }
+    (nodes > bounds.nodes).then(|| format!("more than {} values", bounds.nodes))
+}
+
+/// The same bounds for a document that a caller built in memory. Walks without recursion.
+pub(crate) fn value_over_bounds(value: &Value, bounds: &Bounds) -> Option<String> {
+    let (mut bytes, mut nodes) = (0usize, 0usize);
+    let mut stack = vec![(value, 0usize)];
+    while let Some((value, depth)) = stack.pop() {
+        nodes += 1;
+        match value {
+            Value::Array(items) => {
+                bytes += 2;
+                stack.extend(items.iter().map(|item| (item, depth + 1)));
+            }
+            Value::Object(map) => {
+                bytes += 2 + map.keys().map(String::len).sum::<usize>();
+                stack.extend(map.values().map(|item| (item, depth + 1)));
+            }
+            Value::String(text) => bytes += text.len() + 2,
+            Value::Number(number) => bytes += number.as_str().len(),
+            Value::Null | Value::Bool(_) => bytes += 4,
+        }
+        let nested = depth + usize::from(value.is_array() || value.is_object());
+        if nested > bounds.depth {
+            return Some(format!("nested more than {} levels deep", bounds.depth));
+        }
+        if nodes + stack.len() > bounds.nodes {
+            return Some(format!("more than {} values", bounds.nodes));
+        }
+        if bytes > bounds.bytes {
+            return Some(format!("more than {} bytes", bounds.bytes));
+        }
+    }
+    None
+}
+
+/// Takes a document apart without recursion, so that dropping a deep one cannot exhaust the stack.
+pub(crate) fn dismantle(value: Value) {
+    let mut stack = vec![value];
+    while let Some(value) = stack.pop() {
+        match value {
+            Value::Array(items) => stack.extend(items),
+            Value::Object(map) => stack.extend(map.into_iter().map(|(_, item)| item)),
+            _ => {}
+        }
+    }
+}
+
+/// Brings every number of a document that a caller built in memory into canonical form.
+///
+/// # Errors
+/// The pointer of the first number out of range, and why. The document must be within bounds.
+pub(crate) fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Result<(), (Pointer, String)> {
+    match value {
+        Value::Number(number) if !number::is_plain_integer(number.as_str()) => {
+            *number = canonical_number(number.as_str()).map_err(|why| (at.clone(), why))?;
+            Ok(())
+        }
+        Value::Array(items) => items.iter_mut().enumerate().try_for_each(|(index, item)| {
+            at.push(index.to_string());
+            canonicalize_numbers(item, at)?;
+            at.pop();
+            Ok(())
+        }),
+        Value::Object(map) => map.iter_mut().try_for_each(|(key, item)| {
+            at.push(key.clone());
+            canonicalize_numbers(item, at)?;
+            at.pop();
+            Ok(())
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// What kind of JSON value this is, in the words of JSON Schema.
+pub(crate) fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number::is_plain_integer(number.as_str()) => "integer",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}

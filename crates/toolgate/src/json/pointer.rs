@@ -1,0 +1,151 @@
+//! JSON pointers, with `*` for every item of an array or member of an object.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A path into a document: `/order/items/*/price`. A name without a leading `/` is one member.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub struct Pointer(Vec<String>);
+
+impl From<&str> for Pointer {
+    fn from(text: &str) -> Self {
+        match text.strip_prefix('/') {
+            Some(rest) => Self(rest.split('/').map(|part| part.replace("~1", "/").replace("~0", "~")).collect()),
+            None if text.is_empty() => Self(Vec::new()),
+            None => Self(vec![text.to_owned()]),
+        }
+    }
+}
+
+impl From<String> for Pointer {
+    fn from(text: String) -> Self {
+        Self::from(text.as_str())
+    }
+}
+
+impl From<Pointer> for String {
+    fn from(pointer: Pointer) -> Self {
+        pointer.to_string()
+    }
+}
+
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|part| write!(f, "/{}", part.replace('~', "~0").replace('/', "~1")))
+    }
+}
+
+impl Pointer {
+    /// The parts, unescaped.
+    #[must_use]
+    pub fn parts(&self) -> &[String] {
+        &self.0
+    }
+
+    pub(crate) fn push(&mut self, part: String) {
+        self.0.push(part);
+    }
+
+    pub(crate) fn pop(&mut self) {
+        self.0.pop();
+    }
+
+    /// The first value at this path. A path with `*` gives the first match.
+    #[must_use]
+    pub fn get<'a>(&self, value: &'a Value) -> Option<&'a Value> {
+        self.all(value).into_iter().next()
+    }
+
+    /// Every value at this path.
+    #[must_use]
+    pub fn all<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
+        self.0.iter().fold(vec![value], |found, part| found.into_iter().flat_map(|value| step(value, part)).collect())
+    }
+
+    /// Calls `f` on every value at this path; what it returns replaces the value, `None` removes it.
+    pub(crate) fn rewrite<E>(&self, value: &mut Value, f: &mut impl FnMut(Value) -> Result<Option<Value>, E>) -> Result<(), E> {
+        rewrite(&self.0, value, f)
+    }
+
+    /// Splits off the last part: the containers that hold it, and its name.
+    #[must_use]
+    pub(crate) fn split_last(&self) -> Option<(Pointer, &str)> {
+        let (last, parents) = self.0.split_last()?;
+        Some((Self(parents.to_vec()), last))
+    }
+}
+
+fn step<'a>(value: &'a Value, part: &str) -> Vec<&'a Value> {
+    match value {
+        Value::Array(items) if part == "*" => items.iter().collect(),
+        Value::Object(map) if part == "*" => map.values().collect(),
+        Value::Array(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)).into_iter().collect(),
+        Value::Object(map) => map.get(part).into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn rewrite<E>(parts: &[String], value: &mut Value, f: &mut impl FnMut(Value) -> Result<Option<Value>, E>) -> Result<(), E> {
+    let Some((part, rest)) = parts.split_first() else {
+        if let Some(new) = f(value.take())? {
+            *value = new;
+        }
+        return Ok(());
+    };
+    match value {
+        Value::Array(items) => {
+            let only = part.parse::<usize>().ok();
+            if part != "*" && only.is_none() {
+                return Ok(());
+            }
+            for (index, item) in items.iter_mut().enumerate() {
+                if only.is_none_or(|only| only == index) {
+                    rewrite(rest, item, f)?;
+                }
+            }
+            Ok(())
+        }
+        Value::Object(map) => {
+            let keys: Vec<String> = if part == "*" { map.keys().cloned().collect() } else { vec![part.clone()] };
+            for key in keys {
+                if rest.is_empty() {
+                    if let Some(old) = map.remove(&key)
+                        && let Some(new) = f(old)?
+                    {
+                        map.insert(key, new);
+                    }
+                } else if let Some(item) = map.get_mut(&key) {
+                    rewrite(rest, item, f)?;
+                }
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn stars_reach_every_item() {
+        let order = json!({"items": [{"price": 1}, {"price": 2}, {"name": "x"}], "a/b": {"~": 3}});
+        assert_eq!(Pointer::from("/items/*/price").all(&order), vec![&json!(1), &json!(2)]);
+        assert_eq!(Pointer::from("/a~1b/~0").get(&order), Some(&json!(3)));
+        assert_eq!(Pointer::from("/items/9").get(&order), None);
+        assert_eq!(Pointer::from("/a~1b/~0").to_string(), "/a~1b/~0");
+    }
+
+    #[test]
+    fn rewriting_replaces_and_removes() {
+        let mut order = json!({"items": [{"price": 1}, {"price": 2}]});
+        let gone = Pointer::from("/items/*/price").rewrite(&mut order, &mut |v| Ok::<_, ()>((v == json!(1)).then(|| json!("one"))));
+        assert_eq!((gone, order), (Ok(()), json!({"items": [{"price": "one"}, {}]})));
+    }
+}

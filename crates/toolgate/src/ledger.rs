@@ -1,0 +1,178 @@
+//! The record of every call, the refused ones too.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::call::{CallId, SessionKey};
+use crate::error::Effects;
+use crate::json::Digest;
+use crate::outcome::Outcome;
+use crate::policy::Facts;
+
+/// The gates, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gate {
+    /// Principal, kill switch, size.
+    Admit,
+    /// The tool's name.
+    Resolve,
+    /// The arguments' shape.
+    Validate,
+    /// The same call, settled before.
+    Recall,
+    /// Repetition.
+    Progress,
+    /// Budgets, deadlines, rates.
+    Limits,
+    /// Hooks before the tool.
+    Hooks,
+    /// Policies.
+    Policy,
+    /// A person's word.
+    Approval,
+    /// The durable intent.
+    Claim,
+    /// The tool.
+    Run,
+    /// Normalisation, hooks after the tool, output schema, size.
+    Shape,
+    /// Commit or rollback.
+    Settle,
+    /// The row.
+    Record,
+}
+
+impl Gate {
+    /// All gates in order.
+    pub const ALL: [Self; 14] = [
+        Self::Admit,
+        Self::Resolve,
+        Self::Validate,
+        Self::Recall,
+        Self::Progress,
+        Self::Limits,
+        Self::Hooks,
+        Self::Policy,
+        Self::Approval,
+        Self::Claim,
+        Self::Run,
+        Self::Shape,
+        Self::Settle,
+        Self::Record,
+    ];
+
+    /// The gate's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Admit => "admit",
+            Self::Resolve => "resolve",
+            Self::Validate => "validate",
+            Self::Recall => "recall",
+            Self::Progress => "progress",
+            Self::Limits => "limits",
+            Self::Hooks => "hooks",
+            Self::Policy => "policy",
+            Self::Approval => "approval",
+            Self::Claim => "claim",
+            Self::Run => "run",
+            Self::Shape => "shape",
+            Self::Settle => "settle",
+            Self::Record => "record",
+        }
+    }
+}
+
+impl fmt::Display for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What became of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// It ran and succeeded.
+    Succeeded,
+    /// It ran and failed.
+    Failed,
+    /// It did not run.
+    Refused,
+    /// It had run before; its recorded outcome was handed back.
+    Replayed,
+    /// It passed a signal to the prompt layer.
+    Signalled,
+}
+
+/// Time spent at each gate, in nanoseconds, in the order of [`Gate::ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Latency([u64; 14]);
+
+impl Latency {
+    pub(crate) fn add(&mut self, gate: Gate, nanos: u64) {
+        if let Some(slot) = self.0.get_mut(gate as usize) {
+            *slot = slot.saturating_add(nanos);
+        }
+    }
+
+    /// Nanoseconds spent at a gate.
+    #[must_use]
+    pub fn at(&self, gate: Gate) -> u64 {
+        self.0.get(gate as usize).copied().unwrap_or(0)
+    }
+
+    /// Nanoseconds spent in all.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+/// One row of the ledger: one call. Secrets are redacted before a row exists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Name of the call.
+    pub call: CallId,
+    /// What the client calls it.
+    pub client_id: Option<String>,
+    /// When it came in.
+    pub at: Timestamp,
+    /// Whose conversation.
+    #[serde(flatten)]
+    pub key: SessionKey,
+    /// The model's turn.
+    pub turn: Option<u64>,
+    /// Why the model stopped to make this call.
+    pub stop_reason: Option<String>,
+    /// The tool that was asked for, as far as it can be shown.
+    pub tool: Arc<str>,
+    /// Redacted arguments; `null` where they could not be read.
+    pub arguments: Value,
+    /// Digest of the judged call.
+    pub digest: Option<Digest>,
+    /// What became of it.
+    pub decision: Decision,
+    /// The gate that ended it.
+    pub gate: Gate,
+    /// The policy or hook that decided.
+    pub rule: Option<String>,
+    /// What the decision rested on.
+    pub facts: Facts,
+    /// Redacted outcome.
+    pub outcome: Outcome,
+    /// What a failed call left behind; `done` for a success that has effects.
+    pub effects: Effects,
+    /// Time at each gate.
+    pub latency: Latency,
+    /// Runs after the first.
+    pub retries: u32,
+    /// Digest of the agent's definition.
+    pub config: Digest,
+}

@@ -1,0 +1,46 @@
+#![doc = include_str!("../README.md")]
+
+pub mod builtin;
+mod call;
+pub mod clock;
+pub mod code;
+mod context;
+mod error;
+mod event;
+mod gate;
+pub mod hook;
+pub mod json;
+mod ledger;
+pub mod limits;
+pub mod names;
+pub mod normalize;
+mod outcome;
+pub mod policy;
+pub mod progress;
+mod redact;
+mod registry;
+pub mod resource;
+mod schema;
+pub mod session;
+mod spool;
+pub mod store;
+pub mod suggest;
+mod tool;
+
+pub use call::{Arguments, Call, CallId, Judged, SessionKey};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use context::{Ctx, Files, Remaining, Txn};
+pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
+pub use event::{Event, Listener};
+pub use gate::{Pass, Permit, Session, Snapshot, Toolgate, ToolgateBuilder};
+pub use ledger::{Decision, Gate, Latency, Row};
+pub use outcome::{Answer, Outcome, Output, Signal, Stored};
+pub use registry::{Agent, AgentBuilder, BuildError, Section};
+pub use resource::{HostFs, MemoryFs};
+pub use store::{MemoryStore, Store};
+pub use tool::{Effect, Example, Extra, Failure, Handler, Polling, Retry, Spec, Tool, classify_status};
+
+/// A lock that a panic elsewhere cannot close: what it guards is only ever changed whole.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

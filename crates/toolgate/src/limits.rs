@@ -1,0 +1,207 @@
+//! Budgets and counters. Exact, and reserved before anything runs.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use rust_decimal::Decimal;
+use serde::{Deserialize, Serialize};
+
+use crate::call::{CallId, SessionKey};
+use crate::code;
+use crate::error::ToolError;
+
+/// What may be used up.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Budget {
+    /// Calls that were let through.
+    pub calls: Option<u64>,
+    /// Tokens that tools and the loop report.
+    pub tokens: Option<u64>,
+    /// Money that tools and the loop report.
+    pub money: Option<Decimal>,
+    /// Time since the session began (no meaning for a principal).
+    pub wall: Option<Duration>,
+}
+
+/// How many calls in how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// Most calls.
+    pub calls: u32,
+    /// In any stretch of this length.
+    pub per: Duration,
+}
+
+/// The limits of an agent.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Limits {
+    /// For one session.
+    pub session: Budget,
+    /// For one principal over all sessions.
+    pub principal: Budget,
+    /// For one principal over all sessions.
+    pub rate: Option<Rate>,
+}
+
+/// What a call spends beside itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spend {
+    /// Tokens.
+    pub tokens: u64,
+    /// Money.
+    pub money: Decimal,
+}
+
+/// One reservation against one counter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Charge {
+    /// The counter.
+    pub counter: String,
+    /// How much.
+    pub amount: Decimal,
+    /// Most in all.
+    pub cap: Decimal,
+    /// In any stretch of this length; without it, ever.
+    pub window: Option<SignedDuration>,
+    /// What is being counted, so that the real figure can replace the reserved one.
+    #[serde(default)]
+    pub unit: Unit,
+}
+
+/// What a counter counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Something known before the call: calls, or a sum of an argument.
+    #[default]
+    Fixed,
+    /// Tokens: known after the call.
+    Tokens,
+    /// Money: known after the call.
+    Money,
+}
+
+/// A counter that has no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Over {
+    /// What is used already.
+    pub used: Decimal,
+    /// When there will be room, where that is a matter of time.
+    pub retry_after: Option<SignedDuration>,
+}
+
+/// One counter, total or sliding.
+#[derive(Debug, Clone, Default)]
+pub struct Counter {
+    total: Decimal,
+    entries: VecDeque<(Timestamp, CallId, Decimal)>,
+}
+
+impl Counter {
+    /// What is used now. Entries that have left the window are forgotten.
+    pub fn used(&mut self, now: Timestamp, window: Option<SignedDuration>) -> Decimal {
+        if let Some(window) = window {
+            while let Some((at, _, amount)) = self.entries.front().copied() {
+                if now.duration_since(at) < window {
+                    break;
+                }
+                self.entries.pop_front();
+                self.total = self.total.saturating_sub(amount);
+            }
+        }
+        self.total
+    }
+
+    /// Whether a charge fits now.
+    ///
+    /// # Errors
+    /// What is used, and when there will be room.
+    pub fn fits(&mut self, now: Timestamp, charge: &Charge) -> Result<(), Over> {
+        let used = self.used(now, charge.window);
+        let fits = used.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
+        // A budget that is used up exactly has no room for a call whose cost is not known yet.
+        let open_ended = charge.unit == Unit::Fixed || used < charge.cap;
+        if fits && open_ended && charge.amount >= Decimal::ZERO {
+            return Ok(());
+        }
+        let first = self.entries.front();
+        let retry_after = charge.window.and_then(|window| first.map(|(at, ..)| window - now.duration_since(*at)));
+        Err(Over { used, retry_after })
+    }
+
+    /// Reserves a charge that fits.
+    pub fn reserve(&mut self, now: Timestamp, call: CallId, charge: &Charge) {
+        self.total = self.total.saturating_add(charge.amount);
+        if charge.window.is_some() {
+            self.entries.push_back((now, call, charge.amount));
+        }
+    }
+
+    /// Replaces what a call reserved by what it came to; zero releases it.
+    pub fn settle(&mut self, call: CallId, reserved: Decimal, actual: Decimal) {
+        if let Some(entry) = self.entries.iter_mut().rev().find(|(_, by, _)| *by == call) {
+            entry.2 = actual;
+        }
+        self.total = self.total.saturating_sub(reserved).saturating_add(actual);
+    }
+}
+
+impl Limits {
+    /// The reservations of one call, each with the error for when it does not fit.
+    pub(crate) fn charges(&self, key: &SessionKey, cost: Spend) -> Vec<(Charge, ToolError)> {
+        let mut charges = Vec::new();
+        let session = [&*key.agent, &*key.principal, &*key.session].join("\u{1f}");
+        for (scope, whose, budget) in [("session", session.as_str(), &self.session), ("principal", &*key.principal, &self.principal)] {
+            let mut add = |what: &str, amount: Decimal, cap: Option<Decimal>, unit| {
+                if let Some(cap) = cap {
+                    let counter = format!("budget\u{1f}{scope}\u{1f}{what}\u{1f}{whose}");
+                    let message = format!("the {scope}'s budget of {cap} {what} is used up; stop and report what you have");
+                    charges.push((Charge { counter, amount, cap, window: None, unit }, ToolError::of(code::BUDGET_EXHAUSTED, message)));
+                }
+            };
+            add("calls", Decimal::ONE, budget.calls.map(Decimal::from), Unit::Fixed);
+            add("tokens", cost.tokens.into(), budget.tokens.map(Decimal::from), Unit::Tokens);
+            add("money", cost.money, budget.money, Unit::Money);
+        }
+        if let Some(rate) = self.rate {
+            let charge = Charge {
+                counter: format!("rate\u{1f}{}", key.principal),
+                amount: Decimal::ONE,
+                cap: rate.calls.into(),
+                window: SignedDuration::try_from(rate.per).ok(),
+                unit: Unit::Fixed,
+            };
+            let message = format!("more than {} calls in {:?}; wait before the next", rate.calls, rate.per);
+            charges.push((charge, ToolError::of(code::RATE_LIMITED, message)));
+        }
+        charges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_slides() {
+        let start = Timestamp::UNIX_EPOCH;
+        let at = |seconds| start + SignedDuration::from_secs(seconds);
+        let charge = Charge {
+            counter: "c".into(),
+            amount: 300.into(),
+            cap: 500.into(),
+            window: Some(SignedDuration::from_secs(60)),
+            unit: Unit::Fixed,
+        };
+        let mut counter = Counter::default();
+        let call = CallId::fresh();
+        assert_eq!(counter.fits(at(0), &charge), Ok(()));
+        counter.reserve(at(0), call, &charge);
+        assert_eq!(counter.fits(at(20), &charge), Err(Over { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) }));
+        assert_eq!(counter.fits(at(60), &charge), Ok(()));
+        counter.reserve(at(60), call, &charge);
+        counter.settle(call, 300.into(), 0.into());
+        assert_eq!(counter.used(at(60), charge.window), Decimal::ZERO);
+    }
+}

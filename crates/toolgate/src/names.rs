@@ -1,0 +1,86 @@
+//! Names of tools: which are legal, how foreign ones are mapped, how any text is shown safely.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Longest tool name.
+pub const MAX_NAME: usize = 64;
+
+/// True for `^[a-z0-9_-]{1,64}$`.
+#[must_use]
+pub fn is_tool_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
+}
+
+/// Foreign names brought into the form of a tool name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Mapped {
+    /// Legal name to foreign name.
+    pub names: BTreeMap<String, String>,
+    /// Foreign names that cannot be told apart once mapped, or of which nothing is left.
+    pub held_back: BTreeSet<String>,
+}
+
+/// Maps foreign names onto legal ones. Two that collide are both held back: neither may shadow the other.
+///
+/// ```
+/// let mapped = toolgate::names::map_foreign(["Files.Read", "files_read", "search"]);
+/// assert_eq!(mapped.names.keys().collect::<Vec<_>>(), ["search"]);
+/// assert_eq!(mapped.held_back.len(), 2);
+/// ```
+pub fn map_foreign<'a>(foreign: impl IntoIterator<Item = &'a str>) -> Mapped {
+    let mut groups: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for name in foreign {
+        let legal: String = name
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c.to_ascii_lowercase() } else { '_' })
+            .take(MAX_NAME)
+            .collect();
+        groups.entry(legal).or_default().insert(name);
+    }
+    let mut mapped = Mapped::default();
+    for (legal, names) in groups {
+        let meaningful = legal.bytes().any(|b| b.is_ascii_alphanumeric());
+        match (names.len(), names.first()) {
+            (1, Some(name)) if meaningful => {
+                mapped.names.insert(legal, (*name).to_owned());
+            }
+            _ => mapped.held_back.extend(names.into_iter().map(str::to_owned)),
+        }
+    }
+    mapped
+}
+
+/// Text from outside, fit for a message: no control or look-alike characters, at most 80 of them.
+pub(crate) fn shown(text: &str) -> String {
+    let mut out = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == 80 {
+            out.push('…');
+            break;
+        }
+        if c.is_ascii_graphic() || c == ' ' {
+            out.push(c);
+        } else {
+            out.extend(c.escape_unicode());
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn look_alikes_are_shown_for_what_they_are() {
+        assert_eq!(shown("с\u{430}lc"), "\\u{441}\\u{430}lc");
+        assert_eq!(shown("a\u{202e}b\n"), "a\\u{202e}b\\u{a}");
+        assert_eq!(shown(&"x".repeat(500)).chars().count(), 81);
+    }
+
+    #[test]
+    fn nothing_left_is_held_back() {
+        assert_eq!(map_foreign(["…", "日本"]).names.len(), 0);
+        assert!(is_tool_name("read-file_2") && !is_tool_name("Read") && !is_tool_name("") && !is_tool_name(&"a".repeat(65)));
+    }
+}

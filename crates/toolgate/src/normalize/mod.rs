@@ -1,0 +1,346 @@
+//! Declared rules that bring the results of a tool into one stable shape.
+//!
+//! A path is a JSON pointer with `*` for every item. What is absent or `null` is left alone; what is
+//! there and cannot be understood fails the call, because a guess would be worse.
+
+mod timestamp;
+
+use std::collections::BTreeMap;
+
+use rust_decimal::Decimal;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::json::{Pointer, decimal_of, number_from_decimal};
+use crate::names::shown;
+
+/// How text is cased.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Case {
+    /// `PAID`
+    Upper,
+    /// `paid`
+    Lower,
+    /// `order_paid`
+    Snake,
+}
+
+/// One step of normalisation.
+///
+/// ```
+/// use serde_json::json;
+/// use toolgate::normalize::{Rule, apply};
+/// let mut order = json!({"id": 7, "created_unix": 1700000000, "state": 2, "total_cents": 1999});
+/// apply(&[
+///     Rule::rename("/created_unix", "created_at"),
+///     Rule::timestamp("/created_at"),
+///     Rule::codes("/state", [("1", "OPEN"), ("2", "PAID")]),
+///     Rule::scale("/total_cents", "0.01"),
+///     Rule::rename("/total_cents", "total"),
+/// ], &mut order)?;
+/// assert_eq!(order, json!({"id": 7, "created_at": "2023-11-14T22:13:20Z", "state": "PAID", "total": 19.99}));
+/// # Ok::<(), toolgate::normalize::NotNormal>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Rule {
+    /// Seconds, milliseconds, microseconds or a common date string, to RFC 3339 in UTC.
+    Timestamp {
+        /// Where.
+        path: Pointer,
+    },
+    /// Codes to names.
+    Codes {
+        /// Where.
+        path: Pointer,
+        /// Code to name.
+        names: BTreeMap<String, String>,
+        /// Name of every other code; without it another code fails.
+        #[serde(default)]
+        other: Option<String>,
+    },
+    /// Another name in the same object.
+    Rename {
+        /// Where.
+        path: Pointer,
+        /// The new name.
+        to: String,
+    },
+    /// The first of these that is there and not `null`, under one name; the others go.
+    FirstOf {
+        /// In which objects.
+        #[serde(default)]
+        within: Pointer,
+        /// Names, best first.
+        names: Vec<String>,
+        /// The name it gets.
+        to: String,
+    },
+    /// `1`, `"yes"`, `"true"`, `"on"` and their opposites to booleans.
+    Bool {
+        /// Where.
+        path: Pointer,
+    },
+    /// Text in one case.
+    Case {
+        /// Where.
+        path: Pointer,
+        /// Which.
+        to: Case,
+    },
+    /// A number (or a number in a string) times a factor, exactly: units, minor currency.
+    Scale {
+        /// Where.
+        path: Pointer,
+        /// The factor.
+        by: Decimal,
+    },
+    /// A value where there is none.
+    Default {
+        /// Where; the objects that hold it must be there.
+        path: Pointer,
+        /// The value.
+        value: Value,
+    },
+    /// Only these members stay.
+    Keep {
+        /// In which objects.
+        #[serde(default)]
+        within: Pointer,
+        /// Which.
+        names: Vec<String>,
+    },
+}
+
+impl Rule {
+    /// See [`Rule::Timestamp`].
+    pub fn timestamp(path: &str) -> Self {
+        Self::Timestamp { path: path.into() }
+    }
+
+    /// See [`Rule::Codes`].
+    pub fn codes<'a>(path: &str, names: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        Self::Codes { path: path.into(), names: names.into_iter().map(|(c, n)| (c.to_owned(), n.to_owned())).collect(), other: None }
+    }
+
+    /// See [`Rule::Rename`].
+    pub fn rename(path: &str, to: &str) -> Self {
+        Self::Rename { path: path.into(), to: to.to_owned() }
+    }
+
+    /// See [`Rule::FirstOf`].
+    pub fn first_of<'a>(within: &str, names: impl IntoIterator<Item = &'a str>, to: &str) -> Self {
+        Self::FirstOf { within: within.into(), names: names.into_iter().map(str::to_owned).collect(), to: to.to_owned() }
+    }
+
+    /// See [`Rule::Bool`].
+    pub fn bool(path: &str) -> Self {
+        Self::Bool { path: path.into() }
+    }
+
+    /// See [`Rule::Case`].
+    pub fn case(path: &str, to: Case) -> Self {
+        Self::Case { path: path.into(), to }
+    }
+
+    /// See [`Rule::Scale`]. A factor that is no decimal is zero, which no number survives unnoticed.
+    pub fn scale(path: &str, by: &str) -> Self {
+        Self::Scale { path: path.into(), by: Decimal::from_str_exact(by).unwrap_or_default() }
+    }
+
+    /// See [`Rule::Default`].
+    pub fn default_value(path: &str, value: Value) -> Self {
+        Self::Default { path: path.into(), value }
+    }
+
+    /// See [`Rule::Keep`].
+    pub fn keep<'a>(within: &str, names: impl IntoIterator<Item = &'a str>) -> Self {
+        Self::Keep { within: within.into(), names: names.into_iter().map(str::to_owned).collect() }
+    }
+
+    fn apply(&self, value: &mut Value) -> Result<(), NotNormal> {
+        match self {
+            Self::Timestamp { path } => each(path, value, |old| timestamp::to_rfc3339(old).map(Value::String)),
+            Self::Codes { path, names, other } => each(path, value, |old| {
+                let name = code_text(old).and_then(|code| names.get(&code).or(other.as_ref()));
+                name.cloned().map(Value::String).ok_or("is no known code")
+            }),
+            Self::Rename { path, to } => rename(path, to, value),
+            Self::FirstOf { within, names, to } => in_objects(within, value, |map| {
+                let first = names.iter().position(|name| map.get(name).is_some_and(|v| !v.is_null()));
+                let found = first.and_then(|index| names.get(index)).and_then(|name| map.get(name).cloned());
+                names.iter().for_each(|name| {
+                    map.remove(name);
+                });
+                if let Some(found) = found {
+                    map.insert(to.clone(), found);
+                }
+            }),
+            Self::Bool { path } => each(path, value, |old| to_bool(old).map(Value::Bool)),
+            Self::Case { path, to } => each(path, value, |old| {
+                let text = old.as_str().ok_or("is no text")?;
+                Ok(Value::String(match to {
+                    Case::Upper => text.to_uppercase(),
+                    Case::Lower => text.to_lowercase(),
+                    Case::Snake => snake(text),
+                }))
+            }),
+            Self::Scale { path, by } => each(path, value, |old| {
+                let number = to_decimal(old).ok_or("is no number")?;
+                number.checked_mul(*by).map(number_from_decimal).ok_or("is too large a number")
+            }),
+            Self::Default { path, value: default } => match path.split_last() {
+                Some((within, name)) => in_objects(&within, value, |map| {
+                    if map.get(name).is_none_or(Value::is_null) {
+                        map.insert(name.to_owned(), default.clone());
+                    }
+                }),
+                None => {
+                    if value.is_null() {
+                        *value = default.clone();
+                    }
+                    Ok(())
+                }
+            },
+            Self::Keep { within, names } => in_objects(within, value, |map| map.retain(|name, _| names.contains(name))),
+        }
+    }
+}
+
+/// A value that a rule could not understand.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{value}` at `{path}` {why}")]
+pub struct NotNormal {
+    /// Where.
+    pub path: String,
+    /// What.
+    pub value: String,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// Applies rules in order.
+///
+/// # Errors
+/// The first value that cannot be understood.
+pub fn apply(rules: &[Rule], value: &mut Value) -> Result<(), NotNormal> {
+    rules.iter().try_for_each(|rule| rule.apply(value))
+}
+
+fn each(path: &Pointer, value: &mut Value, f: impl Fn(&Value) -> Result<Value, &'static str>) -> Result<(), NotNormal> {
+    path.rewrite(value, &mut |old| {
+        if old.is_null() {
+            return Ok(Some(old));
+        }
+        f(&old).map(Some).map_err(|why| NotNormal { path: path.to_string(), value: shown(&old.to_string()), why })
+    })
+}
+
+fn in_objects(within: &Pointer, value: &mut Value, mut f: impl FnMut(&mut Map<String, Value>)) -> Result<(), NotNormal> {
+    within.rewrite(value, &mut |mut old| {
+        match &mut old {
+            Value::Object(map) => f(map),
+            Value::Array(items) => items.iter_mut().filter_map(Value::as_object_mut).for_each(&mut f),
+            _ => {}
+        }
+        Ok(Some(old))
+    })
+}
+
+fn rename(path: &Pointer, to: &str, value: &mut Value) -> Result<(), NotNormal> {
+    let Some((within, from)) = path.split_last() else { return Ok(()) };
+    in_objects(&within, value, |map| {
+        if let Some(old) = map.remove(from) {
+            map.insert(to.to_owned(), old);
+        }
+    })
+}
+
+fn code_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+fn to_decimal(value: &Value) -> Option<Decimal> {
+    match value {
+        Value::String(text) => Decimal::from_str_exact(text.trim()).ok(),
+        value => decimal_of(value),
+    }
+}
+
+fn to_bool(value: &Value) -> Result<bool, &'static str> {
+    let text = code_text(value).ok_or("is no truth value")?;
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "yes" | "y" | "on" | "1" | "t" | "enabled" | "active" => Ok(true),
+        "false" | "no" | "n" | "off" | "0" | "f" | "disabled" | "inactive" => Ok(false),
+        _ => Err("is no truth value"),
+    }
+}
+
+fn snake(text: &str) -> String {
+    let mut out = String::new();
+    let mut before_lower = false;
+    for c in text.trim().chars() {
+        if c.is_alphanumeric() {
+            if c.is_uppercase() && before_lower {
+                out.push('_');
+            }
+            before_lower = c.is_lowercase() || c.is_numeric();
+            out.extend(c.to_lowercase());
+        } else {
+            if !out.is_empty() && !out.ends_with('_') {
+                out.push('_');
+            }
+            before_lower = false;
+        }
+    }
+    out.trim_end_matches('_').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rules() {
+        let cases = [
+            (Rule::bool("/a"), json!({"a": "YES"}), Ok(json!({"a": true}))),
+            (Rule::bool("/a"), json!({"a": 0}), Ok(json!({"a": false}))),
+            (Rule::bool("/a"), json!({"a": "maybe"}), Err("is no truth value")),
+            (Rule::bool("/a"), json!({"a": null}), Ok(json!({"a": null}))),
+            (Rule::bool("/a"), json!({}), Ok(json!({}))),
+            (Rule::case("/a", Case::Upper), json!({"a": "paid"}), Ok(json!({"a": "PAID"}))),
+            (Rule::case("/a", Case::Snake), json!({"a": "OrderPaid twice-Now"}), Ok(json!({"a": "order_paid_twice_now"}))),
+            (Rule::case("/a", Case::Lower), json!({"a": 1}), Err("is no text")),
+            (
+                Rule::scale("/items/*/cents", "0.01"),
+                json!({"items": [{"cents": 1999}, {"cents": "50"}]}),
+                Ok(json!({"items": [{"cents": 19.99}, {"cents": 0.5}]})),
+            ),
+            (Rule::scale("/a", "0.001"), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
+            (Rule::scale("/a", "1"), json!({"a": "x"}), Err("is no number")),
+            (Rule::first_of("", ["id", "order_id"], "order_id"), json!({"order_id": "B", "id": null}), Ok(json!({"order_id": "B"}))),
+            (
+                Rule::first_of("/items", ["a", "b"], "c"),
+                json!({"items": [{"b": 1}, {"a": 2, "b": 3}]}),
+                Ok(json!({"items": [{"c": 1}, {"c": 2}]})),
+            ),
+            (Rule::default_value("/tier", json!("standard")), json!({"tier": null}), Ok(json!({"tier": "standard"}))),
+            (Rule::default_value("/items/*/n", json!(1)), json!({"items": [{}, {"n": 5}]}), Ok(json!({"items": [{"n": 1}, {"n": 5}]}))),
+            (Rule::keep("", ["a"]), json!({"a": 1, "b": 2}), Ok(json!({"a": 1}))),
+            (Rule::codes("/s", [("2", "PAID")]), json!({"s": 2}), Ok(json!({"s": "PAID"}))),
+            (Rule::codes("/s", [("2", "PAID")]), json!({"s": 3}), Err("is no known code")),
+            (Rule::rename("/items/*/a", "b"), json!({"items": [{"a": 1}, {}]}), Ok(json!({"items": [{"b": 1}, {}]}))),
+        ];
+        for (rule, mut value, expected) in cases {
+            let result = rule.apply(&mut value).map(|()| value).map_err(|e| e.why);
+            assert_eq!(result, expected, "{rule:?}");
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Rules that hold: pure, synchronous, and decided on facts that were loaded before.
+
+mod read_before_write;
+mod sequence;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use rust_decimal::Decimal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use read_before_write::ReadBeforeWrite;
+pub use sequence::{Cycle, Sequence};
+
+use crate::call::{CallId, Judged, SessionKey};
+use crate::error::ToolError;
+use crate::json::{Digest, Pointer};
+use crate::limits::Charge;
+use crate::resource::Expect;
+use crate::session::{Change, Evidence, EvidenceKey};
+use crate::tool::Spec;
+
+/// What a policy wants to know before it decides. What is not named here is not there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Needs {
+    /// Evidence to look up.
+    pub evidence: Vec<EvidenceKey>,
+    /// Counters to read, each with its window.
+    pub counters: Vec<(String, Option<SignedDuration>)>,
+    /// What policies remembered.
+    pub marks: Vec<String>,
+    /// Files to look at.
+    pub files: Vec<String>,
+}
+
+impl Needs {
+    pub(crate) fn merge(&mut self, mut other: Self) {
+        self.evidence.append(&mut other.evidence);
+        self.counters.append(&mut other.counters);
+        self.marks.append(&mut other.marks);
+        self.files.append(&mut other.files);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.evidence.is_empty() && self.counters.is_empty() && self.marks.is_empty() && self.files.is_empty()
+    }
+}
+
+/// What is known of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileFact {
+    /// There is nothing at the path.
+    Absent,
+    /// There is a file with this content.
+    Present(Digest),
+    /// It cannot be looked at; why.
+    Unreadable(String),
+}
+
+/// What a decision rests on. It is recorded with the decision, so that the decision can be made again.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Facts {
+    /// The clock.
+    pub now: Timestamp,
+    /// Evidence, found or not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<(EvidenceKey, Option<Evidence>)>,
+    /// Counters.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, Decimal>,
+    /// What policies remembered.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub marks: BTreeMap<String, Option<Value>>,
+    /// Files.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, FileFact>,
+    /// What hooks answered, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<HookFact>,
+}
+
+/// What one hook answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookFact {
+    /// The hook.
+    pub hook: String,
+    /// `allow`, `deny` or `ask`.
+    pub said: String,
+    /// Whether it rewrote the arguments.
+    pub rewrote: bool,
+}
+
+/// A policy could not decide. The call is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Fault(pub String);
+
+impl Fault {
+    /// A fault, in words for the operator.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+/// A call as a policy sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The call.
+    pub call: CallId,
+    /// Whose conversation.
+    pub key: &'a SessionKey,
+    /// The tool.
+    pub tool: &'a Spec,
+    /// The exact arguments that will run.
+    pub arguments: &'a Judged,
+    /// What was loaded.
+    pub facts: &'a Facts,
+}
+
+impl<'a> Ask<'a> {
+    /// An argument.
+    #[must_use]
+    pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {
+        path.get(self.arguments.value())
+    }
+
+    /// The latest evidence under a key.
+    ///
+    /// # Errors
+    /// A fault if the policy did not name it in [`Policy::needs`].
+    pub fn evidence(&self, key: &EvidenceKey) -> Result<Option<&'a Evidence>, Fault> {
+        let found = self.facts.evidence.iter().find(|(k, _)| k == key);
+        found
+            .map(|(_, evidence)| evidence.as_ref())
+            .ok_or_else(|| Fault(format!("evidence of `{}` was not asked for in `needs`", key.tool)))
+    }
+
+    /// What a counter shows.
+    ///
+    /// # Errors
+    /// A fault if the policy did not name it in [`Policy::needs`].
+    pub fn counter(&self, name: &str) -> Result<Decimal, Fault> {
+        self.facts.counters.get(name).copied().ok_or_else(|| Fault(format!("counter `{name}` was not asked for in `needs`")))
+    }
+
+    /// What a policy remembered.
+    ///
+    /// # Errors
+    /// A fault if the policy did not name it in [`Policy::needs`].
+    pub fn mark(&self, name: &str) -> Result<Option<&'a Value>, Fault> {
+        let mark = self.facts.marks.get(name).ok_or_else(|| Fault(format!("mark `{name}` was not asked for in `needs`")))?;
+        Ok(mark.as_ref())
+    }
+
+    /// What is known of a file.
+    ///
+    /// # Errors
+    /// A fault if the policy did not name it in [`Policy::needs`], or there is no file system.
+    pub fn file(&self, path: &str) -> Result<&'a FileFact, Fault> {
+        self.facts.files.get(path).ok_or_else(|| Fault(format!("there is no file system to ask about `{path}`")))
+    }
+}
+
+/// What a policy says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// It may pass, under these terms.
+    Allow(Terms),
+    /// It may not.
+    Deny(Box<ToolError>),
+    /// A person must say.
+    Ask(String),
+}
+
+impl Verdict {
+    /// It may pass.
+    #[must_use]
+    pub fn allow() -> Self {
+        Self::Allow(Terms::default())
+    }
+
+    /// It may not.
+    #[must_use]
+    pub fn deny(error: ToolError) -> Self {
+        Self::Deny(Box::new(error))
+    }
+}
+
+/// What a permission hangs on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Terms {
+    /// Reserved at the claim; each with the error for when there is no room.
+    pub charges: Vec<(Charge, ToolError)>,
+    /// What a file must look like when the tool opens it.
+    pub expects: Vec<Expect>,
+}
+
+/// Something that a tool saw or did, beyond its result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Observation {
+    /// It read the whole of a file.
+    Read(String, Digest),
+    /// It wrote a file.
+    Wrote(String, Digest),
+    /// It removed a file.
+    Removed(String),
+}
+
+/// A call that succeeded.
+#[derive(Debug, Clone, Copy)]
+pub struct Done<'a> {
+    /// The call as it was judged.
+    pub ask: Ask<'a>,
+    /// The result as the model sees it.
+    pub value: &'a Value,
+    /// What the tool saw and did.
+    pub observed: &'a [Observation],
+}
+
+/// A rule.
+///
+/// ```
+/// use toolgate::policy::{Ask, Fault, Policy, Verdict};
+/// use toolgate::{Category, Spec, ToolError};
+///
+/// struct OfficeHours;
+/// impl Policy for OfficeHours {
+///     fn name(&self) -> &str { "office_hours" }
+///     fn governs(&self, tool: &Spec) -> bool { tool.name() == "call_customer" }
+///     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+///         let hour = ask.facts.now.to_zoned(jiff::tz::TimeZone::UTC).hour();
+///         if (8..18).contains(&hour) { return Ok(Verdict::allow()); }
+///         Ok(Verdict::deny(ToolError::new(Category::Business, "office_hours", "Customers are called from 8 to 18 UTC.")))
+///     }
+/// }
+/// ```
+pub trait Policy: Send + Sync {
+    /// Its name, unique in its agent.
+    fn name(&self) -> &str;
+
+    /// Whether it has a say about this tool. Asked once, when the agent is built.
+    fn governs(&self, tool: &Spec) -> bool {
+        let _ = tool;
+        true
+    }
+
+    /// Whether it wants to hear how calls of this tool ended.
+    fn hears(&self, tool: &Spec) -> bool {
+        self.governs(tool)
+    }
+
+    /// What it wants to know. The facts of the `ask` hold only the clock yet.
+    fn needs(&self, ask: &Ask<'_>) -> Needs {
+        let _ = ask;
+        Needs::default()
+    }
+
+    /// Decides. Must not look at anything but the `ask`.
+    ///
+    /// # Errors
+    /// A fault, which is a denial.
+    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault>;
+
+    /// Takes note of a success. What it remembers commits with the call.
+    ///
+    /// # Errors
+    /// A fault, which fails the call.
+    fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {
+        let _ = done;
+        Ok(Vec::new())
+    }
+
+    /// Hears that a call it let pass has failed and changed nothing in the session.
+    fn on_rollback(&self, ask: &Ask<'_>, error: &ToolError) {
+        let _ = (ask, error);
+    }
+}
+
+/// Where a policy is attached, closest first: of several denials, the closest is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// To one tool.
+    Tool,
+    /// To a section of the prompt.
+    Section,
+    /// To the prompt.
+    Prompt,
+    /// To the agent.
+    Agent,
+}
+
+/// A policy at its place.
+#[derive(Clone)]
+pub(crate) struct Attached {
+    pub(crate) level: Level,
+    pub(crate) policy: Arc<dyn Policy>,
+}

@@ -1,0 +1,133 @@
+//! `sequence`: a tool needs others to have succeeded in this session first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Ask, Fault, Needs, Policy, Verdict};
+use crate::code;
+use crate::error::{NextStep, ToolError};
+use crate::session::EvidenceKey;
+use crate::tool::Spec;
+
+/// A graph of tools: `deploy` after `test` and `build`, `build` after `lint`.
+///
+/// ```
+/// use toolgate::policy::Sequence;
+/// let pipeline = Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]);
+/// assert!(pipeline.check_acyclic().is_ok());
+/// assert!(pipeline.after("lint", ["deploy"]).check_acyclic().is_err());
+/// ```
+#[derive(Debug, Clone)]
+pub struct Sequence {
+    name: String,
+    edges: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+}
+
+/// A sequence that no order of calls can satisfy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` goes in a circle: {}", .tools.join(" needs "))]
+pub struct Cycle {
+    /// The policy.
+    pub name: String,
+    /// The circle, ending where it begins.
+    pub tools: Vec<String>,
+}
+
+impl Sequence {
+    /// A sequence that asks for nothing yet.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), edges: BTreeMap::new() }
+    }
+
+    /// Says that `tool` needs a success of each of `first`.
+    #[must_use]
+    pub fn after<'a>(mut self, tool: &str, first: impl IntoIterator<Item = &'a str>) -> Self {
+        self.edges.entry(tool.into()).or_default().extend(first.into_iter().map(Arc::from));
+        self
+    }
+
+    /// Checks that some order of calls satisfies it. An agent checks this when it is built.
+    ///
+    /// # Errors
+    /// The circle.
+    pub fn check_acyclic(&self) -> Result<(), Cycle> {
+        let mut done = BTreeSet::new();
+        self.edges.keys().try_for_each(|tool| self.walk(tool, &mut Vec::new(), &mut done))
+    }
+
+    fn walk<'a>(&'a self, tool: &'a Arc<str>, path: &mut Vec<&'a Arc<str>>, done: &mut BTreeSet<&'a Arc<str>>) -> Result<(), Cycle> {
+        if let Some(start) = path.iter().position(|seen| *seen == tool) {
+            let tools = path.iter().skip(start).chain([&tool]).map(|t| t.to_string()).collect();
+            return Err(Cycle { name: self.name.clone(), tools });
+        }
+        if done.contains(tool) {
+            return Ok(());
+        }
+        path.push(tool);
+        for first in self.edges.get(tool).into_iter().flatten() {
+            self.walk(first, path, done)?;
+        }
+        path.pop();
+        done.insert(tool);
+        Ok(())
+    }
+
+    fn first(&self, tool: &str) -> impl Iterator<Item = &Arc<str>> {
+        self.edges.get(tool).into_iter().flatten()
+    }
+
+    /// Everything that must come before `tool`, near and far.
+    fn all_before(&self, tool: &str) -> BTreeSet<&Arc<str>> {
+        let (mut all, mut todo) = (BTreeSet::new(), vec![tool]);
+        while let Some(tool) = todo.pop() {
+            for first in self.first(tool) {
+                if all.insert(first) {
+                    todo.push(first);
+                }
+            }
+        }
+        all
+    }
+
+    /// The step to take now towards `tool`: something missing that itself has nothing missing.
+    fn next_towards<'a>(&'a self, tool: &'a str, missing: &BTreeSet<&Arc<str>>) -> &'a str {
+        let mut at = tool;
+        while let Some(first) = self.first(at).find(|first| missing.contains(first)) {
+            at = first;
+        }
+        at
+    }
+}
+
+impl Policy for Sequence {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn governs(&self, tool: &Spec) -> bool {
+        self.edges.contains_key(tool.name())
+    }
+
+    fn needs(&self, ask: &Ask<'_>) -> Needs {
+        let evidence = self.all_before(ask.tool.name()).into_iter().map(|tool| EvidenceKey::tool(Arc::clone(tool))).collect();
+        Needs { evidence, ..Needs::default() }
+    }
+
+    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        let tool = ask.tool.name();
+        let mut missing = BTreeSet::new();
+        for before in self.all_before(tool) {
+            if ask.evidence(&EvidenceKey::tool(Arc::clone(before)))?.is_none() {
+                missing.insert(before);
+            }
+        }
+        let direct: Vec<String> = self.first(tool).filter(|first| missing.contains(first)).map(|first| format!("`{first}`")).collect();
+        if direct.is_empty() {
+            return Ok(Verdict::allow());
+        }
+        let message = format!("`{tool}` needs {} to have succeeded first in this session", direct.join(" and "));
+        let mut error = ToolError::of(code::PREREQUISITE_MISSING, message);
+        error.next = Some(NextStep { tool: self.next_towards(tool, &missing).to_owned(), arguments: serde_json::json!({}) });
+        Ok(Verdict::deny(error))
+    }
+}

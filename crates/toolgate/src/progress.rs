@@ -1,0 +1,100 @@
+//! Is the model getting anywhere? The third identical call in a row says no.
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::code;
+use crate::error::ToolError;
+use crate::json::Digest;
+use crate::tool::Polling;
+
+/// The identical call that is refused.
+pub const REPEATS: u32 = 3;
+
+/// What is remembered of a session's last calls: one call, however old the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// The last validated call.
+    last: Option<Digest>,
+    /// How often in a row.
+    streak: u32,
+    /// After a retryable error: from when on a repetition is what the error asked for.
+    retry_from: Option<Timestamp>,
+    /// Result of the last poll.
+    result: Option<Digest>,
+    /// How many polls in a row gave that result.
+    unchanged: u32,
+    /// When the last poll was let through.
+    polled: Option<Timestamp>,
+}
+
+/// How a call ended, as far as the next one's progress hangs on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// The call.
+    pub digest: Digest,
+    /// After a retryable error: from when on it may be repeated.
+    pub retry_from: Option<Timestamp>,
+    /// Digest of a poll's result.
+    pub result: Option<Digest>,
+}
+
+impl Progress {
+    /// Counts a validated call.
+    pub fn count(&mut self, digest: Digest, now: Timestamp) {
+        if self.last != Some(digest) {
+            *self = Self { last: Some(digest), streak: 1, ..Self::default() };
+        } else if self.retry_from.take().is_none_or(|from| now < from) {
+            self.streak += 1;
+        }
+    }
+
+    /// Takes note of how a call ended.
+    pub fn ended(&mut self, ended: &Ended) {
+        if self.last != Some(ended.digest) {
+            return;
+        }
+        self.retry_from = ended.retry_from;
+        if let Some(result) = ended.result {
+            self.unchanged = if self.result == Some(result) { self.unchanged + 1 } else { 1 };
+            self.result = Some(result);
+        }
+    }
+
+    /// Judges the call that was counted last.
+    ///
+    /// # Errors
+    /// `loop_detected`; for a poll that comes too soon `rate_limited`.
+    pub(crate) fn judge(&mut self, tool: &str, polling: Option<&Polling>, now: Timestamp) -> Result<(), ToolError> {
+        let Some(polling) = polling else {
+            return if self.streak < REPEATS { Ok(()) } else { Err(looped(tool, self.streak)) };
+        };
+        if self.unchanged >= polling.max_unchanged {
+            let message = format!(
+                "`{tool}` gave the same result {} times in a row; stop polling, and tell the user that it has not changed",
+                self.unchanged
+            );
+            return Err(ToolError::of(code::LOOP_DETECTED, message));
+        }
+        let interval = SignedDuration::try_from(polling.interval).unwrap_or(SignedDuration::MAX);
+        if let Some(wait) = self.polled.map(|at| interval - now.duration_since(at)).filter(SignedDuration::is_positive) {
+            let ms = u64::try_from(wait.as_millis()).unwrap_or(0) + 1;
+            let message = format!("`{tool}` may be polled every {:?}; wait {ms} ms", polling.interval);
+            return Err(ToolError::of(code::RATE_LIMITED, message).retry_after_ms(ms));
+        }
+        Ok(())
+    }
+
+    /// A poll was let through.
+    pub(crate) const fn polled(&mut self, now: Timestamp) {
+        self.polled = Some(now);
+    }
+}
+
+fn looped(tool: &str, streak: u32) -> ToolError {
+    let message = format!(
+        "tool-call loop: `{tool}` was called with identical arguments {streak} times in a row; change the arguments, \
+         use another tool, or stop and give your best answer"
+    );
+    ToolError::of(code::LOOP_DETECTED, message)
+}

@@ -1,0 +1,37 @@
+//! What is secret leaves a keyed mark instead of itself, before anything is written.
+
+use hmac::{Hmac, KeyInit, Mac};
+use serde_json::Value;
+use sha2::Sha256;
+
+use crate::json::{Pointer, canonical};
+
+/// Replaces secrets by marks. The same secret leaves the same mark under the same key.
+#[derive(Clone)]
+pub(crate) struct Redactor(Hmac<Sha256>);
+
+impl Redactor {
+    /// A redactor with a key of its own.
+    pub(crate) fn random() -> Result<Self, String> {
+        let mut key = [0u8; 32];
+        getrandom::fill(&mut key).map_err(|e| format!("the machine gives no random numbers: {e}"))?;
+        Hmac::new_from_slice(&key).map(Self).map_err(|e| e.to_string())
+    }
+
+    fn mark(&self, value: &Value) -> Value {
+        let mut mac = self.0.clone();
+        mac.update(&canonical(value));
+        let hex: String = mac.finalize().into_bytes().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Value::String(format!("[redacted {hex}]"))
+    }
+
+    /// A copy without secrets.
+    pub(crate) fn redact(&self, value: &Value, secrets: &[Pointer]) -> Value {
+        let mut copy = value.clone();
+        for secret in secrets {
+            // The closure cannot fail.
+            let _: Result<(), std::convert::Infallible> = secret.rewrite(&mut copy, &mut |old| Ok(Some(self.mark(&old))));
+        }
+        copy
+    }
+}

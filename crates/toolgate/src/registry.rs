@@ -1,0 +1,462 @@
+//! An agent: a named registry of tools with its policies, hooks, limits and resources, checked as a whole.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::error::Effects;
+use crate::hook::Hook;
+use crate::json::{Bounds, Digest, Pointer, digest_of};
+use crate::limits::Limits;
+use crate::names::{is_tool_name, shown};
+use crate::policy::{Attached, Level, Policy, Sequence};
+use crate::resource::{FileSystem, Resources};
+use crate::schema::Schema;
+use crate::tool::{Effect, Extra, Handler, Spec, Tool};
+
+/// A tool at its place in an agent, with everything that has a say about it.
+pub(crate) struct Registered {
+    pub(crate) spec: Spec,
+    pub(crate) handler: Option<Arc<dyn Handler>>,
+    pub(crate) input: Option<Schema>,
+    pub(crate) output: Option<Schema>,
+    pub(crate) secrets: Vec<Pointer>,
+    pub(crate) governed_by: Vec<Attached>,
+    pub(crate) heard_by: Vec<Arc<dyn Policy>>,
+    pub(crate) hooks: Vec<Arc<dyn Hook>>,
+    pub(crate) definition: Digest,
+}
+
+impl Registered {
+    pub(crate) fn is_visible_to(&self, principal: &str) -> bool {
+        self.spec.visible_to.as_ref().is_none_or(|who| who.contains(principal))
+    }
+
+    /// What a failure left behind, as far as only toolgate knows.
+    pub(crate) fn effects_of_failure(&self) -> Effects {
+        match (self.spec.effect, self.spec.local) {
+            (Effect::Read, _) => Effects::None,
+            (_, true) => Effects::RolledBack,
+            _ => Effects::Unknown,
+        }
+    }
+
+    /// What a run that finished left behind, if its result is then withheld.
+    pub(crate) fn effects_of_run(&self) -> Effects {
+        match self.effects_of_failure() {
+            Effects::Unknown => Effects::Done,
+            other => other,
+        }
+    }
+}
+
+/// An agent. Clients connect as one.
+pub struct Agent {
+    pub(crate) name: Arc<str>,
+    pub(crate) tools: HashMap<Arc<str>, Arc<Registered>>,
+    pub(crate) order: Vec<Arc<str>>,
+    pub(crate) principals: Option<BTreeSet<String>>,
+    pub(crate) limits: Limits,
+    pub(crate) bounds: Bounds,
+    pub(crate) max_output: usize,
+    pub(crate) resources: Arc<Resources>,
+    pub(crate) config: Digest,
+}
+
+impl Agent {
+    /// Starts an agent.
+    pub fn builder(name: impl Into<Arc<str>>) -> AgentBuilder {
+        AgentBuilder {
+            name: name.into(),
+            tools: Vec::new(),
+            policies: Vec::new(),
+            hooks: Vec::new(),
+            overrides: BTreeMap::new(),
+            principals: None,
+            limits: Limits::default(),
+            bounds: Bounds::default(),
+            max_output: 64 * 1024,
+            resources: Resources::default(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its tools in the order of declaration.
+    pub fn tools(&self) -> impl Iterator<Item = &Spec> {
+        self.order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
+    }
+
+    /// Digest of its whole definition.
+    #[must_use]
+    pub const fn digest(&self) -> Digest {
+        self.config
+    }
+
+    /// The sorted names of the tools that a principal sees.
+    pub(crate) fn visible_names(&self, principal: &str) -> Vec<&str> {
+        let mut names: Vec<&str> = self.tools.values().filter(|t| t.is_visible_to(principal)).map(|t| t.spec.name()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent").field("name", &self.name).field("tools", &self.order).finish_non_exhaustive()
+    }
+}
+
+/// A part of the prompt with its own tools and policies.
+///
+/// ```
+/// use toolgate::{Section, Tool, policy::ReadBeforeWrite};
+/// let files = Section::new("files").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default());
+/// ```
+#[derive(Default)]
+pub struct Section {
+    name: String,
+    tools: Vec<Tool>,
+    policies: Vec<Arc<dyn Policy>>,
+}
+
+impl Section {
+    /// An empty section.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// Adds a tool.
+    #[must_use]
+    pub fn tool(mut self, tool: Tool) -> Self {
+        self.tools.push(tool);
+        self
+    }
+
+    /// Adds tools.
+    #[must_use]
+    pub fn tools(mut self, tools: impl IntoIterator<Item = Tool>) -> Self {
+        self.tools.extend(tools);
+        self
+    }
+
+    /// Adds a policy for the tools of this section.
+    #[must_use]
+    pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
+        self.policies.push(Arc::new(policy));
+        self
+    }
+}
+
+/// What a policy is attached to.
+#[derive(Clone)]
+enum Scope {
+    Tool(String),
+    Section(String),
+    Prompt,
+    Agent,
+}
+
+/// Everything that is wrong with an agent, all at once.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("agent `{agent}` cannot be built:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
+pub struct BuildError {
+    /// The agent.
+    pub agent: String,
+    /// What is wrong.
+    pub problems: Vec<String>,
+}
+
+/// An agent as it is put together.
+pub struct AgentBuilder {
+    name: Arc<str>,
+    tools: Vec<(Option<String>, Tool)>,
+    policies: Vec<(Scope, Arc<dyn Policy>)>,
+    hooks: Vec<Arc<dyn Hook>>,
+    overrides: BTreeMap<String, String>,
+    principals: Option<BTreeSet<String>>,
+    limits: Limits,
+    bounds: Bounds,
+    max_output: usize,
+    resources: Resources,
+    problems: Vec<String>,
+}
+
+impl AgentBuilder {
+    /// Adds a tool.
+    #[must_use]
+    pub fn tool(mut self, tool: Tool) -> Self {
+        self.tools.push((None, tool));
+        self
+    }
+
+    /// Adds tools.
+    #[must_use]
+    pub fn tools(mut self, tools: impl IntoIterator<Item = Tool>) -> Self {
+        self.tools.extend(tools.into_iter().map(|tool| (None, tool)));
+        self
+    }
+
+    /// Adds a section with its tools and policies.
+    #[must_use]
+    pub fn section(mut self, section: Section) -> Self {
+        let name = section.name;
+        self.tools.extend(section.tools.into_iter().map(|tool| (Some(name.clone()), tool)));
+        self.policies.extend(section.policies.into_iter().map(|policy| (Scope::Section(name.clone()), policy)));
+        self
+    }
+
+    /// Adds a policy for the whole agent.
+    #[must_use]
+    pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
+        self.policies.push((Scope::Agent, Arc::new(policy)));
+        self
+    }
+
+    /// Adds a policy for everything in the prompt.
+    #[must_use]
+    pub fn prompt_policy(mut self, policy: impl Policy + 'static) -> Self {
+        self.policies.push((Scope::Prompt, Arc::new(policy)));
+        self
+    }
+
+    /// Adds a policy for one tool.
+    #[must_use]
+    pub fn tool_policy(mut self, tool: &str, policy: impl Policy + 'static) -> Self {
+        self.policies.push((Scope::Tool(tool.to_owned()), Arc::new(policy)));
+        self
+    }
+
+    /// Adds a [`Sequence`] for the whole agent; a circle in it is a build error.
+    #[must_use]
+    pub fn sequence(mut self, sequence: Sequence) -> Self {
+        if let Err(cycle) = sequence.check_acyclic() {
+            self.problems.push(cycle.to_string());
+        }
+        self.policy(sequence)
+    }
+
+    /// Adds a hook. Hooks run in the order they were added.
+    #[must_use]
+    pub fn hook(mut self, hook: impl Hook + 'static) -> Self {
+        self.hooks.push(Arc::new(hook));
+        self
+    }
+
+    /// Replaces the description of a tool that accepts it.
+    #[must_use]
+    pub fn describe(mut self, tool: &str, description: &str) -> Self {
+        self.overrides.insert(tool.to_owned(), description.to_owned());
+        self
+    }
+
+    /// Only these principals may act as this agent. Without it, everyone the embedding program lets in.
+    #[must_use]
+    pub fn principals<'a>(mut self, principals: impl IntoIterator<Item = &'a str>) -> Self {
+        self.principals = Some(principals.into_iter().map(str::to_owned).collect());
+        self
+    }
+
+    /// Sets budgets and rates.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets the bounds of arguments.
+    #[must_use]
+    pub const fn bounds(mut self, bounds: Bounds) -> Self {
+        self.bounds = bounds;
+        self
+    }
+
+    /// The largest result that goes into the context, in bytes: 64 KiB unless said.
+    #[must_use]
+    pub const fn max_output(mut self, bytes: usize) -> Self {
+        self.max_output = bytes;
+        self
+    }
+
+    /// Gives handlers something to ask for by type.
+    #[must_use]
+    pub fn resource<T: Any + Send + Sync>(mut self, thing: T) -> Self {
+        self.resources.insert(Arc::new(thing));
+        self
+    }
+
+    /// Gives handlers a file system that rolls back with the call.
+    #[must_use]
+    pub fn files(mut self, files: impl FileSystem + 'static) -> Self {
+        self.resources.set_files(Arc::new(files));
+        self
+    }
+
+    /// Checks everything and builds the agent.
+    ///
+    /// # Errors
+    /// Everything that is wrong, all at once.
+    pub fn build(mut self) -> Result<Agent, BuildError> {
+        let mut problems = std::mem::take(&mut self.problems);
+        let mut tools = HashMap::new();
+        let mut order = Vec::new();
+        self.check_attachments(&mut problems);
+        for (section, tool) in std::mem::take(&mut self.tools) {
+            let (mut spec, handler) = tool.into_parts();
+            if tools.contains_key(&spec.name) {
+                problems.push(format!("two tools are called `{}`", shown(&spec.name)));
+                continue;
+            }
+            if let Some(description) = self.overrides.remove(spec.name()) {
+                if spec.accepts_overrides {
+                    spec.description = description;
+                } else {
+                    problems.push(format!("`{}` does not accept another description", spec.name));
+                }
+            }
+            let name = Arc::clone(&spec.name);
+            order.push(Arc::clone(&name));
+            match self.register(spec, handler, section.as_deref()) {
+                Ok(registered) => {
+                    tools.insert(name, Arc::new(registered));
+                }
+                Err(wrong) => problems.extend(wrong),
+            }
+        }
+        problems.extend(
+            self.overrides.keys().map(|tool| format!("a description is given for `{}`, which is no tool of this agent", shown(tool))),
+        );
+        if !problems.is_empty() {
+            return Err(BuildError { agent: self.name.to_string(), problems });
+        }
+        let definitions: Vec<_> =
+            order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| t.definition.to_string()).collect();
+        let config = digest_of(&json!({ "agent": self.name, "tools": definitions, "limits": format!("{:?}", self.limits) }));
+        Ok(Agent {
+            name: self.name,
+            tools,
+            order,
+            principals: self.principals,
+            limits: self.limits,
+            bounds: self.bounds,
+            max_output: self.max_output,
+            resources: Arc::new(self.resources),
+            config,
+        })
+    }
+
+    fn check_attachments(&self, problems: &mut Vec<String>) {
+        let tools: BTreeSet<&str> = self.tools.iter().map(|(_, tool)| tool.spec().name()).collect();
+        let mut names = BTreeSet::new();
+        for (scope, policy) in &self.policies {
+            if !names.insert(policy.name()) {
+                problems.push(format!("two policies are called `{}`", shown(policy.name())));
+            }
+            if let Scope::Tool(tool) = scope
+                && !tools.contains(tool.as_str())
+            {
+                let hint =
+                    crate::suggest::closest(tool, tools.iter().copied()).map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
+                problems.push(format!("policy `{}` is attached to `{}`, which is no tool of this agent{hint}", policy.name(), shown(tool)));
+            }
+        }
+    }
+
+    fn register(&self, spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<String>> {
+        let mut problems = check_words(&spec);
+        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, problems: &mut Vec<String>| {
+            schema.and_then(|schema| {
+                Schema::compile(schema, extra, &spec.secrets)
+                    .map_err(|e| problems.push(format!("{what} schema of `{}`: {e}", shown(&spec.name))))
+                    .ok()
+            })
+        };
+        let input = compile(spec.input.as_ref(), "input", spec.extra, &mut problems);
+        let output = compile(spec.output.as_ref(), "output", Extra::Pass, &mut problems);
+        if spec.input.is_none() && handler.is_some() {
+            problems.push(format!("`{}` has a handler and no input schema", shown(&spec.name)));
+        }
+        check_examples(&spec, input.as_ref(), output.as_ref(), &mut problems);
+        let applies = |scope: &Scope| match scope {
+            Scope::Tool(tool) => (*tool == *spec.name).then_some(Level::Tool),
+            Scope::Section(name) => (section == Some(name)).then_some(Level::Section),
+            Scope::Prompt => Some(Level::Prompt),
+            Scope::Agent => Some(Level::Agent),
+        };
+        let mut governed_by: Vec<Attached> = self
+            .policies
+            .iter()
+            .filter(|(_, policy)| policy.governs(&spec))
+            .filter_map(|(scope, policy)| applies(scope).map(|level| Attached { level, policy: Arc::clone(policy) }))
+            .collect();
+        // Closest first, then in the order of declaration.
+        governed_by.sort_by_key(|attached| attached.level);
+        let heard_by = self
+            .policies
+            .iter()
+            .filter(|(scope, policy)| applies(scope).is_some() && policy.hears(&spec))
+            .map(|(_, p)| Arc::clone(p))
+            .collect();
+        if spec.effect != Effect::Read && !spec.open && governed_by.is_empty() {
+            problems.push(format!(
+                "`{}` has effects and no policy governs it; attach one, declare it `.effect(Effect::Read)`, or say `.open()`",
+                shown(&spec.name)
+            ));
+        }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let mut secrets: Vec<Pointer> =
+            input.iter().chain(&output).flat_map(|s| s.secrets().iter().cloned()).chain(spec.secrets.iter().cloned()).collect();
+        secrets.sort();
+        secrets.dedup();
+        let hooks = self.hooks.iter().filter(|hook| hook.matches(spec.name())).cloned().collect();
+        let policies: Vec<&str> = governed_by.iter().map(|a| a.policy.name()).collect();
+        let definition = digest_of(&json!({
+            "name": spec.name, "description": spec.description, "input": spec.input, "output": spec.output, "effect": spec.effect,
+            "once": spec.once, "idempotent": spec.idempotent, "policies": policies,
+        }));
+        Ok(Registered { spec, handler, input, output, secrets, governed_by, heard_by, hooks, definition })
+    }
+}
+
+fn check_words(spec: &Spec) -> Vec<String> {
+    let mut problems = Vec::new();
+    let name = shown(&spec.name);
+    if !is_tool_name(&spec.name) {
+        problems.push(format!("`{name}` is no tool name: 1 to 64 of a-z, 0-9, `_` and `-`"));
+    }
+    let length = spec.description.chars().count();
+    if !(1..=1_024).contains(&length) {
+        problems.push(format!("the description of `{name}` has {length} characters; 1 to 1,024 are allowed"));
+    }
+    for example in &spec.examples {
+        if example.description.chars().count() > 200 {
+            problems.push(format!("an example of `{name}` has a description of more than 200 characters"));
+        }
+    }
+    problems
+}
+
+fn check_examples(spec: &Spec, input: Option<&Schema>, output: Option<&Schema>, problems: &mut Vec<String>) {
+    for example in &spec.examples {
+        let checks = [(input, &example.input, "input"), (output, &example.output, "output")];
+        for (schema, value, what) in checks {
+            if let Some(Err(invalid)) = schema.map(|schema| schema.check(&spec.name, value)) {
+                problems.push(format!(
+                    "the example `{}` has an {what} that does not fit: {}",
+                    shown(&example.description),
+                    invalid.message
+                ));
+            }
+        }
+    }
+}

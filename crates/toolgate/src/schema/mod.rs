@@ -1,0 +1,108 @@
+//! Schemas: compiled once, closed where they are silent, and explained in the model's vocabulary.
+
+mod close;
+mod explain;
+
+use jsonschema::{PatternOptions, Validator};
+use serde_json::Value;
+
+use crate::error::FieldError;
+use crate::json::Pointer;
+use crate::tool::Extra;
+
+/// A regular expression of a schema may try this often before it counts as "no match".
+const BACKTRACKS: usize = 10_000;
+/// A regular expression of a schema may compile to this many bytes.
+const PATTERN_SIZE: usize = 1 << 20;
+/// More errors than this help no model.
+const MOST_ERRORS: usize = 20;
+
+/// A compiled schema.
+#[derive(Debug)]
+pub(crate) struct Schema {
+    source: Value,
+    validator: Validator,
+    secrets: Vec<Pointer>,
+    extra: Extra,
+}
+
+/// What is wrong with a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Invalid {
+    pub(crate) errors: Vec<FieldError>,
+    pub(crate) message: String,
+}
+
+impl Schema {
+    /// Compiles a schema for what goes into a tool (closed) or comes out of it (as it stands).
+    pub(crate) fn compile(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
+        let closed = match extra {
+            Extra::Pass => source.clone(),
+            Extra::Refuse | Extra::Drop => close::close(source)?,
+        };
+        let patterns = PatternOptions::fancy_regex().backtrack_limit(BACKTRACKS).size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE);
+        let validator = jsonschema::options()
+            .with_pattern_options(patterns)
+            .should_validate_formats(true)
+            .should_ignore_unknown_formats(true)
+            .build(&closed)
+            .map_err(|e| format!("{} (at `{}`)", e, e.schema_path()))?;
+        let mut secrets = secrets.to_vec();
+        secrets.extend(explain::write_only(source));
+        Ok(Self { source: closed, validator, secrets, extra })
+    }
+
+    /// Fields that are never shown: `writeOnly` ones and those the tool marks.
+    pub(crate) fn secrets(&self) -> &[Pointer] {
+        &self.secrets
+    }
+
+    /// Validates; where the tool says so, unknown properties are taken out first.
+    pub(crate) fn validate(&self, tool: &str, value: &mut Value) -> Result<(), Invalid> {
+        if self.validator.is_valid(value) {
+            return Ok(());
+        }
+        if self.extra == Extra::Drop {
+            self.drop_unknown(value);
+            if self.validator.is_valid(value) {
+                return Ok(());
+            }
+        }
+        Err(self.explain(tool, value))
+    }
+
+    /// Whether a document fits, with the first reason if not.
+    pub(crate) fn check(&self, tool: &str, value: &Value) -> Result<(), Invalid> {
+        if self.validator.is_valid(value) { Ok(()) } else { Err(self.explain(tool, value)) }
+    }
+
+    fn explain(&self, tool: &str, value: &Value) -> Invalid {
+        let errors = self.validator.iter_errors(value).take(MOST_ERRORS);
+        explain::explain(tool, &self.source, errors, &self.secrets)
+    }
+
+    fn drop_unknown(&self, value: &mut Value) {
+        use jsonschema::error::ValidationErrorKind as K;
+        // Each round takes out what one closed object does not know; nesting bounds the rounds.
+        for _ in 0..16 {
+            let unknown: Vec<(String, Vec<String>)> = self
+                .validator
+                .iter_errors(value)
+                .filter_map(|error| match error.kind() {
+                    K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
+                        Some((error.instance_path().to_string(), unexpected.clone()))
+                    }
+                    _ => None,
+                })
+                .collect();
+            if unknown.is_empty() {
+                return;
+            }
+            for (path, names) in unknown {
+                if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
+                    map.retain(|key, _| !names.contains(key));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! A session is immutable at a version. A call works on a snapshot and records operations; what
+//! fails is dropped, so nothing is ever restored by hand.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rpds::{HashTrieMapSync, VectorSync};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Slices of a session, by name. Cloning one costs the same whatever its size.
+pub type Slices = HashTrieMapSync<Arc<str>, Arc<Value>>;
+
+/// What a session holds. A clone is a snapshot, and costs O(1).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct State {
+    /// State slices: a failed call leaves them as they were.
+    pub slices: Slices,
+    /// Log slices: what was appended stays, whatever became of the call.
+    pub logs: HashTrieMapSync<Arc<str>, VectorSync<Arc<Value>>>,
+    /// What successful calls proved.
+    pub evidence: HashTrieMapSync<EvidenceKey, Arc<Evidence>>,
+    /// What policies remember.
+    pub marks: Slices,
+}
+
+impl State {
+    /// A state slice.
+    #[must_use]
+    pub fn slice(&self, name: &str) -> Option<&Value> {
+        self.slices.get(name).map(AsRef::as_ref)
+    }
+
+    /// The entries of a log slice.
+    pub fn log(&self, name: &str) -> impl Iterator<Item = &Value> {
+        self.logs.get(name).into_iter().flat_map(|log| log.iter().map(AsRef::as_ref))
+    }
+
+    /// The latest evidence under a key.
+    #[must_use]
+    pub fn evidence(&self, key: &EvidenceKey) -> Option<&Arc<Evidence>> {
+        self.evidence.get(key)
+    }
+
+    /// Puts back what a rollback puts back: everything but the logs.
+    #[must_use]
+    pub(crate) fn restored_to(&self, earlier: &Self) -> Self {
+        Self { logs: self.logs.clone(), ..earlier.clone() }
+    }
+
+    pub(crate) fn append(&mut self, logs: Vec<(Arc<str>, Value)>) {
+        for (name, entry) in logs {
+            let log = self.logs.get(&name).cloned().unwrap_or_default();
+            self.logs.insert_mut(name, log.push_back(Arc::new(entry)));
+        }
+    }
+
+    pub(crate) fn apply(&mut self, changes: Changes) {
+        for (name, value) in changes.slices {
+            set(&mut self.slices, name, value);
+        }
+        for (name, value) in changes.marks {
+            set(&mut self.marks, name, value);
+        }
+        for evidence in changes.evidence {
+            let evidence = Arc::new(evidence);
+            for key in evidence.keys() {
+                self.evidence.insert_mut(key, Arc::clone(&evidence));
+            }
+        }
+    }
+}
+
+fn set(map: &mut Slices, name: Arc<str>, value: Option<Value>) {
+    match value {
+        Some(value) => map.insert_mut(name, Arc::new(value)),
+        None => {
+            map.remove_mut(&name);
+        }
+    }
+}
+
+/// A change to one named thing: `None` removes it.
+pub type Change = (Arc<str>, Option<Value>);
+
+/// What a successful call changes, committed as one.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Changes {
+    /// State slices.
+    pub slices: Vec<Change>,
+    /// What policies remember.
+    pub marks: Vec<Change>,
+    /// What the call proved.
+    pub evidence: Vec<Evidence>,
+}
+
+impl Changes {
+    /// True where another call's change in between would be lost or built upon blindly.
+    #[must_use]
+    pub fn needs_version(&self) -> bool {
+        !self.slices.is_empty()
+    }
+}
+
+/// Under what evidence is looked up: a tool, and at most one entity.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct EvidenceKey {
+    /// The tool that succeeded.
+    pub tool: Arc<str>,
+    /// Name and canonical value of an entity: `("customer_id", "\"C-1\"")`.
+    pub entity: Option<(Arc<str>, Arc<str>)>,
+}
+
+impl EvidenceKey {
+    /// Any success of a tool.
+    pub fn tool(tool: impl Into<Arc<str>>) -> Self {
+        Self { tool: tool.into(), entity: None }
+    }
+
+    /// A success of a tool about one entity.
+    #[must_use]
+    pub fn about(mut self, name: impl Into<Arc<str>>, value: &Value) -> Self {
+        let text = String::from_utf8(crate::json::canonical(value)).unwrap_or_default();
+        self.entity = Some((name.into(), text.into()));
+        self
+    }
+}
+
+/// Where evidence comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// toolgate ran the tool.
+    RunHere,
+    /// A client ran the tool and said so.
+    Reported,
+}
+
+/// What a successful call proved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// The tool.
+    pub tool: Arc<str>,
+    /// The entities it was about.
+    pub entities: Vec<(Arc<str>, Value)>,
+    /// Fields of its result, as far as the tool declares them.
+    pub fields: Value,
+    /// When.
+    pub at: Timestamp,
+    /// Who ran it.
+    pub origin: Origin,
+}
+
+impl Evidence {
+    fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
+        let bare = EvidenceKey::tool(Arc::clone(&self.tool));
+        let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));
+        std::iter::once(bare).chain(about)
+    }
+}

@@ -1,0 +1,84 @@
+//! Rows that the store could not take wait in a file until it can.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::ledger::Row;
+
+pub(crate) struct Spool {
+    path: PathBuf,
+    file: Mutex<Option<File>>,
+    waiting: AtomicBool,
+}
+
+impl Spool {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        let waiting = AtomicBool::new(path.exists() || path.with_extension("taking").exists());
+        Self { path, file: Mutex::default(), waiting }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Acquire)
+    }
+
+    /// Appends a row and syncs it.
+    pub(crate) fn put(&self, row: &Row) -> io::Result<()> {
+        let mut line = serde_json::to_vec(row)?;
+        line.push(b'\n');
+        let mut guard = crate::lock(&self.file);
+        if guard.is_none() {
+            *guard = Some(private().append(true).create(true).open(&self.path)?);
+        }
+        let Some(file) = guard.as_mut() else { return Err(io::Error::other("the spool is closed")) };
+        file.write_all(&line)?;
+        file.sync_data()?;
+        self.waiting.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Sets the waiting rows aside and reads them. They stay on disk until [`Spool::taken`].
+    pub(crate) fn take(&self) -> io::Result<Vec<Arc<Row>>> {
+        let aside = self.aside();
+        let mut guard = crate::lock(&self.file);
+        if !aside.exists() {
+            *guard = None;
+            match std::fs::rename(&self.path, &aside) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+                other => other?,
+            }
+        }
+        // A line that was cut off by a crash was never answered for.
+        let rows =
+            BufReader::new(File::open(&aside)?).lines().filter_map(|line| line.ok().and_then(|line| serde_json::from_str(&line).ok()));
+        Ok(rows.map(Arc::new).collect())
+    }
+
+    /// The rows that were set aside are in the store.
+    pub(crate) fn taken(&self) -> io::Result<()> {
+        let _guard = crate::lock(&self.file);
+        match std::fs::remove_file(self.aside()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        self.waiting.store(self.path.exists(), Ordering::Release);
+        Ok(())
+    }
+
+    fn aside(&self) -> PathBuf {
+        self.path.with_extension("taking")
+    }
+}
+
+fn private() -> OpenOptions {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = OpenOptions::new();
+    options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    options
+}

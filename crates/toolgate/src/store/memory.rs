@@ -1,0 +1,370 @@
+//! Everything in memory, one lock, one transaction at a time.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rust_decimal::Decimal;
+use tokio::sync::RwLock;
+
+use super::{
+    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, RecallKey, Recalled, Settle, Store, StoreError,
+    Target,
+};
+use crate::call::{CallId, SessionKey};
+use crate::json::Digest;
+use crate::ledger::Row;
+use crate::limits::{Charge, Counter, Over, Spend, Unit};
+use crate::outcome::Outcome;
+use crate::policy::{Facts, Needs};
+use crate::progress::Progress;
+use crate::session::State;
+
+/// How many rows and large outputs are kept, newest first. Claims, limits and sessions are all kept.
+const ROWS: usize = 200_000;
+const OUTPUTS: usize = 256;
+
+/// A store that ends with the process: for tests, demonstrations and short-lived agents.
+#[derive(Default)]
+pub struct MemoryStore(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    paused: HashMap<Target, String>,
+    sessions: HashMap<SessionKey, Session>,
+    counters: HashMap<String, Counter>,
+    claims: HashMap<CallId, Claim>,
+    recalls: HashMap<RecallKey, (Digest, CallId)>,
+    approvals: HashMap<String, Approval>,
+    asked: HashMap<(SessionKey, Digest), String>,
+    outputs: HashMap<(SessionKey, String), Arc<str>>,
+    output_order: VecDeque<(SessionKey, String)>,
+    rows: VecDeque<Arc<Row>>,
+}
+
+struct Session {
+    version: u64,
+    opened: Timestamp,
+    state: State,
+    progress: Progress,
+    lock: Arc<RwLock<()>>,
+}
+
+struct Claim {
+    intent: Intent,
+    charges: Vec<Charge>,
+    /// `None` while nobody knows.
+    settled: Option<Outcome>,
+    pending: bool,
+}
+
+impl Claim {
+    fn is_pending(&self, now: Timestamp) -> bool {
+        self.settled.is_none() && (self.pending || now > self.intent.lease)
+    }
+}
+
+impl MemoryStore {
+    /// An empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Inner {
+    fn session(&mut self, key: &SessionKey, now: Timestamp) -> &mut Session {
+        self.sessions.entry(key.clone()).or_insert_with(|| Session {
+            version: 0,
+            opened: now,
+            state: State::default(),
+            progress: Progress::default(),
+            lock: Arc::default(),
+        })
+    }
+
+    fn recall(&self, key: &RecallKey, digest: Digest, now: Timestamp) -> Option<Recalled> {
+        let (first, call) = self.recalls.get(key)?;
+        if *first != digest {
+            return Some(Recalled::KeyReused);
+        }
+        let claim = self.claims.get(call)?;
+        Some(match &claim.settled {
+            Some(outcome) => Recalled::Settled(outcome.clone()),
+            None if claim.is_pending(now) => Recalled::Pending(*call),
+            None => Recalled::InProgress,
+        })
+    }
+
+    fn over(&mut self, charges: &[Charge], now: Timestamp) -> Option<(usize, Over)> {
+        charges.iter().enumerate().find_map(|(index, charge)| {
+            // Charges of one call on the same counter add up.
+            let before: Decimal = charges.iter().take(index).filter(|c| c.counter == charge.counter).map(|c| c.amount).sum();
+            let charge = Charge { amount: charge.amount + before, ..charge.clone() };
+            let counter = self.counters.entry(charge.counter.clone()).or_default();
+            counter.fits(now, &charge).err().map(|over| (index, over))
+        })
+    }
+
+    fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: &Outcome) -> bool {
+        let Some(claim) = self.claims.get_mut(&call) else { return false };
+        if settle == Settle::Pending {
+            claim.pending = true;
+            return true;
+        }
+        for charge in std::mem::take(&mut claim.charges) {
+            let actual = match (settle, charge.unit) {
+                (Settle::Released, _) => Decimal::ZERO,
+                (_, Unit::Fixed) => charge.amount,
+                (_, Unit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
+                (_, Unit::Money) => spent.map_or(charge.amount, |s| s.money),
+            };
+            if let Some(counter) = self.counters.get_mut(&charge.counter) {
+                counter.settle(call, charge.amount, actual);
+            }
+        }
+        // What had no effect may run again; what nobody can recall need not be kept.
+        let recall = claim.intent.recall.clone().filter(|_| settle == Settle::Done);
+        match recall {
+            Some(_) => claim.settled = Some(outcome.clone()),
+            None => {
+                if let Some(claim) = self.claims.remove(&call)
+                    && let Some(key) = claim.intent.recall
+                {
+                    self.recalls.remove(&key);
+                }
+            }
+        }
+        true
+    }
+
+    fn record(&mut self, row: Arc<Row>) {
+        if self.rows.len() >= ROWS {
+            self.rows.pop_front();
+        }
+        self.rows.push_back(row);
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn paused(&self, targets: &[Target]) -> Result<Option<(Target, String)>, StoreError> {
+        let inner = crate::lock(&self.0);
+        if inner.paused.is_empty() {
+            return Ok(None);
+        }
+        Ok(targets.iter().find_map(|target| inner.paused.get(target).map(|why| (target.clone(), why.clone()))))
+    }
+
+    async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
+        let mut inner = crate::lock(&self.0);
+        match reason {
+            Some(reason) => inner.paused.insert(target, reason),
+            None => inner.paused.remove(&target),
+        };
+        Ok(())
+    }
+
+    async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
+        let lock = Arc::clone(&crate::lock(&self.0).session(key, Timestamp::now()).lock);
+        // The uncontended case needs no timer.
+        if alone {
+            if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
+                return Ok(Some(Hold::new(guard)));
+            }
+            Ok(tokio::time::timeout(wait, lock.write_owned()).await.ok().map(Hold::new))
+        } else {
+            if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
+                return Ok(Some(Hold::new(guard)));
+            }
+            Ok(tokio::time::timeout(wait, lock.read_owned()).await.ok().map(Hold::new))
+        }
+    }
+
+    async fn enter(&self, enter: Enter<'_>) -> Result<Entered, StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let recalled = enter.recall.and_then(|key| inner.recall(key, enter.digest, enter.now));
+        let session = inner.session(enter.key, enter.now);
+        if enter.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
+            session.progress.count(enter.digest, enter.now);
+        }
+        Ok(Entered { version: session.version, opened: session.opened, state: session.state.clone(), recalled, progress: session.progress })
+    }
+
+    async fn polled(&self, key: &SessionKey, progress: Progress) -> Result<(), StoreError> {
+        if let Some(session) = crate::lock(&self.0).sessions.get_mut(key) {
+            session.progress = progress;
+        }
+        Ok(())
+    }
+
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
+        let mut inner = crate::lock(&self.0);
+        for (counter, window) in &needs.counters {
+            let used = inner.counters.get_mut(counter).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
+            facts.counters.insert(counter.clone(), used);
+        }
+        let empty = State::default();
+        let state = at.or_else(|| inner.sessions.get(key).map(|s| &s.state)).unwrap_or(&empty);
+        for key in &needs.evidence {
+            facts.evidence.push((key.clone(), state.evidence(key).map(|e| e.as_ref().clone())));
+        }
+        for mark in &needs.marks {
+            facts.marks.insert(mark.clone(), state.marks.get(mark.as_str()).map(|m| m.as_ref().clone()));
+        }
+        Ok(())
+    }
+
+    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let room = charges.iter().map(|charge| {
+            let counter = inner.counters.entry(charge.counter.clone()).or_default();
+            counter.fits(now, charge).map(|()| counter.used(now, charge.window))
+        });
+        Ok(room.collect())
+    }
+
+    async fn begin(
+        &self,
+        intent: &Intent,
+        charges: &[Charge],
+        approval: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Result<(), NotClaimed>, StoreError> {
+        let mut inner = crate::lock(&self.0);
+        if let Some(recalled) = intent.recall.as_ref().and_then(|key| inner.recall(key, intent.digest, now)) {
+            return Ok(Err(NotClaimed::Recalled(recalled)));
+        }
+        if let Some((index, over)) = inner.over(charges, now) {
+            return Ok(Err(NotClaimed::Over(index, over)));
+        }
+        if let Some(id) = approval {
+            match inner.approvals.get_mut(id) {
+                Some(a) if a.state == ApprovalState::Approved && a.digest == intent.digest && a.key == intent.key && now <= a.expires => {
+                    a.state = ApprovalState::Used;
+                }
+                _ => return Ok(Err(NotClaimed::ApprovalGone)),
+            }
+        }
+        for charge in charges {
+            inner.counters.entry(charge.counter.clone()).or_default().reserve(now, intent.call, charge);
+        }
+        if let Some(key) = &intent.recall {
+            inner.recalls.insert(key.clone(), (intent.digest, intent.call));
+        }
+        let claim = Claim { intent: intent.clone(), charges: charges.to_vec(), settled: None, pending: false };
+        inner.claims.insert(intent.call, claim);
+        Ok(Ok(()))
+    }
+
+    async fn finish(&self, finish: Finish) -> Result<Result<(), Conflict>, StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let session = inner.session(&finish.row.key, finish.row.at);
+        if finish.changes.as_ref().is_some_and(|c| c.needs_version()) && session.version != finish.version {
+            return Ok(Err(Conflict));
+        }
+        session.state.append(finish.logs);
+        if let Some(changes) = finish.changes {
+            session.version += u64::from(changes.needs_version());
+            session.state.apply(changes);
+        }
+        if let Some(ended) = &finish.ended {
+            session.progress.ended(ended);
+        }
+        inner.end_claim(finish.row.call, finish.settle, Some(finish.spent), &finish.outcome);
+        for (handle, text) in finish.outputs {
+            let at = (finish.row.key.clone(), handle);
+            inner.output_order.push_back(at.clone());
+            inner.outputs.insert(at, text);
+            if inner.output_order.len() > OUTPUTS
+                && let Some(oldest) = inner.output_order.pop_front()
+            {
+                inner.outputs.remove(&oldest);
+            }
+        }
+        inner.record(finish.row);
+        Ok(Ok(()))
+    }
+
+    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, State)>, StoreError> {
+        Ok(crate::lock(&self.0).sessions.get(key).map(|s| (s.version, s.state.clone())))
+    }
+
+    async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let session = inner.session(key, Timestamp::now());
+        if session.version != version {
+            return Ok(Err(Conflict));
+        }
+        session.version += 1;
+        session.state = state;
+        Ok(Ok(()))
+    }
+
+    async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let call = CallId::fresh();
+        for charge in charges {
+            inner.counters.entry(charge.counter.clone()).or_default().reserve(now, call, charge);
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, approval: Approval) -> Result<(), StoreError> {
+        let mut inner = crate::lock(&self.0);
+        inner.asked.insert((approval.key.clone(), approval.digest), approval.id.clone());
+        inner.approvals.insert(approval.id.clone(), approval);
+        Ok(())
+    }
+
+    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        let inner = crate::lock(&self.0);
+        let id = inner.asked.get(&(key.clone(), digest));
+        Ok(id.and_then(|id| inner.approvals.get(id)).cloned())
+    }
+
+    async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
+        Ok(crate::lock(&self.0).approvals.get(id).cloned())
+    }
+
+    async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let waiting = inner.approvals.get_mut(id).filter(|a| a.state == ApprovalState::Waiting && now <= a.expires);
+        let Some(approval) = waiting else { return Ok(false) };
+        approval.state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
+        approval.answered_by = Some(by.to_owned());
+        Ok(true)
+    }
+
+    async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+        let inner = crate::lock(&self.0);
+        let mut pending: Vec<Intent> = inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.intent.clone()).collect();
+        pending.sort_unstable_by_key(|intent| intent.call);
+        Ok(pending)
+    }
+
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome) -> Result<bool, StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let known = inner.claims.get(&call).is_some_and(|claim| claim.settled.is_none());
+        Ok(known && inner.end_claim(call, settle, None, &outcome))
+    }
+
+    async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+        Ok(crate::lock(&self.0).outputs.get(&(key.clone(), handle.to_owned())).cloned())
+    }
+
+    async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
+        Ok(crate::lock(&self.0).rows.iter().filter(|row| row.key == *key).cloned().collect())
+    }
+
+    async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
+        let mut inner = crate::lock(&self.0);
+        let known: HashSet<CallId> = inner.rows.iter().map(|row| row.call).collect();
+        if !known.contains(&row.call) {
+            inner.record(row);
+        }
+        Ok(())
+    }
+}

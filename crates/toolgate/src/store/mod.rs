@@ -1,0 +1,333 @@
+//! Where sessions, claims, limits, approvals and the ledger live.
+//!
+//! A store is dumb on purpose: it loads, reserves and commits, each in one transaction, and decides
+//! nothing. Every backend behaves like [`MemoryStore`].
+
+mod memory;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rust_decimal::Decimal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use memory::MemoryStore;
+
+use crate::call::{CallId, SessionKey};
+use crate::error::{Effects, ToolError};
+use crate::json::Digest;
+use crate::ledger::Row;
+use crate::limits::{Charge, Over, Spend};
+use crate::outcome::Outcome;
+use crate::policy::{Facts, Needs};
+use crate::progress::{Ended, Progress};
+use crate::session::{Changes, State};
+
+/// The store could not do what was asked; nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StoreError(pub String);
+
+/// What a kill switch stops.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// An agent.
+    Agent(Arc<str>),
+    /// A tool, in every agent.
+    Tool(Arc<str>),
+    /// A principal.
+    Principal(Arc<str>),
+    /// One session.
+    Session(SessionKey),
+}
+
+/// What a call is recalled by: its key, or for a tool declared `once` its arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RecallKey {
+    /// Who called.
+    pub principal: Arc<str>,
+    /// As which agent.
+    pub agent: Arc<str>,
+    /// Which tool.
+    pub tool: Arc<str>,
+    /// The client's key, or the digest of the arguments.
+    pub key: String,
+}
+
+/// What is known of an earlier call under the same key.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Recalled {
+    /// It ran; this is what it came to.
+    Settled(Outcome),
+    /// It is running.
+    InProgress,
+    /// It may have run; nobody knows.
+    Pending(CallId),
+    /// It was made with other arguments.
+    KeyReused,
+}
+
+/// A session held by a call. Dropping it lets the session go.
+pub struct Hold(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>);
+
+impl Hold {
+    /// Anything that lets the session go when it is dropped.
+    #[must_use]
+    pub fn new(guard: impl Any + Send + Sync) -> Self {
+        Self(Box::new(guard))
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hold")
+    }
+}
+
+/// A validated call comes to its session.
+#[derive(Debug)]
+pub struct Enter<'a> {
+    /// The session.
+    pub key: &'a SessionKey,
+    /// The judged call.
+    pub digest: Digest,
+    /// What it is recalled by.
+    pub recall: Option<&'a RecallKey>,
+    /// Whether it counts for progress.
+    pub counts: bool,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// What it finds there.
+#[derive(Debug)]
+pub struct Entered {
+    /// Version of the session.
+    pub version: u64,
+    /// When the session began.
+    pub opened: Timestamp,
+    /// What it holds: a snapshot.
+    pub state: State,
+    /// An earlier call under the same key.
+    pub recalled: Option<Recalled>,
+    /// How often the same call was made.
+    pub progress: Progress,
+}
+
+/// A durable intent: written before the effect.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Intent {
+    /// The call.
+    pub call: CallId,
+    /// Its session.
+    pub key: SessionKey,
+    /// Its tool.
+    pub tool: Arc<str>,
+    /// The judged call.
+    pub digest: Digest,
+    /// What it will be recalled by.
+    pub recall: Option<RecallKey>,
+    /// Which process works on it.
+    pub owner: Arc<str>,
+    /// Until when; afterwards, without an end, it is pending.
+    pub lease: Timestamp,
+    /// False for a read, which leaves nothing to reconcile.
+    pub effect: bool,
+}
+
+/// Why a claim failed. Nothing was reserved.
+#[derive(Debug, Clone, PartialEq)]
+pub enum NotClaimed {
+    /// The charge of this index has no room.
+    Over(usize, Over),
+    /// Somebody else was first.
+    Recalled(Recalled),
+    /// The approval is gone: used, expired or taken back.
+    ApprovalGone,
+}
+
+/// How a claim ends: by what happened in the world, not by what the caller was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Settle {
+    /// It happened: the charges stand.
+    Done,
+    /// Nothing happened: the charges are released.
+    Released,
+    /// Nobody knows: the charges stay reserved until somebody settles it.
+    Pending,
+}
+
+impl Settle {
+    /// How a claim ends after a call that left this behind.
+    #[must_use]
+    pub const fn by(effects: Effects) -> Self {
+        match effects {
+            Effects::None | Effects::RolledBack => Self::Released,
+            Effects::Done => Self::Done,
+            Effects::Unknown => Self::Pending,
+        }
+    }
+}
+
+/// The end of a call: everything in one transaction.
+#[derive(Debug, Clone)]
+pub struct Finish {
+    /// The row.
+    pub row: Arc<Row>,
+    /// Version that the changes were made against.
+    pub version: u64,
+    /// What changes, after a success.
+    pub changes: Option<Changes>,
+    /// What is appended to log slices, whatever happened.
+    pub logs: Vec<(Arc<str>, Value)>,
+    /// How the claim ends, where there is one.
+    pub settle: Settle,
+    /// What it came to, for a later recall. Not redacted.
+    pub outcome: Outcome,
+    /// What was really spent.
+    pub spent: Spend,
+    /// Large outputs to keep, by handle.
+    pub outputs: Vec<(String, Arc<str>)>,
+    /// How it ended, for the next call's progress.
+    pub ended: Option<Ended>,
+}
+
+/// The session had changed in between. Nothing was written, not even the row: finish again without changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conflict;
+
+/// Where an approval stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ApprovalState {
+    /// Nobody has answered.
+    Waiting,
+    /// Somebody said yes.
+    Approved,
+    /// Somebody said no.
+    Denied,
+    /// The call was made.
+    Used,
+}
+
+/// A call that waits for a person, or did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Approval {
+    /// Its name.
+    pub id: String,
+    /// Whose call.
+    pub key: SessionKey,
+    /// Which tool.
+    pub tool: Arc<str>,
+    /// The exact call.
+    pub digest: Digest,
+    /// The arguments that will run.
+    pub arguments: Value,
+    /// The rules and hooks that asked: only their "ask" is answered.
+    pub asked_by: Vec<String>,
+    /// What the person reads.
+    pub reason: String,
+    /// When it was asked.
+    pub asked_at: Timestamp,
+    /// Until when it can be answered and used.
+    pub expires: Timestamp,
+    /// Where it stands.
+    pub state: ApprovalState,
+    /// Who answered.
+    pub answered_by: Option<String>,
+}
+
+/// A backend.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Why the first of these is paused, if one is.
+    async fn paused(&self, targets: &[Target]) -> Result<Option<(Target, String)>, StoreError>;
+    /// Turns a kill switch on, with a reason, or off.
+    async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError>;
+
+    /// Holds a session, alone or together with other readers; `None` if it stays held by others for this long.
+    async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError>;
+    /// Recalls, counts and loads, in one transaction. Opens the session if it is new.
+    async fn enter(&self, enter: Enter<'_>) -> Result<Entered, StoreError>;
+    /// Notes that a poll was let through.
+    async fn polled(&self, key: &SessionKey, progress: Progress) -> Result<(), StoreError>;
+    /// Loads what policies need into `facts`, from a snapshot where one is given.
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError>;
+    /// For each of these charges: what is used, or that it does not fit.
+    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError>;
+    /// Claims: the intent is durable, every charge reserved and the approval used, or none of it.
+    async fn begin(
+        &self,
+        intent: &Intent,
+        charges: &[Charge],
+        approval: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Result<(), NotClaimed>, StoreError>;
+    /// Ends a call: state, claim, charges and row in one transaction.
+    async fn finish(&self, finish: Finish) -> Result<Result<(), Conflict>, StoreError>;
+
+    /// A session's state as it stands, with its version.
+    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, State)>, StoreError>;
+    /// Replaces a session's state, if it is still at this version.
+    async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError>;
+    /// Adds to counters outside a call, as the loop does for the model's own tokens.
+    async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError>;
+
+    /// Keeps a request for approval.
+    async fn ask(&self, approval: Approval) -> Result<(), StoreError>;
+    /// The newest approval for exactly this call.
+    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError>;
+    /// An approval by name.
+    async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError>;
+    /// Answers a waiting approval; false if it is not waiting any more.
+    async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError>;
+
+    /// Claims that nobody knows the end of.
+    async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError>;
+    /// Settles such a claim by hand; false if there is none of this name.
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome) -> Result<bool, StoreError>;
+
+    /// A stored output of this session.
+    async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;
+    /// The rows of a session in order.
+    async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
+    /// Takes in a row that was spooled while the store was away. A row it has already is left alone.
+    async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError>;
+}
+
+/// What stood in the way of a call, said to the model.
+pub(crate) fn recalled_error(recalled: &Recalled) -> Option<ToolError> {
+    use crate::code;
+    match recalled {
+        Recalled::Settled(_) => None,
+        Recalled::InProgress => Some(ToolError::of(code::IN_PROGRESS, "the same call is running; ask again for its result").retry_after_ms(1_000)),
+        Recalled::Pending(call) => Some(
+            ToolError::of(
+                code::PENDING_RECONCILIATION,
+                format!("an earlier run of this call ({call}) may or may not have taken effect; do not repeat it, tell the user that a person must settle it"),
+            )
+            .with_effects(Effects::Unknown),
+        ),
+        Recalled::KeyReused => {
+            Some(ToolError::of(code::KEY_REUSED, "the idempotency key was used before with other arguments; use a new key for a new call"))
+        }
+    }
+}
+
+/// What a charge that does not fit says: the limit's own error, with the figure and the wait.
+pub(crate) fn over_error(mut error: ToolError, over: &Over) -> ToolError {
+    if let Some(wait) = over.retry_after.filter(|wait| wait.is_positive()) {
+        error.retry_after_ms = u64::try_from(wait.as_millis()).ok().map(|ms| ms + 1);
+    }
+    if over.used > Decimal::ZERO {
+        error.message = format!("{} (used: {})", error.message, over.used.normalize());
+    }
+    error
+}

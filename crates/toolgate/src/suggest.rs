@@ -1,0 +1,98 @@
+//! The closest name, exactly as Python's `difflib.get_close_matches(name, names, n=1, cutoff=0.5)`
+//! would choose it.
+
+use std::collections::HashMap;
+
+/// How alike two names must be.
+pub const CUTOFF: f64 = 0.5;
+/// Longer texts are not names: they get no suggestion (and difflib changes its rules at 200).
+const MAX_CHARS: usize = 128;
+
+/// The closest of `names` to `word`, if any is at least half alike.
+///
+/// ```
+/// assert_eq!(toolgate::suggest::closest("calculator", ["calc", "json_query"]), Some("calc"));
+/// ```
+pub fn closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // difflib keeps the greatest (ratio, name), so that equal ratios go to the greater name.
+    let word: Vec<char> = word.chars().take(MAX_CHARS + 1).collect();
+    if word.len() > MAX_CHARS {
+        return None;
+    }
+    let matcher = Matcher::new(&word);
+    names
+        .into_iter()
+        .filter_map(|name| matcher.ratio(name).filter(|ratio| *ratio >= CUTOFF).map(|ratio| (ratio, name)))
+        .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| chars_order(a.1, b.1)))
+        .map(|(_, name)| name)
+}
+
+/// Python orders strings by code point; UTF-8 bytes order the same way.
+fn chars_order(a: &str, b: &str) -> std::cmp::Ordering {
+    a.cmp(b)
+}
+
+/// difflib's `SequenceMatcher(None, name, word).ratio()`.
+#[must_use]
+pub fn ratio(name: &str, word: &str) -> f64 {
+    let word: Vec<char> = word.chars().collect();
+    Matcher::new(&word).ratio(name).unwrap_or(0.0)
+}
+
+struct Matcher<'w> {
+    word: &'w [char],
+    places: HashMap<char, Vec<usize>>,
+}
+
+impl<'w> Matcher<'w> {
+    fn new(word: &'w [char]) -> Self {
+        let mut places: HashMap<char, Vec<usize>> = HashMap::new();
+        for (index, c) in word.iter().enumerate() {
+            places.entry(*c).or_default().push(index);
+        }
+        Self { word, places }
+    }
+
+    fn ratio(&self, name: &str) -> Option<f64> {
+        let name: Vec<char> = name.chars().take(MAX_CHARS + 1).collect();
+        if name.len() > MAX_CHARS {
+            return None;
+        }
+        let total = name.len() + self.word.len();
+        if total == 0 {
+            return Some(1.0);
+        }
+        let mut matched = 0;
+        let mut todo = vec![(0, name.len(), 0, self.word.len())];
+        while let Some((alo, ahi, blo, bhi)) = todo.pop() {
+            let (i, j, size) = self.longest(&name, alo, ahi, blo, bhi);
+            if size > 0 {
+                matched += size;
+                todo.push((alo, i, blo, j));
+                todo.push((i + size, ahi, j + size, bhi));
+            }
+        }
+        Some(2.0 * matched as f64 / total as f64)
+    }
+
+    /// The longest common block; of several, the one that starts first in `name`, then in the word.
+    fn longest(&self, name: &[char], alo: usize, ahi: usize, blo: usize, bhi: usize) -> (usize, usize, usize) {
+        let mut best = (alo, blo, 0);
+        let mut lengths: HashMap<usize, usize> = HashMap::new();
+        for (i, c) in name.iter().enumerate().take(ahi).skip(alo) {
+            let mut next = HashMap::new();
+            for &j in self.places.get(c).map(Vec::as_slice).unwrap_or_default() {
+                if !(blo..bhi).contains(&j) {
+                    continue;
+                }
+                let size = 1 + j.checked_sub(1).and_then(|before| lengths.get(&before)).copied().unwrap_or(0);
+                next.insert(j, size);
+                if size > best.2 {
+                    best = (i + 1 - size, j + 1 - size, size);
+                }
+            }
+            lengths = next;
+        }
+        best
+    }
+}

@@ -1,0 +1,235 @@
+//! What a tool says when it cannot do its work, and how any other error is understood.
+
+use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use serde_json::Value;
+
+use crate::code;
+use crate::error::{Category, Effects, FieldError, ToolError};
+use crate::outcome::Signal;
+use crate::resource::FileError;
+
+/// A tool's failure. Any `std::error::Error` becomes one with `?`.
+pub struct Failure(Box<Kind>);
+
+pub(crate) enum Kind {
+    Error { error: ToolError, effects: Option<Effects>, status: Option<u16> },
+    Signal(Signal),
+}
+
+impl Failure {
+    fn from_error(error: ToolError) -> Self {
+        Self(Box::new(Kind::Error { error, effects: None, status: None }))
+    }
+
+    /// A failure of one of the four categories, with a code of the tool's own.
+    pub fn new(category: Category, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::from_error(ToolError::new(category, code, message))
+    }
+
+    /// Try again later.
+    pub fn transient(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::new(Category::Transient, code, message)
+    }
+
+    /// The input is wrong.
+    pub fn validation(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::new(Category::Validation, code, message)
+    }
+
+    /// Access is missing.
+    pub fn permission(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::new(Category::Permission, code, message)
+    }
+
+    /// A rule of the business forbids it.
+    pub fn business(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::new(Category::Business, code, message)
+    }
+
+    /// One of toolgate's own codes.
+    pub(crate) fn of(name: &'static str, message: impl Into<String>) -> Self {
+        Self::from_error(ToolError::of(name, message))
+    }
+
+    /// A signal for the prompt layer: it passes through untouched, and the call changes nothing.
+    #[must_use]
+    pub fn signal(signal: Signal) -> Self {
+        Self(Box::new(Kind::Signal(signal)))
+    }
+
+    /// An HTTP status of the service behind the tool, classified once and for all.
+    /// `said` is kept as untrusted text under `upstream`.
+    #[must_use]
+    pub fn http(status: u16, said: &str) -> Self {
+        let name = classify_status(status);
+        let mut error = ToolError::of(name, format!("the service behind the tool answered with status {status}"));
+        error.upstream = Some(upstream(serde_json::json!({ "status": status, "said": said })));
+        Self(Box::new(Kind::Error { error, effects: None, status: Some(status) }))
+    }
+
+    /// Says what the tool left behind. Only the tool can know; without it, toolgate assumes the worst
+    /// that the tool's declared effect allows.
+    #[must_use]
+    pub fn effects(mut self, left: Effects) -> Self {
+        if let Kind::Error { effects, .. } = self.0.as_mut() {
+            *effects = Some(left);
+        }
+        self
+    }
+
+    /// Says how long to wait before trying again.
+    #[must_use]
+    pub fn retry_after_ms(mut self, ms: u64) -> Self {
+        if let Kind::Error { error, .. } = self.0.as_mut() {
+            error.retry_after_ms = Some(ms);
+        }
+        self
+    }
+
+    /// Names the tool that handles such requests instead.
+    #[must_use]
+    pub fn redirect(mut self, tool: impl Into<String>) -> Self {
+        if let Kind::Error { error, .. } = self.0.as_mut() {
+            error.redirect_tool = Some(tool.into());
+        }
+        self
+    }
+
+    /// Says which argument is wrong.
+    #[must_use]
+    pub fn field(mut self, path: impl Into<String>, expected: impl Into<String>, got: impl Into<String>) -> Self {
+        if let Kind::Error { error, .. } = self.0.as_mut() {
+            error.errors.push(FieldError { path: path.into(), expected: expected.into(), got: got.into(), did_you_mean: None });
+        }
+        self
+    }
+
+    pub(crate) fn status(&self) -> Option<u16> {
+        match self.0.as_ref() {
+            Kind::Error { status, .. } => *status,
+            Kind::Signal(_) => None,
+        }
+    }
+
+    pub(crate) fn declared_effects(&self) -> Option<Effects> {
+        match self.0.as_ref() {
+            Kind::Error { effects, .. } => *effects,
+            Kind::Signal(_) => None,
+        }
+    }
+
+    pub(crate) fn is_retryable(&self) -> bool {
+        matches!(self.0.as_ref(), Kind::Error { error, .. } if error.retryable)
+    }
+
+    pub(crate) fn into_kind(self) -> Kind {
+        *self.0
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_ref() {
+            Kind::Error { error, effects, .. } => f.debug_struct("Failure").field("error", error).field("effects", effects).finish(),
+            Kind::Signal(signal) => f.debug_tuple("Failure").field(signal).finish(),
+        }
+    }
+}
+
+/// Any error of a Rust program, understood by what it says of itself: `io::Error` and time-outs
+/// anywhere in its chain of sources by their kind, everything else as BUSINESS, not retryable.
+impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let message = chain(&error);
+        let mut source: Option<&(dyn StdError + 'static)> = Some(&error);
+        while let Some(cause) = source {
+            if let Some(error) = cause.downcast_ref::<ToolError>() {
+                return Self(Box::new(Kind::Error { error: error.clone(), effects: None, status: None }));
+            }
+            if let Some(file) = cause.downcast_ref::<FileError>() {
+                return Self::of(file.code(), message);
+            }
+            if let Some(io) = cause.downcast_ref::<io::Error>() {
+                return Self::of(classify_io(io.kind()), message);
+            }
+            if cause.is::<tokio::time::error::Elapsed>() {
+                return Self::of(code::TIMEOUT, message);
+            }
+            source = cause.source();
+        }
+        Self::of(code::TOOL_FAILED, message)
+    }
+}
+
+/// The error and its causes on one line, each said once.
+fn chain(error: &dyn StdError) -> String {
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let said = cause.to_string();
+        if !message.contains(&said) {
+            message = format!("{message}: {said}");
+        }
+        source = cause.source();
+    }
+    message
+}
+
+/// The code for an HTTP status that is not a success.
+///
+/// ```
+/// use toolgate::{classify_status, code};
+/// assert_eq!(classify_status(429), code::UPSTREAM_UNAVAILABLE);
+/// assert_eq!(classify_status(403), code::UPSTREAM_FORBIDDEN);
+/// assert_eq!(classify_status(422), code::UPSTREAM_REJECTED);
+/// assert_eq!(classify_status(404), code::UPSTREAM_INVALID);
+/// ```
+#[must_use]
+pub const fn classify_status(status: u16) -> &'static str {
+    match status {
+        408 | 425 | 429 | 500..=599 => code::UPSTREAM_UNAVAILABLE,
+        401 | 403 | 407 => code::UPSTREAM_FORBIDDEN,
+        422 => code::UPSTREAM_REJECTED,
+        400..=499 => code::UPSTREAM_INVALID,
+        _ => code::TOOL_FAILED,
+    }
+}
+
+fn classify_io(kind: io::ErrorKind) -> &'static str {
+    use io::ErrorKind as K;
+    match kind {
+        K::TimedOut => code::TIMEOUT,
+        K::ConnectionRefused
+        | K::ConnectionReset
+        | K::ConnectionAborted
+        | K::NotConnected
+        | K::BrokenPipe
+        | K::UnexpectedEof
+        | K::Interrupted
+        | K::WouldBlock
+        | K::HostUnreachable
+        | K::NetworkUnreachable
+        | K::NetworkDown
+        | K::ResourceBusy => code::UPSTREAM_UNAVAILABLE,
+        K::PermissionDenied | K::ReadOnlyFilesystem => code::UPSTREAM_FORBIDDEN,
+        K::NotFound | K::InvalidInput | K::InvalidData | K::AlreadyExists | K::IsADirectory | K::NotADirectory => code::UPSTREAM_INVALID,
+        _ => code::TOOL_FAILED,
+    }
+}
+
+/// Words of an upstream, made harmless: capped, and stripped of fields that only toolgate may write.
+pub(crate) fn upstream(value: Value) -> Value {
+    const MOST: usize = 4_096;
+    match value {
+        Value::Object(map) => {
+            map.into_iter().filter(|(key, _)| !key.starts_with("toolgate/")).map(|(key, item)| (key, upstream(item))).collect()
+        }
+        Value::Array(items) => items.into_iter().take(64).map(upstream).collect(),
+        Value::String(text) if text.len() > MOST => Value::String(text.chars().take(MOST).chain(['…']).collect()),
+        other => other,
+    }
+}

@@ -1,0 +1,468 @@
+//! Tools: what they are called, what they take and give, what they do to the world, and how they run.
+
+mod failure;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub(crate) use failure::Kind;
+pub use failure::{Failure, classify_status};
+
+use crate::call::Judged;
+use crate::code;
+use crate::context::Ctx;
+use crate::gate::Permit;
+use crate::json::Pointer;
+use crate::limits::Spend;
+use crate::normalize::Rule;
+
+/// What a tool does to the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// It changes nothing.
+    Read,
+    /// It changes something that can be changed back.
+    Write,
+    /// It cannot be taken back. What is undeclared is this.
+    #[default]
+    Destructive,
+}
+
+/// A tool that is called again and again until something has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Polling {
+    /// Shortest time between two identical polls.
+    pub interval: Duration,
+    /// How often in a row the result may stay the same.
+    pub max_unchanged: u32,
+}
+
+/// How a failed run is tried again, where that is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retry {
+    /// Most runs after the first.
+    pub times: u32,
+    /// Wait before the second run; it doubles each time.
+    pub delay: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { times: 2, delay: Duration::from_millis(100) }
+    }
+}
+
+/// What happens to arguments that the schema does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extra {
+    /// The call is refused.
+    #[default]
+    Refuse,
+    /// They are taken out before the call is judged.
+    Drop,
+    /// The schema says what it says.
+    Pass,
+}
+
+/// A worked call, shown to the model and checked against the schemas.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Example {
+    /// At most 200 characters.
+    pub description: String,
+    /// Arguments.
+    pub input: Value,
+    /// Result.
+    pub output: Value,
+}
+
+/// Everything about a tool but its handler.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    pub(crate) name: Arc<str>,
+    pub(crate) description: String,
+    pub(crate) accepts_overrides: bool,
+    pub(crate) input: Option<Value>,
+    pub(crate) output: Option<Value>,
+    pub(crate) effect: Effect,
+    pub(crate) idempotent: bool,
+    pub(crate) once: bool,
+    pub(crate) local: bool,
+    pub(crate) open: bool,
+    pub(crate) polling: Option<Polling>,
+    pub(crate) retry: Retry,
+    pub(crate) timeout: Duration,
+    pub(crate) heartbeat: Option<Duration>,
+    pub(crate) extra: Extra,
+    pub(crate) examples: Vec<Example>,
+    pub(crate) secrets: Vec<Pointer>,
+    pub(crate) entities: Vec<(Arc<str>, Pointer)>,
+    pub(crate) proves: Vec<Pointer>,
+    pub(crate) normalize: Vec<Rule>,
+    pub(crate) max_output: Option<usize>,
+    pub(crate) cost: Spend,
+    pub(crate) visible_to: Option<BTreeSet<String>>,
+    pub(crate) empty_statuses: BTreeSet<u16>,
+}
+
+impl Spec {
+    /// Name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Description for the model.
+    #[must_use]
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// JSON Schema of the arguments; a tool that the client runs itself may have none.
+    #[must_use]
+    pub const fn input_schema(&self) -> Option<&Value> {
+        self.input.as_ref()
+    }
+
+    /// JSON Schema of the result.
+    #[must_use]
+    pub const fn output_schema(&self) -> Option<&Value> {
+        self.output.as_ref()
+    }
+
+    /// What it does to the world.
+    #[must_use]
+    pub const fn effect(&self) -> Effect {
+        self.effect
+    }
+
+    /// Worked calls.
+    #[must_use]
+    pub fn examples(&self) -> &[Example] {
+        &self.examples
+    }
+
+    /// True where a second run changes nothing more.
+    #[must_use]
+    pub const fn is_idempotent(&self) -> bool {
+        self.idempotent
+    }
+}
+
+/// The code behind a tool. It can only be run with a [`Permit`], and only the gate makes those.
+#[async_trait]
+pub trait Handler: Send + Sync {
+    /// Runs. The arguments are exactly those that were judged.
+    ///
+    /// # Errors
+    /// What went wrong, in the tool's own words.
+    async fn run(&self, permit: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure>;
+}
+
+/// A tool, as it is built up. An agent checks it when it is built itself.
+///
+/// ```
+/// use schemars::JsonSchema;
+/// use serde::{Deserialize, Serialize};
+/// use toolgate::{Ctx, Effect, Tool};
+///
+/// #[derive(Deserialize, JsonSchema)]
+/// struct Lookup { order_id: String }
+/// #[derive(Serialize, JsonSchema)]
+/// struct Order { order_id: String, status: String }
+///
+/// let lookup = Tool::typed("lookup_order", "Look up an order by its id.", |ctx: Ctx, args: Lookup| async move {
+///     ctx.say("found it");
+///     Ok(Order { order_id: args.order_id, status: "shipped".into() })
+/// })
+/// .effect(Effect::Read)
+/// .entity("order_id", "/order_id");
+/// assert_eq!(lookup.spec().name(), "lookup_order");
+/// ```
+#[derive(Clone)]
+pub struct Tool {
+    spec: Spec,
+    handler: Option<Arc<dyn Handler>>,
+}
+
+impl std::fmt::Debug for Tool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tool").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+impl Tool {
+    /// A tool from an async function of a serde type to a serde type. Both schemas are derived.
+    pub fn typed<A, R, F, Fut>(name: &str, description: &str, handler: F) -> Self
+    where
+        A: DeserializeOwned + JsonSchema + Send + Sync + 'static,
+        R: Serialize + JsonSchema + Send + Sync + 'static,
+        F: Fn(Ctx, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, Failure>> + Send + 'static,
+    {
+        let mut tool = Self::bare(name, description, Some(Arc::new(Typed(handler, PhantomData::<fn(A) -> R>))));
+        tool.spec.input = Some(schemars::schema_for!(A).to_value());
+        tool.spec.output = Some(
+            schemars::generate::SchemaSettings::draft2020_12().for_serialize().into_generator().into_root_schema_for::<R>().to_value(),
+        );
+        tool
+    }
+
+    /// A tool from a JSON Schema and an async function over JSON.
+    pub fn dynamic<F, Fut>(name: &str, description: &str, input: Value, handler: F) -> Self
+    where
+        F: Fn(Ctx, Value) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Value, Failure>> + Send + 'static,
+    {
+        let mut tool = Self::bare(name, description, Some(Arc::new(Dynamic(handler))));
+        tool.spec.input = Some(input);
+        tool
+    }
+
+    /// A tool with a [`Handler`] of its own making.
+    pub fn with_handler(name: &str, description: &str, input: Value, handler: Arc<dyn Handler>) -> Self {
+        let mut tool = Self::bare(name, description, Some(handler));
+        tool.spec.input = Some(input);
+        tool
+    }
+
+    /// A tool that the client runs itself: it is admitted and reported, never run here.
+    #[must_use]
+    pub fn external(name: &str, description: &str, input: Option<Value>) -> Self {
+        let mut tool = Self::bare(name, description, None);
+        tool.spec.input = input;
+        tool
+    }
+
+    fn bare(name: &str, description: &str, handler: Option<Arc<dyn Handler>>) -> Self {
+        let spec = Spec {
+            name: name.into(),
+            description: description.to_owned(),
+            accepts_overrides: false,
+            input: None,
+            output: None,
+            effect: Effect::default(),
+            idempotent: false,
+            once: false,
+            local: false,
+            open: false,
+            polling: None,
+            retry: Retry::default(),
+            timeout: Duration::from_secs(30),
+            heartbeat: None,
+            extra: Extra::default(),
+            examples: Vec::new(),
+            secrets: Vec::new(),
+            entities: Vec::new(),
+            proves: Vec::new(),
+            normalize: Vec::new(),
+            max_output: None,
+            cost: Spend::default(),
+            visible_to: None,
+            empty_statuses: BTreeSet::new(),
+        };
+        Self { spec, handler }
+    }
+
+    /// What it does to the world. Undeclared, it is destructive.
+    #[must_use]
+    pub const fn effect(mut self, effect: Effect) -> Self {
+        self.spec.effect = effect;
+        self
+    }
+
+    /// A second run changes nothing more: it may be retried.
+    #[must_use]
+    pub const fn idempotent(mut self) -> Self {
+        self.spec.idempotent = true;
+        self
+    }
+
+    /// The same arguments are the same act: a repetition gets the recorded result.
+    #[must_use]
+    pub const fn once(mut self) -> Self {
+        self.spec.once = true;
+        self
+    }
+
+    /// It acts on nothing but the session and its resources, so a failure is always undone.
+    #[must_use]
+    pub const fn local(mut self) -> Self {
+        self.spec.local = true;
+        self
+    }
+
+    /// It has effects, and no policy need govern it. Said out loud, because silence is a build error.
+    #[must_use]
+    pub const fn open(mut self) -> Self {
+        self.spec.open = true;
+        self
+    }
+
+    /// It is called again and again until something has happened.
+    #[must_use]
+    pub const fn polling(mut self, interval: Duration, max_unchanged: u32) -> Self {
+        self.spec.polling = Some(Polling { interval, max_unchanged });
+        self
+    }
+
+    /// How often it is retried, where that is safe.
+    #[must_use]
+    pub const fn retry(mut self, times: u32, delay: Duration) -> Self {
+        self.spec.retry = Retry { times, delay };
+        self
+    }
+
+    /// How long one run may take: 30 s unless said.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.spec.timeout = timeout;
+        self
+    }
+
+    /// How often a run must call [`Ctx::beat`].
+    #[must_use]
+    pub const fn heartbeat(mut self, every: Duration) -> Self {
+        self.spec.heartbeat = Some(every);
+        self
+    }
+
+    /// What happens to unknown arguments.
+    #[must_use]
+    pub const fn extra(mut self, extra: Extra) -> Self {
+        self.spec.extra = extra;
+        self
+    }
+
+    /// Adds a worked call.
+    #[must_use]
+    pub fn example(mut self, description: &str, input: Value, output: Value) -> Self {
+        self.spec.examples.push(Example { description: description.to_owned(), input, output });
+        self
+    }
+
+    /// Sets the schema of the result.
+    #[must_use]
+    pub fn output_schema(mut self, schema: Value) -> Self {
+        self.spec.output = Some(schema);
+        self
+    }
+
+    /// Marks a field of arguments or result as secret: never in an error, never in the ledger.
+    #[must_use]
+    pub fn secret(mut self, path: impl Into<Pointer>) -> Self {
+        self.spec.secrets.push(path.into());
+        self
+    }
+
+    /// Says which entity a call is about: a name, and where its value stands in the arguments or the result.
+    #[must_use]
+    pub fn entity(mut self, name: &str, path: impl Into<Pointer>) -> Self {
+        self.spec.entities.push((name.into(), path.into()));
+        self
+    }
+
+    /// Says which field of the result becomes evidence.
+    #[must_use]
+    pub fn proves(mut self, path: impl Into<Pointer>) -> Self {
+        self.spec.proves.push(path.into());
+        self
+    }
+
+    /// Adds a rule that brings results into a stable shape.
+    #[must_use]
+    pub fn normalize(mut self, rule: Rule) -> Self {
+        self.spec.normalize.push(rule);
+        self
+    }
+
+    /// The largest result that goes into the context, in bytes.
+    #[must_use]
+    pub const fn max_output(mut self, bytes: usize) -> Self {
+        self.spec.max_output = Some(bytes);
+        self
+    }
+
+    /// What a run is expected to cost: reserved before it, settled after it.
+    #[must_use]
+    pub const fn cost(mut self, cost: Spend) -> Self {
+        self.spec.cost = cost;
+        self
+    }
+
+    /// Only these principals see it; for others it does not exist.
+    #[must_use]
+    pub fn visible_to<'a>(mut self, principals: impl IntoIterator<Item = &'a str>) -> Self {
+        self.spec.visible_to = Some(principals.into_iter().map(str::to_owned).collect());
+        self
+    }
+
+    /// An HTTP status that means "nothing found", which is an answer and not an error.
+    #[must_use]
+    pub fn empty_on(mut self, status: u16) -> Self {
+        self.spec.empty_statuses.insert(status);
+        self
+    }
+
+    /// Lets agents replace the description.
+    #[must_use]
+    pub const fn accepts_overrides(mut self) -> Self {
+        self.spec.accepts_overrides = true;
+        self
+    }
+
+    /// What is declared so far.
+    #[must_use]
+    pub const fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    pub(crate) fn into_parts(self) -> (Spec, Option<Arc<dyn Handler>>) {
+        (self.spec, self.handler)
+    }
+}
+
+struct Typed<F, A, R>(F, PhantomData<fn(A) -> R>);
+
+#[async_trait]
+impl<A, R, F, Fut> Handler for Typed<F, A, R>
+where
+    A: DeserializeOwned + Send + Sync + 'static,
+    R: Serialize + Send + Sync + 'static,
+    F: Fn(Ctx, A) -> Fut + Send + Sync,
+    Fut: Future<Output = Result<R, Failure>> + Send,
+{
+    async fn run(&self, _: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+        let typed = A::deserialize(arguments.value()).map_err(|e| {
+            Failure::of(code::INVALID_ARGUMENTS, format!("the arguments cannot be read: {e}")).effects(crate::Effects::None)
+        })?;
+        let result = (self.0)(ctx, typed).await?;
+        serde_json::to_value(result).map_err(|e| {
+            Failure::new(crate::Category::Business, Cow::Borrowed(code::INVALID_RESULT), format!("the result is no JSON: {e}"))
+        })
+    }
+}
+
+struct Dynamic<F>(F);
+
+#[async_trait]
+impl<F, Fut> Handler for Dynamic<F>
+where
+    F: Fn(Ctx, Value) -> Fut + Send + Sync,
+    Fut: Future<Output = Result<Value, Failure>> + Send,
+{
+    async fn run(&self, _: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+        (self.0)(ctx, arguments.value().clone()).await
+    }
+}
