@@ -167,7 +167,7 @@ impl Call {
 /// Arguments that were judged. What runs is exactly this.
 #[derive(Debug, Clone)]
 pub struct Judged {
-    value: Value,
+    value: Arc<Value>,
     bytes: Vec<u8>,
     digest: Digest,
 }
@@ -177,13 +177,18 @@ impl Judged {
     pub(crate) fn new(tool: &str, value: Value) -> Self {
         let bytes = crate::json::canonical(&value);
         let digest = Digest::of_parts([tool.as_bytes(), &bytes]);
-        Self { value, bytes, digest }
+        Self { value: Arc::new(value), bytes, digest }
     }
 
     /// The arguments.
     #[must_use]
-    pub const fn value(&self) -> &Value {
+    pub fn value(&self) -> &Value {
         &self.value
+    }
+
+    /// The arguments, shared.
+    pub(crate) fn shared(&self) -> Arc<Value> {
+        Arc::clone(&self.value)
     }
 
     /// The arguments as canonical JSON: what is forwarded.

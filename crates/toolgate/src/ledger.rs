@@ -154,7 +154,7 @@ pub struct Row {
     /// The tool that was asked for, as far as it can be shown.
     pub tool: Arc<str>,
     /// Redacted arguments; `null` where they could not be read.
-    pub arguments: Value,
+    pub arguments: Arc<Value>,
     /// Digest of the judged call.
     pub digest: Option<Digest>,
     /// What became of it.

@@ -151,6 +151,9 @@ impl Limits {
     /// The reservations of one call, each with the error for when it does not fit.
     pub(crate) fn charges(&self, key: &SessionKey, cost: Spend) -> Vec<(Charge, ToolError)> {
         let mut charges = Vec::new();
+        if *self == Self::default() {
+            return charges;
+        }
         let session = [&*key.agent, &*key.principal, &*key.session].join("\u{1f}");
         for (scope, whose, budget) in [("session", session.as_str(), &self.session), ("principal", &*key.principal, &self.principal)] {
             let mut add = |what: &str, amount: Decimal, cap: Option<Decimal>, unit| {

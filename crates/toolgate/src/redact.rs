@@ -1,5 +1,7 @@
 //! What is secret leaves a keyed mark instead of itself, before anything is written.
 
+use std::sync::Arc;
+
 use hmac::{Hmac, KeyInit, Mac};
 use serde_json::Value;
 use sha2::Sha256;
@@ -23,6 +25,11 @@ impl Redactor {
         mac.update(&canonical(value));
         let hex: String = mac.finalize().into_bytes().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         Value::String(format!("[redacted {hex}]"))
+    }
+
+    /// The same document where nothing is secret, else a copy without secrets.
+    pub(crate) fn redact_shared(&self, value: Arc<Value>, secrets: &[Pointer]) -> Arc<Value> {
+        if secrets.is_empty() { value } else { Arc::new(self.redact(&value, secrets)) }
     }
 
     /// A copy without secrets.

@@ -120,8 +120,7 @@ impl EvidenceKey {
     /// A success of a tool about one entity.
     #[must_use]
     pub fn about(mut self, name: impl Into<Arc<str>>, value: &Value) -> Self {
-        let text = String::from_utf8(crate::json::canonical(value)).unwrap_or_default();
-        self.entity = Some((name.into(), text.into()));
+        self.entity = Some((name.into(), crate::json::canonical_text(value).into()));
         self
     }
 }

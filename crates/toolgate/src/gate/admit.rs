@@ -20,7 +20,7 @@ use crate::limits::{Charge, Unit};
 use crate::names::shown;
 use crate::outcome::Outcome;
 use crate::registry::{Agent, Registered};
-use crate::store::{Approval, Enter, Entered, Hold, RecallKey, Recalled, Target, over_error, recalled_error};
+use crate::store::{Approval, Enter, Entered, RecallKey, Recalled, Target, over_error, recalled_error};
 use crate::tool::Effect;
 
 impl Toolgate {
@@ -37,13 +37,7 @@ impl Toolgate {
         if agent.principals.as_ref().is_some_and(|allowed| !allowed.contains(&*call.key.principal)) {
             return Err(forbidden().into());
         }
-        let targets = [
-            Target::Agent(Arc::clone(&agent.name)),
-            Target::Principal(Arc::clone(&call.key.principal)),
-            Target::Tool(Arc::clone(&trail.tool)),
-            Target::Session(call.key.clone()),
-        ];
-        if let Some((target, why)) = self.0.store.paused(&targets).await? {
+        if let Some((target, why)) = self.0.store.paused(&call.key, &trail.tool).await? {
             let what = match target {
                 Target::Agent(name) => format!("the agent `{name}`"),
                 Target::Tool(name) => format!("the tool `{name}`"),
@@ -63,9 +57,8 @@ impl Toolgate {
     }
 
     /// Gate 2. The agent has such a tool, and this caller may see it.
-    pub(super) fn resolve(&self, agent: &Agent, call: &Call, trail: &mut Trail) -> Result<Arc<Registered>, Stop> {
+    pub(super) fn resolve(&self, agent: &Agent, call: &Call) -> Result<Arc<Registered>, Stop> {
         if let Some(tool) = agent.tools.get(call.tool.as_str()).filter(|tool| tool.is_visible_to(&call.key.principal)) {
-            trail.secrets.clone_from(&tool.secrets);
             return Ok(Arc::clone(tool));
         }
         let names = agent.visible_names(&call.key.principal);
@@ -84,12 +77,12 @@ impl Toolgate {
     }
 
     /// A call that comes back with an approval: the stored arguments are the ones that run.
-    pub(super) async fn resume(&self, call: &Call, tool: &Registered, trail: &mut Trail) -> Result<Option<Approval>, Stop> {
+    pub(super) async fn resume(&self, call: &Call, tool: &Registered, trail: &mut Trail) -> Result<Option<Box<Approval>>, Stop> {
         let Some(id) = &call.approval else { return Ok(None) };
         trail.at(Gate::Approval);
         let known = self.0.store.approval(id).await?;
         match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
-            Some(approval) => Ok(Some(approval)),
+            Some(approval) => Ok(Some(Box::new(approval))),
             None => {
                 Err(ToolError::of(code::APPROVAL_DENIED, format!("there is no approval `{}` for this tool in this session", shown(id)))
                     .into())
@@ -133,14 +126,14 @@ impl Toolgate {
             Ok(()) => {
                 let judged = Judged::new(&tool.spec.name, value);
                 trail.digest = Some(judged.digest());
-                trail.arguments = self.0.redactor.redact(judged.value(), &tool.secrets);
+                trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
                 Ok(judged)
             }
             Err(invalid) => {
                 // A misspelt name may hide a secret: where there are secrets, what is unknown is not written down.
                 let unknown = invalid.errors.iter().filter(|e| !tool.secrets.is_empty() && e.expected == "no such argument");
                 let hidden: Vec<Pointer> = tool.secrets.iter().cloned().chain(unknown.map(|e| Pointer::from(e.path.as_str()))).collect();
-                trail.arguments = self.0.redactor.redact(&value, &hidden);
+                trail.arguments = self.0.redactor.redact_shared(Arc::new(value), &hidden);
                 let mut error = ToolError::of(code::INVALID_ARGUMENTS, invalid.message);
                 error.errors = invalid.errors;
                 Err(error.into())
@@ -148,37 +141,17 @@ impl Toolgate {
         }
     }
 
-    /// Holds the session: alone for a tool with effects, with other readers for a read. A batch holds it for all its calls.
-    pub(super) async fn hold(&self, call: &Call, tool: &Registered, trail: &Trail, held: bool) -> Result<Option<Hold>, Stop> {
-        if held {
-            return Ok(None);
-        }
-        let left = trail.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let wait = left.map_or(self.0.busy_wait, |left| left.min(self.0.busy_wait));
-        let alone = tool.spec.effect != Effect::Read;
-        let held = tokio::select! {
-            biased;
-            held = self.0.store.hold(&call.key, alone, wait) => held?,
-            () = trail.cancel.cancelled() => return Err(Stop::at(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
-        };
-        match held {
-            Some(hold) => Ok(Some(hold)),
-            None => Err(Stop::at(
-                Gate::Claim,
-                ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
-            )),
-        }
-    }
-
-    /// Loads the session and counts the call, in one transaction.
+    /// Holds the session (alone for a tool with effects, with other readers for a read; a batch holds it
+    /// for all its calls), loads it and counts the call.
     pub(super) async fn enter(
         &self,
         call: &Call,
         tool: &Registered,
         arguments: &Judged,
         resumed: bool,
+        held: bool,
         trail: &Trail,
-    ) -> Result<(Entered, Option<RecallKey>), Stop> {
+    ) -> Result<(Box<Entered>, Option<RecallKey>), Stop> {
         let key = match (&call.idempotency_key, tool.spec.once) {
             (Some(key), _) => Some(format!("key:{key}")),
             (None, true) => Some(format!("once:{}", arguments.digest())),
@@ -190,8 +163,23 @@ impl Toolgate {
             tool: Arc::clone(&tool.spec.name),
             key,
         });
-        let enter = Enter { key: &call.key, digest: arguments.digest(), recall: recall.as_ref(), counts: !resumed, now: trail.started };
-        Ok((self.0.store.enter(enter).await?, recall))
+        let left = trail.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let wait = left.map_or(self.0.busy_wait, |left| left.min(self.0.busy_wait));
+        let hold = (!held).then_some((tool.spec.effect != Effect::Read, wait));
+        let enter =
+            Enter { key: &call.key, digest: arguments.digest(), recall: recall.as_ref(), counts: !resumed, hold, now: trail.started };
+        let entered = tokio::select! {
+            biased;
+            entered = self.0.store.enter(enter) => entered?,
+            () = trail.cancel.cancelled() => return Err(Stop::at(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
+        };
+        match entered {
+            Some(entered) => Ok((entered, recall)),
+            None => Err(Stop::at(
+                Gate::Claim,
+                ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
+            )),
+        }
     }
 
     /// Gate 4. The same call, made before: its outcome is handed back, if the caller may still make it.

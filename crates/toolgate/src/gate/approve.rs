@@ -14,10 +14,6 @@ use crate::store::{Approval, ApprovalState};
 
 impl Toolgate {
     pub(super) async fn approve(&self, judgement: Judgement, call: &Call, trail: &mut Trail) -> Result<(Permit, Option<String>), Stop> {
-        let judgement = match judgement.permit(None) {
-            Ok(permit) => return Ok((permit, None)),
-            Err(judgement) => judgement,
-        };
         trail.rule = judgement.asked().first().map(|asked| asked.by.clone());
         let digest = judgement.arguments().digest();
         let known = self.0.store.approval_for(&call.key, digest).await?;

@@ -18,7 +18,7 @@ use crate::tool::Effect;
 
 /// A call of the plan on its way.
 enum Slot {
-    Ready(Box<(Passed, Trail)>),
+    Ready(Box<Passed>, Box<Trail>),
     Running(CallId, JoinHandle<Answer>),
     Done(Answer),
 }
@@ -70,7 +70,7 @@ impl Toolgate {
         for call in calls {
             let mut trail = Trail::open(self, call, None);
             slots.push(match self.admit_call(call, &mut trail, Some(&base)).await {
-                Ok(Admitted::Pass(passed)) => Slot::Ready(Box::new((*passed, trail))),
+                Ok(Admitted::Pass(passed)) => Slot::Ready(passed, trail),
                 Ok(Admitted::Replay(outcome)) => Slot::Done(self.replay(outcome, trail).await),
                 Err(stop) => Slot::Done(self.refuse(stop, trail).await),
             });
@@ -82,11 +82,10 @@ impl Toolgate {
     async fn execute(&self, slots: Vec<Slot>, calls: &[Call]) -> Vec<Answer> {
         let mut running: Vec<Slot> = Vec::new();
         for slot in slots {
-            let Slot::Ready(ready) = slot else {
+            let Slot::Ready(passed, trail) = slot else {
                 running.push(slot);
                 continue;
             };
-            let (passed, trail) = *ready;
             let effect = passed.permit.tool().spec.effect != Effect::Read;
             if effect {
                 self.join(&mut running, calls).await;
@@ -106,13 +105,13 @@ impl Toolgate {
             .collect()
     }
 
-    fn start(&self, mut passed: Passed, mut trail: Trail) -> JoinHandle<Answer> {
+    fn start(&self, mut passed: Box<Passed>, mut trail: Box<Trail>) -> JoinHandle<Answer> {
         let gate = self.clone();
         tokio::spawn(async move {
             // The tool sees what the calls before it have done.
             if let Ok(Some((version, state))) = gate.0.store.session(&passed.key).await {
-                passed.entered.version = version;
-                passed.entered.state = state;
+                passed.version = version;
+                passed.state = Some(state);
             }
             let ran = gate.run(&passed, &mut trail).await;
             gate.settle(passed, ran, trail).await

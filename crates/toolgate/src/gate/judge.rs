@@ -157,7 +157,7 @@ impl Toolgate {
             return Ok(Claim::Held);
         }
         let (charges, errors): (Vec<Charge>, Vec<ToolError>) = budget.into_iter().unzip();
-        let intent = Intent {
+        let intent = Box::new(Intent {
             call: trail.id,
             key: call.key.clone(),
             tool: Arc::clone(&tool.spec.name),
@@ -166,8 +166,8 @@ impl Toolgate {
             owner: Arc::clone(&self.0.owner),
             lease: trail.started.checked_add(lease(tool.spec.timeout)).unwrap_or(jiff::Timestamp::MAX),
             effect,
-        };
-        match self.0.store.begin(&intent, &charges, approval.as_deref(), trail.started).await? {
+        });
+        match self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await? {
             Ok(()) => Ok(Claim::Held),
             Err(NotClaimed::Recalled(Recalled::Settled(outcome))) => Ok(Claim::Replay(outcome)),
             Err(NotClaimed::Recalled(other)) => match recalled_error(&other) {

@@ -88,19 +88,20 @@ impl Toolgate {
         let task = tokio::spawn(async move { gate.path(&asked, trail).await }.instrument(span));
         match task.await {
             Ok(answer) => answer,
-            Err(_) => self.lost(&call, id).await,
+            Err(_) => Box::pin(self.lost(&call, id)).await,
         }
     }
 
     /// The path. The first "no" ends it, and the ledger still gets its row.
-    async fn path(&self, call: &Call, mut trail: Trail) -> Answer {
-        match self.admit_call(call, &mut trail, None).await {
+    async fn path(&self, call: &Call, mut trail: Box<Trail>) -> Answer {
+        // Boxed stage by stage, so that the task that carries them is small.
+        match Box::pin(self.admit_call(call, &mut trail, None)).await {
             Ok(Admitted::Pass(passed)) => {
-                let ran = self.run(&passed, &mut trail).await;
-                self.settle(*passed, ran, trail).await
+                let ran = Box::pin(self.run(&passed, &mut trail)).await;
+                Box::pin(self.settle(passed, ran, trail)).await
             }
-            Ok(Admitted::Replay(outcome)) => self.replay(outcome, trail).await,
-            Err(stop) => self.refuse(stop, trail).await,
+            Ok(Admitted::Replay(outcome)) => Box::pin(self.replay(outcome, trail)).await,
+            Err(stop) => Box::pin(self.refuse(stop, trail)).await,
         }
     }
 
@@ -109,14 +110,13 @@ impl Toolgate {
         trail.at(Gate::Admit);
         let agent = self.let_in(call, trail).await?;
         trail.at(Gate::Resolve);
-        let tool = self.resolve(&agent, call, trail)?;
+        let tool = self.resolve(&agent, call)?;
         let resumed = self.resume(call, &tool, trail).await?;
         trail.at(Gate::Validate);
-        let mut arguments = self.validate(&agent, &tool, call, resumed.as_ref(), trail)?;
-        // From here to the settling, writers have the session to themselves.
-        let hold = self.hold(call, &tool, trail, batch.is_some()).await?;
+        let mut arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
         trail.at(Gate::Recall);
-        let (entered, recall) = self.enter(call, &tool, &arguments, resumed.is_some(), trail).await?;
+        // From here to the settling, a tool with effects has the session to itself.
+        let (entered, recall) = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
         if let Some(replay) = self.recall(call, &tool, &arguments, &entered, trail).await? {
             return Ok(Admitted::Replay(replay));
         }
@@ -130,12 +130,26 @@ impl Toolgate {
         self.load_facts(&agent, call, &tool, &arguments, batch.or(Some(&entered.state)), trail).await?;
         let judgement = authorize::authorize(trail.id, &call.key, &tool, arguments, &mut trail.facts, asked, &mut trail.rule)?;
         trail.at(Gate::Approval);
-        let (permit, approval) = self.approve(judgement, call, trail).await?;
+        let (permit, approval) = match judgement.permit(None) {
+            Ok(permit) => (permit, None),
+            Err(asked) => Box::pin(self.approve(asked, call, trail)).await?,
+        };
         trail.at(Gate::Claim);
+        let recallable = recall.is_some();
         if let pass::Claim::Replay(outcome) = self.claim(call, &permit, budget, recall, approval, trail).await? {
             return Ok(Admitted::Replay(outcome));
         }
-        Ok(Admitted::Pass(Box::new(Passed { agent, permit, hold, entered, remaining, key: call.key.clone(), reported: false })))
+        Ok(Admitted::Pass(Box::new(Passed {
+            agent,
+            permit,
+            version: entered.version,
+            state: Some(entered.state),
+            hold: entered.hold,
+            remaining,
+            recallable,
+            key: call.key.clone(),
+            reported: false,
+        })))
     }
 
     /// The call's own task died, which nothing that input can reach should do. It is recorded all the same.

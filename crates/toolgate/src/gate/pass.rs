@@ -14,7 +14,8 @@ use crate::code;
 use crate::context::{Remaining, Txn};
 use crate::outcome::{Answer, Outcome};
 use crate::registry::Agent;
-use crate::store::{Entered, Hold};
+use crate::session::State;
+use crate::store::Hold;
 use crate::tool::Failure;
 
 /// What the gates before the tool come to.
@@ -34,9 +35,13 @@ pub(super) enum Claim {
 pub(super) struct Passed {
     pub(super) agent: Arc<Agent>,
     pub(super) permit: Permit,
+    pub(super) version: u64,
+    /// The session as the tool sees it; gone once the tool has run.
+    pub(super) state: Option<Arc<State>>,
     pub(super) hold: Option<Hold>,
-    pub(super) entered: Entered,
     pub(super) remaining: Remaining,
+    /// A later call may want to know what this one came to.
+    pub(super) recallable: bool,
     pub(super) key: SessionKey,
     /// A client ran it and says so.
     pub(super) reported: bool,
@@ -47,7 +52,7 @@ pub(super) struct Passed {
 #[must_use = "an admitted call must be reported"]
 pub struct Pass {
     gate: Toolgate,
-    inner: Option<(Box<Passed>, Trail)>,
+    inner: Option<(Box<Passed>, Box<Trail>)>,
 }
 
 impl Pass {
@@ -69,7 +74,7 @@ impl Pass {
             runtime.spawn(async move {
                 let effects = passed.permit.tool().effects_of_failure();
                 let failure = Failure::of(code::ABANDONED, "the client never reported what happened").effects(effects);
-                gate.settle(*passed, Ran::ended(Err(failure), Txn::default()), trail).await;
+                gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
             });
         }
     }
@@ -121,7 +126,7 @@ impl Toolgate {
         trail.at(crate::ledger::Gate::Run);
         let (gate, span) = (self.clone(), trail.span.clone());
         let (key, tool, id) = (passed.key.clone(), trail.tool.to_string(), trail.id);
-        let task = tokio::spawn(async move { gate.settle(*passed, Ran::ended(result, Txn::default()), trail).await }.instrument(span));
+        let task = tokio::spawn(async move { gate.settle(passed, Ran::ended(result, Txn::default()), trail).await }.instrument(span));
         match task.await {
             Ok(answer) => answer,
             Err(_) => self.lost(&Call::new(key, tool, Value::Null), id).await,

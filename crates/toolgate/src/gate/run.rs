@@ -78,7 +78,7 @@ impl Toolgate {
                 Some(delay) if rolled_back(&mut ran.txn) => {
                     trail.retries += 1;
                     tokio::select! {
-                        () = tokio::time::sleep(delay) => {}
+                        () = Box::pin(tokio::time::sleep(delay)) => {}
                         () = trail.cancel.cancelled() => {}
                     }
                 }
@@ -102,7 +102,7 @@ impl Toolgate {
             call: trail.id,
             key: passed.key.clone(),
             effect: tool.spec.effect,
-            state: passed.entered.state.clone(),
+            state: passed.state.clone().unwrap_or_default(),
             resources: passed.agent.resources.clone(),
             store: self.0.store.clone(),
             expects: passed.permit.expects().to_vec(),

@@ -1,5 +1,7 @@
 //! A conversation in hand.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::Toolgate;
@@ -19,7 +21,7 @@ pub struct Session {
 
 /// What a session held at one moment. Taking one costs the same whatever the session's size.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot(State);
+pub struct Snapshot(Arc<State>);
 
 impl Session {
     pub(super) const fn new(gate: Toolgate, key: SessionKey) -> Self {
@@ -53,7 +55,7 @@ impl Session {
     ///
     /// # Errors
     /// The store cannot be asked.
-    pub async fn state(&self) -> Result<State, StoreError> {
+    pub async fn state(&self) -> Result<Arc<State>, StoreError> {
         Ok(self.gate.0.store.session(&self.key).await?.map(|(_, state)| state).unwrap_or_default())
     }
 
@@ -113,7 +115,7 @@ impl Session {
     ///
     /// # Errors
     /// The store cannot be asked.
-    pub async fn rows(&self) -> Result<Vec<std::sync::Arc<Row>>, StoreError> {
+    pub async fn rows(&self) -> Result<Vec<Arc<Row>>, StoreError> {
         self.gate.0.store.rows(&self.key).await
     }
 }

@@ -10,6 +10,7 @@ use super::pass::Passed;
 use super::run::{Failed, Ran, rolled_back, weigh};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
+use crate::call::CallId;
 use crate::code;
 use crate::context::Txn;
 use crate::error::{Effects, ToolError};
@@ -18,7 +19,7 @@ use crate::hook::{HookCall, HookFault};
 use crate::json::{self, Bounds};
 use crate::ledger::{Decision, Gate, Row};
 use crate::outcome::{Answer, Outcome, Output, Stored};
-use crate::policy::{Ask, Done};
+use crate::policy::{Ask, Done, Facts};
 use crate::progress::Ended;
 use crate::session::{Changes, Evidence, Origin};
 use crate::store::{Conflict, Finish, Settle, StoreError};
@@ -60,11 +61,16 @@ impl End {
             outputs: Vec::new(),
         }
     }
+
+    /// A row that was not written, for a call that ended otherwise.
+    fn rewrite(&self, row: &Row) -> Row {
+        Row { outcome: self.outcome.clone(), gate: self.gate, decision: self.decision, effects: self.effects, ..row.clone() }
+    }
 }
 
 impl Toolgate {
     /// A call that was let through ends.
-    pub(super) async fn settle(&self, passed: Passed, ran: Ran, mut trail: Trail) -> Answer {
+    pub(super) async fn settle(&self, passed: Box<Passed>, ran: Ran, mut trail: Box<Trail>) -> Answer {
         let Ran { result, mut txn, empty } = ran;
         let tool = passed.permit.tool();
         let end = match result {
@@ -100,68 +106,81 @@ impl Toolgate {
             },
         };
         trail.at(Gate::Settle);
-        self.commit(&passed, end, txn, trail).await
+        Box::pin(self.commit(passed, end, txn, trail)).await
     }
 
     /// State and record in one transaction. A success that cannot be committed is a failure, and is recorded as one.
-    async fn commit(&self, passed: &Passed, mut end: End, mut txn: Txn, mut trail: Trail) -> Answer {
-        let tool = passed.permit.tool();
-        loop {
-            let kept = end.changes.is_some();
-            if !kept {
-                self.undo(passed, &mut end, &mut txn, &trail);
+    async fn commit(&self, mut passed: Box<Passed>, mut end: End, mut txn: Txn, mut trail: Box<Trail>) -> Answer {
+        let kept = end.changes.is_some();
+        if !kept {
+            self.undo(&passed, &mut end, &mut txn, trail.id, &trail.facts);
+        }
+        // Nobody looks at the snapshot any more: the store can change the session in place.
+        passed.state = None;
+        let row = self.row(&end, &mut trail);
+        trail.at(Gate::Record);
+        let finish = self.finish(&row, &mut end, &passed, &mut txn);
+        match self.0.store.finish(finish).await {
+            Ok(Ok(())) if kept => {
+                self.keep_files(&mut txn, &trail);
+                self.publish_own(&txn, &trail);
             }
-            let result = (kept && tool.spec.polling.is_some()).then(|| end.outcome.success().map(|o| json::digest_of(&o.value))).flatten();
-            let row = self.row(&end, &mut trail);
-            let finish = Finish {
-                ended: self.ended(&end.outcome, &trail, result),
-                row: Arc::clone(&row),
-                version: passed.entered.version,
-                changes: end.changes.take(),
-                logs: std::mem::take(&mut txn.logs),
-                settle: end.settle,
-                outcome: end.outcome.clone(),
-                spent: txn.spent,
-                outputs: std::mem::take(&mut end.outputs),
-            };
-            let logs = finish.logs.clone();
-            trail.at(Gate::Record);
-            match self.0.store.finish(finish).await {
-                Ok(Ok(())) => {
-                    if kept {
-                        self.keep_files(&mut txn, &trail);
-                        self.publish_own(&txn, &trail);
-                    }
-                    return self.answer(end, row, &trail).await;
-                }
-                Ok(Err(Conflict)) => {
-                    txn.logs = logs;
-                    let error = ToolError::of(code::CONFLICT, "another call changed this session first, so nothing of this one was kept")
-                        .retry_after_ms(100);
-                    end = End::failed(error.with_effects(tool.effects_of_run()), Gate::Settle);
-                }
-                Err(error) => {
-                    let mut end =
-                        if kept { End::failed(unrecorded(&error).with_effects(tool.effects_of_run()), Gate::Record) } else { end };
-                    if kept {
-                        self.undo(passed, &mut end, &mut txn, &trail);
-                    }
-                    let row = self.row(&end, &mut trail);
-                    return self.spooled(end, row, &error, &trail);
-                }
+            Ok(Ok(())) => {}
+            // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
+            Ok(Err(Conflict)) => return Box::pin(self.lost_race(passed, row, txn, trail)).await,
+            Err(error) if kept => {
+                let heard = unrecorded(&error).with_effects(passed.permit.tool().effects_of_run());
+                let mut end = End::failed(heard, Gate::Record);
+                self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
+                let row = Arc::new(end.rewrite(&row));
+                return self.spooled(end, row, &error, &trail);
             }
+            Err(error) => return self.spooled(end, row, &error, &trail),
+        }
+        self.take_in_spooled().await;
+        self.tell(end, row, &trail)
+    }
+
+    async fn lost_race(&self, passed: Box<Passed>, row: Arc<Row>, mut txn: Txn, trail: Box<Trail>) -> Answer {
+        let error =
+            ToolError::of(code::CONFLICT, "another call changed this session first, so nothing of this one was kept").retry_after_ms(100);
+        let mut end = End::failed(error.with_effects(passed.permit.tool().effects_of_run()), Gate::Settle);
+        self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
+        let row = Arc::new(end.rewrite(&row));
+        match self.0.store.finish(self.finish(&row, &mut end, &passed, &mut txn)).await {
+            Ok(_) => {
+                self.take_in_spooled().await;
+                self.tell(end, row, &trail)
+            }
+            Err(error) => self.spooled(end, row, &error, &trail),
         }
     }
 
+    fn finish(&self, row: &Arc<Row>, end: &mut End, passed: &Passed, txn: &mut Txn) -> Box<Finish> {
+        let polled = passed.permit.tool().spec.polling.and(end.outcome.success()).map(|output| json::digest_of(&output.value));
+        Box::new(Finish {
+            ended: self.ended(row, polled),
+            row: Arc::clone(row),
+            version: passed.version,
+            changes: end.changes.take(),
+            // A race may be lost, and logs survive that.
+            logs: txn.logs.clone(),
+            settle: end.settle,
+            outcome: passed.recallable.then(|| end.outcome.clone()),
+            spent: txn.spent,
+            outputs: std::mem::take(&mut end.outputs),
+        })
+    }
+
     /// A call that was not let through ends.
-    pub(super) async fn refuse(&self, stop: Stop, trail: Trail) -> Answer {
+    pub(super) async fn refuse(&self, stop: Stop, trail: Box<Trail>) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
         let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
         self.conclude(end, trail).await
     }
 
     /// A call that was made before ends with what it came to then.
-    pub(super) async fn replay(&self, mut outcome: Outcome, trail: Trail) -> Answer {
+    pub(super) async fn replay(&self, mut outcome: Outcome, trail: Box<Trail>) -> Answer {
         if let Outcome::Success(output) = &mut outcome {
             output.replayed = true;
         }
@@ -179,21 +198,24 @@ impl Toolgate {
     }
 
     /// Records an end that changes nothing.
-    async fn conclude(&self, end: End, mut trail: Trail) -> Answer {
+    async fn conclude(&self, end: End, mut trail: Box<Trail>) -> Answer {
         let row = self.row(&end, &mut trail);
-        let finish = Finish {
-            ended: if end.decision == Decision::Replayed { None } else { self.ended(&end.outcome, &trail, None) },
+        let finish = Box::new(Finish {
+            ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, None) },
             row: Arc::clone(&row),
             version: 0,
             changes: None,
             logs: Vec::new(),
             settle: end.settle,
-            outcome: end.outcome.clone(),
+            outcome: None,
             spent: crate::limits::Spend::default(),
             outputs: Vec::new(),
-        };
+        });
         match self.0.store.finish(finish).await {
-            Ok(_) => self.answer(end, row, &trail).await,
+            Ok(_) => {
+                self.take_in_spooled().await;
+                self.tell(end, row, &trail)
+            }
             Err(error) => self.spooled(end, row, &error, &trail),
         }
     }
@@ -291,7 +313,7 @@ impl Toolgate {
     }
 
     /// A failed call leaves nothing behind, and those who let it pass hear of it.
-    fn undo(&self, passed: &Passed, end: &mut End, txn: &mut Txn, trail: &Trail) {
+    fn undo(&self, passed: &Passed, end: &mut End, txn: &mut Txn, call: CallId, facts: &Facts) {
         if !rolled_back(txn) {
             end.effects = Effects::Unknown;
             end.settle = Settle::Pending;
@@ -301,7 +323,7 @@ impl Toolgate {
         }
         let tool = passed.permit.tool();
         if let Outcome::Error(error) = &end.outcome {
-            let ask = Ask { call: trail.id, key: &passed.key, tool: &tool.spec, arguments: passed.permit.arguments(), facts: &trail.facts };
+            let ask = Ask { call, key: &passed.key, tool: &tool.spec, arguments: passed.permit.arguments(), facts };
             for policy in &tool.heard_by {
                 if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&ask, error))).is_err() {
                     tracing::error!(policy = policy.name(), "a policy panicked when it heard of a rollback");
@@ -322,12 +344,12 @@ impl Toolgate {
         }
     }
 
-    fn ended(&self, outcome: &Outcome, trail: &Trail, result: Option<json::Digest>) -> Option<Ended> {
-        let retry_from = outcome.error().filter(|error| error.retryable).map(|error| {
+    fn ended(&self, row: &Row, result: Option<json::Digest>) -> Option<Ended> {
+        let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
             let wait = SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
             self.now().checked_add(wait).unwrap_or(jiff::Timestamp::MAX)
         });
-        trail.digest.map(|digest| Ended { digest, retry_from, result })
+        row.digest.map(|digest| Ended { digest, retry_from, result })
     }
 
     /// The row as it will stand in the ledger: no secret in it.
@@ -340,18 +362,18 @@ impl Toolgate {
         }
         Arc::new(Row {
             call: trail.id,
-            client_id: trail.client_id.clone(),
+            client_id: trail.client_id.take(),
             at: trail.started,
             key: trail.key.clone(),
             turn: trail.turn,
-            stop_reason: trail.stop_reason.clone(),
+            stop_reason: trail.stop_reason.take(),
             tool: Arc::clone(&trail.tool),
-            arguments: trail.arguments.clone(),
+            arguments: Arc::clone(&trail.arguments),
             digest: trail.digest,
             decision: end.decision,
             gate: end.gate,
-            rule: trail.rule.clone(),
-            facts: trail.facts.clone(),
+            rule: trail.rule.take(),
+            facts: std::mem::take(&mut trail.facts),
             outcome,
             effects: end.effects,
             latency: trail.latency(),
@@ -360,15 +382,13 @@ impl Toolgate {
         })
     }
 
-    /// The row is in the ledger. Tells everyone.
-    async fn answer(&self, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
-        let answer = self.tell(end, row, trail);
+    /// The store is there: rows that wait for it can go in.
+    async fn take_in_spooled(&self) {
         if self.0.spool.is_waiting()
-            && let Err(error) = self.recover().await
+            && let Err(error) = Box::pin(self.recover()).await
         {
             tracing::warn!(%error, "spooled rows could not be taken in yet");
         }
-        answer
     }
 
     /// The store could not take the row: it waits in a file, and the caller hears so.
@@ -410,7 +430,7 @@ fn cap(output: &mut Output, most: usize) -> Option<(String, Arc<str>)> {
     if text.len() <= most {
         return None;
     }
-    let handle = format!("out_{}", crate::call::CallId::fresh());
+    let handle = format!("out_{}", CallId::fresh());
     let mut end = HEAD.min(most);
     while !text.is_char_boundary(end) {
         end -= 1;

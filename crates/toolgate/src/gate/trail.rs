@@ -11,7 +11,7 @@ use tracing::field::Empty;
 
 use super::Toolgate;
 use crate::call::{Call, CallId, SessionKey};
-use crate::json::{Digest, Pointer};
+use crate::json::Digest;
 use crate::ledger::{Gate, Latency};
 use crate::policy::Facts;
 
@@ -24,9 +24,8 @@ pub(crate) struct Trail {
     pub(crate) stop_reason: Option<String>,
     pub(crate) tool: Arc<str>,
     /// Redacted.
-    pub(crate) arguments: Value,
+    pub(crate) arguments: Arc<Value>,
     pub(crate) digest: Option<Digest>,
-    pub(crate) secrets: Vec<Pointer>,
     pub(crate) rule: Option<String>,
     pub(crate) facts: Facts,
     pub(crate) config: Digest,
@@ -40,7 +39,7 @@ pub(crate) struct Trail {
 }
 
 impl Trail {
-    pub(super) fn open(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Self {
+    pub(super) fn open(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
         let id = id.unwrap_or_else(CallId::fresh);
         let started = gate.now();
         let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
@@ -62,7 +61,7 @@ impl Trail {
             toolgate.decision = Empty,
             error.r#type = Empty,
         );
-        Self {
+        Box::new(Self {
             id,
             started,
             key: call.key.clone(),
@@ -70,9 +69,8 @@ impl Trail {
             client_id: call.client_id.clone(),
             stop_reason: call.stop_reason.clone(),
             tool,
-            arguments: Value::Null,
+            arguments: Arc::default(),
             digest: None,
-            secrets: Vec::new(),
             rule: None,
             facts: Facts { now: started, ..Facts::default() },
             config: Digest::default(),
@@ -83,7 +81,7 @@ impl Trail {
             gate: Gate::Admit,
             since: std::time::Instant::now(),
             latency: Latency::default(),
-        }
+        })
     }
 
     /// The call comes to the next gate.

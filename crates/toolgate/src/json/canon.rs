@@ -71,9 +71,14 @@ impl<'de> Deserialize<'de> for Digest {
 /// The canonical bytes of a document.
 #[must_use]
 pub fn canonical(value: &Value) -> Vec<u8> {
-    let mut out = Vec::with_capacity(128);
+    let mut out = Vec::with_capacity(160);
     write_canonical(value, &mut out);
     out
+}
+
+/// The canonical spelling of a document as text.
+pub(crate) fn canonical_text(value: &Value) -> String {
+    String::from_utf8(canonical(value)).unwrap_or_default()
 }
 
 /// The digest of a document's canonical bytes.

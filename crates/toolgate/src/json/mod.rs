@@ -8,6 +8,7 @@ mod number;
 mod parse;
 mod pointer;
 
+pub(crate) use canon::canonical_text;
 pub use canon::{Digest, canonical, digest_of};
 pub use number::{canonical_number, decimal_of, number_from_decimal};
 pub use parse::{ParseError, parse};
@@ -65,37 +66,44 @@ pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
     (nodes > bounds.nodes).then(|| format!("more than {} values", bounds.nodes))
 }
 
-/// The same bounds for a document that a caller built in memory. Walks without recursion.
+/// The same bounds for a document that a caller built in memory.
 pub(crate) fn value_over_bounds(value: &Value, bounds: &Bounds) -> Option<String> {
-    let (mut bytes, mut nodes) = (0usize, 0usize);
-    let mut stack = vec![(value, 0usize)];
-    while let Some((value, depth)) = stack.pop() {
-        nodes += 1;
-        match value {
-            Value::Array(items) => {
-                bytes += 2;
-                stack.extend(items.iter().map(|item| (item, depth + 1)));
-            }
-            Value::Object(map) => {
-                bytes += 2 + map.keys().map(String::len).sum::<usize>();
-                stack.extend(map.values().map(|item| (item, depth + 1)));
-            }
-            Value::String(text) => bytes += text.len() + 2,
-            Value::Number(number) => bytes += number.as_str().len(),
-            Value::Null | Value::Bool(_) => bytes += 4,
-        }
-        let nested = depth + usize::from(value.is_array() || value.is_object());
-        if nested > bounds.depth {
-            return Some(format!("nested more than {} levels deep", bounds.depth));
-        }
-        if nodes + stack.len() > bounds.nodes {
-            return Some(format!("more than {} values", bounds.nodes));
-        }
-        if bytes > bounds.bytes {
-            return Some(format!("more than {} bytes", bounds.bytes));
-        }
+    let mut left = Bounds { depth: bounds.depth, ..*bounds };
+    measure(value, &mut left).err().map(|what| match what {
+        Over::Bytes => format!("more than {} bytes", bounds.bytes),
+        Over::Depth => format!("nested more than {} levels deep", bounds.depth),
+        Over::Nodes => format!("more than {} values", bounds.nodes),
+    })
+}
+
+enum Over {
+    Bytes,
+    Depth,
+    Nodes,
+}
+
+/// Uses up what is left. Recursion ends where the depth does.
+fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
+    let bytes = match value {
+        Value::Array(_) => 2,
+        Value::Object(map) => 2 + map.keys().map(|key| key.len() + 4).sum::<usize>(),
+        Value::String(text) => text.len() + 2,
+        Value::Number(number) => number.as_str().len(),
+        Value::Null | Value::Bool(_) => 4,
+    };
+    left.bytes = left.bytes.checked_sub(bytes).ok_or(Over::Bytes)?;
+    left.nodes = left.nodes.checked_sub(1).ok_or(Over::Nodes)?;
+    if !value.is_array() && !value.is_object() {
+        return Ok(());
     }
-    None
+    left.depth = left.depth.checked_sub(1).ok_or(Over::Depth)?;
+    match value {
+        Value::Array(items) => items.iter().try_for_each(|item| measure(item, left))?,
+        Value::Object(map) => map.values().try_for_each(|item| measure(item, left))?,
+        _ => {}
+    }
+    left.depth += 1;
+    Ok(())
 }
 
 /// Takes a document apart without recursion, so that dropping a deep one cannot exhaust the stack.

@@ -30,8 +30,27 @@ pub(super) fn is_plain_integer(text: &str) -> bool {
 /// ```
 pub fn canonical_number(text: &str) -> Result<Number, String> {
     let unparsable = || format!("`{}` is not a JSON number", crate::names::shown(text));
-    let canonical = if is_plain_integer(text) { text.to_owned() } else { rewrite(text)? };
-    canonical.parse::<Number>().map_err(|_| unparsable())
+    if let Some(plain) = plain_decimal(text) {
+        return plain.parse::<Number>().map_err(|_| unparsable());
+    }
+    rewrite(text)?.parse::<Number>().map_err(|_| unparsable())
+}
+
+/// The common case, without a copy: an integer, or a short decimal less the zeros at its end.
+fn plain_decimal(text: &str) -> Option<&str> {
+    if is_plain_integer(text) {
+        return Some(text);
+    }
+    let (whole, fraction) = text.split_once('.')?;
+    let fraction = fraction.trim_end_matches('0');
+    let digits = whole.strip_prefix('-').unwrap_or(whole);
+    let plain = text.len() <= MAX_PLAIN as usize && !fraction.is_empty() && fraction.bytes().all(|b| b.is_ascii_digit());
+    let no_leading_zero = digits == "0" || !digits.starts_with('0');
+    if plain && no_leading_zero && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
+        text.get(..whole.len() + 1 + fraction.len())
+    } else {
+        None
+    }
 }
 
 fn rewrite(text: &str) -> Result<String, String> {

@@ -56,7 +56,14 @@ impl Pointer {
     /// The first value at this path. A path with `*` gives the first match.
     #[must_use]
     pub fn get<'a>(&self, value: &'a Value) -> Option<&'a Value> {
-        self.all(value).into_iter().next()
+        if self.0.iter().any(|part| part == "*") {
+            return self.all(value).into_iter().next();
+        }
+        self.0.iter().try_fold(value, |value, part| match value {
+            Value::Object(map) => map.get(part),
+            Value::Array(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)),
+            _ => None,
+        })
     }
 
     /// Every value at this path.

@@ -37,6 +37,10 @@ pub struct Needs {
 
 impl Needs {
     pub(crate) fn merge(&mut self, mut other: Self) {
+        if self.is_empty() {
+            *self = other;
+            return;
+        }
         self.evidence.append(&mut other.evidence);
         self.counters.append(&mut other.counters);
         self.marks.append(&mut other.marks);
@@ -67,7 +71,7 @@ pub struct Facts {
     pub now: Timestamp,
     /// Evidence, found or not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evidence: Vec<(EvidenceKey, Option<Evidence>)>,
+    pub evidence: Vec<(EvidenceKey, Option<Arc<Evidence>>)>,
     /// Counters.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, Decimal>,
@@ -134,7 +138,7 @@ impl<'a> Ask<'a> {
     pub fn evidence(&self, key: &EvidenceKey) -> Result<Option<&'a Evidence>, Fault> {
         let found = self.facts.evidence.iter().find(|(k, _)| k == key);
         found
-            .map(|(_, evidence)| evidence.as_ref())
+            .map(|(_, evidence)| evidence.as_deref())
             .ok_or_else(|| Fault(format!("evidence of `{}` was not asked for in `needs`", key.tool)))
     }
 

@@ -21,6 +21,8 @@ use crate::tool::Spec;
 pub struct Sequence {
     name: String,
     edges: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    /// For each tool, everything that must come before it, near and far.
+    before: BTreeMap<Arc<str>, Vec<EvidenceKey>>,
 }
 
 /// A sequence that no order of calls can satisfy.
@@ -36,13 +38,14 @@ pub struct Cycle {
 impl Sequence {
     /// A sequence that asks for nothing yet.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), edges: BTreeMap::new() }
+        Self { name: name.into(), edges: BTreeMap::new(), before: BTreeMap::new() }
     }
 
     /// Says that `tool` needs a success of each of `first`.
     #[must_use]
     pub fn after<'a>(mut self, tool: &str, first: impl IntoIterator<Item = &'a str>) -> Self {
         self.edges.entry(tool.into()).or_default().extend(first.into_iter().map(Arc::from));
+        self.before = self.edges.keys().map(|tool| (Arc::clone(tool), self.all_before(tool))).collect();
         self
     }
 
@@ -76,8 +79,7 @@ impl Sequence {
         self.edges.get(tool).into_iter().flatten()
     }
 
-    /// Everything that must come before `tool`, near and far.
-    fn all_before(&self, tool: &str) -> BTreeSet<&Arc<str>> {
+    fn all_before(&self, tool: &str) -> Vec<EvidenceKey> {
         let (mut all, mut todo) = (BTreeSet::new(), vec![tool]);
         while let Some(tool) = todo.pop() {
             for first in self.first(tool) {
@@ -86,7 +88,7 @@ impl Sequence {
                 }
             }
         }
-        all
+        all.into_iter().map(|tool: &Arc<str>| EvidenceKey::tool(Arc::clone(tool))).collect()
     }
 
     /// The step to take now towards `tool`: something missing that itself has nothing missing.
@@ -109,16 +111,15 @@ impl Policy for Sequence {
     }
 
     fn needs(&self, ask: &Ask<'_>) -> Needs {
-        let evidence = self.all_before(ask.tool.name()).into_iter().map(|tool| EvidenceKey::tool(Arc::clone(tool))).collect();
-        Needs { evidence, ..Needs::default() }
+        Needs { evidence: self.before.get(ask.tool.name()).cloned().unwrap_or_default(), ..Needs::default() }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let tool = ask.tool.name();
         let mut missing = BTreeSet::new();
-        for before in self.all_before(tool) {
-            if ask.evidence(&EvidenceKey::tool(Arc::clone(before)))?.is_none() {
-                missing.insert(before);
+        for before in self.before.get(tool).into_iter().flatten() {
+            if ask.evidence(before)?.is_none() {
+                missing.insert(&before.tool);
             }
         }
         let direct: Vec<String> = self.first(tool).filter(|first| missing.contains(first)).map(|first| format!("`{first}`")).collect();

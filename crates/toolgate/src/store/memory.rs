@@ -22,13 +22,21 @@ use crate::policy::{Facts, Needs};
 use crate::progress::Progress;
 use crate::session::State;
 
-/// How many rows and large outputs are kept, newest first. Claims, limits and sessions are all kept.
-const ROWS: usize = 200_000;
+/// How many large outputs are kept, and how many rows unless said. Claims, limits and sessions are all kept.
 const OUTPUTS: usize = 256;
+const ROWS: usize = 20_000;
 
 /// A store that ends with the process: for tests, demonstrations and short-lived agents.
-#[derive(Default)]
-pub struct MemoryStore(Mutex<Inner>);
+pub struct MemoryStore {
+    inner: Mutex<Inner>,
+    keep: usize,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self { inner: Mutex::default(), keep: ROWS }
+    }
+}
 
 #[derive(Default)]
 struct Inner {
@@ -47,13 +55,13 @@ struct Inner {
 struct Session {
     version: u64,
     opened: Timestamp,
-    state: State,
+    state: Arc<State>,
     progress: Progress,
     lock: Arc<RwLock<()>>,
 }
 
 struct Claim {
-    intent: Intent,
+    intent: Box<Intent>,
     charges: Vec<Charge>,
     /// `None` while nobody knows.
     settled: Option<Outcome>,
@@ -67,10 +75,34 @@ impl Claim {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// An empty store that keeps the newest 20,000 rows of its ledger.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty store that keeps this many rows.
+    #[must_use]
+    pub fn keeping(rows: usize) -> Self {
+        Self { keep: rows, ..Self::default() }
+    }
+}
+
+impl MemoryStore {
+    async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Option<Hold> {
+        let lock = Arc::clone(&crate::lock(&self.inner).session(key, Timestamp::now()).lock);
+        // The uncontended case needs no timer.
+        if alone {
+            if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
+                return Some(Hold::new(guard));
+            }
+            tokio::time::timeout(wait, lock.write_owned()).await.ok().map(Hold::new)
+        } else {
+            if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
+                return Some(Hold::new(guard));
+            }
+            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(Hold::new)
+        }
     }
 }
 
@@ -79,7 +111,7 @@ impl Inner {
         self.sessions.entry(key.clone()).or_insert_with(|| Session {
             version: 0,
             opened: now,
-            state: State::default(),
+            state: Arc::default(),
             progress: Progress::default(),
             lock: Arc::default(),
         })
@@ -108,7 +140,7 @@ impl Inner {
         })
     }
 
-    fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: &Outcome) -> bool {
+    fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         let Some(claim) = self.claims.get_mut(&call) else { return false };
         if settle == Settle::Pending {
             claim.pending = true;
@@ -126,9 +158,8 @@ impl Inner {
             }
         }
         // What had no effect may run again; what nobody can recall need not be kept.
-        let recall = claim.intent.recall.clone().filter(|_| settle == Settle::Done);
-        match recall {
-            Some(_) => claim.settled = Some(outcome.clone()),
+        match outcome.filter(|_| settle == Settle::Done && claim.intent.recall.is_some()) {
+            Some(outcome) => claim.settled = Some(outcome),
             None => {
                 if let Some(claim) = self.claims.remove(&call)
                     && let Some(key) = claim.intent.recall
@@ -140,8 +171,8 @@ impl Inner {
         true
     }
 
-    fn record(&mut self, row: Arc<Row>) {
-        if self.rows.len() >= ROWS {
+    fn record(&mut self, row: Arc<Row>, keep: usize) {
+        if self.rows.len() >= keep {
             self.rows.pop_front();
         }
         self.rows.push_back(row);
@@ -150,16 +181,22 @@ impl Inner {
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn paused(&self, targets: &[Target]) -> Result<Option<(Target, String)>, StoreError> {
-        let inner = crate::lock(&self.0);
+    async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
+        let inner = crate::lock(&self.inner);
         if inner.paused.is_empty() {
             return Ok(None);
         }
-        Ok(targets.iter().find_map(|target| inner.paused.get(target).map(|why| (target.clone(), why.clone()))))
+        let targets = [
+            Target::Agent(Arc::clone(&key.agent)),
+            Target::Principal(Arc::clone(&key.principal)),
+            Target::Tool(Arc::clone(tool)),
+            Target::Session(key.clone()),
+        ];
+        Ok(targets.into_iter().find_map(|target| inner.paused.get(&target).cloned().map(|why| (target, why))))
     }
 
     async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         match reason {
             Some(reason) => inner.paused.insert(target, reason),
             None => inner.paused.remove(&target),
@@ -168,57 +205,60 @@ impl Store for MemoryStore {
     }
 
     async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
-        let lock = Arc::clone(&crate::lock(&self.0).session(key, Timestamp::now()).lock);
-        // The uncontended case needs no timer.
-        if alone {
-            if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
-                return Ok(Some(Hold::new(guard)));
-            }
-            Ok(tokio::time::timeout(wait, lock.write_owned()).await.ok().map(Hold::new))
-        } else {
-            if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
-                return Ok(Some(Hold::new(guard)));
-            }
-            Ok(tokio::time::timeout(wait, lock.read_owned()).await.ok().map(Hold::new))
-        }
+        Ok(self.acquire(key, alone, wait).await)
     }
 
-    async fn enter(&self, enter: Enter<'_>) -> Result<Entered, StoreError> {
-        let mut inner = crate::lock(&self.0);
+    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+        let hold = match enter.hold {
+            Some((alone, wait)) => match self.acquire(enter.key, alone, wait).await {
+                Some(hold) => Some(hold),
+                None => return Ok(None),
+            },
+            None => None,
+        };
+        let mut inner = crate::lock(&self.inner);
         let recalled = enter.recall.and_then(|key| inner.recall(key, enter.digest, enter.now));
         let session = inner.session(enter.key, enter.now);
         if enter.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
             session.progress.count(enter.digest, enter.now);
         }
-        Ok(Entered { version: session.version, opened: session.opened, state: session.state.clone(), recalled, progress: session.progress })
+        Ok(Some(Box::new(Entered {
+            version: session.version,
+            opened: session.opened,
+            state: Arc::clone(&session.state),
+            recalled,
+            progress: session.progress,
+            hold,
+        })))
     }
 
     async fn polled(&self, key: &SessionKey, progress: Progress) -> Result<(), StoreError> {
-        if let Some(session) = crate::lock(&self.0).sessions.get_mut(key) {
+        if let Some(session) = crate::lock(&self.inner).sessions.get_mut(key) {
             session.progress = progress;
         }
         Ok(())
     }
 
     async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         for (counter, window) in &needs.counters {
             let used = inner.counters.get_mut(counter).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
             facts.counters.insert(counter.clone(), used);
         }
-        let empty = State::default();
-        let state = at.or_else(|| inner.sessions.get(key).map(|s| &s.state)).unwrap_or(&empty);
+        let state = at.or_else(|| inner.sessions.get(key).map(|s| s.state.as_ref()));
+        facts.evidence.reserve(needs.evidence.len());
         for key in &needs.evidence {
-            facts.evidence.push((key.clone(), state.evidence(key).map(|e| e.as_ref().clone())));
+            facts.evidence.push((key.clone(), state.and_then(|state| state.evidence(key)).cloned()));
         }
         for mark in &needs.marks {
-            facts.marks.insert(mark.clone(), state.marks.get(mark.as_str()).map(|m| m.as_ref().clone()));
+            let found = state.and_then(|state| state.marks.get(mark.as_str())).map(|m| m.as_ref().clone());
+            facts.marks.insert(mark.clone(), found);
         }
         Ok(())
     }
 
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         let room = charges.iter().map(|charge| {
             let counter = inner.counters.entry(charge.counter.clone()).or_default();
             counter.fits(now, charge).map(|()| counter.used(now, charge.window))
@@ -228,12 +268,12 @@ impl Store for MemoryStore {
 
     async fn begin(
         &self,
-        intent: &Intent,
+        intent: Box<Intent>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
     ) -> Result<Result<(), NotClaimed>, StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         if let Some(recalled) = intent.recall.as_ref().and_then(|key| inner.recall(key, intent.digest, now)) {
             return Ok(Err(NotClaimed::Recalled(recalled)));
         }
@@ -254,26 +294,28 @@ impl Store for MemoryStore {
         if let Some(key) = &intent.recall {
             inner.recalls.insert(key.clone(), (intent.digest, intent.call));
         }
-        let claim = Claim { intent: intent.clone(), charges: charges.to_vec(), settled: None, pending: false };
-        inner.claims.insert(intent.call, claim);
+        let call = intent.call;
+        inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), settled: None, pending: false });
         Ok(Ok(()))
     }
 
-    async fn finish(&self, finish: Finish) -> Result<Result<(), Conflict>, StoreError> {
-        let mut inner = crate::lock(&self.0);
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<(), Conflict>, StoreError> {
+        let mut inner = crate::lock(&self.inner);
         let session = inner.session(&finish.row.key, finish.row.at);
         if finish.changes.as_ref().is_some_and(|c| c.needs_version()) && session.version != finish.version {
             return Ok(Err(Conflict));
         }
-        session.state.append(finish.logs);
+        if !finish.logs.is_empty() {
+            Arc::make_mut(&mut session.state).append(finish.logs);
+        }
         if let Some(changes) = finish.changes {
             session.version += u64::from(changes.needs_version());
-            session.state.apply(changes);
+            Arc::make_mut(&mut session.state).apply(changes);
         }
         if let Some(ended) = &finish.ended {
             session.progress.ended(ended);
         }
-        inner.end_claim(finish.row.call, finish.settle, Some(finish.spent), &finish.outcome);
+        inner.end_claim(finish.row.call, finish.settle, Some(finish.spent), finish.outcome);
         for (handle, text) in finish.outputs {
             let at = (finish.row.key.clone(), handle);
             inner.output_order.push_back(at.clone());
@@ -284,27 +326,27 @@ impl Store for MemoryStore {
                 inner.outputs.remove(&oldest);
             }
         }
-        inner.record(finish.row);
+        inner.record(finish.row, self.keep);
         Ok(Ok(()))
     }
 
-    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, State)>, StoreError> {
-        Ok(crate::lock(&self.0).sessions.get(key).map(|s| (s.version, s.state.clone())))
+    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError> {
+        Ok(crate::lock(&self.inner).sessions.get(key).map(|s| (s.version, Arc::clone(&s.state))))
     }
 
     async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         let session = inner.session(key, Timestamp::now());
         if session.version != version {
             return Ok(Err(Conflict));
         }
         session.version += 1;
-        session.state = state;
+        session.state = Arc::new(state);
         Ok(Ok(()))
     }
 
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         let call = CallId::fresh();
         for charge in charges {
             inner.counters.entry(charge.counter.clone()).or_default().reserve(now, call, charge);
@@ -313,24 +355,24 @@ impl Store for MemoryStore {
     }
 
     async fn ask(&self, approval: Approval) -> Result<(), StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         inner.asked.insert((approval.key.clone(), approval.digest), approval.id.clone());
         inner.approvals.insert(approval.id.clone(), approval);
         Ok(())
     }
 
     async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
-        let inner = crate::lock(&self.0);
+        let inner = crate::lock(&self.inner);
         let id = inner.asked.get(&(key.clone(), digest));
         Ok(id.and_then(|id| inner.approvals.get(id)).cloned())
     }
 
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
-        Ok(crate::lock(&self.0).approvals.get(id).cloned())
+        Ok(crate::lock(&self.inner).approvals.get(id).cloned())
     }
 
     async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         let waiting = inner.approvals.get_mut(id).filter(|a| a.state == ApprovalState::Waiting && now <= a.expires);
         let Some(approval) = waiting else { return Ok(false) };
         approval.state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
@@ -339,31 +381,31 @@ impl Store for MemoryStore {
     }
 
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
-        let inner = crate::lock(&self.0);
-        let mut pending: Vec<Intent> = inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.intent.clone()).collect();
+        let inner = crate::lock(&self.inner);
+        let mut pending: Vec<Intent> = inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.intent.as_ref().clone()).collect();
         pending.sort_unstable_by_key(|intent| intent.call);
         Ok(pending)
     }
 
     async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome) -> Result<bool, StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         let known = inner.claims.get(&call).is_some_and(|claim| claim.settled.is_none());
-        Ok(known && inner.end_claim(call, settle, None, &outcome))
+        Ok(known && inner.end_claim(call, settle, None, Some(outcome)))
     }
 
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
-        Ok(crate::lock(&self.0).outputs.get(&(key.clone(), handle.to_owned())).cloned())
+        Ok(crate::lock(&self.inner).outputs.get(&(key.clone(), handle.to_owned())).cloned())
     }
 
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
-        Ok(crate::lock(&self.0).rows.iter().filter(|row| row.key == *key).cloned().collect())
+        Ok(crate::lock(&self.inner).rows.iter().filter(|row| row.key == *key).cloned().collect())
     }
 
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
-        let mut inner = crate::lock(&self.0);
+        let mut inner = crate::lock(&self.inner);
         let known: HashSet<CallId> = inner.rows.iter().map(|row| row.call).collect();
         if !known.contains(&row.call) {
-            inner.record(row);
+            inner.record(row, self.keep);
         }
         Ok(())
     }

@@ -101,6 +101,8 @@ pub struct Enter<'a> {
     pub recall: Option<&'a RecallKey>,
     /// Whether it counts for progress.
     pub counts: bool,
+    /// Holds the session first: alone or with other readers, waiting this long. `None` where it is held already.
+    pub hold: Option<(bool, Duration)>,
     /// Now.
     pub now: Timestamp,
 }
@@ -113,11 +115,13 @@ pub struct Entered {
     /// When the session began.
     pub opened: Timestamp,
     /// What it holds: a snapshot.
-    pub state: State,
+    pub state: Arc<State>,
     /// An earlier call under the same key.
     pub recalled: Option<Recalled>,
     /// How often the same call was made.
     pub progress: Progress,
+    /// The session, held.
+    pub hold: Option<Hold>,
 }
 
 /// A durable intent: written before the effect.
@@ -189,8 +193,8 @@ pub struct Finish {
     pub logs: Vec<(Arc<str>, Value)>,
     /// How the claim ends, where there is one.
     pub settle: Settle,
-    /// What it came to, for a later recall. Not redacted.
-    pub outcome: Outcome,
+    /// What it came to, where it can be recalled. Not redacted beyond what the caller saw.
+    pub outcome: Option<Outcome>,
     /// What was really spent.
     pub spent: Spend,
     /// Large outputs to keep, by handle.
@@ -247,15 +251,16 @@ pub struct Approval {
 /// A backend.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Why the first of these is paused, if one is.
-    async fn paused(&self, targets: &[Target]) -> Result<Option<(Target, String)>, StoreError>;
+    /// Whether the agent, principal, tool or session of a call is paused, and why.
+    async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError>;
     /// Turns a kill switch on, with a reason, or off.
     async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError>;
 
     /// Holds a session, alone or together with other readers; `None` if it stays held by others for this long.
     async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError>;
-    /// Recalls, counts and loads, in one transaction. Opens the session if it is new.
-    async fn enter(&self, enter: Enter<'_>) -> Result<Entered, StoreError>;
+    /// Holds the session, then recalls, counts and loads, in one transaction. Opens the session if it
+    /// is new; `None` if others hold it for too long, and then nothing is counted.
+    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError>;
     /// Notes that a poll was let through.
     async fn polled(&self, key: &SessionKey, progress: Progress) -> Result<(), StoreError>;
     /// Loads what policies need into `facts`, from a snapshot where one is given.
@@ -265,16 +270,16 @@ pub trait Store: Send + Sync + 'static {
     /// Claims: the intent is durable, every charge reserved and the approval used, or none of it.
     async fn begin(
         &self,
-        intent: &Intent,
+        intent: Box<Intent>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
     ) -> Result<Result<(), NotClaimed>, StoreError>;
     /// Ends a call: state, claim, charges and row in one transaction.
-    async fn finish(&self, finish: Finish) -> Result<Result<(), Conflict>, StoreError>;
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<(), Conflict>, StoreError>;
 
     /// A session's state as it stands, with its version.
-    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, State)>, StoreError>;
+    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError>;
     /// Replaces a session's state, if it is still at this version.
     async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError>;
     /// Adds to counters outside a call, as the loop does for the model's own tokens.

@@ -1,0 +1,281 @@
+//! What a governed call costs, beside a floor in the same run: parse, validate and a bare handler,
+//! with the same hop onto a task of its own. Prints a table and writes `target/bench.json`.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use toolgate::json::{Pointer, decimal_of};
+use toolgate::policy::{Ask, Fault, Needs, Policy, Sequence, Verdict};
+use toolgate::session::EvidenceKey;
+use toolgate::{Agent, Category, Ctx, Effect, Session, Spec, Tool, ToolError, Toolgate};
+
+/// Calls of one measured stretch, and how many stretches; the median counts.
+const STRETCH: usize = 2_000;
+const ROUNDS: usize = 31;
+
+#[derive(Deserialize, JsonSchema)]
+struct Refund {
+    customer_id: String,
+    order_id: String,
+    amount: f64,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Receipt {
+    refund_id: String,
+}
+
+struct Cap(Pointer);
+
+impl Policy for Cap {
+    fn name(&self) -> &str {
+        "cap"
+    }
+    fn governs(&self, tool: &Spec) -> bool {
+        tool.name() == "refund"
+    }
+    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        let amount = ask.argument(&self.0).and_then(decimal_of).ok_or_else(|| Fault::new("no amount"))?;
+        if amount > 500.into() {
+            return Ok(Verdict::deny(ToolError::new(Category::Business, "cap", "over 500")));
+        }
+        Ok(Verdict::allow())
+    }
+}
+
+struct SameCustomer {
+    customer: Pointer,
+    tool: Arc<str>,
+    entity: Arc<str>,
+}
+
+impl SameCustomer {
+    fn key(&self, ask: &Ask<'_>) -> EvidenceKey {
+        EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(&self.entity), ask.argument(&self.customer).unwrap_or(&Value::Null))
+    }
+}
+
+impl Policy for SameCustomer {
+    fn name(&self) -> &str {
+        "same_customer"
+    }
+    fn governs(&self, tool: &Spec) -> bool {
+        tool.name() == "refund"
+    }
+    fn needs(&self, ask: &Ask<'_>) -> Needs {
+        Needs { evidence: vec![self.key(ask)], ..Needs::default() }
+    }
+    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        match ask.evidence(&self.key(ask))? {
+            Some(_) => Ok(Verdict::allow()),
+            None => Ok(Verdict::deny(ToolError::new(Category::Business, "unverified", "verify first"))),
+        }
+    }
+}
+
+fn refund() -> Tool {
+    Tool::typed("refund", "Refund an order.", |ctx: Ctx, args: Refund| async move {
+        ctx.set_slice("last", &args.order_id)?;
+        black_box((&args.customer_id, args.amount));
+        Ok(Receipt { refund_id: args.order_id })
+    })
+    .effect(Effect::Write)
+    .local()
+    .entity("order_id", "/order_id")
+}
+
+fn verify() -> Tool {
+    let schema = json!({"type": "object", "properties": {"customer_id": {"type": "string"}}, "required": ["customer_id"]});
+    Tool::dynamic("verify", "Verify a customer.", schema, |_, args| async move { Ok(args) })
+        .effect(Effect::Read)
+        .entity("customer_id", "/customer_id")
+}
+
+/// A gate with this many tools, three policies on the one that is called, and a listener.
+fn gate(tools: usize) -> Toolgate {
+    let others = (0..tools.saturating_sub(2)).map(|n| {
+        let schema = json!({"type": "object", "properties": {"q": {"type": "string"}}});
+        Tool::dynamic(&format!("other_{n}"), "Another tool.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read)
+    });
+    let agent = Agent::builder("bench")
+        .tool(refund())
+        .tool(verify())
+        .tools(others)
+        .policy(Cap("/amount".into()))
+        .policy(SameCustomer { customer: "/customer_id".into(), tool: "verify".into(), entity: "customer_id".into() })
+        .sequence(Sequence::new("order").after("refund", ["verify"]))
+        .build()
+        .unwrap();
+    let heard = AtomicU64::new(0);
+    Toolgate::builder()
+        .agent(agent)
+        .on_event(move |_| {
+            heard.fetch_add(1, Ordering::Relaxed);
+        })
+        .build()
+        .unwrap()
+}
+
+fn arguments(n: usize) -> Vec<u8> {
+    format!(r#"{{"customer_id": "C-1042", "order_id": "A-{n}", "amount": {}.50}}"#, n % 400).into_bytes()
+}
+
+async fn opened(gate: &Toolgate, name: &str) -> Session {
+    let session = gate.session("bench", "alice", name);
+    let verified = session.call("verify", json!({"customer_id": "C-1042"})).await;
+    assert!(verified.outcome.success().is_some(), "{verified:?}");
+    session
+}
+
+async fn governed(session: &Session, from: usize, count: usize) -> f64 {
+    let calls: Vec<Vec<u8>> = (from..from + count).map(arguments).collect();
+    let start = Instant::now();
+    for arguments in calls {
+        let answer = session.call("refund", arguments).await;
+        assert!(answer.outcome.success().is_some(), "{answer:?}");
+    }
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+async fn floor(validator: &Arc<jsonschema::Validator>, count: usize) -> f64 {
+    let calls: Vec<Vec<u8>> = (0..count).map(arguments).collect();
+    let start = Instant::now();
+    for text in calls {
+        let validator = Arc::clone(validator);
+        let value = tokio::spawn(async move {
+            let value: Value = serde_json::from_slice(&text).unwrap();
+            assert!(validator.is_valid(&value));
+            let args: Refund = serde_json::from_value(value).unwrap();
+            black_box((&args.customer_id, args.amount));
+            serde_json::to_value(Receipt { refund_id: args.order_id }).unwrap()
+        })
+        .await
+        .unwrap();
+        black_box(value);
+    }
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    name: String,
+    value: f64,
+    unit: String,
+    floor: f64,
+    ratio: f64,
+    note: String,
+}
+
+fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> Line {
+    let (value, floor) = (median(values) / 1_000.0, median(floors) / 1_000.0);
+    let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
+    Line { name: name.into(), value: round(value), unit: "µs".into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
+}
+
+async fn measure() -> Vec<Line> {
+    let mut schema = schemars::schema_for!(Refund).to_value();
+    schema["additionalProperties"] = json!(false);
+    let validator = Arc::new(jsonschema::validator_for(&schema).unwrap());
+    let (few, many) = (gate(2), gate(1_000));
+    let old = opened(&few, "old").await;
+    governed(&old, 0, 100_000).await;
+    let wide = opened(&many, "wide").await;
+    let (mut floors, mut fresh, mut aged, mut widened) = (vec![], vec![], vec![], vec![]);
+    for round in 0..ROUNDS {
+        let session = opened(&few, &format!("fresh-{round}")).await;
+        governed(&session, 0, 10).await;
+        floors.push(floor(&validator, STRETCH).await);
+        fresh.push(governed(&session, 10, STRETCH).await);
+        aged.push(governed(&old, 100_000 + round * STRETCH, STRETCH).await);
+        widened.push(governed(&wide, round * STRETCH, STRETCH).await);
+    }
+    vec![
+        line("governed_call", fresh.clone(), floors, "floor: parse, validate, bare handler, same task hop"),
+        line("governed_call_old_session", aged, fresh.clone(), "call 100,000 and later; floor: calls 10 to 2,010 of a session"),
+        line("governed_call_1000_tools", widened, fresh, "1,000 registered tools; floor: 2"),
+    ]
+}
+
+struct Counting;
+static TRACE: AtomicU64 = AtomicU64::new(0);
+static COUNT: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+static BIG: AtomicU64 = AtomicU64::new(0);
+#[allow(unsafe_code)]
+unsafe impl std::alloc::GlobalAlloc for Counting {
+    unsafe fn alloc(&self, l: std::alloc::Layout) -> *mut u8 {
+        if TRACE.load(Ordering::Relaxed) == 1 {
+            TRACE.store(0, Ordering::Relaxed);
+            let b = std::backtrace::Backtrace::force_capture().to_string();
+            let f: Vec<&str> = b
+                .lines()
+                .filter(|l| !l.trim().starts_with("at "))
+                .map(|l| l.trim())
+                .filter(|l| {
+                    !l.contains("alloc")
+                        && !l.contains("backtrace")
+                        && !l.contains("raw_vec")
+                        && !l.contains("GlobalAlloc")
+                        && !l.contains("core::")
+                        && !l.contains("std::")
+                })
+                .take(3)
+                .collect();
+            eprintln!("ALLOC {} {}", l.size(), f.join(" < "));
+            TRACE.store(1, Ordering::Relaxed);
+        }
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(l.size() as u64, Ordering::Relaxed);
+        if l.size() >= 1000 {
+            BIG.fetch_add(1, Ordering::Relaxed);
+        }
+        unsafe { std::alloc::System.alloc(l) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, l: std::alloc::Layout) {
+        unsafe { std::alloc::System.dealloc(p, l) }
+    }
+}
+#[global_allocator]
+static A: Counting = Counting;
+fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let g = gate(2);
+        let s = opened(&g, "x").await;
+        governed(&s, 0, 1000).await;
+        let (c, b, g) = (COUNT.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed), BIG.load(Ordering::Relaxed));
+        let n = 1000;
+        governed(&s, 1000, n).await;
+        println!(
+            "allocs/call {} bytes/call {} big/call {}",
+            (COUNT.load(Ordering::Relaxed) - c) as f64 / n as f64,
+            (BYTES.load(Ordering::Relaxed) - b) as f64 / n as f64,
+            (BIG.load(Ordering::Relaxed) - g) as f64 / n as f64
+        );
+        TRACE.store(1, Ordering::Relaxed);
+        s.call("refund", arguments(7777)).await;
+        TRACE.store(0, Ordering::Relaxed);
+        let mut schema = schemars::schema_for!(Refund).to_value();
+        schema["additionalProperties"] = json!(false);
+        let validator = Arc::new(jsonschema::validator_for(&schema).unwrap());
+        let (c, b) = (COUNT.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+        floor(&validator, n).await;
+        println!(
+            "floor allocs/call {} bytes/call {}",
+            (COUNT.load(Ordering::Relaxed) - c) as f64 / n as f64,
+            (BYTES.load(Ordering::Relaxed) - b) as f64 / n as f64
+        );
+    });
+}
