@@ -24,7 +24,7 @@ use crate::session::State;
 
 /// How many large outputs are kept, and how many rows unless said. Claims, limits and sessions are all kept.
 const OUTPUTS: usize = 256;
-const ROWS: usize = 20_000;
+const ROWS: usize = 10_000;
 
 /// A store that ends with the process: for tests, demonstrations and short-lived agents.
 pub struct MemoryStore {
@@ -75,7 +75,7 @@ impl Claim {
 }
 
 impl MemoryStore {
-    /// An empty store that keeps the newest 20,000 rows of its ledger.
+    /// An empty store that keeps the newest 10,000 rows of its ledger.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
