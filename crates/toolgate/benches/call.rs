@@ -110,7 +110,7 @@ fn gate(tools: usize) -> Toolgate {
         .tools(others)
         .policy(Cap("/amount".into()))
         .policy(SameCustomer { customer: "/customer_id".into(), tool: "verify".into(), entity: "customer_id".into() })
-        .sequence(Sequence::new("order").after("refund", ["verify"]))
+        .policy(Sequence::new("order").after("refund", ["verify"]))
         .build()
         .unwrap();
     let heard = AtomicU64::new(0);

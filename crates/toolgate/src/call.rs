@@ -55,6 +55,17 @@ pub enum Arguments {
     Value(Value),
 }
 
+/// A document that nests without end would exhaust the stack when it is dropped; taken apart, it does not.
+impl Drop for Arguments {
+    fn drop(&mut self) {
+        if let Self::Value(value) = self
+            && crate::json::is_deep(value)
+        {
+            crate::json::dismantle(value.take());
+        }
+    }
+}
+
 impl From<Value> for Arguments {
     fn from(value: Value) -> Self {
         Self::Value(value)

@@ -28,7 +28,7 @@ pub struct Txn {
     pub(crate) logs: Vec<(Arc<str>, Value)>,
     pub(crate) events: Vec<(Arc<str>, Value)>,
     pub(crate) observed: Vec<Observation>,
-    pub(crate) spent: Spend,
+    pub(crate) spent: Option<Spend>,
     pub(crate) message: Option<String>,
     pub(crate) hidden: bool,
     pub(crate) files: Option<Box<dyn FileTxn>>,
@@ -198,12 +198,9 @@ impl Ctx {
         self.0.remaining
     }
 
-    /// Reports what the run has cost.
+    /// Reports what the run has cost. A tool that reports nothing has cost what it declares.
     pub fn spend(&self, spend: Spend) {
-        self.record(|txn| {
-            txn.spent.tokens = txn.spent.tokens.saturating_add(spend.tokens);
-            txn.spent.money = txn.spent.money.saturating_add(spend.money);
-        });
+        self.record(|txn| txn.spent = Some(txn.spent.unwrap_or_default().plus(spend)));
     }
 
     /// Ends when the call is cancelled. The run is dropped at its next `await` anyway; this is for

@@ -37,6 +37,7 @@ pub use ledger::{Decision, Gate, Latency, Row};
 pub use outcome::{Answer, Outcome, Output, Signal, Stored};
 pub use registry::{Agent, AgentBuilder, BuildError, Section};
 pub use resource::{HostFs, MemoryFs};
+pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
 pub use tool::{Effect, Example, Extra, Failure, Handler, Polling, Retry, Spec, Tool, classify_status};
 

@@ -53,6 +53,15 @@ pub struct Spend {
     pub money: Decimal,
 }
 
+impl Spend {
+    /// The sum of two. Nothing is ever earned back.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let money = self.money.saturating_add(other.money.max(Decimal::ZERO));
+        Self { tokens: self.tokens.saturating_add(other.tokens), money }
+    }
+}
+
 /// One reservation against one counter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Charge {
@@ -76,10 +85,20 @@ pub enum Unit {
     /// Something known before the call: calls, or a sum of an argument.
     #[default]
     Fixed,
+    /// Something that counts whatever comes of the call: a rate.
+    Attempt,
     /// Tokens: known after the call.
     Tokens,
     /// Money: known after the call.
     Money,
+}
+
+impl Unit {
+    /// Whether the real figure is known only after the call.
+    #[must_use]
+    pub const fn is_spent(self) -> bool {
+        matches!(self, Self::Tokens | Self::Money)
+    }
 }
 
 /// A counter that has no room.
@@ -121,12 +140,12 @@ impl Counter {
         let used = self.used(now, charge.window);
         let fits = used.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
         // A budget that is used up exactly has no room for a call whose cost is not known yet.
-        let open_ended = charge.unit == Unit::Fixed || used < charge.cap;
+        let open_ended = !charge.unit.is_spent() || used < charge.cap;
         if fits && open_ended && charge.amount >= Decimal::ZERO {
             return Ok(());
         }
         let first = self.entries.front();
-        let retry_after = charge.window.and_then(|window| first.map(|(at, ..)| window - now.duration_since(*at)));
+        let retry_after = charge.window.and_then(|window| first.map(|(at, ..)| window.saturating_sub(now.duration_since(*at))));
         Err(Over { used, retry_after })
     }
 
@@ -139,11 +158,15 @@ impl Counter {
     }
 
     /// Replaces what a call reserved by what it came to; zero releases it.
-    pub fn settle(&mut self, call: CallId, reserved: Decimal, actual: Decimal) {
-        if let Some(entry) = self.entries.iter_mut().rev().find(|(_, by, _)| *by == call) {
-            entry.2 = actual;
+    pub fn settle(&mut self, call: CallId, charge: &Charge, actual: Decimal) {
+        if charge.window.is_some() {
+            // What has left the window meanwhile is not in the total any more.
+            match self.entries.iter_mut().rev().find(|(_, by, amount)| *by == call && *amount == charge.amount) {
+                Some(entry) => entry.2 = actual,
+                None => return,
+            }
         }
-        self.total = self.total.saturating_sub(reserved).saturating_add(actual);
+        self.total = self.total.saturating_sub(charge.amount).saturating_add(actual);
     }
 }
 
@@ -173,7 +196,7 @@ impl Limits {
                 amount: Decimal::ONE,
                 cap: rate.calls.into(),
                 window: SignedDuration::try_from(rate.per).ok(),
-                unit: Unit::Fixed,
+                unit: Unit::Attempt,
             };
             let message = format!("more than {} calls in {:?}; wait before the next", rate.calls, rate.per);
             charges.push((charge, ToolError::of(code::RATE_LIMITED, message)));
@@ -204,7 +227,12 @@ mod tests {
         assert_eq!(counter.fits(at(20), &charge), Err(Over { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) }));
         assert_eq!(counter.fits(at(60), &charge), Ok(()));
         counter.reserve(at(60), call, &charge);
-        counter.settle(call, 300.into(), 0.into());
+        counter.settle(call, &charge, 0.into());
         assert_eq!(counter.used(at(60), charge.window), Decimal::ZERO);
+        // Too late to give back what has left the window.
+        counter.reserve(at(60), call, &charge);
+        assert_eq!(counter.used(at(120), charge.window), Decimal::ZERO);
+        counter.settle(call, &charge, 0.into());
+        assert_eq!(counter.used(at(120), charge.window), Decimal::ZERO);
     }
 }

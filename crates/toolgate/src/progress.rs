@@ -26,6 +26,8 @@ pub struct Progress {
     unchanged: u32,
     /// When the last poll was let through.
     polled: Option<Timestamp>,
+    /// How much too soon the poll came that was counted last.
+    too_soon: Option<SignedDuration>,
 }
 
 /// How a call ended, as far as the next one's progress hangs on it.
@@ -41,11 +43,18 @@ pub struct Ended {
 
 impl Progress {
     /// Counts a validated call.
-    pub fn count(&mut self, digest: Digest, now: Timestamp) {
+    pub fn count(&mut self, digest: Digest, now: Timestamp, polling: Option<&Polling>) {
         if self.last != Some(digest) {
             *self = Self { last: Some(digest), streak: 1, ..Self::default() };
         } else if self.retry_from.take().is_none_or(|from| now < from) {
-            self.streak += 1;
+            self.streak = self.streak.saturating_add(1);
+        }
+        if let Some(polling) = polling {
+            let interval = SignedDuration::try_from(polling.interval).unwrap_or(SignedDuration::MAX);
+            self.too_soon = self.polled.map(|at| interval.saturating_sub(now.duration_since(at))).filter(SignedDuration::is_positive);
+            if self.too_soon.is_none() {
+                self.polled = Some(now);
+            }
         }
     }
 
@@ -56,7 +65,7 @@ impl Progress {
         }
         self.retry_from = ended.retry_from;
         if let Some(result) = ended.result {
-            self.unchanged = if self.result == Some(result) { self.unchanged + 1 } else { 1 };
+            self.unchanged = if self.result == Some(result) { self.unchanged.saturating_add(1) } else { 1 };
             self.result = Some(result);
         }
     }
@@ -65,7 +74,7 @@ impl Progress {
     ///
     /// # Errors
     /// `loop_detected`; for a poll that comes too soon `rate_limited`.
-    pub(crate) fn judge(&mut self, tool: &str, polling: Option<&Polling>, now: Timestamp) -> Result<(), ToolError> {
+    pub(crate) fn judge(&self, tool: &str, polling: Option<&Polling>) -> Result<(), ToolError> {
         let Some(polling) = polling else {
             return if self.streak < REPEATS { Ok(()) } else { Err(looped(tool, self.streak)) };
         };
@@ -76,18 +85,12 @@ impl Progress {
             );
             return Err(ToolError::of(code::LOOP_DETECTED, message));
         }
-        let interval = SignedDuration::try_from(polling.interval).unwrap_or(SignedDuration::MAX);
-        if let Some(wait) = self.polled.map(|at| interval - now.duration_since(at)).filter(SignedDuration::is_positive) {
+        if let Some(wait) = self.too_soon {
             let ms = u64::try_from(wait.as_millis()).unwrap_or(0) + 1;
             let message = format!("`{tool}` may be polled every {:?}; wait {ms} ms", polling.interval);
             return Err(ToolError::of(code::RATE_LIMITED, message).retry_after_ms(ms));
         }
         Ok(())
-    }
-
-    /// A poll was let through.
-    pub(crate) const fn polled(&mut self, now: Timestamp) {
-        self.polled = Some(now);
     }
 }
 

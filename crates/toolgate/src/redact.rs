@@ -20,7 +20,8 @@ impl Redactor {
         Hmac::new_from_slice(&key).map(Self).map_err(|e| e.to_string())
     }
 
-    fn mark(&self, value: &Value) -> Value {
+    /// What stands for a value that must not be written down.
+    pub(crate) fn mark(&self, value: &Value) -> Value {
         let mut mac = self.0.clone();
         mac.update(&canonical(value));
         let hex: String = mac.finalize().into_bytes().iter().take(16).map(|byte| format!("{byte:02x}")).collect();

@@ -12,7 +12,7 @@ use crate::hook::Hook;
 use crate::json::{Bounds, Digest, Pointer, digest_of};
 use crate::limits::Limits;
 use crate::names::{is_tool_name, shown};
-use crate::policy::{Attached, Level, Policy, Sequence};
+use crate::policy::{Attached, Level, Policy};
 use crate::resource::{FileSystem, Resources};
 use crate::schema::Schema;
 use crate::tool::{Effect, Extra, Handler, Spec, Tool};
@@ -33,6 +33,13 @@ pub(crate) struct Registered {
 impl Registered {
     pub(crate) fn is_visible_to(&self, principal: &str) -> bool {
         self.spec.visible_to.as_ref().is_none_or(|who| who.contains(principal))
+    }
+
+    /// Everything about it that can change a decision, as far as it can be written down.
+    fn describe(&self) -> String {
+        let policies: Vec<&str> = self.governed_by.iter().map(|a| a.policy.name()).collect();
+        let hooks: Vec<&str> = self.hooks.iter().map(|h| h.name()).collect();
+        format!("{:?} {policies:?} {hooks:?}", self.spec)
     }
 
     /// What a failure left behind, as far as only toolgate knows.
@@ -80,7 +87,6 @@ impl Agent {
             bounds: Bounds::default(),
             max_output: 64 * 1024,
             resources: Resources::default(),
-            problems: Vec::new(),
         }
     }
 
@@ -95,7 +101,7 @@ impl Agent {
         self.order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
     }
 
-    /// Digest of its whole definition.
+    /// Digest of its definition. Policies and hooks take part by name.
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.config
@@ -187,7 +193,6 @@ pub struct AgentBuilder {
     bounds: Bounds,
     max_output: usize,
     resources: Resources,
-    problems: Vec<String>,
 }
 
 impl AgentBuilder {
@@ -233,15 +238,6 @@ impl AgentBuilder {
     pub fn tool_policy(mut self, tool: &str, policy: impl Policy + 'static) -> Self {
         self.policies.push((Scope::Tool(tool.to_owned()), Arc::new(policy)));
         self
-    }
-
-    /// Adds a [`Sequence`] for the whole agent; a circle in it is a build error.
-    #[must_use]
-    pub fn sequence(mut self, sequence: Sequence) -> Self {
-        if let Err(cycle) = sequence.check_acyclic() {
-            self.problems.push(cycle.to_string());
-        }
-        self.policy(sequence)
     }
 
     /// Adds a hook. Hooks run in the order they were added.
@@ -305,10 +301,11 @@ impl AgentBuilder {
     /// # Errors
     /// Everything that is wrong, all at once.
     pub fn build(mut self) -> Result<Agent, BuildError> {
-        let mut problems = std::mem::take(&mut self.problems);
+        let mut problems = Vec::new();
         let mut tools = HashMap::new();
         let mut order = Vec::new();
         self.check_attachments(&mut problems);
+        self.check_hooks(&mut problems);
         for (section, tool) in std::mem::take(&mut self.tools) {
             let (mut spec, handler) = tool.into_parts();
             if tools.contains_key(&spec.name) {
@@ -337,9 +334,11 @@ impl AgentBuilder {
         if !problems.is_empty() {
             return Err(BuildError { agent: self.name.to_string(), problems });
         }
-        let definitions: Vec<_> =
-            order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| t.definition.to_string()).collect();
-        let config = digest_of(&json!({ "agent": self.name, "tools": definitions, "limits": format!("{:?}", self.limits) }));
+        let definitions: Vec<String> = order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| t.describe()).collect();
+        let config = digest_of(&json!({
+            "agent": self.name, "tools": definitions, "limits": format!("{:?}", self.limits), "bounds": format!("{:?}", self.bounds),
+            "principals": self.principals, "max_output": self.max_output,
+        }));
         Ok(Agent {
             name: self.name,
             tools,
@@ -360,12 +359,23 @@ impl AgentBuilder {
             if !names.insert(policy.name()) {
                 problems.push(format!("two policies are called `{}`", shown(policy.name())));
             }
+            problems.extend(policy.problems().into_iter().map(|problem| format!("policy `{}`: {problem}", shown(policy.name()))));
             if let Scope::Tool(tool) = scope
                 && !tools.contains(tool.as_str())
             {
                 let hint =
                     crate::suggest::closest(tool, tools.iter().copied()).map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
                 problems.push(format!("policy `{}` is attached to `{}`, which is no tool of this agent{hint}", policy.name(), shown(tool)));
+            }
+        }
+    }
+
+    /// Approvals remember who asked by name, so a name must mean one thing.
+    fn check_hooks(&self, problems: &mut Vec<String>) {
+        let mut names: BTreeSet<&str> = self.policies.iter().map(|(_, policy)| policy.name()).collect();
+        for hook in &self.hooks {
+            if !names.insert(hook.name()) {
+                problems.push(format!("the hook `{}` has the name of another hook or policy", shown(hook.name())));
             }
         }
     }
@@ -402,7 +412,7 @@ impl AgentBuilder {
         let heard_by = self
             .policies
             .iter()
-            .filter(|(scope, policy)| applies(scope).is_some() && policy.hears(&spec))
+            .filter(|(scope, policy)| policy.hears_all() || (applies(scope).is_some() && policy.governs(&spec)))
             .map(|(_, p)| Arc::clone(p))
             .collect();
         if spec.effect != Effect::Read && !spec.open && governed_by.is_empty() {

@@ -30,7 +30,9 @@ impl Spool {
 
     /// Appends a row and syncs it.
     pub(crate) fn put(&self, row: &Row) -> io::Result<()> {
-        let mut line = serde_json::to_vec(row)?;
+        // The line break comes first too: a record that was cut off must not spoil the next.
+        let mut line = vec![b'\n'];
+        line.extend(serde_json::to_vec(row)?);
         line.push(b'\n');
         let mut guard = crate::lock(&self.file);
         if guard.is_none() {
@@ -54,10 +56,22 @@ impl Spool {
                 other => other?,
             }
         }
-        // A line that was cut off by a crash was never answered for.
-        let rows =
-            BufReader::new(File::open(&aside)?).lines().filter_map(|line| line.ok().and_then(|line| serde_json::from_str(&line).ok()));
-        Ok(rows.map(Arc::new).collect())
+        let (mut rows, mut spoilt) = (Vec::new(), false);
+        for line in BufReader::new(File::open(&aside)?).lines() {
+            match line?.as_str() {
+                "" => {}
+                line => match serde_json::from_str::<Row>(line) {
+                    Ok(row) => rows.push(Arc::new(row)),
+                    Err(_) => spoilt = true,
+                },
+            }
+        }
+        if spoilt {
+            // For a person to look at: perhaps a record that a crash cut off.
+            std::fs::copy(&aside, self.path.with_extension("spoilt"))?;
+            tracing::error!(path = %self.path.with_extension("spoilt").display(), "a spooled row cannot be read; a copy is kept");
+        }
+        Ok(rows)
     }
 
     /// The rows that were set aside are in the store.

@@ -8,19 +8,20 @@ use rust_decimal::Decimal;
 use rust_decimal::prelude::ToPrimitive;
 use tokio::time::Instant;
 
+use super::approve::{unusable, waiting};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, Judged};
 use crate::code;
 use crate::context::Remaining;
 use crate::error::{FieldError, ToolError};
-use crate::json::{self, Pointer};
+use crate::json::{self, Digest, Pointer};
 use crate::ledger::Gate;
 use crate::limits::{Charge, Unit};
 use crate::names::shown;
 use crate::outcome::Outcome;
 use crate::registry::{Agent, Registered};
-use crate::store::{Approval, Enter, Entered, RecallKey, Recalled, Target, over_error, recalled_error};
+use crate::store::{Approval, ApprovalState, Enter, Entered, RecallKey, Recalled, Target, over_error, recalled_error};
 use crate::tool::Effect;
 
 impl Toolgate {
@@ -37,14 +38,11 @@ impl Toolgate {
         if agent.principals.as_ref().is_some_and(|allowed| !allowed.contains(&*call.key.principal)) {
             return Err(forbidden().into());
         }
-        if let Some((target, why)) = self.0.store.paused(&call.key, &trail.tool).await? {
-            let what = match target {
-                Target::Agent(name) => format!("the agent `{name}`"),
-                Target::Tool(name) => format!("the tool `{name}`"),
-                Target::Principal(name) => format!("`{name}`"),
-                Target::Session(_) => "this session".to_owned(),
-            };
-            return Err(ToolError::of(code::PAUSED, format!("{what} is paused by an operator: {why}")).into());
+        // Whether a tool that this caller may not see is paused is none of its business.
+        let seen = agent.tools.get(call.tool.as_str()).is_none_or(|tool| tool.is_visible_to(&call.key.principal));
+        let tool = if seen { Arc::clone(&trail.tool) } else { Arc::from("") };
+        if let Some((target, why)) = self.0.store.paused(&call.key, &tool).await? {
+            return Err(paused(&target, &why).into());
         }
         let over = match &call.arguments {
             Arguments::Text(text) => json::over_bounds(text, &agent.bounds),
@@ -63,7 +61,7 @@ impl Toolgate {
         }
         let names = agent.visible_names(&call.key.principal);
         let suggestion = crate::suggest::closest(&call.tool, names.iter().copied());
-        let did_you_mean = suggestion.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+        let did_you_mean = suggestion.map(|name| format!("; did you mean `{name}`?")).unwrap_or_else(|| ".".to_owned());
         let available = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let mut error =
             ToolError::of(code::UNKNOWN_TOOL, format!("there is no tool `{}`{did_you_mean} Available: {available}", shown(&call.tool)));
@@ -82,7 +80,13 @@ impl Toolgate {
         trail.at(Gate::Approval);
         let known = self.0.store.approval(id).await?;
         match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
-            Some(approval) => Ok(Some(Box::new(approval))),
+            Some(approval) if approval.state == ApprovalState::Approved && trail.started <= approval.expires => {
+                Ok(Some(Box::new(approval)))
+            }
+            Some(approval) if approval.state == ApprovalState::Waiting && trail.started <= approval.expires => {
+                Err(waiting(&approval).into())
+            }
+            Some(approval) => Err(unusable(&approval).into()),
             None => {
                 Err(ToolError::of(code::APPROVAL_DENIED, format!("there is no approval `{}` for this tool in this session", shown(id)))
                     .into())
@@ -130,10 +134,8 @@ impl Toolgate {
                 Ok(judged)
             }
             Err(invalid) => {
-                // A misspelt name may hide a secret: where there are secrets, what is unknown is not written down.
-                let unknown = invalid.errors.iter().filter(|e| !tool.secrets.is_empty() && e.expected == "no such argument");
-                let hidden: Vec<Pointer> = tool.secrets.iter().cloned().chain(unknown.map(|e| Pointer::from(e.path.as_str()))).collect();
-                trail.arguments = self.0.redactor.redact_shared(Arc::new(value), &hidden);
+                // A misspelt name may hide a secret: where there are secrets, what does not fit is not written down.
+                trail.arguments = if tool.secrets.is_empty() { Arc::new(value) } else { Arc::new(self.0.redactor.mark(&value)) };
                 let mut error = ToolError::of(code::INVALID_ARGUMENTS, invalid.message);
                 error.errors = invalid.errors;
                 Err(error.into())
@@ -150,36 +152,28 @@ impl Toolgate {
         arguments: &Judged,
         resumed: bool,
         held: bool,
-        trail: &Trail,
-    ) -> Result<(Box<Entered>, Option<RecallKey>), Stop> {
-        let key = match (&call.idempotency_key, tool.spec.once) {
-            (Some(key), _) => Some(format!("key:{key}")),
-            (None, true) => Some(format!("once:{}", arguments.digest())),
-            (None, false) => None,
-        };
-        let recall = key.map(|key| RecallKey {
-            principal: Arc::clone(&call.key.principal),
-            agent: Arc::clone(&call.key.agent),
-            tool: Arc::clone(&tool.spec.name),
-            key,
-        });
+        trail: &mut Trail,
+    ) -> Result<Box<Entered>, Stop> {
+        trail.asked = Some(arguments.digest());
+        let recall = recall_keys(call, tool, arguments.digest());
         let left = trail.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let wait = left.map_or(self.0.busy_wait, |left| left.min(self.0.busy_wait));
-        let hold = (!held).then_some((tool.spec.effect != Effect::Read, wait));
-        let enter =
-            Enter { key: &call.key, digest: arguments.digest(), recall: recall.as_ref(), counts: !resumed, hold, now: trail.started };
+        let enter = Enter {
+            key: &call.key,
+            digest: arguments.digest(),
+            recall: &recall,
+            counts: !resumed,
+            polling: tool.spec.polling.as_ref(),
+            hold: (!held).then_some((tool.spec.effect != Effect::Read, wait)),
+            now: trail.started,
+        };
         let entered = tokio::select! {
             biased;
             entered = self.0.store.enter(enter) => entered?,
             () = trail.cancel.cancelled() => return Err(Stop::at(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
         };
-        match entered {
-            Some(entered) => Ok((entered, recall)),
-            None => Err(Stop::at(
-                Gate::Claim,
-                ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
-            )),
-        }
+        let busy = || ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000);
+        entered.ok_or_else(|| Stop::at(Gate::Claim, busy()))
     }
 
     /// Gate 4. The same call, made before: its outcome is handed back, if the caller may still make it.
@@ -216,13 +210,13 @@ impl Toolgate {
         if resumed {
             return Ok(());
         }
-        let mut progress = entered.progress;
-        progress.judge(&tool.spec.name, tool.spec.polling.as_ref(), trail.started)?;
-        if tool.spec.polling.is_some() {
-            progress.polled(trail.started);
-            self.0.store.polled(&call.key, progress).await?;
-        }
-        Ok(())
+        let Err(error) = entered.progress.judge(&tool.spec.name, tool.spec.polling.as_ref()) else { return Ok(()) };
+        // A call that was told to come back once it is approved is no repetition when it does.
+        let approved = match trail.asked {
+            Some(asked) if error.code == code::LOOP_DETECTED => self.0.store.approval_for(&call.key, asked).await?,
+            _ => None,
+        };
+        if approved.is_some_and(|a| a.state == ApprovalState::Approved && trail.started <= a.expires) { Ok(()) } else { Err(error.into()) }
     }
 
     /// Gate 6. There is time and budget left. What is counted is reserved at the claim.
@@ -260,7 +254,7 @@ impl Toolgate {
             match charge.unit {
                 Unit::Tokens => remaining.tokens = least(remaining.tokens, left.to_u64()),
                 Unit::Money => remaining.money = least(remaining.money, Some(left)),
-                Unit::Fixed => {}
+                Unit::Fixed | Unit::Attempt => {}
             }
         }
         Ok((charges, remaining))
@@ -274,7 +268,32 @@ fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     }
 }
 
+/// What a call is recalled by: the client's key, and for a tool declared `once` also its arguments,
+/// so that no key talks it into a second act.
+pub(super) fn recall_keys(call: &Call, tool: &Registered, digest: Digest) -> Vec<RecallKey> {
+    let by_key = call.idempotency_key.as_ref().map(|key| format!("key:{key}"));
+    let once = tool.spec.once.then(|| format!("once:{digest}"));
+    let recall = |key| RecallKey {
+        principal: Arc::clone(&call.key.principal),
+        agent: Arc::clone(&call.key.agent),
+        tool: Arc::clone(&tool.spec.name),
+        key,
+    };
+    by_key.into_iter().chain(once).map(recall).collect()
+}
+
 /// How long a claim may go without an end before nobody believes in it any more.
 pub(super) fn lease(timeout: Duration) -> SignedDuration {
     SignedDuration::try_from(timeout.saturating_add(Duration::from_secs(60))).unwrap_or(SignedDuration::MAX)
+}
+
+/// What a kill switch says.
+pub(super) fn paused(target: &Target, why: &str) -> ToolError {
+    let what = match target {
+        Target::Agent(name) => format!("the agent `{name}`"),
+        Target::Tool(name) => format!("the tool `{name}`"),
+        Target::Principal(name) => format!("`{}`", shown(name)),
+        Target::Session(_) => "this session".to_owned(),
+    };
+    ToolError::of(code::PAUSED, format!("{what} is paused by an operator: {why}"))
 }

@@ -18,7 +18,7 @@ impl Toolgate {
         let digest = judgement.arguments().digest();
         let known = self.0.store.approval_for(&call.key, digest).await?;
         let live = known.filter(|approval| trail.started <= approval.expires);
-        let (judgement, waiting) = match live {
+        let (judgement, asked) = match live {
             Some(approval) if approval.state == ApprovalState::Approved => match judgement.permit(Some(&approval)) {
                 Ok(permit) => {
                     trail.rule = None;
@@ -27,32 +27,19 @@ impl Toolgate {
                 // Somebody else asks by now: that takes a new answer.
                 Err(judgement) => (judgement, None),
             },
-            Some(approval) if approval.state == ApprovalState::Denied => {
-                let by = approval.answered_by.as_deref().unwrap_or("a person");
-                return Err(ToolError::of(code::APPROVAL_DENIED, format!("{by} refused this call; do not repeat it, tell the user")).into());
-            }
+            Some(approval) if approval.state == ApprovalState::Denied => return Err(unusable(&approval).into()),
             Some(approval) if approval.state == ApprovalState::Waiting => (judgement, Some(approval)),
             // Used: one answer, one call.
             _ => (judgement, None),
         };
-        if call.approval.is_some() && waiting.is_none() {
-            return Err(
-                ToolError::of(code::APPROVAL_DENIED, "the approval was used or has expired; make the call again to ask anew").into()
-            );
-        }
-        let reasons = judgement.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
-        let approval = match waiting {
+        let approval = match asked {
             Some(approval) => approval,
-            None => self.ask(&judgement, call, trail, reasons.clone()).await?,
+            None => self.ask(&judgement, call, trail).await?,
         };
-        let message =
-            format!("{reasons}. A person must approve this call; tell the user, then repeat the identical call once it is approved");
-        let mut error = ToolError::of(code::APPROVAL_REQUIRED, message);
-        error.approval = Some(ApprovalRef { id: approval.id, expires_at: approval.expires.to_string() });
-        Err(error.into())
+        Err(waiting(&approval).into())
     }
 
-    async fn ask(&self, judgement: &Judgement, call: &Call, trail: &Trail, reason: String) -> Result<Approval, Stop> {
+    async fn ask(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Result<Approval, Stop> {
         let life = SignedDuration::try_from(self.0.approval_life).unwrap_or(SignedDuration::MAX);
         let approval = Approval {
             id: format!("apr_{}", CallId::fresh()),
@@ -60,8 +47,9 @@ impl Toolgate {
             tool: Arc::clone(&judgement.tool().spec.name),
             digest: judgement.arguments().digest(),
             arguments: judgement.arguments().value().clone(),
+            shown: self.0.redactor.redact(judgement.arguments().value(), &judgement.tool().secrets),
             asked_by: judgement.asked().iter().map(|asked| asked.by.clone()).collect(),
-            reason,
+            reason: judgement.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; "),
             asked_at: trail.started,
             expires: trail.started.checked_add(life).unwrap_or(jiff::Timestamp::MAX),
             state: ApprovalState::Waiting,
@@ -70,4 +58,25 @@ impl Toolgate {
         self.0.store.ask(approval.clone()).await?;
         Ok(approval)
     }
+}
+
+/// A person has not answered yet.
+pub(super) fn waiting(approval: &Approval) -> ToolError {
+    let message =
+        format!("{}. A person must approve this call; tell the user, then repeat the identical call once it is approved", approval.reason);
+    let mut error = ToolError::of(code::APPROVAL_REQUIRED, message);
+    error.approval = Some(ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
+    error
+}
+
+/// A person said no, or the answer is used up or too old.
+pub(super) fn unusable(approval: &Approval) -> ToolError {
+    let message = match approval.state {
+        ApprovalState::Denied => {
+            format!("{} refused this call; do not repeat it, tell the user", approval.answered_by.as_deref().unwrap_or("a person"))
+        }
+        ApprovalState::Used => "the approval was used; make the call without it to ask anew".to_owned(),
+        _ => "the approval has expired; make the call without it to ask anew".to_owned(),
+    };
+    ToolError::of(code::APPROVAL_DENIED, message)
 }

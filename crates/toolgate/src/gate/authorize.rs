@@ -53,6 +53,10 @@ impl Permit {
         self.definition
     }
 
+    pub(crate) fn has_secrets(&self) -> bool {
+        !self.tool.0.secrets.is_empty()
+    }
+
     pub(super) const fn tool(&self) -> &Arc<Registered> {
         &self.tool.0
     }

@@ -6,15 +6,17 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::pass::{Admitted, Passed};
+use super::run::Ran;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, CallId, SessionKey};
 use crate::code;
-use crate::error::ToolError;
+use crate::context::Txn;
+use crate::error::{Effects, ToolError};
 use crate::ledger::Gate;
 use crate::outcome::Answer;
 use crate::store::Hold;
-use crate::tool::Effect;
+use crate::tool::{Effect, Failure};
 
 /// A call of the plan on its way.
 enum Slot {
@@ -48,7 +50,14 @@ impl Toolgate {
     }
 
     async fn plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
-        let agent = self.0.agents.get(&key.agent);
+        let agent = self.0.agents.get(&key.agent).filter(|agent| agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal)));
+        if agent.is_none() {
+            // Nobody who may not come in gets to hold a session.
+            let forbidden = || {
+                Stop::new(ToolError::of(code::FORBIDDEN, format!("`{}` may not act as this agent", crate::names::shown(&key.principal))))
+            };
+            return self.refuse_all(calls, forbidden).await;
+        }
         let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
         let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_wait).await;
         let base = self.0.store.session(key).await;
@@ -65,10 +74,17 @@ impl Toolgate {
             }
             (Err(error), _) | (_, Err(error)) => return self.refuse_all(calls, || Stop::from(error.clone())).await,
         };
+        // The last claim may have to wait for all the others.
+        let slack = calls
+            .iter()
+            .filter_map(|call| agent?.tools.get(call.tool.as_str()))
+            .map(|tool| tool.spec.timeout)
+            .fold(std::time::Duration::ZERO, |sum, t| sum.saturating_add(t));
         // All are judged before any runs: no call leans on what another has not proved yet.
         let mut slots = Vec::new();
         for call in calls {
             let mut trail = Trail::open(self, call, None);
+            trail.slack = slack;
             slots.push(match self.admit_call(call, &mut trail, Some(&base)).await {
                 Ok(Admitted::Pass(passed)) => Slot::Ready(passed, trail),
                 Ok(Admitted::Replay(outcome)) => Slot::Done(self.replay(outcome, trail).await),
@@ -113,7 +129,13 @@ impl Toolgate {
                 passed.version = version;
                 passed.state = Some(state);
             }
-            let ran = gate.run(&passed, &mut trail).await;
+            // The kill switch holds for what has not begun.
+            let paused = gate.0.store.paused(&passed.key, &trail.tool).await;
+            let ran = match paused {
+                Ok(None) => gate.run(&passed, &mut trail).await,
+                Ok(Some((target, why))) => not_begun(super::admit::paused(&target, &why)),
+                Err(error) => not_begun(*Stop::from(error).error),
+            };
             gate.settle(passed, ran, trail).await
         })
     }
@@ -137,4 +159,8 @@ impl Toolgate {
         }
         answers
     }
+}
+
+fn not_begun(error: ToolError) -> Ran {
+    Ran::ended(Err(Failure::from(error).effects(Effects::None)), Txn::default())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::admit::lease;
+use super::admit::{lease, recall_keys};
 use super::authorize::{Asked, Permit};
 use super::pass::Claim;
 use super::trail::Trail;
@@ -11,7 +11,7 @@ use crate::call::{Call, Judged};
 use crate::code;
 use crate::error::{Category, ToolError};
 use crate::hook::{Before, HookCall, HookDecision, HookFault};
-use crate::json::{self, Pointer};
+use crate::json::{self, Digest, Pointer};
 use crate::limits::Charge;
 use crate::names::shown;
 use crate::policy::{Ask, FileFact, HookFact, Needs};
@@ -27,9 +27,11 @@ impl Toolgate {
         call: &Call,
         tool: &Arc<Registered>,
         arguments: &mut Judged,
+        fixed: bool,
         trail: &mut Trail,
     ) -> Result<Vec<Asked>, Stop> {
         let mut asked = Vec::new();
+        let bounds = self.0.agents.get(&call.key.agent).map_or_else(json::Bounds::default, |agent| agent.bounds);
         for hook in &tool.hooks {
             trail.rule = Some(hook.name().to_owned());
             let seen = HookCall { call: trail.id, key: &call.key, tool: &tool.spec.name, input: arguments.value() };
@@ -41,6 +43,7 @@ impl Toolgate {
                     Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),
                     Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
                 },
+                () = super::run::until(trail.deadline) => return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while hooks ran").into()),
                 () = trail.cancel.cancelled() => return Err(ToolError::of(code::CANCELLED, "the call was cancelled before it began").into()),
             };
             let before = answer.map_err(|fault| {
@@ -51,7 +54,16 @@ impl Toolgate {
                 HookDecision::Deny(_) => "deny",
                 HookDecision::Ask(_) => "ask",
             };
-            let rewrite = before.input.filter(|input| input != arguments.value());
+            if let Some(why) = before.input.as_ref().and_then(|input| json::value_over_bounds(input, &bounds)) {
+                json::dismantle(before.input.unwrap_or_default());
+                return Err(ToolError::of(
+                    code::HOOK_FAILED,
+                    format!("the hook `{}` rewrote the arguments into something too large: {why}", hook.name()),
+                )
+                .into());
+            }
+            // What a person approved is what runs: a hook may still say no to it, and not change it.
+            let rewrite = before.input.filter(|input| !fixed && input != arguments.value());
             trail.facts.hooks.push(HookFact { hook: hook.name().to_owned(), said: said.to_owned(), rewrote: rewrite.is_some() });
             match before.decision {
                 HookDecision::Allow => {}
@@ -146,14 +158,14 @@ impl Toolgate {
         call: &Call,
         permit: &Permit,
         mut budget: Vec<(Charge, ToolError)>,
-        recall: Option<RecallKey>,
+        recall: Vec<RecallKey>,
         approval: Option<String>,
         trail: &mut Trail,
     ) -> Result<Claim, Stop> {
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
         budget.extend(permit.charges().iter().cloned());
-        if !effect && recall.is_none() && budget.is_empty() && approval.is_none() {
+        if !effect && recall.is_empty() && budget.is_empty() && approval.is_none() {
             return Ok(Claim::Held);
         }
         let (charges, errors): (Vec<Charge>, Vec<ToolError>) = budget.into_iter().unzip();
@@ -162,9 +174,10 @@ impl Toolgate {
             key: call.key.clone(),
             tool: Arc::clone(&tool.spec.name),
             digest: permit.arguments().digest(),
+            asked: trail.asked.unwrap_or_else(|| permit.arguments().digest()),
             recall,
             owner: Arc::clone(&self.0.owner),
-            lease: trail.started.checked_add(lease(tool.spec.timeout)).unwrap_or(jiff::Timestamp::MAX),
+            lease: self.now().checked_add(lease(tool.spec.timeout.saturating_add(trail.slack))).unwrap_or(jiff::Timestamp::MAX),
             effect,
         });
         match self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await? {
@@ -178,9 +191,19 @@ impl Toolgate {
                 let error = errors.into_iter().nth(index).unwrap_or_else(|| ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
                 Err(over_error(error, &over).into())
             }
+            Err(NotClaimed::Paused(target, why)) => Err(super::admit::paused(&target, &why).into()),
             Err(NotClaimed::ApprovalGone) => {
                 Err(ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was taken back").into())
             }
         }
     }
+}
+
+/// What a call will be recalled by, as it was asked for and as hooks left it.
+pub(super) fn all_keys(call: &Call, tool: &Registered, asked: Option<Digest>, permit: &Permit) -> Vec<RecallKey> {
+    let judged = permit.arguments().digest();
+    let mut keys = recall_keys(call, tool, asked.unwrap_or(judged));
+    keys.extend(recall_keys(call, tool, judged).into_iter().filter(|key| key.key.starts_with("once:")));
+    keys.dedup();
+    keys
 }

@@ -69,6 +69,8 @@ pub(crate) struct Inner {
     listeners: Vec<Listener>,
     redactor: Redactor,
     spool: Spool,
+    /// One at a time takes spooled rows in.
+    recovering: tokio::sync::Mutex<()>,
     /// Names this process in claims.
     owner: Arc<str>,
     busy_wait: Duration,
@@ -116,7 +118,7 @@ impl Toolgate {
         let mut arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
         trail.at(Gate::Recall);
         // From here to the settling, a tool with effects has the session to itself.
-        let (entered, recall) = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
+        let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
         if let Some(replay) = self.recall(call, &tool, &arguments, &entered, trail).await? {
             return Ok(Admitted::Replay(replay));
         }
@@ -125,17 +127,18 @@ impl Toolgate {
         trail.at(Gate::Limits);
         let (budget, remaining) = self.limits(&agent, call, &tool, &entered, trail).await?;
         trail.at(Gate::Hooks);
-        let asked = if resumed.is_none() { self.before_hooks(call, &tool, &mut arguments, trail).await? } else { Vec::new() };
+        let asked = self.before_hooks(call, &tool, &mut arguments, resumed.is_some(), trail).await?;
         trail.at(Gate::Policy);
         self.load_facts(&agent, call, &tool, &arguments, batch.or(Some(&entered.state)), trail).await?;
         let judgement = authorize::authorize(trail.id, &call.key, &tool, arguments, &mut trail.facts, asked, &mut trail.rule)?;
         trail.at(Gate::Approval);
         let (permit, approval) = match judgement.permit(None) {
-            Ok(permit) => (permit, None),
+            Ok(permit) => (permit, resumed.map(|approval| approval.id)),
             Err(asked) => Box::pin(self.approve(asked, call, trail)).await?,
         };
         trail.at(Gate::Claim);
-        let recallable = recall.is_some();
+        let recall = judge::all_keys(call, &tool, trail.asked, &permit);
+        let recallable = !recall.is_empty();
         if let pass::Claim::Replay(outcome) = self.claim(call, &permit, budget, recall, approval, trail).await? {
             return Ok(Admitted::Replay(outcome));
         }
@@ -282,7 +285,7 @@ impl Toolgate {
             Some(outcome) => (Settle::Done, outcome),
             None => (Settle::Released, ToolError::of(code::CANCELLED, "it never happened").into()),
         };
-        self.0.store.settle(call, settle, outcome).await
+        self.0.store.settle(call, settle, outcome, self.now()).await
     }
 
     /// Brings rows that were spooled while the store was away into the ledger. Also happens by
@@ -291,6 +294,7 @@ impl Toolgate {
     /// # Errors
     /// What still stands in the way; the rows stay where they are.
     pub async fn recover(&self) -> Result<usize, StoreError> {
+        let Ok(_one) = self.0.recovering.try_lock() else { return Ok(0) };
         let rows = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         for row in &rows {
             self.0.store.take_in(Arc::clone(row)).await?;
@@ -378,6 +382,7 @@ impl ToolgateBuilder {
             listeners: self.listeners,
             redactor: Redactor::random().map_err(std::io::Error::other)?,
             spool: Spool::new(spool),
+            recovering: tokio::sync::Mutex::new(()),
             owner: owner.into(),
             busy_wait: self.busy_wait,
             approval_life: self.approval_life,

@@ -52,6 +52,7 @@ pub(super) struct Passed {
 #[must_use = "an admitted call must be reported"]
 pub struct Pass {
     gate: Toolgate,
+    runtime: tokio::runtime::Handle,
     inner: Option<(Box<Passed>, Box<Trail>)>,
 }
 
@@ -68,21 +69,34 @@ impl Pass {
         self.inner.as_ref().map(|(passed, _)| passed.permit.arguments())
     }
 
-    fn abandon(&mut self) {
-        if let (Some((passed, trail)), Ok(runtime)) = (self.inner.take(), tokio::runtime::Handle::try_current()) {
-            let gate = self.gate.clone();
-            runtime.spawn(async move {
-                let effects = passed.permit.tool().effects_of_failure();
-                let failure = Failure::of(code::ABANDONED, "the client never reported what happened").effects(effects);
-                gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
-            });
+    /// The second half of the path: what the client says happened. Evidence from it is marked as reported.
+    pub async fn report(mut self, result: Result<Value, Failure>) -> Answer {
+        let gate = self.gate.clone();
+        let Some((passed, mut trail)) = self.inner.take() else {
+            return gate.lost(&Call::new(SessionKey::new("", "", ""), "", Value::Null), CallId::fresh()).await;
+        };
+        trail.at(crate::ledger::Gate::Run);
+        let (settling, span) = (gate.clone(), trail.span.clone());
+        let (key, tool, id) = (passed.key.clone(), trail.tool.to_string(), trail.id);
+        let task = tokio::spawn(async move { settling.settle(passed, Ran::ended(result, Txn::default()), trail).await }.instrument(span));
+        match task.await {
+            Ok(answer) => answer,
+            Err(_) => gate.lost(&Call::new(key, tool, Value::Null), id).await,
         }
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.abandon();
+        if let Some((passed, trail)) = self.inner.take() {
+            let gate = self.gate.clone();
+            // On the runtime that admitted it: whoever drops it may be on none.
+            self.runtime.spawn(async move {
+                let effects = passed.permit.tool().effects_of_failure();
+                let failure = Failure::of(code::ABANDONED, "the client never reported what happened").effects(effects);
+                gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
+            });
+        }
     }
 }
 
@@ -104,7 +118,7 @@ impl Toolgate {
                         passed.reported = true;
                         // Nobody knows how long a client takes; what must hold meanwhile is reserved.
                         passed.hold = None;
-                        Ok(Pass { gate, inner: Some((passed, trail)) })
+                        Ok(Pass { gate, runtime: tokio::runtime::Handle::current(), inner: Some((passed, trail)) })
                     }
                     Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
                     Err(stop) => Err(gate.refuse(stop, trail).await),
@@ -115,21 +129,6 @@ impl Toolgate {
         match task.await {
             Ok(result) => result,
             Err(_) => Err(self.lost(&call, id).await),
-        }
-    }
-
-    /// The second half: what the client says happened. Evidence from it is marked as reported.
-    pub async fn report(&self, mut pass: Pass, result: Result<Value, Failure>) -> Answer {
-        let Some((passed, mut trail)) = pass.inner.take() else {
-            return self.lost(&Call::new(SessionKey::new("", "", ""), "", Value::Null), CallId::fresh()).await;
-        };
-        trail.at(crate::ledger::Gate::Run);
-        let (gate, span) = (self.clone(), trail.span.clone());
-        let (key, tool, id) = (passed.key.clone(), trail.tool.to_string(), trail.id);
-        let task = tokio::spawn(async move { gate.settle(passed, Ran::ended(result, Txn::default()), trail).await }.instrument(span));
-        match task.await {
-            Ok(answer) => answer,
-            Err(_) => self.lost(&Call::new(key, tool, Value::Null), id).await,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::code;
 use crate::context::{Ctx, Parts, Txn};
 use crate::error::{Effects, ToolError};
 use crate::ledger::Gate;
+use crate::limits::Spend;
 use crate::outcome::Signal;
 use crate::registry::Registered;
 use crate::tool::{Effect, Failure, Kind};
@@ -25,11 +26,13 @@ pub(super) struct Ran {
     pub(super) txn: Txn,
     /// The service behind the tool has nothing of the kind: a success with no value.
     pub(super) empty: bool,
+    /// A file could not be rolled back.
+    pub(super) unclean: bool,
 }
 
 impl Ran {
     pub(super) const fn ended(result: Result<Value, Failure>, txn: Txn) -> Self {
-        Self { result, txn, empty: false }
+        Self { result, txn, empty: false, unclean: false }
     }
 }
 
@@ -65,29 +68,36 @@ impl Toolgate {
             .with_max_times(spec.retry.times as usize)
             .with_jitter()
             .build();
-        let (mut logs, mut spent) = (Vec::new(), crate::limits::Spend::default());
+        if let Some(failure) = over_before_it_began(trail) {
+            return Ran::ended(Err(failure), Txn::default());
+        }
+        let (mut logs, mut spent) = (Vec::new(), None::<Spend>);
         loop {
             let mut ran = self.attempt(passed, trail, timeout).await;
             logs.append(&mut ran.txn.logs);
-            spent.tokens = spent.tokens.saturating_add(ran.txn.spent.tokens);
-            spent.money = spent.money.saturating_add(ran.txn.spent.money);
-            let delay = may_retry(&ran, passed.permit.tool()).then(|| delays.next()).flatten();
-            let in_time = |delay: Duration| nearest(timeout, trail.deadline).is_none_or(|end| Instant::now() + delay < end);
-            match delay.filter(|delay| in_time(*delay)) {
+            spent = match (spent, ran.txn.spent) {
+                (Some(before), Some(now)) => Some(before.plus(now)),
+                (before, now) => before.or(now),
+            };
+            let delay = (!trail.cancel.is_cancelled() && may_retry(&ran, passed.permit.tool())).then(|| delays.next()).flatten();
+            let end = nearest(timeout, trail.deadline);
+            let in_time = |delay: Duration| Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end));
+            if let Some(delay) = delay.filter(|delay| in_time(*delay)) {
                 // What the failed run did to files is undone before the next begins.
-                Some(delay) if rolled_back(&mut ran.txn) => {
-                    trail.retries += 1;
+                ran.unclean = !rolled_back(&mut ran.txn);
+                if !ran.unclean {
                     tokio::select! {
-                        () = Box::pin(tokio::time::sleep(delay)) => {}
+                        () = Box::pin(tokio::time::sleep(delay)) => {
+                            trail.retries += 1;
+                            continue;
+                        }
                         () = trail.cancel.cancelled() => {}
                     }
                 }
-                _ => {
-                    ran.txn.logs = logs;
-                    ran.txn.spent = spent;
-                    return ran;
-                }
             }
+            ran.txn.logs = logs;
+            ran.txn.spent = spent;
+            return ran;
         }
     }
 
@@ -122,11 +132,23 @@ impl Toolgate {
         let txn = ctx.end();
         match result {
             Err(failure) if failure.status().is_some_and(|status| tool.spec.empty_statuses.contains(&status)) => {
-                Ran { result: Ok(Value::Null), txn, empty: true }
+                Ran { empty: true, ..Ran::ended(Ok(Value::Null), txn) }
             }
             result => Ran::ended(result, txn),
         }
     }
+}
+
+/// A call that was cancelled, or whose time was used up on the way, does not start.
+fn over_before_it_began(trail: &Trail) -> Option<Failure> {
+    let why = if trail.cancel.is_cancelled() {
+        Failure::of(code::CANCELLED, "the call was cancelled before the tool began")
+    } else if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed before the tool began")
+    } else {
+        return None;
+    };
+    Some(why.effects(Effects::None))
 }
 
 fn may_retry(ran: &Ran, tool: &Registered) -> bool {
@@ -153,7 +175,7 @@ fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     Failure::of(code::TOOL_PANICKED, format!("`{tool}` has a fault and crashed; do not repeat the call, tell the user"))
 }
 
-async fn until(moment: Option<Instant>) {
+pub(super) async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
         None => std::future::pending().await,
@@ -164,7 +186,7 @@ async fn until(moment: Option<Instant>) {
 async fn heartbeat(ctx: &Ctx, every: Option<Duration>) -> Duration {
     let Some(every) = every else { return std::future::pending().await };
     loop {
-        let due = ctx.last_beat() + every;
+        let Some(due) = ctx.last_beat().checked_add(every) else { return std::future::pending().await };
         if due <= Instant::now() {
             return every;
         }

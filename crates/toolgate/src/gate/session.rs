@@ -21,7 +21,10 @@ pub struct Session {
 
 /// What a session held at one moment. Taking one costs the same whatever the session's size.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot(Arc<State>);
+pub struct Snapshot {
+    key: SessionKey,
+    state: Arc<State>,
+}
 
 impl Session {
     pub(super) const fn new(gate: Toolgate, key: SessionKey) -> Self {
@@ -72,15 +75,18 @@ impl Session {
     /// # Errors
     /// The store cannot be asked.
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
-        self.state().await.map(Snapshot)
+        Ok(Snapshot { key: self.key.clone(), state: self.state().await? })
     }
 
     /// Puts it back to an earlier moment. Logs, limits and claims stay.
     ///
     /// # Errors
-    /// The store cannot take it, or the session is busy.
+    /// The store cannot take it, the session is busy, or the snapshot is of another session.
     pub async fn restore(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
-        self.replace(|now| now.restored_to(&snapshot.0)).await
+        if snapshot.key != self.key {
+            return Err(StoreError("the snapshot is of another session".to_owned()));
+        }
+        self.replace(|now| now.restored_to(&snapshot.state)).await
     }
 
     /// Clears slices, evidence and what policies remember. Limits and claims stay.
@@ -104,10 +110,10 @@ impl Session {
     /// # Errors
     /// The store cannot take it.
     pub async fn spend(&self, spend: Spend) -> Result<(), StoreError> {
-        use crate::limits::Unit;
         let Some(agent) = self.gate.0.agents.get(&self.key.agent) else { return Ok(()) };
+        let spend = Spend::default().plus(spend);
         let charges: Vec<_> =
-            agent.limits.charges(&self.key, spend).into_iter().map(|(charge, _)| charge).filter(|c| c.unit != Unit::Fixed).collect();
+            agent.limits.charges(&self.key, spend).into_iter().map(|(charge, _)| charge).filter(|c| c.unit.is_spent()).collect();
         self.gate.0.store.spend(&charges, self.gate.now()).await
     }
 

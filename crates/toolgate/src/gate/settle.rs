@@ -35,6 +35,7 @@ struct Shaped {
     output: Output,
     stored: Option<(String, Arc<str>)>,
     changes: Changes,
+    digest: Option<json::Digest>,
 }
 
 /// How a call ends.
@@ -46,11 +47,15 @@ struct End {
     settle: Settle,
     changes: Option<Changes>,
     outputs: Vec<(String, Arc<str>)>,
+    /// What a poll came to.
+    result: Option<json::Digest>,
 }
 
 impl End {
     fn failed(error: ToolError, gate: Gate) -> Self {
         let effects = error.effects;
+        // A poll that keeps failing in the same way is not getting anywhere either.
+        let result = (!error.retryable).then(|| json::Digest::of(error.code.as_bytes()));
         Self {
             outcome: error.into(),
             gate,
@@ -59,6 +64,21 @@ impl End {
             settle: Settle::by(effects),
             changes: None,
             outputs: Vec::new(),
+            result,
+        }
+    }
+
+    /// Something could not be rolled back: nobody knows what is left.
+    fn unclean(mut self) -> Self {
+        self.make_unclean();
+        self
+    }
+
+    fn make_unclean(&mut self) {
+        self.effects = Effects::Unknown;
+        self.settle = Settle::Pending;
+        if let Outcome::Error(error) = &mut self.outcome {
+            **error = (**error).clone().with_effects(Effects::Unknown);
         }
     }
 
@@ -71,7 +91,7 @@ impl End {
 impl Toolgate {
     /// A call that was let through ends.
     pub(super) async fn settle(&self, passed: Box<Passed>, ran: Ran, mut trail: Box<Trail>) -> Answer {
-        let Ran { result, mut txn, empty } = ran;
+        let Ran { result, mut txn, empty, unclean } = ran;
         let tool = passed.permit.tool();
         let end = match result {
             Ok(value) => {
@@ -85,27 +105,28 @@ impl Toolgate {
                         settle: Settle::Done,
                         changes: Some(shaped.changes),
                         outputs: shaped.stored.into_iter().collect(),
+                        result: shaped.digest,
                     },
                     Err(error) => End::failed(error.with_effects(tool.effects_of_run()), Gate::Shape),
                 }
             }
             Err(failure) => match weigh(failure, tool) {
                 Failed::Error(error) => End::failed(*error, Gate::Run),
-                Failed::Signal(signal) => {
-                    let effects = tool.effects_of_failure();
-                    End {
-                        outcome: Outcome::Signal(signal),
-                        gate: Gate::Run,
-                        decision: Decision::Signalled,
-                        effects,
-                        settle: Settle::by(effects),
-                        changes: None,
-                        outputs: Vec::new(),
-                    }
-                }
+                // A tool that asks for something first has not done anything yet.
+                Failed::Signal(signal) => End {
+                    outcome: Outcome::Signal(signal),
+                    gate: Gate::Run,
+                    decision: Decision::Signalled,
+                    effects: Effects::None,
+                    settle: Settle::Released,
+                    changes: None,
+                    outputs: Vec::new(),
+                    result: None,
+                },
             },
         };
         trail.at(Gate::Settle);
+        let end = if unclean { end.unclean() } else { end };
         Box::pin(self.commit(passed, end, txn, trail)).await
     }
 
@@ -119,7 +140,7 @@ impl Toolgate {
         passed.state = None;
         let row = self.row(&end, &mut trail);
         trail.at(Gate::Record);
-        let finish = self.finish(&row, &mut end, &passed, &mut txn);
+        let finish = self.finish(&row, trail.asked, &mut end, &passed, &mut txn);
         match self.0.store.finish(finish).await {
             Ok(Ok(())) if kept => {
                 self.keep_files(&mut txn, &trail);
@@ -147,7 +168,7 @@ impl Toolgate {
         let mut end = End::failed(error.with_effects(passed.permit.tool().effects_of_run()), Gate::Settle);
         self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
         let row = Arc::new(end.rewrite(&row));
-        match self.0.store.finish(self.finish(&row, &mut end, &passed, &mut txn)).await {
+        match self.0.store.finish(self.finish(&row, trail.asked, &mut end, &passed, &mut txn)).await {
             Ok(_) => {
                 self.take_in_spooled().await;
                 self.tell(end, row, &trail)
@@ -156,10 +177,10 @@ impl Toolgate {
         }
     }
 
-    fn finish(&self, row: &Arc<Row>, end: &mut End, passed: &Passed, txn: &mut Txn) -> Box<Finish> {
-        let polled = passed.permit.tool().spec.polling.and(end.outcome.success()).map(|output| json::digest_of(&output.value));
+    fn finish(&self, row: &Arc<Row>, asked: Option<json::Digest>, end: &mut End, passed: &Passed, txn: &mut Txn) -> Box<Finish> {
+        let polled = passed.permit.tool().spec.polling.is_some().then_some(end.result).flatten();
         Box::new(Finish {
-            ended: self.ended(row, polled),
+            ended: self.ended(row, asked, polled),
             row: Arc::clone(row),
             version: passed.version,
             changes: end.changes.take(),
@@ -193,6 +214,7 @@ impl Toolgate {
             settle: Settle::Released,
             changes: None,
             outputs: Vec::new(),
+            result: None,
         };
         self.conclude(end, trail).await
     }
@@ -201,14 +223,14 @@ impl Toolgate {
     async fn conclude(&self, end: End, mut trail: Box<Trail>) -> Answer {
         let row = self.row(&end, &mut trail);
         let finish = Box::new(Finish {
-            ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, None) },
+            ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, trail.asked, None) },
             row: Arc::clone(&row),
             version: 0,
             changes: None,
             logs: Vec::new(),
             settle: end.settle,
             outcome: None,
-            spent: crate::limits::Spend::default(),
+            spent: None,
             outputs: Vec::new(),
         });
         match self.0.store.finish(finish).await {
@@ -229,7 +251,8 @@ impl Toolgate {
         }
         if !empty {
             crate::normalize::apply(&tool.spec.normalize, &mut value).map_err(|e| {
-                ToolError::of(code::INVALID_RESULT, format!("the result of `{}` cannot be normalised: {e}", tool.spec.name))
+                let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.why) };
+                ToolError::of(code::INVALID_RESULT, format!("the result of `{}` cannot be normalised: {what}", tool.spec.name))
             })?;
         }
         self.after_hooks(&mut value, passed, trail).await?;
@@ -243,10 +266,11 @@ impl Toolgate {
         if !tool.secrets.is_empty() {
             value = self.0.redactor.redact(&value, &tool.secrets);
         }
-        let changes = self.changes(&value, passed, txn, trail)?;
+        let changes = self.changes(&value, empty, passed, txn, trail)?;
+        let digest = tool.spec.polling.map(|_| json::digest_of(&value));
         let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, ..Output::default() };
         let stored = cap(&mut output, tool.spec.max_output.unwrap_or(passed.agent.max_output));
-        Ok(Shaped { output, stored, changes })
+        Ok(Shaped { output, stored, changes, digest })
     }
 
     async fn after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
@@ -261,7 +285,17 @@ impl Toolgate {
                 Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
             };
             match answer {
-                Ok(Some(rewritten)) => *value = rewritten,
+                Ok(Some(rewritten)) => {
+                    if let Some(why) = json::value_over_bounds(&rewritten, &OUTPUT_BOUNDS) {
+                        json::dismantle(rewritten);
+                        trail.rule = Some(hook.name().to_owned());
+                        return Err(ToolError::of(
+                            code::HOOK_FAILED,
+                            format!("the hook `{}` rewrote the result into something too large: {why}", hook.name()),
+                        ));
+                    }
+                    *value = rewritten;
+                }
                 Ok(None) => {}
                 Err(fault) => {
                     trail.rule = Some(hook.name().to_owned());
@@ -276,7 +310,7 @@ impl Toolgate {
     }
 
     /// What a success commits: slices, evidence, and what policies remember.
-    fn changes(&self, value: &Value, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
+    fn changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
         let tool = passed.permit.tool();
         let arguments = passed.permit.arguments();
         let ask = Ask { call: trail.id, key: &passed.key, tool: &tool.spec, arguments, facts: &trail.facts };
@@ -299,7 +333,7 @@ impl Toolgate {
             }
         }
         let entities = tool.spec.entities.iter().filter_map(|(name, path)| {
-            path.get(arguments.value()).or_else(|| path.get(value)).map(|entity| (Arc::clone(name), entity.clone()))
+            path.get(&trail.arguments).or_else(|| path.get(value)).map(|entity| (Arc::clone(name), entity.clone()))
         });
         let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), field.clone())));
         let evidence = Evidence {
@@ -309,17 +343,15 @@ impl Toolgate {
             at: trail.started,
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
         };
-        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence: vec![evidence] })
+        // That there is nothing proves nothing.
+        let evidence = if empty { Vec::new() } else { vec![evidence] };
+        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
     }
 
     /// A failed call leaves nothing behind, and those who let it pass hear of it.
     fn undo(&self, passed: &Passed, end: &mut End, txn: &mut Txn, call: CallId, facts: &Facts) {
         if !rolled_back(txn) {
-            end.effects = Effects::Unknown;
-            end.settle = Settle::Pending;
-            if let Outcome::Error(error) = &mut end.outcome {
-                **error = (**error).clone().with_effects(Effects::Unknown);
-            }
+            end.make_unclean();
         }
         let tool = passed.permit.tool();
         if let Outcome::Error(error) = &end.outcome {
@@ -344,12 +376,12 @@ impl Toolgate {
         }
     }
 
-    fn ended(&self, row: &Row, result: Option<json::Digest>) -> Option<Ended> {
+    fn ended(&self, row: &Row, asked: Option<json::Digest>, result: Option<json::Digest>) -> Option<Ended> {
         let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
             let wait = SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
             self.now().checked_add(wait).unwrap_or(jiff::Timestamp::MAX)
         });
-        row.digest.map(|digest| Ended { digest, retry_from, result })
+        asked.map(|digest| Ended { digest, retry_from, result })
     }
 
     /// The row as it will stand in the ledger: no secret in it.

@@ -26,6 +26,10 @@ pub(crate) struct Trail {
     /// Redacted.
     pub(crate) arguments: Arc<Value>,
     pub(crate) digest: Option<Digest>,
+    /// The call as it was asked for, before hooks.
+    pub(crate) asked: Option<Digest>,
+    /// How much longer than its own time-out a claim may have to wait.
+    pub(crate) slack: std::time::Duration,
     pub(crate) rule: Option<String>,
     pub(crate) facts: Facts,
     pub(crate) config: Digest,
@@ -71,6 +75,8 @@ impl Trail {
             tool,
             arguments: Arc::default(),
             digest: None,
+            asked: None,
+            slack: std::time::Duration::ZERO,
             rule: None,
             facts: Facts { now: started, ..Facts::default() },
             config: Digest::default(),

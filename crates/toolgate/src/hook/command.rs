@@ -166,7 +166,15 @@ impl CommandHook {
         if !value.is_object() {
             return Err(fault("a JSON object is expected".to_owned()));
         }
-        serde_json::from_value(value).map(Some).map_err(|e| fault(shown(&e.to_string())))
+        if value == json!({}) {
+            return Ok(None);
+        }
+        let answer: Answer = serde_json::from_value(value).map_err(|e| fault(shown(&e.to_string())))?;
+        if answer.says_something() {
+            Ok(Some(answer.merged()))
+        } else {
+            Err(fault("it has no `decision`, `tool_input` or `tool_result`".to_owned()))
+        }
     }
 }
 
@@ -189,6 +197,36 @@ struct Answer {
     input: Option<Value>,
     #[serde(rename = "tool_result", alias = "updatedResult")]
     result: Option<Value>,
+    /// The form in which hooks of coding agents answer.
+    hook_specific_output: Option<Specific>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Specific {
+    permission_decision: Option<String>,
+    permission_decision_reason: Option<String>,
+    updated_input: Option<Value>,
+    updated_tool_output: Option<Value>,
+}
+
+impl Answer {
+    /// Both forms read as one; a denial in either counts.
+    fn merged(mut self) -> Self {
+        let Some(specific) = self.hook_specific_output.take() else { return self };
+        if !matches!(self.decision.as_deref(), Some("deny" | "block")) {
+            self.decision = specific.permission_decision.or(self.decision);
+        }
+        self.reason = specific.permission_decision_reason.or(self.reason);
+        self.input = specific.updated_input.or(self.input);
+        self.result = specific.updated_tool_output.or(self.result);
+        self
+    }
+
+    /// An object that says nothing we know is no answer.
+    const fn says_something(&self) -> bool {
+        self.decision.is_some() || self.input.is_some() || self.result.is_some() || self.hook_specific_output.is_some()
+    }
 }
 
 async fn drain(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {

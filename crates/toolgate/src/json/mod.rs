@@ -106,6 +106,11 @@ fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
     Ok(())
 }
 
+/// Whether a document nests deeper than anything that is ever accepted.
+pub(crate) fn is_deep(value: &Value) -> bool {
+    matches!(measure(value, &mut Bounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }), Err(Over::Depth))
+}
+
 /// Takes a document apart without recursion, so that dropping a deep one cannot exhaust the stack.
 pub(crate) fn dismantle(value: Value) {
     let mut stack = vec![value];
@@ -135,6 +140,9 @@ pub(crate) fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Resul
             Ok(())
         }),
         Value::Object(map) => map.iter_mut().try_for_each(|(key, item)| {
+            if is_reserved(key) {
+                return Err((at.clone(), format!("the key `{}` is reserved", crate::names::shown(key))));
+            }
             at.push(key.clone());
             canonicalize_numbers(item, at)?;
             at.pop();
@@ -142,6 +150,12 @@ pub(crate) fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Resul
         }),
         _ => Ok(()),
     }
+}
+
+/// Keys by which the JSON library smuggles exact numbers through: an object that has one would be read
+/// back as something else than what was judged.
+fn is_reserved(key: &str) -> bool {
+    key.starts_with("$serde_json::private::")
 }
 
 /// What kind of JSON value this is, in the words of JSON Schema.

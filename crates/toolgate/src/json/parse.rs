@@ -97,6 +97,10 @@ impl<'a> Reader<'a> {
             }
             self.at += 1;
             let value = self.value()?;
+            if super::is_reserved(&key) {
+                let message = format!("the key `{}` is reserved", crate::names::shown(&key));
+                return Err(ParseError { message, offset: start });
+            }
             if map.contains_key(&key) {
                 let message = format!("the key `{}` is given twice", crate::names::shown(&key));
                 return Err(ParseError { message, offset: start });

@@ -30,13 +30,13 @@ pub enum Case {
 ///
 /// ```
 /// use serde_json::json;
-/// use toolgate::normalize::{Rule, apply};
+/// use toolgate::{Decimal, normalize::{Rule, apply}};
 /// let mut order = json!({"id": 7, "created_unix": 1700000000, "state": 2, "total_cents": 1999});
 /// apply(&[
 ///     Rule::rename("/created_unix", "created_at"),
 ///     Rule::timestamp("/created_at"),
 ///     Rule::codes("/state", [("1", "OPEN"), ("2", "PAID")]),
-///     Rule::scale("/total_cents", "0.01"),
+///     Rule::scale("/total_cents", Decimal::new(1, 2)),
 ///     Rule::rename("/total_cents", "total"),
 /// ], &mut order)?;
 /// assert_eq!(order, json!({"id": 7, "created_at": "2023-11-14T22:13:20Z", "state": "PAID", "total": 19.99}));
@@ -144,9 +144,9 @@ impl Rule {
         Self::Case { path: path.into(), to }
     }
 
-    /// See [`Rule::Scale`]. A factor that is no decimal is zero, which no number survives unnoticed.
-    pub fn scale(path: &str, by: &str) -> Self {
-        Self::Scale { path: path.into(), by: Decimal::from_str_exact(by).unwrap_or_default() }
+    /// See [`Rule::Scale`].
+    pub fn scale(path: &str, by: Decimal) -> Self {
+        Self::Scale { path: path.into(), by }
     }
 
     /// See [`Rule::Default`].
@@ -319,12 +319,12 @@ mod tests {
             (Rule::case("/a", Case::Snake), json!({"a": "OrderPaid twice-Now"}), Ok(json!({"a": "order_paid_twice_now"}))),
             (Rule::case("/a", Case::Lower), json!({"a": 1}), Err("is no text")),
             (
-                Rule::scale("/items/*/cents", "0.01"),
+                Rule::scale("/items/*/cents", Decimal::new(1, 2)),
                 json!({"items": [{"cents": 1999}, {"cents": "50"}]}),
                 Ok(json!({"items": [{"cents": 19.99}, {"cents": 0.5}]})),
             ),
-            (Rule::scale("/a", "0.001"), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
-            (Rule::scale("/a", "1"), json!({"a": "x"}), Err("is no number")),
+            (Rule::scale("/a", Decimal::new(1, 3)), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
+            (Rule::scale("/a", Decimal::ONE), json!({"a": "x"}), Err("is no number")),
             (Rule::first_of("", ["id", "order_id"], "order_id"), json!({"order_id": "B", "id": null}), Ok(json!({"order_id": "B"}))),
             (
                 Rule::first_of("/items", ["a", "b"], "c"),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use read_before_write::ReadBeforeWrite;
-pub use sequence::{Cycle, Sequence};
+pub use sequence::Sequence;
 
 use crate::call::{CallId, Judged, SessionKey};
 use crate::error::ToolError;
@@ -252,9 +252,14 @@ pub trait Policy: Send + Sync {
         true
     }
 
-    /// Whether it wants to hear how calls of this tool ended.
-    fn hears(&self, tool: &Spec) -> bool {
-        self.governs(tool)
+    /// Whether it wants to hear how calls of every tool of the agent ended, not only of those it governs.
+    fn hears_all(&self) -> bool {
+        false
+    }
+
+    /// What is wrong with it, if anything. Asked once, when the agent is built.
+    fn problems(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// What it wants to know. The facts of the `ask` hold only the clock yet.

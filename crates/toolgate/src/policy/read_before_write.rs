@@ -60,7 +60,7 @@ impl Policy for ReadBeforeWrite {
         self.guarded.contains_key(tool.name())
     }
 
-    fn hears(&self, _: &Spec) -> bool {
+    fn hears_all(&self) -> bool {
         // Whichever tool reads a file, it has been read.
         true
     }

@@ -6,39 +6,34 @@ use std::sync::Arc;
 use super::{Ask, Fault, Needs, Policy, Verdict};
 use crate::code;
 use crate::error::{NextStep, ToolError};
-use crate::session::EvidenceKey;
+use crate::session::{EvidenceKey, Origin};
 use crate::tool::Spec;
 
 /// A graph of tools: `deploy` after `test` and `build`, `build` after `lint`.
 ///
 /// ```
-/// use toolgate::policy::Sequence;
+/// use toolgate::policy::{Policy, Sequence};
 /// let pipeline = Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]);
-/// assert!(pipeline.check_acyclic().is_ok());
-/// assert!(pipeline.after("lint", ["deploy"]).check_acyclic().is_err());
+/// assert!(pipeline.problems().is_empty());
+/// assert_eq!(pipeline.after("lint", ["build"]).problems(), ["it goes in a circle: build needs lint needs build"]);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Sequence {
     name: String,
     edges: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    /// Whether what a client reports counts.
+    reported: bool,
     /// For each tool, everything that must come before it, near and far.
     before: BTreeMap<Arc<str>, Vec<EvidenceKey>>,
 }
 
-/// A sequence that no order of calls can satisfy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` goes in a circle: {}", .tools.join(" needs "))]
-pub struct Cycle {
-    /// The policy.
-    pub name: String,
-    /// The circle, ending where it begins.
-    pub tools: Vec<String>,
-}
+/// Tools that wait for each other, ending where it begins.
+struct Cycle(Vec<String>);
 
 impl Sequence {
     /// A sequence that asks for nothing yet.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), edges: BTreeMap::new(), before: BTreeMap::new() }
+        Self { name: name.into(), edges: BTreeMap::new(), reported: false, before: BTreeMap::new() }
     }
 
     /// Says that `tool` needs a success of each of `first`.
@@ -49,11 +44,14 @@ impl Sequence {
         self
     }
 
-    /// Checks that some order of calls satisfies it. An agent checks this when it is built.
-    ///
-    /// # Errors
-    /// The circle.
-    pub fn check_acyclic(&self) -> Result<(), Cycle> {
+    /// Lets what a client reports count as well. Without it only what ran here does.
+    #[must_use]
+    pub const fn accept_reported(mut self) -> Self {
+        self.reported = true;
+        self
+    }
+
+    fn check_acyclic(&self) -> Result<(), Cycle> {
         let mut done = BTreeSet::new();
         self.edges.keys().try_for_each(|tool| self.walk(tool, &mut Vec::new(), &mut done))
     }
@@ -61,7 +59,7 @@ impl Sequence {
     fn walk<'a>(&'a self, tool: &'a Arc<str>, path: &mut Vec<&'a Arc<str>>, done: &mut BTreeSet<&'a Arc<str>>) -> Result<(), Cycle> {
         if let Some(start) = path.iter().position(|seen| *seen == tool) {
             let tools = path.iter().skip(start).chain([&tool]).map(|t| t.to_string()).collect();
-            return Err(Cycle { name: self.name.clone(), tools });
+            return Err(Cycle(tools));
         }
         if done.contains(tool) {
             return Ok(());
@@ -110,6 +108,11 @@ impl Policy for Sequence {
         self.edges.contains_key(tool.name())
     }
 
+    fn problems(&self) -> Vec<String> {
+        let circle = self.check_acyclic().err().map(|Cycle(tools)| format!("it goes in a circle: {}", tools.join(" needs ")));
+        circle.into_iter().collect()
+    }
+
     fn needs(&self, ask: &Ask<'_>) -> Needs {
         Needs { evidence: self.before.get(ask.tool.name()).cloned().unwrap_or_default(), ..Needs::default() }
     }
@@ -118,7 +121,7 @@ impl Policy for Sequence {
         let tool = ask.tool.name();
         let mut missing = BTreeSet::new();
         for before in self.before.get(tool).into_iter().flatten() {
-            if ask.evidence(before)?.is_none() {
+            if !ask.evidence(before)?.is_some_and(|proof| self.reported || proof.origin == Origin::RunHere) {
                 missing.insert(&before.tool);
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! Every access goes through a handle of the directory (`cap-std`), so the kernel resolves each part
 //! of a path below it. A change is written to the journal, synced, and only then made; it is undone
-//! from the journal, also by the next process if this one dies.
+//! from the journal, also by the next process if this one dies. What somebody else has changed
+//! meanwhile is never overwritten: it is left alone, and said to be.
 
 use std::collections::HashMap;
 use std::fs;
@@ -34,16 +35,49 @@ struct Inner {
     writing: Mutex<HashMap<String, CallId>>,
 }
 
-/// One undo entry: this header as a line of JSON, then what was there.
+/// One undo entry: this header as a line of JSON, then what was there, then what is written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Undo {
     call: CallId,
     path: String,
-    /// The file was there, and its content follows; else what this call writes follows, and the
-    /// file is removed again only if that, or the beginning of it, is what it holds.
-    existed: bool,
+    /// Bytes that were there; `None` where there was no file.
+    old: Option<usize>,
+    /// Bytes that are written; `None` where the file is removed.
+    new: Option<usize>,
     /// Directories made for it, outermost first.
     made: Vec<String>,
+}
+
+/// An undo entry with both contents.
+struct Entry {
+    undo: Undo,
+    old: Vec<u8>,
+    new: Vec<u8>,
+    /// Where the journal keeps it.
+    file: PathBuf,
+}
+
+impl Entry {
+    fn parse(bytes: &[u8], file: PathBuf) -> Option<Self> {
+        let end = bytes.iter().position(|b| *b == b'\n')?;
+        let undo: Undo = serde_json::from_slice(bytes.get(..end)?).ok()?;
+        let rest = bytes.get(end + 1..)?;
+        let (old, new) = rest.split_at_checked(undo.old.unwrap_or(0))?;
+        (new.len() == undo.new.unwrap_or(0)).then(|| Self { old: old.to_vec(), new: new.to_vec(), undo, file })
+    }
+
+    /// Written aside, synced, and put in its place whole: an entry is there or it is not.
+    fn write(&self, journal: &Path) -> io::Result<()> {
+        let aside = self.file.with_extension("tmp");
+        let mut file = fs::File::create(&aside)?;
+        file.write_all(&serde_json::to_vec(&self.undo)?)?;
+        file.write_all(b"\n")?;
+        file.write_all(&self.old)?;
+        file.write_all(&self.new)?;
+        file.sync_all()?;
+        fs::rename(&aside, &self.file)?;
+        fs::File::open(journal)?.sync_all()
+    }
 }
 
 impl HostFs {
@@ -51,8 +85,9 @@ impl HostFs {
     /// `committed` says of a call whether it was recorded as a success: those are kept.
     ///
     /// # Errors
-    /// The directory or journal cannot be opened, another process has the journal, or it lies inside the directory.
-    pub fn open(root: impl AsRef<Path>, journal: impl AsRef<Path>, committed: impl Fn(CallId) -> bool) -> io::Result<Self> {
+    /// The directory or journal cannot be opened, another process has the journal, it lies inside the
+    /// directory, or nobody can say whether a call was recorded.
+    pub fn open(root: impl AsRef<Path>, journal: impl AsRef<Path>, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<Self> {
         fs::create_dir_all(journal.as_ref())?;
         let (root, journal) = (root.as_ref().canonicalize()?, journal.as_ref().canonicalize()?);
         if journal.starts_with(&root) {
@@ -66,31 +101,33 @@ impl HostFs {
         Ok(this)
     }
 
-    fn recover(&self, committed: impl Fn(CallId) -> bool) -> io::Result<()> {
-        let mut entries: Vec<PathBuf> = fs::read_dir(&self.0.journal)?.filter_map(|e| e.ok().map(|e| e.path())).collect();
-        entries.sort();
+    fn recover(&self, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<()> {
+        let mut files: Vec<PathBuf> = fs::read_dir(&self.0.journal)?.filter_map(|e| e.ok().map(|e| e.path())).collect();
+        files.sort();
         // Newest first, so that the oldest content of a file is what stays.
-        for entry in entries.into_iter().rev().filter(|path| path.extension().is_some_and(|e| e == "undo")) {
-            let bytes = fs::read(&entry)?;
-            // A header that was cut off belongs to a change that was never made.
-            if let Some((undo, old)) = split_entry(&bytes)
-                && !committed(undo.call)
-                && let Err(error) = self.0.undo(&undo, old)
-            {
-                tracing::error!(%error, entry = %entry.display(), "an unfinished change could not be undone; its entry is kept as .conflict");
-                fs::rename(&entry, entry.with_extension("conflict"))?;
-                continue;
+        for file in files.into_iter().rev() {
+            match file.extension().and_then(|e| e.to_str()) {
+                Some("undo") => {}
+                // Never put in its place: the change it was for was never made.
+                Some("tmp") => {
+                    fs::remove_file(&file)?;
+                    continue;
+                }
+                _ => continue,
             }
-            fs::remove_file(&entry)?;
+            let Some(entry) = Entry::parse(&fs::read(&file)?, file.clone()) else {
+                tracing::error!(entry = %file.display(), "an undo entry cannot be read; it is kept as .conflict");
+                fs::rename(&file, file.with_extension("conflict"))?;
+                continue;
+            };
+            if committed(entry.undo.call)? {
+                fs::remove_file(&file)?;
+            } else {
+                self.0.undo(&entry).map_err(|e| io::Error::other(format!("{}: {e}", file.display())))?;
+            }
         }
         Ok(())
     }
-}
-
-fn split_entry(bytes: &[u8]) -> Option<(Undo, &[u8])> {
-    let end = bytes.iter().position(|b| *b == b'\n')?;
-    let (header, rest) = bytes.split_at(end);
-    Some((serde_json::from_slice(header).ok()?, rest.get(1..)?))
 }
 
 fn io_error(path: &str, error: &io::Error) -> FileError {
@@ -117,28 +154,38 @@ impl Inner {
         Ok(file)
     }
 
-    fn undo(&self, undo: &Undo, kept: &[u8]) -> Result<(), FileError> {
+    /// Undoes a change and forgets its entry. What is neither the old content nor (part of) the new is
+    /// somebody else's: it stays, and the entry stays beside it as `.conflict`.
+    fn undo(&self, entry: &Entry) -> Result<(), FileError> {
+        let undo = &entry.undo;
         let fail = |e: io::Error| FileError::Io(undo.path.clone(), format!("could not be undone: {e}"));
-        match (undo.existed, self.open(&undo.path, true)) {
-            (true, Ok(mut file)) => overwrite(&mut file, kept).map_err(fail)?,
-            (true, Err(FileError::Missing(_))) => {
+        let there = match self.open(&undo.path, true) {
+            Ok(mut file) => Some((read_all(&mut file, &undo.path)?, file)),
+            Err(FileError::Missing(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let ours = match &there {
+            Some((content, _)) => (undo.old.is_some() && *content == entry.old) || (undo.new.is_some() && entry.new.starts_with(content)),
+            None => undo.old.is_none() || undo.new.is_none(),
+        };
+        if !ours {
+            fs::rename(&entry.file, entry.file.with_extension("conflict")).map_err(fail)?;
+            return Err(FileError::Io(undo.path.clone(), "could not be undone: somebody else has changed it".to_owned()));
+        }
+        match (undo.old.is_some(), there) {
+            (true, Some((_, mut file))) => overwrite(&mut file, &entry.old).map_err(fail)?,
+            (true, None) => {
                 let mut file = self.root.open_with(&undo.path, OpenOptions::new().write(true).create_new(true)).map_err(fail)?;
-                overwrite(&mut file, kept).map_err(fail)?;
+                overwrite(&mut file, &entry.old).map_err(fail)?;
             }
-            (false, Ok(mut file)) => {
-                if !kept.starts_with(&read_all(&mut file, &undo.path)?) {
-                    return Err(FileError::Io(undo.path.clone(), "could not be undone: somebody else has changed it".to_owned()));
-                }
-                self.root.remove_file(&undo.path).map_err(fail)?;
-            }
-            (false, Err(FileError::Missing(_))) => {}
-            (_, Err(error)) => return Err(error),
+            (false, Some(_)) => self.root.remove_file(&undo.path).map_err(fail)?,
+            (false, None) => {}
         }
         for made in undo.made.iter().rev() {
             // A directory that others use by now stays.
             let _ = self.root.remove_dir(made);
         }
-        Ok(())
+        fs::remove_file(&entry.file).map_err(fail)
     }
 }
 
@@ -177,8 +224,8 @@ struct Txn {
     fs: Arc<Inner>,
     call: CallId,
     expects: Vec<Expect>,
-    /// What to undo, oldest first: the entry, what was there, and where the journal keeps it.
-    undo: Vec<(Undo, Vec<u8>, PathBuf)>,
+    /// What to undo, oldest first.
+    undo: Vec<Entry>,
 }
 
 impl Txn {
@@ -204,33 +251,28 @@ impl Txn {
     }
 
     fn is_first(&self, path: &str) -> bool {
-        !self.undo.iter().any(|(undo, ..)| undo.path == path)
+        !self.undo.iter().any(|entry| entry.undo.path == path)
     }
 
     /// The journal knows what was there before anything changes.
-    fn journal(&mut self, undo: Undo, old: Vec<u8>) -> Result<(), FileError> {
-        let entry = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo.len()));
-        let write = || -> io::Result<()> {
-            let mut file = fs::File::create_new(&entry)?;
-            file.write_all(&serde_json::to_vec(&undo)?)?;
-            file.write_all(b"\n")?;
-            file.write_all(&old)?;
-            file.sync_all()?;
-            fs::File::open(&self.fs.journal)?.sync_all()
-        };
-        write().map_err(|e| FileError::Io(undo.path.clone(), format!("the undo journal cannot be written: {e}")))?;
-        self.undo.push((undo, old, entry));
+    fn journal(&mut self, path: &str, old: Option<Vec<u8>>, new: Option<&[u8]>, made: Vec<String>) -> Result<(), FileError> {
+        let undo = Undo { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made };
+        let file = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo.len()));
+        let entry = Entry { undo, old: old.unwrap_or_default(), new: new.unwrap_or_default().to_vec(), file };
+        entry.write(&self.fs.journal).map_err(|e| FileError::Io(path.to_owned(), format!("the undo journal cannot be written: {e}")))?;
+        self.undo.push(entry);
         Ok(())
     }
 
-    /// The change of the last entry was not made after all.
-    fn forget_last(&mut self) {
-        if let Some((undo, _, entry)) = self.undo.pop() {
-            let _ = fs::remove_file(entry);
-            for made in undo.made.iter().rev() {
-                let _ = self.fs.root.remove_dir(made);
-            }
+    /// The change of the last entry failed: it is undone at once, so that the file is as it was.
+    fn take_back<T>(&mut self, error: FileError) -> Result<T, FileError> {
+        if let Some(entry) = self.undo.pop()
+            && let Err(again) = self.fs.undo(&entry)
+        {
+            tracing::error!(call = %self.call, error = %again, "a failed change could not be taken back");
+            self.undo.push(entry);
         }
+        Err(error)
     }
 
     fn make_parents(&self, path: &str) -> Result<Vec<String>, FileError> {
@@ -271,8 +313,8 @@ impl FileTxn for Txn {
                     Expect::check(&self.expects, &path, Some(Digest::of(&old)))?;
                 }
                 // Written through the handle that was compared: no swap of the path in between matters.
-                self.journal(Undo { call: self.call, path: path.clone(), existed: true, made: Vec::new() }, old)?;
-                overwrite(&mut file, content).map_err(|e| io_error(&path, &e))
+                self.journal(&path, Some(old), Some(content), Vec::new())?;
+                overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e)))
             }
             Err(FileError::Missing(_)) => {
                 self.claim(&path, None)?;
@@ -280,16 +322,18 @@ impl FileTxn for Txn {
                     Expect::check(&self.expects, &path, None)?;
                 }
                 let made = self.make_parents(&path)?;
-                self.journal(Undo { call: self.call, path: path.clone(), existed: false, made }, content.to_vec())?;
-                let created = self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true));
-                let mut file = created.map_err(|e| {
-                    self.forget_last();
-                    match e.kind() {
-                        io::ErrorKind::AlreadyExists => FileError::Appeared(path.clone()),
-                        _ => io_error(&path, &e),
+                self.journal(&path, None, Some(content), made)?;
+                match self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true)) {
+                    Ok(mut file) => overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e))),
+                    // Somebody was faster: what is there is theirs, and there is nothing to undo.
+                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                        if let Some(entry) = self.undo.pop() {
+                            let _ = fs::remove_file(&entry.file);
+                        }
+                        Err(FileError::Appeared(path))
                     }
-                })?;
-                overwrite(&mut file, content).map_err(|e| io_error(&path, &e))
+                    Err(e) => self.take_back(io_error(&path, &e)),
+                }
             }
             Err(error) => Err(error),
         }
@@ -297,14 +341,18 @@ impl FileTxn for Txn {
 
     fn remove(&mut self, path: &str) -> Result<(), FileError> {
         let path = normal_path(path)?;
+        let link = self.fs.root.symlink_metadata(&path).map_err(|e| io_error(&path, &e))?.is_symlink();
         let mut file = self.fs.open(&path, false)?;
+        if link {
+            return Err(FileError::NotAFile(path));
+        }
         self.claim(&path, Some(&file))?;
         let old = read_all(&mut file, &path)?;
         if self.is_first(&path) {
             Expect::check(&self.expects, &path, Some(Digest::of(&old)))?;
         }
-        self.journal(Undo { call: self.call, path: path.clone(), existed: true, made: Vec::new() }, old)?;
-        self.fs.root.remove_file(&path).map_err(|e| io_error(&path, &e))
+        self.journal(&path, Some(old), None, Vec::new())?;
+        self.fs.root.remove_file(&path).or_else(|e| self.take_back(io_error(&path, &e)))
     }
 
     fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
@@ -335,22 +383,19 @@ impl FileTxn for Txn {
     }
 
     fn commit(&mut self) -> Result<(), FileError> {
-        for (undo, _, entry) in std::mem::take(&mut self.undo) {
-            fs::remove_file(&entry).map_err(|e| FileError::Io(undo.path, format!("its undo journal stays behind: {e}")))?;
-        }
+        let kept = std::mem::take(&mut self.undo);
         self.release();
-        Ok(())
+        // Oldest last: an entry that stays behind is one that the newer ones do not need.
+        kept.iter().rev().try_for_each(|entry| {
+            fs::remove_file(&entry.file).map_err(|e| FileError::Io(entry.undo.path.clone(), format!("its undo entry stays behind: {e}")))
+        })
     }
 
     fn rollback(&mut self) -> Result<(), FileError> {
         let mut first_error = None;
-        for (undo, old, entry) in std::mem::take(&mut self.undo).into_iter().rev() {
-            match self.fs.undo(&undo, &old) {
-                Ok(()) => {
-                    let _ = fs::remove_file(&entry);
-                }
-                // The entry stays for the next start.
-                Err(error) => first_error = first_error.or(Some(error)),
+        for entry in std::mem::take(&mut self.undo).into_iter().rev() {
+            if let Err(error) = self.fs.undo(&entry) {
+                first_error = first_error.or(Some(error));
             }
         }
         self.release();

@@ -90,11 +90,19 @@ impl Txn {
         Ok(())
     }
 
-    fn close(&mut self) -> BTreeMap<String, Option<Arc<[u8]>>> {
+    /// Keeps the changes or not, and lets the paths go, as one.
+    fn close(&mut self, keep: bool) {
         let overlay = std::mem::take(&mut self.overlay);
         let mut inner = crate::lock(&self.fs.0);
+        for (path, content) in overlay.into_iter().filter(|_| keep) {
+            match content {
+                Some(content) => inner.files.insert_mut(path, content),
+                None => {
+                    inner.files.remove_mut(&path);
+                }
+            }
+        }
         inner.writing.retain(|_, by| *by != self.call);
-        overlay
     }
 }
 
@@ -131,27 +139,18 @@ impl FileTxn for Txn {
     }
 
     fn commit(&mut self) -> Result<(), FileError> {
-        let overlay = self.close();
-        let mut inner = crate::lock(&self.fs.0);
-        for (path, content) in overlay {
-            match content {
-                Some(content) => inner.files.insert_mut(path, content),
-                None => {
-                    inner.files.remove_mut(&path);
-                }
-            }
-        }
+        self.close(true);
         Ok(())
     }
 
     fn rollback(&mut self) -> Result<(), FileError> {
-        self.close();
+        self.close(false);
         Ok(())
     }
 }
 
 impl Drop for Txn {
     fn drop(&mut self) {
-        self.close();
+        self.close(false);
     }
 }

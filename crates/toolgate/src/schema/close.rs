@@ -1,18 +1,21 @@
 //! Where a schema names properties and is silent about others, others are refused.
 //!
-//! A plain object gets `additionalProperties: false`. One that is composed (`allOf`, `anyOf`, `oneOf`,
-//! conditions, references with company) gets `unevaluatedProperties: false` around the whole, so that
-//! its parts can still add to each other. A bare object stays an open map.
+//! What is closed is each place where a value stands: the document, a property, an item. A plain object
+//! gets `additionalProperties: false`; one that refers to or is composed of other schemas gets
+//! `unevaluatedProperties: false` around the whole, so that its parts can still add to each other.
+//! Definitions and parts of a composition are never closed themselves. A bare object stays an open map.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-/// Sub-schemas that speak about the same object.
+/// Sub-schemas that speak about the same value.
 const IN_PLACE: &[&str] = &["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
+/// Words that bring in other schemas for the same value.
+const REFERS: &[&str] = &["$ref", "$dynamicRef"];
 const DRAFT: &str = "https://json-schema.org/draft/2020-12/schema";
 /// Only older drafts understand these.
-const OLD_WORDS: &[&str] = &["dependencies", "additionalItems", "$recursiveRef", "$recursiveAnchor", "id"];
+const OLD_WORDS: &[&str] = &["dependencies", "additionalItems", "$recursiveRef", "$recursiveAnchor"];
 
 /// Closes a schema.
 pub(super) fn close(source: &Value) -> Result<Value, String> {
@@ -27,26 +30,62 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
     } else if old && let Some(map) = schema.as_object_mut() {
         map.insert("$schema".to_owned(), DRAFT.into());
     }
-    // Definitions that take part in a composition stay open: whoever composes them closes the whole.
-    let mut composed = BTreeSet::new();
-    collect_composed(&schema, false, &mut composed);
     let root = schema.clone();
-    close_at(&mut schema, &root, &composed, true);
-    for word in ["$defs", "definitions"] {
-        if let Some(Value::Object(defs)) = schema.get_mut(word) {
-            for (name, def) in defs.iter_mut() {
-                let shared = composed.contains(&format!("#/{word}/{name}"));
-                close_at(def, &root, &composed, !shared);
-            }
+    close_value(&mut schema, &root);
+    // Whatever is referred to, wherever it stands: what is inside it is closed too.
+    let mut references = BTreeSet::new();
+    collect(&root, false, &mut |target, _| {
+        references.insert(target.to_owned());
+    });
+    for target in &references {
+        if let Some(part) = target.strip_prefix('#').and_then(|pointer| schema.pointer_mut(pointer)) {
+            close_inside(part, &root);
         }
     }
-    Ok(schema)
+    // A place that was closed must not be a part of a whole that adds to it.
+    let mut wrong = None;
+    collect(&root, false, &mut |target, adds| {
+        let pointer = target.strip_prefix('#').unwrap_or_default();
+        let closed_here = |word: &str| {
+            schema.pointer(pointer).is_some_and(|s| s.get(word).is_some()) && root.pointer(pointer).is_some_and(|s| s.get(word).is_none())
+        };
+        if adds && target.starts_with('#') && (closed_here("additionalProperties") || closed_here("unevaluatedProperties")) {
+            wrong =
+                Some(format!("`{target}` is both a value of its own and a part of another; move it to `$defs`, or say `extra = \"pass\"`"));
+        }
+    });
+    wrong.map_or(Ok(schema), Err)
+}
+
+/// Calls `f` for each reference, and says whether others may add properties to what it refers to.
+fn collect(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) {
+    match schema {
+        Value::Object(map) => {
+            let company =
+                ["properties", "patternProperties", "allOf", "dependentSchemas", "then", "else"].iter().any(|word| map.contains_key(*word));
+            for word in REFERS {
+                if let Some(target) = map.get(*word).and_then(Value::as_str) {
+                    f(target, adds || company);
+                }
+            }
+            for (key, item) in map {
+                match (key.as_str(), item) {
+                    ("allOf" | "if" | "then" | "else", item) => collect(item, true, f),
+                    ("anyOf" | "oneOf", item) => collect(item, adds || company, f),
+                    ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| collect(part, true, f)),
+                    (_, item) => collect(item, false, f),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, adds, f)),
+        _ => {}
+    }
 }
 
 fn is_modern(schema: &Value) -> bool {
     match schema {
         Value::Object(map) => {
-            !OLD_WORDS.iter().any(|word| map.contains_key(*word) && *word != "id")
+            !OLD_WORDS.iter().any(|word| map.contains_key(*word))
                 && !map.get("items").is_some_and(Value::is_array)
                 && !map.get("exclusiveMinimum").is_some_and(Value::is_boolean)
                 && !map.get("exclusiveMaximum").is_some_and(Value::is_boolean)
@@ -65,76 +104,44 @@ fn is_composed_anywhere(schema: &Value) -> bool {
     }
 }
 
-/// Which definitions are referred to from inside a composition, or beside properties of the referrer.
-fn collect_composed(schema: &Value, inside: bool, composed: &mut BTreeSet<String>) {
-    match schema {
-        Value::Object(map) => {
-            if let Some(target) = map.get("$ref").and_then(Value::as_str)
-                && (inside || map.contains_key("properties") || IN_PLACE.iter().any(|word| map.contains_key(*word)))
-            {
-                composed.insert(target.to_owned());
-            }
-            for (key, item) in map {
-                let in_place = IN_PLACE.contains(&key.as_str()) || key == "not";
-                // `properties` and the like speak of other values; arrays of sub-schemas stay in place.
-                collect_composed(item, in_place || (inside && schema_list(key)), composed);
-            }
-        }
-        Value::Array(items) => items.iter().for_each(|item| collect_composed(item, inside, composed)),
-        _ => {}
-    }
-}
-
-fn schema_list(key: &str) -> bool {
-    IN_PLACE.contains(&key)
-}
-
-/// Closes one schema that speaks of one value, and those of the values inside it.
-fn close_at(schema: &mut Value, root: &Value, composed: &BTreeSet<String>, close_this: bool) {
+/// Closes the schema of a value, and those of the values inside it.
+fn close_value(schema: &mut Value, root: &Value) {
     let names_properties = names_properties(schema, root, &mut BTreeSet::new());
-    let Some(map) = schema.as_object_mut() else { return };
-    let silent = !map.contains_key("additionalProperties") && !map.contains_key("unevaluatedProperties");
-    if close_this && silent && names_properties {
-        let is_composed = IN_PLACE.iter().any(|word| map.contains_key(*word));
-        let refers = map.get("$ref").and_then(Value::as_str).map(|target| composed.contains(target));
-        match (is_composed, refers, map.contains_key("properties")) {
-            (true, ..) | (_, Some(true), _) | (_, Some(_), true) => map.insert("unevaluatedProperties".to_owned(), json!(false)),
-            // The definition closes itself.
-            (false, Some(false), false) => None,
-            (false, None, _) => map.insert("additionalProperties".to_owned(), json!(false)),
-        };
+    if let Some(map) = schema.as_object_mut() {
+        let silent = !map.contains_key("additionalProperties") && !map.contains_key("unevaluatedProperties");
+        if silent && names_properties {
+            let whole = IN_PLACE.iter().chain(REFERS).any(|word| map.contains_key(*word));
+            let word = if whole { "unevaluatedProperties" } else { "additionalProperties" };
+            map.insert(word.to_owned(), json!(false));
+        }
     }
-    close_inside(map, root, composed);
+    close_inside(schema, root);
 }
 
-fn close_inside(map: &mut Map<String, Value>, root: &Value, composed: &BTreeSet<String>) {
-    for word in ["properties", "patternProperties"] {
-        if let Some(Value::Object(members)) = map.get_mut(word) {
-            members.values_mut().for_each(|member| close_at(member, root, composed, true));
-        }
+/// Closes the values inside a schema, and leaves the schema itself as it is.
+fn close_inside(schema: &mut Value, root: &Value) {
+    let Some(map) = schema.as_object_mut() else { return };
+    let each = |map: &mut Map<String, Value>, word: &str, f: &dyn Fn(&mut Value)| match map.get_mut(word) {
+        Some(Value::Object(members)) => members.values_mut().for_each(f),
+        Some(Value::Array(items)) => items.iter_mut().for_each(f),
+        _ => {}
+    };
+    for word in ["properties", "patternProperties", "prefixItems"] {
+        each(map, word, &|member| close_value(member, root));
     }
     for word in ["items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems"] {
         if let Some(inner) = map.get_mut(word) {
-            close_at(inner, root, composed, true);
+            close_value(inner, root);
         }
     }
-    if let Some(Value::Array(items)) = map.get_mut("prefixItems") {
-        items.iter_mut().for_each(|item| close_at(item, root, composed, true));
-    }
-    // The parts of a composition stay open themselves; what is inside them is closed. Conditions and
-    // negations are left alone: closing them would change what they mean.
-    for word in ["allOf", "anyOf", "oneOf"] {
-        if let Some(Value::Array(parts)) = map.get_mut(word) {
-            parts.iter_mut().for_each(|part| close_at(part, root, composed, false));
-        }
+    // Conditions and negations are left alone: closing them would change what they mean.
+    for word in ["allOf", "anyOf", "oneOf", "dependentSchemas", "$defs", "definitions"] {
+        each(map, word, &|part| close_inside(part, root));
     }
     for word in ["then", "else"] {
         if let Some(part) = map.get_mut(word) {
-            close_at(part, root, composed, false);
+            close_inside(part, root);
         }
-    }
-    if let Some(Value::Object(parts)) = map.get_mut("dependentSchemas") {
-        parts.values_mut().for_each(|part| close_at(part, root, composed, false));
     }
 }
 
@@ -144,18 +151,27 @@ fn names_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<String>) -
     if map.contains_key("properties") {
         return true;
     }
-    if let Some(target) = map.get("$ref").and_then(Value::as_str)
-        && seen.insert(target.to_owned())
-        && let Some(referred) = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer))
-        && names_properties(referred, root, seen)
-    {
-        return true;
+    for target in REFERS.iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
+        if !seen.insert(target.to_owned()) {
+            continue;
+        }
+        match target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
+            Some(referred) if !names_properties(referred, root, seen) => {}
+            // By a name that is no path: nobody can tell here, so it is closed.
+            _ => return true,
+        }
     }
     IN_PLACE.iter().filter_map(|word| map.get(*word)).any(|part| match part {
         Value::Array(parts) => parts.iter().any(|part| names_properties(part, root, seen)),
+        Value::Object(parts) if word_is_map(map, part) => parts.values().any(|part| names_properties(part, root, seen)),
         Value::Object(_) => names_properties(part, root, seen),
         _ => false,
     })
+}
+
+/// Whether a part is a map of schemas and not a schema.
+fn word_is_map(map: &Map<String, Value>, part: &Value) -> bool {
+    map.get("dependentSchemas").is_some_and(|schemas| std::ptr::eq(schemas, part))
 }
 
 #[cfg(test)]
@@ -181,16 +197,38 @@ mod tests {
             ),
             (
                 json!({"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"x": {}}}}}),
-                json!({"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"x": {}}, "additionalProperties": false}}}),
+                json!({"$ref": "#/$defs/A", "unevaluatedProperties": false, "$defs": {"A": {"properties": {"x": {}}}}}),
             ),
             (
                 json!({"allOf": [{"$ref": "#/$defs/A"}], "properties": {"y": {}}, "$defs": {"A": {"properties": {"x": {}}}}}),
                 json!({"allOf": [{"$ref": "#/$defs/A"}], "properties": {"y": {}}, "unevaluatedProperties": false, "$defs": {"A": {"properties": {"x": {}}}}}),
             ),
         ];
-        for (open, closed) in cases {
+        for (open, closed) in cases.into_iter().chain([
+            // A definition that stands somewhere else, and one inside another.
+            (
+                json!({"items": {"$ref": "#/components/X"}, "components": {"X": {"properties": {"a": {"properties": {"b": {}}}}}}}),
+                json!({"items": {"$ref": "#/components/X", "unevaluatedProperties": false}, "components": {"X": {"properties": {"a": {"properties": {"b": {}}, "additionalProperties": false}}}}}),
+            ),
+            (
+                json!({"dependentSchemas": {"card": {"$ref": "#/$defs/B"}}, "properties": {"card": {}}, "$defs": {"B": {"properties": {"street": {}}}}}),
+                json!({"dependentSchemas": {"card": {"$ref": "#/$defs/B"}}, "properties": {"card": {}}, "unevaluatedProperties": false, "$defs": {"B": {"properties": {"street": {}}}}}),
+            ),
+            // A type that holds itself.
+            (
+                json!({"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}),
+                json!({"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}], "unevaluatedProperties": false}}, "additionalProperties": false}),
+            ),
+            (json!({"$ref": "#named"}), json!({"$ref": "#named", "unevaluatedProperties": false})),
+        ]) {
             assert_eq!(close(&open), Ok(closed), "{open}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_closed_is_refused() {
+        let both = json!({"properties": {"a": {"properties": {"x": {}}}, "b": {"allOf": [{"$ref": "#/properties/a"}, {"properties": {"y": {}}}]}}});
+        assert!(close(&both).is_err_and(|e| e.contains("`#/properties/a` is both a value of its own and a part of another")));
     }
 
     #[test]

@@ -14,48 +14,97 @@ use crate::suggest::closest;
 
 const MASK: &str = "(hidden)";
 
+/// More places than this and a schema is not walked any further.
+const MOST_PLACES: usize = 20_000;
+/// More names or fields than this help no model.
+const MOST: usize = 20;
+
 /// Where a schema says `writeOnly`.
-pub(super) fn write_only(schema: &Value) -> Vec<Pointer> {
-    fn walk(schema: &Value, root: &Value, at: &mut Pointer, found: &mut Vec<Pointer>, depth: usize) {
+///
+/// # Errors
+/// The schema is too tangled to tell.
+pub(super) fn write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
+    let mut walk = Walk { root: schema, at: Pointer::default(), found: Vec::new(), inside: Vec::new(), places: 0 };
+    walk.schema(schema);
+    if walk.places > MOST_PLACES {
+        return Err("its references are too tangled to find out what is `writeOnly`".to_owned());
+    }
+    Ok(walk.found)
+}
+
+struct Walk<'s> {
+    root: &'s Value,
+    at: Pointer,
+    found: Vec<Pointer>,
+    /// The references that were followed to get here.
+    inside: Vec<&'s str>,
+    places: usize,
+}
+
+impl<'s> Walk<'s> {
+    fn schema(&mut self, schema: &'s Value) {
+        self.places += 1;
         let Some(map) = schema.as_object() else { return };
-        if depth > 16 {
+        if self.places > MOST_PLACES {
             return;
         }
         if map.get("writeOnly") == Some(&Value::Bool(true)) {
-            found.push(at.clone());
+            self.found.push(self.at.clone());
         }
-        if let Some(target) = map.get("$ref").and_then(Value::as_str).and_then(|t| t.strip_prefix('#')).and_then(|p| root.pointer(p)) {
-            walk(target, root, at, found, depth + 1);
+        for target in ["$ref", "$dynamicRef"].iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
+            self.follow(target);
         }
-        for (name, member) in map.get("properties").and_then(Value::as_object).into_iter().flatten() {
-            at.push(name.clone());
-            walk(member, root, at, found, depth + 1);
-            at.pop();
-        }
-        for word in ["items", "additionalProperties"] {
-            if let Some(item) = map.get(word) {
-                at.push("*".to_owned());
-                walk(item, root, at, found, depth + 1);
-                at.pop();
-            }
-        }
-        for word in ["allOf", "anyOf", "oneOf"] {
-            for part in map.get(word).and_then(Value::as_array).into_iter().flatten() {
-                walk(part, root, at, found, depth + 1);
+        for (word, part) in map {
+            match (word.as_str(), part) {
+                ("properties", Value::Object(members)) => members.iter().for_each(|(name, member)| self.step(name, member)),
+                ("patternProperties", Value::Object(members)) => members.values().for_each(|member| self.step("*", member)),
+                ("prefixItems" | "items", Value::Array(items)) => items.iter().for_each(|item| self.step("*", item)),
+                ("items" | "additionalProperties" | "unevaluatedProperties" | "unevaluatedItems" | "contains", part) => {
+                    self.step("*", part)
+                }
+                ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => parts.iter().for_each(|part| self.schema(part)),
+                ("if" | "then" | "else", part) => self.schema(part),
+                ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| self.schema(part)),
+                _ => {}
             }
         }
     }
-    let mut found = Vec::new();
-    walk(schema, schema, &mut Pointer::default(), &mut found, 0);
-    found
+
+    fn step(&mut self, name: &str, schema: &'s Value) {
+        self.at.push(name.to_owned());
+        self.schema(schema);
+        self.at.pop();
+    }
+
+    fn follow(&mut self, target: &'s str) {
+        let referred = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        // A type that holds itself, or a name that is no path: if there is a secret anywhere, all of this is one.
+        if self.inside.contains(&target) || referred.is_none() {
+            if mentions_write_only(referred.unwrap_or(self.root)) {
+                self.found.push(self.at.clone());
+            }
+            return;
+        }
+        if let Some(referred) = referred {
+            self.inside.push(target);
+            self.schema(referred);
+            self.inside.pop();
+        }
+    }
 }
 
-/// True where a path is a secret or lies inside one.
+fn mentions_write_only(schema: &Value) -> bool {
+    match schema {
+        Value::Object(map) => map.get("writeOnly") == Some(&Value::Bool(true)) || map.values().any(mentions_write_only),
+        Value::Array(items) => items.iter().any(mentions_write_only),
+        _ => false,
+    }
+}
+
+/// True where a path is a secret, lies inside one, or should have held one.
 fn is_secret(path: &str, secrets: &[Pointer]) -> bool {
     let path = Pointer::from(path);
-    secrets.iter().any(|secret| {
-        secret.parts().len() <= path.parts().len() && secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p)
-    })
+    secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
 }
 
 /// A value as it may be shown: short, and not at all where it is secret or holds a secret.
@@ -84,14 +133,21 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
         let extra = unknown.remove(&place).unwrap_or_default();
         explain_names(tool, schema, &place, &absent, &extra, &mut all, &mut sentences);
     }
-    for field in fields {
-        sentences.push(format!("`{}` must be {}; got {}", argument_name(&field.path), field.expected, field.got));
+    for field in fields.into_iter().take(MOST) {
+        sentences.push(format!("{} must be {}; got {}", subject(&field.path), field.expected, field.got));
         all.push(field);
     }
     if sentences.is_empty() {
         sentences.push("the arguments do not fit the schema".to_owned());
     }
-    Invalid { errors: all, message: format!("{tool}: {}", sentences.join(". ")) }
+    let mut message = format!("{tool}: ");
+    for (index, sentence) in sentences.iter().enumerate() {
+        if index > 0 {
+            message.push_str(if message.ends_with('?') { " " } else { "; " });
+        }
+        message.push_str(sentence);
+    }
+    Invalid { errors: all, message }
 }
 
 /// One error of the validator, sorted into what is missing, what is unknown and what is wrong.
@@ -106,17 +162,18 @@ fn gather(
     match error.kind() {
         K::Required { property } => missing.entry(path).or_default().push(property.as_str().unwrap_or_default().to_owned()),
         K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
-            unknown.entry(path).or_default().extend(unexpected.iter().cloned());
+            unknown.entry(path).or_default().extend(unexpected.iter().take(MOST).cloned());
         }
         // The branch with the fewest complaints is the one that was meant.
         K::AnyOf { context } | K::OneOfNotValid { context } => {
             let nearest = context.iter().filter(|branch| !branch.is_empty()).min_by_key(|branch| (is_type_mismatch(branch), branch.len()));
             match nearest {
                 Some(branch) if !is_type_mismatch(branch) => {
-                    branch.iter().for_each(|error| gather(error, missing, unknown, fields, secrets))
+                    branch.iter().take(MOST).for_each(|error| gather(error, missing, unknown, fields, secrets))
                 }
                 _ => {
-                    let kinds: Vec<String> = context.iter().flatten().map(expected).collect();
+                    let kinds: std::collections::BTreeSet<String> = context.iter().flatten().take(MOST).map(expected).collect();
+                    let kinds: Vec<String> = kinds.into_iter().collect();
                     fields.push(field(path, kinds.join(" or "), error, secrets));
                 }
             }
@@ -238,6 +295,11 @@ fn with_article(kind: &str) -> String {
         "null" => "null".to_owned(),
         kind => format!("a {kind}"),
     }
+}
+
+/// What a sentence is about.
+fn subject(path: &str) -> String {
+    if path.is_empty() { "the value".to_owned() } else { format!("`{}`", argument_name(path)) }
 }
 
 /// `/items/0/price` as a model writes it: `items[0].price`.

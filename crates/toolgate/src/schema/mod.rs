@@ -48,7 +48,7 @@ impl Schema {
             .build(&closed)
             .map_err(|e| format!("{} (at `{}`)", e, e.schema_path()))?;
         let mut secrets = secrets.to_vec();
-        secrets.extend(explain::write_only(source));
+        secrets.extend(explain::write_only(source)?);
         Ok(Self { source: closed, validator, secrets, extra })
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use tokio::sync::RwLock;
 
@@ -42,7 +42,8 @@ impl Default for MemoryStore {
 struct Inner {
     paused: HashMap<Target, String>,
     sessions: HashMap<SessionKey, Session>,
-    counters: HashMap<String, Counter>,
+    /// Two windows over the same thing are two counters.
+    counters: HashMap<(String, Option<SignedDuration>), Counter>,
     claims: HashMap<CallId, Claim>,
     recalls: HashMap<RecallKey, (Digest, CallId)>,
     approvals: HashMap<String, Approval>,
@@ -54,7 +55,7 @@ struct Inner {
 
 struct Session {
     version: u64,
-    opened: Timestamp,
+    opened: Option<Timestamp>,
     state: Arc<State>,
     progress: Progress,
     lock: Arc<RwLock<()>>,
@@ -70,7 +71,7 @@ struct Claim {
 
 impl Claim {
     fn is_pending(&self, now: Timestamp) -> bool {
-        self.settled.is_none() && (self.pending || now > self.intent.lease)
+        self.settled.is_none() && self.intent.effect && (self.pending || now > self.intent.lease)
     }
 }
 
@@ -90,7 +91,7 @@ impl MemoryStore {
 
 impl MemoryStore {
     async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Option<Hold> {
-        let lock = Arc::clone(&crate::lock(&self.inner).session(key, Timestamp::now()).lock);
+        let lock = Arc::clone(&crate::lock(&self.inner).session(key).lock);
         // The uncontended case needs no timer.
         if alone {
             if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
@@ -107,25 +108,45 @@ impl MemoryStore {
 }
 
 impl Inner {
-    fn session(&mut self, key: &SessionKey, now: Timestamp) -> &mut Session {
+    fn session(&mut self, key: &SessionKey) -> &mut Session {
         self.sessions.entry(key.clone()).or_insert_with(|| Session {
             version: 0,
-            opened: now,
+            opened: None,
             state: Arc::default(),
             progress: Progress::default(),
             lock: Arc::default(),
         })
     }
 
+    fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Option<(Target, String)> {
+        if self.paused.is_empty() {
+            return None;
+        }
+        let targets = [
+            Target::Agent(Arc::clone(&key.agent)),
+            Target::Principal(Arc::clone(&key.principal)),
+            Target::Tool(Arc::clone(tool)),
+            Target::Session(key.clone()),
+        ];
+        targets.into_iter().find_map(|target| self.paused.get(&target).cloned().map(|why| (target, why)))
+    }
+
+    fn recall_any(&self, keys: &[RecallKey], digest: Digest, now: Timestamp) -> Option<Recalled> {
+        keys.iter().find_map(|key| self.recall(key, digest, now))
+    }
+
     fn recall(&self, key: &RecallKey, digest: Digest, now: Timestamp) -> Option<Recalled> {
         let (first, call) = self.recalls.get(key)?;
-        if *first != digest {
+        // A tool declared `once` is recalled by its arguments, as they were asked for or as hooks left them.
+        if *first != digest && !key.key.starts_with("once:") {
             return Some(Recalled::KeyReused);
         }
         let claim = self.claims.get(call)?;
         Some(match &claim.settled {
             Some(outcome) => Recalled::Settled(outcome.clone()),
             None if claim.is_pending(now) => Recalled::Pending(*call),
+            // A read that never ended left nothing behind.
+            None if now > claim.intent.lease => return None,
             None => Recalled::InProgress,
         })
     }
@@ -133,38 +154,47 @@ impl Inner {
     fn over(&mut self, charges: &[Charge], now: Timestamp) -> Option<(usize, Over)> {
         charges.iter().enumerate().find_map(|(index, charge)| {
             // Charges of one call on the same counter add up.
-            let before: Decimal = charges.iter().take(index).filter(|c| c.counter == charge.counter).map(|c| c.amount).sum();
-            let charge = Charge { amount: charge.amount + before, ..charge.clone() };
-            let counter = self.counters.entry(charge.counter.clone()).or_default();
+            let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
+            let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
+            let charge = Charge { amount, ..charge.clone() };
+            let counter = self.counters.entry((charge.counter.clone(), charge.window)).or_default();
             counter.fits(now, &charge).err().map(|over| (index, over))
         })
     }
 
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         let Some(claim) = self.claims.get_mut(&call) else { return false };
-        if settle == Settle::Pending {
-            claim.pending = true;
-            return true;
-        }
-        for charge in std::mem::take(&mut claim.charges) {
+        claim.pending |= settle == Settle::Pending;
+        // What is spent is spent, whatever is known of the rest.
+        let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
+            .into_iter()
+            .partition(|c| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
+        claim.charges = reserved;
+        for charge in known {
             let actual = match (settle, charge.unit) {
-                (Settle::Released, _) => Decimal::ZERO,
+                (_, Unit::Attempt) => charge.amount,
+                (Settle::Released, Unit::Fixed) => Decimal::ZERO,
                 (_, Unit::Fixed) => charge.amount,
+                (Settle::Released, _) if spent.is_none() => Decimal::ZERO,
                 (_, Unit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
                 (_, Unit::Money) => spent.map_or(charge.amount, |s| s.money),
             };
-            if let Some(counter) = self.counters.get_mut(&charge.counter) {
-                counter.settle(call, charge.amount, actual);
+            if let Some(counter) = self.counters.get_mut(&(charge.counter.clone(), charge.window)) {
+                counter.settle(call, &charge, actual);
             }
         }
+        if settle == Settle::Pending {
+            return true;
+        }
+        let Some(claim) = self.claims.get_mut(&call) else { return true };
         // What had no effect may run again; what nobody can recall need not be kept.
-        match outcome.filter(|_| settle == Settle::Done && claim.intent.recall.is_some()) {
+        match outcome.filter(|_| settle == Settle::Done && !claim.intent.recall.is_empty()) {
             Some(outcome) => claim.settled = Some(outcome),
             None => {
-                if let Some(claim) = self.claims.remove(&call)
-                    && let Some(key) = claim.intent.recall
-                {
-                    self.recalls.remove(&key);
+                if let Some(claim) = self.claims.remove(&call) {
+                    for key in &claim.intent.recall {
+                        self.recalls.remove(key);
+                    }
                 }
             }
         }
@@ -182,17 +212,7 @@ impl Inner {
 #[async_trait]
 impl Store for MemoryStore {
     async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
-        let inner = crate::lock(&self.inner);
-        if inner.paused.is_empty() {
-            return Ok(None);
-        }
-        let targets = [
-            Target::Agent(Arc::clone(&key.agent)),
-            Target::Principal(Arc::clone(&key.principal)),
-            Target::Tool(Arc::clone(tool)),
-            Target::Session(key.clone()),
-        ];
-        Ok(targets.into_iter().find_map(|target| inner.paused.get(&target).cloned().map(|why| (target, why))))
+        Ok(crate::lock(&self.inner).paused(key, tool))
     }
 
     async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
@@ -217,14 +237,14 @@ impl Store for MemoryStore {
             None => None,
         };
         let mut inner = crate::lock(&self.inner);
-        let recalled = enter.recall.and_then(|key| inner.recall(key, enter.digest, enter.now));
-        let session = inner.session(enter.key, enter.now);
+        let recalled = inner.recall_any(enter.recall, enter.digest, enter.now);
+        let session = inner.session(enter.key);
         if enter.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
-            session.progress.count(enter.digest, enter.now);
+            session.progress.count(enter.digest, enter.now, enter.polling);
         }
         Ok(Some(Box::new(Entered {
             version: session.version,
-            opened: session.opened,
+            opened: *session.opened.get_or_insert(enter.now),
             state: Arc::clone(&session.state),
             recalled,
             progress: session.progress,
@@ -232,17 +252,10 @@ impl Store for MemoryStore {
         })))
     }
 
-    async fn polled(&self, key: &SessionKey, progress: Progress) -> Result<(), StoreError> {
-        if let Some(session) = crate::lock(&self.inner).sessions.get_mut(key) {
-            session.progress = progress;
-        }
-        Ok(())
-    }
-
     async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         for (counter, window) in &needs.counters {
-            let used = inner.counters.get_mut(counter).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
+            let used = inner.counters.get_mut(&(counter.clone(), *window)).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
             facts.counters.insert(counter.clone(), used);
         }
         let state = at.or_else(|| inner.sessions.get(key).map(|s| s.state.as_ref()));
@@ -260,7 +273,7 @@ impl Store for MemoryStore {
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let room = charges.iter().map(|charge| {
-            let counter = inner.counters.entry(charge.counter.clone()).or_default();
+            let counter = inner.counters.entry((charge.counter.clone(), charge.window)).or_default();
             counter.fits(now, charge).map(|()| counter.used(now, charge.window))
         });
         Ok(room.collect())
@@ -274,7 +287,10 @@ impl Store for MemoryStore {
         now: Timestamp,
     ) -> Result<Result<(), NotClaimed>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        if let Some(recalled) = intent.recall.as_ref().and_then(|key| inner.recall(key, intent.digest, now)) {
+        if let Some((target, why)) = inner.paused(&intent.key, &intent.tool) {
+            return Ok(Err(NotClaimed::Paused(target, why)));
+        }
+        if let Some(recalled) = inner.recall_any(&intent.recall, intent.asked, now) {
             return Ok(Err(NotClaimed::Recalled(recalled)));
         }
         if let Some((index, over)) = inner.over(charges, now) {
@@ -289,10 +305,10 @@ impl Store for MemoryStore {
             }
         }
         for charge in charges {
-            inner.counters.entry(charge.counter.clone()).or_default().reserve(now, intent.call, charge);
+            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, intent.call, charge);
         }
-        if let Some(key) = &intent.recall {
-            inner.recalls.insert(key.clone(), (intent.digest, intent.call));
+        for key in &intent.recall {
+            inner.recalls.insert(key.clone(), (intent.asked, intent.call));
         }
         let call = intent.call;
         inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), settled: None, pending: false });
@@ -301,7 +317,7 @@ impl Store for MemoryStore {
 
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<(), Conflict>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let session = inner.session(&finish.row.key, finish.row.at);
+        let session = inner.session(&finish.row.key);
         if finish.changes.as_ref().is_some_and(|c| c.needs_version()) && session.version != finish.version {
             return Ok(Err(Conflict));
         }
@@ -315,7 +331,7 @@ impl Store for MemoryStore {
         if let Some(ended) = &finish.ended {
             session.progress.ended(ended);
         }
-        inner.end_claim(finish.row.call, finish.settle, Some(finish.spent), finish.outcome);
+        inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome);
         for (handle, text) in finish.outputs {
             let at = (finish.row.key.clone(), handle);
             inner.output_order.push_back(at.clone());
@@ -336,7 +352,7 @@ impl Store for MemoryStore {
 
     async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let session = inner.session(key, Timestamp::now());
+        let session = inner.session(key);
         if session.version != version {
             return Ok(Err(Conflict));
         }
@@ -349,7 +365,7 @@ impl Store for MemoryStore {
         let mut inner = crate::lock(&self.inner);
         let call = CallId::fresh();
         for charge in charges {
-            inner.counters.entry(charge.counter.clone()).or_default().reserve(now, call, charge);
+            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, call, charge);
         }
         Ok(())
     }
@@ -387,9 +403,9 @@ impl Store for MemoryStore {
         Ok(pending)
     }
 
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome) -> Result<bool, StoreError> {
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, now: Timestamp) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let known = inner.claims.get(&call).is_some_and(|claim| claim.settled.is_none());
+        let known = inner.claims.get(&call).is_some_and(|claim| claim.is_pending(now));
         Ok(known && inner.end_claim(call, settle, None, Some(outcome)))
     }
 
@@ -405,6 +421,7 @@ impl Store for MemoryStore {
         let mut inner = crate::lock(&self.inner);
         let known: HashSet<CallId> = inner.rows.iter().map(|row| row.call).collect();
         if !known.contains(&row.call) {
+            inner.end_claim(row.call, Settle::by(row.effects), None, Some(row.outcome.clone()));
             inner.record(row, self.keep);
         }
         Ok(())

@@ -27,6 +27,7 @@ use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs};
 use crate::progress::{Ended, Progress};
 use crate::session::{Changes, State};
+use crate::tool::Polling;
 
 /// The store could not do what was asked; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -98,9 +99,11 @@ pub struct Enter<'a> {
     /// The judged call.
     pub digest: Digest,
     /// What it is recalled by.
-    pub recall: Option<&'a RecallKey>,
+    pub recall: &'a [RecallKey],
     /// Whether it counts for progress.
     pub counts: bool,
+    /// How it may be polled.
+    pub polling: Option<&'a Polling>,
     /// Holds the session first: alone or with other readers, waiting this long. `None` where it is held already.
     pub hold: Option<(bool, Duration)>,
     /// Now.
@@ -135,8 +138,10 @@ pub struct Intent {
     pub tool: Arc<str>,
     /// The judged call.
     pub digest: Digest,
+    /// The call as it was asked for, before hooks: what a repetition is compared with.
+    pub asked: Digest,
     /// What it will be recalled by.
-    pub recall: Option<RecallKey>,
+    pub recall: Vec<RecallKey>,
     /// Which process works on it.
     pub owner: Arc<str>,
     /// Until when; afterwards, without an end, it is pending.
@@ -154,6 +159,8 @@ pub enum NotClaimed {
     Recalled(Recalled),
     /// The approval is gone: used, expired or taken back.
     ApprovalGone,
+    /// Somebody has pulled the kill switch meanwhile.
+    Paused(Target, String),
 }
 
 /// How a claim ends: by what happened in the world, not by what the caller was told.
@@ -195,8 +202,8 @@ pub struct Finish {
     pub settle: Settle,
     /// What it came to, where it can be recalled. Not redacted beyond what the caller saw.
     pub outcome: Option<Outcome>,
-    /// What was really spent.
-    pub spent: Spend,
+    /// What was really spent, where the tool said so; else what was reserved counts.
+    pub spent: Option<Spend>,
     /// Large outputs to keep, by handle.
     pub outputs: Vec<(String, Arc<str>)>,
     /// How it ended, for the next call's progress.
@@ -232,8 +239,11 @@ pub struct Approval {
     pub tool: Arc<str>,
     /// The exact call.
     pub digest: Digest,
-    /// The arguments that will run.
+    /// The arguments that will run. Not serialised with the rest: they may hold secrets, and a store must seal them.
+    #[serde(skip)]
     pub arguments: Value,
+    /// The arguments as a person may see them.
+    pub shown: Value,
     /// The rules and hooks that asked: only their "ask" is answered.
     pub asked_by: Vec<String>,
     /// What the person reads.
@@ -261,8 +271,6 @@ pub trait Store: Send + Sync + 'static {
     /// Holds the session, then recalls, counts and loads, in one transaction. Opens the session if it
     /// is new; `None` if others hold it for too long, and then nothing is counted.
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError>;
-    /// Notes that a poll was let through.
-    async fn polled(&self, key: &SessionKey, progress: Progress) -> Result<(), StoreError>;
     /// Loads what policies need into `facts`, from a snapshot where one is given.
     async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError>;
     /// For each of these charges: what is used, or that it does not fit.
@@ -297,7 +305,7 @@ pub trait Store: Send + Sync + 'static {
     /// Claims that nobody knows the end of.
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError>;
     /// Settles such a claim by hand; false if there is none of this name.
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome) -> Result<bool, StoreError>;
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, now: Timestamp) -> Result<bool, StoreError>;
 
     /// A stored output of this session.
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;

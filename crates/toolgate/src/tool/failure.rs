@@ -11,6 +11,7 @@ use crate::code;
 use crate::error::{Category, Effects, FieldError, ToolError};
 use crate::outcome::Signal;
 use crate::resource::FileError;
+use crate::store::StoreError;
 
 /// A tool's failure. Any `std::error::Error` becomes one with `?`.
 pub struct Failure(Box<Kind>);
@@ -152,6 +153,9 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
             }
             if let Some(file) = cause.downcast_ref::<FileError>() {
                 return Self::of(file.code(), message);
+            }
+            if cause.is::<StoreError>() {
+                return Self::of(code::STORE_UNAVAILABLE, message);
             }
             if let Some(io) = cause.downcast_ref::<io::Error>() {
                 return Self::of(classify_io(io.kind()), message);

@@ -324,7 +324,7 @@ impl Tool {
         self
     }
 
-    /// How long one run may take: 30 s unless said.
+    /// How long a run may take, retries included: 30 s unless said.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.spec.timeout = timeout;
@@ -443,9 +443,11 @@ where
     F: Fn(Ctx, A) -> Fut + Send + Sync,
     Fut: Future<Output = Result<R, Failure>> + Send,
 {
-    async fn run(&self, _: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+    async fn run(&self, permit: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+        // What serde says of a value may hold the value.
+        let said = |e: serde_json::Error| if permit.has_secrets() { "they do not fit the type".to_owned() } else { e.to_string() };
         let typed = A::deserialize(arguments.value()).map_err(|e| {
-            Failure::of(code::INVALID_ARGUMENTS, format!("the arguments cannot be read: {e}")).effects(crate::Effects::None)
+            Failure::of(code::INVALID_ARGUMENTS, format!("the arguments cannot be read: {}", said(e))).effects(crate::Effects::None)
         })?;
         let result = (self.0)(ctx, typed).await?;
         serde_json::to_value(result).map_err(|e| {

@@ -1,0 +1,96 @@
+//! A person's word: for exactly one call, once, in time.
+
+use jiff::SignedDuration;
+use serde_json::json;
+use toolgate::policy::Verdict;
+use toolgate::{Category, ToolError};
+
+use crate::support::{World, rule};
+
+fn asking() -> World {
+    World::new(|agent| agent.tool_policy("act", rule("large", |_| Ok(Verdict::Ask("large amounts need a person".into())))))
+}
+
+async fn ask(world: &World, n: i64) -> String {
+    let answer = world.session.call("act", json!({"how": "ok", "n": n})).await;
+    let error = answer.outcome.error().unwrap();
+    assert_eq!((&*error.code, error.retryable), ("approval_required", false));
+    error.approval.clone().unwrap().id
+}
+
+async fn code(world: &World, call: toolgate::Call) -> String {
+    let answer = world.gate.call(call).await;
+    answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
+}
+
+#[tokio::test]
+async fn an_approved_call_runs_once_when_it_is_repeated() {
+    let world = asking();
+    let id = ask(&world, 1).await;
+    assert_eq!(ask(&world, 1).await, id, "the same call asks once");
+    assert!(world.gate.answer_approval(&id, true, "bob").await.unwrap());
+    assert!(!world.gate.answer_approval(&id, false, "eve").await.unwrap(), "it has been answered");
+    let call = || world.session.prepare("act", json!({"how": "ok", "n": 1}));
+    // The loop detector would refuse the third identical call; one that comes with its approval is no repetition.
+    assert_eq!(code(&world, call().approval(&id)).await, "ok");
+    assert_eq!(world.ran(), 1);
+    assert_eq!(code(&world, call().approval(&id)).await, "approval_denied", "it is used up");
+    assert_eq!(world.ran(), 1);
+}
+
+#[tokio::test]
+async fn an_approval_covers_the_arguments_that_were_shown_and_no_others() {
+    let world = asking();
+    let id = ask(&world, 1).await;
+    world.gate.answer_approval(&id, true, "bob").await.unwrap();
+    assert_eq!(code(&world, world.session.prepare("act", json!({"how": "ok", "n": 2}))).await, "approval_required");
+    // With the approval's name, what was stored runs, whatever is sent along.
+    let answer = world.gate.call(world.session.prepare("act", json!({"how": "ok", "n": 999})).approval(&id)).await;
+    assert!(answer.outcome.success().is_some(), "{answer:?}");
+    assert_eq!(world.session.slice("touched").await.unwrap(), Some(json!({"how": "ok", "n": 1})));
+}
+
+#[tokio::test]
+async fn an_approval_belongs_to_one_session_and_one_tool() {
+    let world = asking();
+    let id = ask(&world, 1).await;
+    world.gate.answer_approval(&id, true, "bob").await.unwrap();
+    let other = world.gate.session("agent", "mallory", "s");
+    assert_eq!(code(&world, other.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "approval_denied");
+    assert_eq!(code(&world, world.session.prepare("look", json!({})).approval(&id)).await, "approval_denied");
+    assert_eq!(world.ran(), 0);
+}
+
+#[tokio::test]
+async fn an_approval_expires() {
+    let world = asking();
+    let id = ask(&world, 1).await;
+    world.gate.answer_approval(&id, true, "bob").await.unwrap();
+    world.advance(SignedDuration::from_mins(16));
+    assert_eq!(code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "approval_denied");
+    assert_ne!(ask(&world, 1).await, id, "asked anew");
+    world.advance(SignedDuration::from_mins(16));
+    assert!(!world.gate.answer_approval(&id, true, "bob").await.unwrap());
+}
+
+#[tokio::test]
+async fn an_approval_answers_the_question_and_not_the_law() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static FORBIDDEN: AtomicBool = AtomicBool::new(false);
+    let world = World::new(|agent| {
+        agent.policy(rule("large", |_| Ok(Verdict::Ask("large".into())))).policy(rule("embargo", |_| {
+            if FORBIDDEN.load(Ordering::SeqCst) {
+                return Ok(Verdict::deny(ToolError::new(Category::Business, "embargo", "not to this country")));
+            }
+            Ok(Verdict::allow())
+        }))
+    });
+    let id = ask(&world, 1).await;
+    world.gate.answer_approval(&id, true, "bob").await.unwrap();
+    FORBIDDEN.store(true, Ordering::SeqCst);
+    assert_eq!(code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "embargo");
+    assert_eq!(world.ran(), 0);
+    // The refusal did not use it up.
+    FORBIDDEN.store(false, Ordering::SeqCst);
+    assert_eq!(code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "ok");
+}

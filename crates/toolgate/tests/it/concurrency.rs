@@ -1,0 +1,121 @@
+//! Calls at the same time come to what some order of them would have come to.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use toolgate::{Ctx, Effect, Tool};
+
+use crate::support::World;
+
+/// Reads and rewrites a list, yielding in between, so that a lost update would show.
+fn push(effect: Effect) -> Tool {
+    Tool::dynamic(
+        "push",
+        "Appends.",
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}),
+        |ctx: Ctx, args| async move {
+            let mut list: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
+            tokio::time::sleep(Duration::from_millis(args["n"].as_u64().unwrap_or(0) % 3)).await;
+            list.push(args["n"].clone());
+            ctx.set_slice("list", &list)?;
+            Ok(json!(list))
+        },
+    )
+    .effect(effect)
+    .local()
+    .open()
+}
+
+/// A random interleaving of writers and readers equals some serial order.
+async fn interleaved(calls: u64, seed: u64) {
+    let world = World::new(|agent| {
+        agent.tool(push(Effect::Write)).tool(
+            Tool::dynamic(
+                "peek",
+                "Looks.",
+                json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
+                |ctx: Ctx, _| async move {
+                    let before: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
+                    tokio::task::yield_now().await;
+                    Ok(json!(before))
+                },
+            )
+            .effect(Effect::Read),
+        )
+    });
+    let mut tasks = Vec::new();
+    for n in 0..calls {
+        let session = world.session.clone();
+        let reads = (seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(n.wrapping_mul(1_442_695_040_888_963_407)) >> 60) % 3 == 0;
+        tasks.push(tokio::spawn(async move {
+            let tool = if reads { "peek" } else { "push" };
+            (reads, session.call(tool, json!({ "n": n })).await)
+        }));
+    }
+    let (mut written, mut seen) = (Vec::new(), Vec::new());
+    for task in tasks {
+        let (reads, answer) = task.await.unwrap();
+        let list: Vec<u64> =
+            serde_json::from_value(answer.outcome.success().unwrap_or_else(|| panic!("{answer:?}")).value.clone()).unwrap();
+        if reads { seen.push(list) } else { written.push(list) }
+    }
+    // Each writer saw exactly what the writers before it had written: the lists form one chain.
+    written.sort_by_key(Vec::len);
+    for (index, list) in written.iter().enumerate() {
+        assert_eq!(list.len(), index + 1);
+        assert!(index == 0 || list[..index] == written[index - 1][..]);
+    }
+    let last = written.last().cloned().unwrap_or_default();
+    assert!(seen.iter().all(|list| last.starts_with(list)), "a reader saw a moment of that chain");
+    assert_eq!(world.session.slice("list").await.unwrap().unwrap_or(json!([])), json!(last));
+    assert_eq!(world.session.rows().await.unwrap().len() as u64, calls);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_interleaving_equals_some_serial_order() {
+    let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 2_000 } else { 20 };
+    for seed in 0..rounds {
+        interleaved(24, seed).await;
+    }
+}
+
+#[tokio::test]
+async fn of_two_writers_in_conflict_one_loses_and_both_are_recorded() {
+    // Declared `read`, these two run at the same time and both write: the second finds the session changed.
+    let world = World::new(|agent| agent.tool(push(Effect::Read)));
+    let (a, b) = tokio::join!(world.session.call("push", json!({"n": 1})), world.session.call("push", json!({"n": 2})));
+    let lost: Vec<_> = [&a, &b].into_iter().filter_map(|answer| answer.outcome.error()).collect();
+    assert_eq!(lost.len(), 1, "{a:?} {b:?}");
+    assert_eq!((&*lost[0].code, lost[0].retryable, lost[0].effects), ("conflict", true, toolgate::Effects::None));
+    assert_eq!(world.session.slice("list").await.unwrap().map(|list| list.as_array().unwrap().len()), Some(1));
+    let rows = world.session.rows().await.unwrap();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows.iter().filter(|row| row.decision == toolgate::Decision::Failed && row.gate == toolgate::Gate::Settle).count(), 1);
+}
+
+#[tokio::test]
+async fn sessions_do_not_wait_for_each_other() {
+    let world = World::new(|agent| agent);
+    let slow = world.session.call("act", json!({"how": "hang"}));
+    let other = world.gate.session("agent", "alice", "another");
+    tokio::pin!(slow);
+    assert!(tokio::time::timeout(Duration::from_millis(20), &mut slow).await.is_err());
+    let answer = tokio::time::timeout(Duration::from_millis(200), other.call("look", json!({}))).await.unwrap();
+    assert!(answer.outcome.success().is_some());
+    slow.await;
+}
+
+#[tokio::test]
+async fn a_tool_that_calls_its_own_session_is_told_it_is_busy() {
+    use std::sync::OnceLock;
+    static INNER: OnceLock<toolgate::Session> = OnceLock::new();
+    let nest = Tool::dynamic("nest", "Calls again.", json!({"type": "object"}), |_, _| async {
+        let answer = INNER.get().unwrap().call("nest", json!({})).await;
+        Ok(json!(answer.outcome.error().map(|e| e.code.to_string())))
+    })
+    .open();
+    let world = World::with(|agent| agent.tool(nest), |gate| gate.busy_wait(Duration::from_millis(20)));
+    INNER.set(world.session.clone()).ok().unwrap();
+    let answer = world.session.call("nest", json!({})).await;
+    assert_eq!(answer.outcome.success().map(|o| &o.value), Some(&json!("busy")));
+}

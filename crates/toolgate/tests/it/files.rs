@@ -1,0 +1,303 @@
+//! A file system that no path, link or race escapes, and that rolls back.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use toolgate::policy::ReadBeforeWrite;
+use toolgate::resource::{Expect, FileError, FileSystem, normal_path};
+use toolgate::{Agent, CallId, Ctx, Failure, HostFs, MemoryFs, Section, Session, Tool, Toolgate, builtin};
+
+struct Host {
+    root: TempDir,
+    journal: TempDir,
+}
+
+impl Host {
+    fn new() -> Self {
+        let (root, journal) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(root.path().join("config.yaml"), "a: 1").unwrap();
+        Self { root, journal }
+    }
+
+    fn open(&self) -> HostFs {
+        HostFs::open(self.root.path(), self.journal.path(), |_| Ok(false)).unwrap()
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.root.path().join(path)).ok()
+    }
+
+    fn undo_entries(&self) -> usize {
+        fs::read_dir(self.journal.path()).unwrap().filter(|e| e.as_ref().unwrap().path().extension().is_some()).count()
+    }
+}
+
+fn call_id() -> CallId {
+    serde_json::from_value(json!("018f3b1c-0000-7000-8000-000000000001")).unwrap()
+}
+
+fn editor(files: impl FileSystem + 'static) -> Session {
+    let spoil = Tool::dynamic("spoil", "Writes, then fails.", json!({"type": "object"}), |ctx: Ctx, _| async move {
+        let files = ctx.files()?;
+        files.write("config.yaml", b"spoilt")?;
+        files.write("deep/er/new.txt", b"spoilt")?;
+        files.write("deep/er/new.txt", b"spoilt twice")?;
+        if files.list("", 100)?.contains(&"gone.txt".to_owned()) {
+            files.remove("gone.txt")?;
+        }
+        Err::<Value, _>(Failure::business("changed_my_mind", "never mind"))
+    })
+    .local()
+    .open();
+    let agent = Agent::builder("editor")
+        .files(files)
+        .section(Section::new("files").tools(builtin::files()).policy(ReadBeforeWrite::default()))
+        .tool(spoil)
+        .build()
+        .unwrap();
+    Toolgate::builder().agent(agent).build().unwrap().session("editor", "alice", "s")
+}
+
+async fn code(session: &Session, tool: &str, args: Value) -> String {
+    let answer = session.call(tool, args).await;
+    answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
+}
+
+/// The same story on both file systems.
+async fn read_before_write(session: &Session, change_outside: impl Fn(&str)) {
+    let write = |path: &str, n: u32| json!({"path": path, "content": format!("version {n}")});
+    assert_eq!(code(session, "write_file", write("new.txt", 1)).await, "ok", "a new file may be made");
+    assert_eq!(code(session, "write_file", write("new.txt", 2)).await, "ok", "what I wrote I know");
+    let refused = session.call("write_file", write("config.yaml", 1)).await;
+    let error = refused.outcome.error().unwrap();
+    assert_eq!(error.code, "read_before_write");
+    let next = error.next.clone().unwrap();
+    assert_eq!((next.tool.as_str(), &next.arguments), ("read_file", &json!({"path": "config.yaml"})));
+    assert_eq!(code(session, &next.tool, next.arguments).await, "ok");
+    // Another spelling of the path is the same file.
+    assert_eq!(code(session, "write_file", write("./config.yaml", 3)).await, "ok");
+    change_outside("config.yaml");
+    assert_eq!(code(session, "write_file", write("config.yaml", 4)).await, "stale_read");
+    assert_eq!(code(session, "read_file", json!({"path": "config.yaml"})).await, "ok");
+    assert_eq!(code(session, "write_file", write("config.yaml", 5)).await, "ok");
+}
+
+#[tokio::test]
+async fn an_existing_file_must_have_been_read_in_memory() {
+    let files = MemoryFs::new([("config.yaml", "a: 1")]);
+    read_before_write(&editor(files.clone()), |path| files.put(path, b"somebody else")).await;
+    assert_eq!(files.get("config.yaml").as_deref(), Some("version 5".as_bytes()));
+}
+
+#[tokio::test]
+async fn an_existing_file_must_have_been_read_on_the_host() {
+    let host = Host::new();
+    read_before_write(&editor(host.open()), |path| fs::write(host.root.path().join(path), "somebody else").unwrap()).await;
+    assert_eq!(host.read("config.yaml").as_deref(), Some("version 5"));
+    assert_eq!(host.undo_entries(), 0);
+}
+
+#[tokio::test]
+async fn with_no_file_system_to_ask_it_is_a_denial() {
+    let agent = Agent::builder("editor").tools(builtin::files()).policy(ReadBeforeWrite::default()).build().unwrap();
+    let session = Toolgate::builder().agent(agent).build().unwrap().session("editor", "alice", "s");
+    assert_eq!(code(&session, "write_file", json!({"path": "a", "content": "x"})).await, "policy_fault");
+    assert_eq!(code(&session, "read_file", json!({"path": "a"})).await, "no_file_system");
+}
+
+#[tokio::test]
+async fn a_failed_call_leaves_no_trace_on_the_host() {
+    let host = Host::new();
+    fs::write(host.root.path().join("gone.txt"), "still here").unwrap();
+    let session = editor(host.open());
+    let answer = session.call("spoil", json!({})).await;
+    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("changed_my_mind", toolgate::Effects::RolledBack)));
+    assert_eq!(host.read("config.yaml").as_deref(), Some("a: 1"));
+    assert_eq!(host.read("gone.txt").as_deref(), Some("still here"));
+    assert!(!host.root.path().join("deep").exists(), "directories that were made are gone");
+    assert_eq!(host.undo_entries(), 0);
+}
+
+#[test]
+fn what_a_dead_process_had_begun_is_undone_and_what_it_had_finished_is_kept() {
+    for committed in [false, true] {
+        let host = Host::new();
+        let files = host.open();
+        let mut txn = files.begin(call_id(), Vec::new());
+        txn.write("config.yaml", b"half done").unwrap();
+        txn.write("new.txt", b"half done").unwrap();
+        txn.remove("config.yaml").unwrap();
+        // The process dies: nothing is dropped, the lock is let go.
+        std::mem::forget(txn);
+        assert!(HostFs::open(host.root.path(), host.journal.path(), |_| Ok(false)).is_err(), "one process has the journal");
+        drop(files);
+        assert_eq!(host.undo_entries(), 3);
+        // The forgotten transaction keeps the directory open in this process; a copy of both stands in for the next one.
+        let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        copy(host.root.path(), next.root.path());
+        copy(host.journal.path(), next.journal.path());
+        HostFs::open(next.root.path(), next.journal.path(), |_| Ok(committed)).unwrap();
+        let expected = if committed { (None, Some("half done")) } else { (Some("a: 1"), None) };
+        assert_eq!((next.read("config.yaml").as_deref(), next.read("new.txt").as_deref()), expected);
+        assert_eq!(next.undo_entries(), 0);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn a_journal_inside_the_directory_is_refused() {
+    let host = Host::new();
+    assert!(HostFs::open(host.root.path(), host.root.path().join("journal"), |_| Ok(false)).is_err());
+}
+
+#[test]
+fn no_path_and_no_link_leads_outside() {
+    let host = Host::new();
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("secret"), "secret").unwrap();
+    symlink(outside.path().join("secret"), host.root.path().join("link")).unwrap();
+    symlink(outside.path(), host.root.path().join("dir")).unwrap();
+    symlink("../../../../../../etc", host.root.path().join("up")).unwrap();
+    symlink("loop", host.root.path().join("loop")).unwrap();
+    let files = host.open();
+    let mut txn = files.begin(call_id(), Vec::new());
+    for path in [
+        "link",
+        "dir/secret",
+        "dir/new",
+        "up/passwd",
+        "loop",
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "",
+        ".",
+        "a\0b",
+        "C:x",
+        "\\x",
+        "up/../etc",
+    ] {
+        assert!(txn.read(path).is_err(), "{path}");
+        assert!(txn.write(path, b"pwned").is_err(), "{path}");
+        assert!(txn.remove(path).is_err(), "{path}");
+    }
+    assert_eq!(fs::read_to_string(outside.path().join("secret")).unwrap(), "secret");
+    assert!(!outside.path().join("new").exists());
+    assert_eq!(txn.list("", 100).unwrap(), ["config.yaml"], "links are not followed");
+    // A pipe would wait for ever, a device is no file.
+    let pipe = host.root.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(matches!(txn.read("pipe"), Err(FileError::NotAFile(_) | FileError::Io(..))));
+}
+
+/// A directory is swapped for a link outside, again and again, while files are written below it.
+#[test]
+fn no_race_leads_outside() {
+    let host = Host::new();
+    let outside = tempfile::tempdir().unwrap();
+    let (a, b, dir) = (host.root.path().join("a"), host.root.path().join("b"), host.root.path().join("dir"));
+    fs::create_dir(&a).unwrap();
+    symlink(outside.path(), &b).unwrap();
+    fs::rename(&a, &dir).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let swapper = {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = fs::rename(&dir, &a);
+                let _ = fs::rename(&b, &dir);
+                let _ = fs::rename(&dir, &b);
+                let _ = fs::rename(&a, &dir);
+            }
+        })
+    };
+    let files = host.open();
+    let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 20_000 } else { 300 };
+    for n in 0..rounds {
+        let mut txn = files.begin(call_id(), Vec::new());
+        let _ = txn.write(&format!("dir/file-{n}"), b"x");
+        let _ = txn.commit();
+    }
+    stop.store(true, Ordering::Relaxed);
+    swapper.join().unwrap();
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_was_judged_is_compared_when_the_file_is_opened() {
+    let host = Host::new();
+    let files = host.open();
+    let seen = toolgate::json::Digest::of(b"a: 1");
+    fs::write(host.root.path().join("config.yaml"), "swapped after the judgement").unwrap();
+    let mut txn = files.begin(call_id(), vec![Expect::Unchanged("config.yaml".into(), seen), Expect::Absent("new.txt".into())]);
+    assert_eq!(txn.write("config.yaml", b"x"), Err(FileError::Changed("config.yaml".into())));
+    fs::write(host.root.path().join("new.txt"), "somebody was faster").unwrap();
+    assert_eq!(txn.write("new.txt", b"x"), Err(FileError::Appeared("new.txt".into())));
+    drop(txn);
+    assert_eq!(host.read("new.txt").as_deref(), Some("somebody was faster"));
+}
+
+#[test]
+fn two_calls_do_not_write_one_file_under_two_names() {
+    let host = Host::new();
+    fs::hard_link(host.root.path().join("config.yaml"), host.root.path().join("alias")).unwrap();
+    let files = host.open();
+    let mut one = files.begin(call_id(), Vec::new());
+    let mut two = files.begin(serde_json::from_value(json!("018f3b1c-0000-7000-8000-000000000002")).unwrap(), Vec::new());
+    one.write("config.yaml", b"one").unwrap();
+    assert_eq!(two.write("alias", b"two"), Err(FileError::Busy("alias".into())));
+    one.rollback().unwrap();
+    two.write("alias", b"two").unwrap();
+    two.commit().unwrap();
+    assert_eq!(host.read("config.yaml").as_deref(), Some("two"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if std::env::var_os("TOOLGATE_SOAK").is_some() { 2_000 } else { 48 }, ..ProptestConfig::default() })]
+
+    /// Any writes and removals, rolled back, leave every byte as it was; on both file systems.
+    #[test]
+    fn a_rollback_leaves_every_byte(steps in prop::collection::vec(("[ab]{1,2}(/[ab])?", prop::option::of("[xyz]{0,6}")), 1..12)) {
+        let host = Host::new();
+        fs::write(host.root.path().join("a"), "first").unwrap();
+        let files = host.open();
+        let memory = MemoryFs::new([("a", "first"), ("config.yaml", "a: 1")]);
+        let before = memory.digest();
+        for fs in [&files as &dyn FileSystem, &memory] {
+            let mut txn = fs.begin(call_id(), Vec::new());
+            for (path, content) in &steps {
+                let _ = match content {
+                    Some(content) => txn.write(path, content.as_bytes()),
+                    None => txn.remove(path),
+                };
+            }
+            txn.rollback().unwrap();
+        }
+        prop_assert_eq!(memory.digest(), before);
+        let mut left: Vec<_> = fs::read_dir(host.root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        prop_assert_eq!(left, ["a", "config.yaml"]);
+        prop_assert_eq!(host.read("a"), Some("first".to_owned()));
+        prop_assert_eq!(host.undo_entries(), 0);
+    }
+
+    #[test]
+    fn a_normal_path_stays_normal(path in "[a./\\\\ é]{0,12}") {
+        if let Ok(normal) = normal_path(&path) {
+            prop_assert!(!normal.split('/').any(|part| part.is_empty() || part == "." || part == ".."));
+            prop_assert_eq!(normal_path(&normal), Ok(normal));
+        }
+    }
+}

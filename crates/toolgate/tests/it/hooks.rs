@@ -1,0 +1,160 @@
+//! Hooks: in order, on each other's rewrites, and never in silence.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use toolgate::hook::{Before, CommandHook, Hook, HookCall, HookFault};
+use toolgate::policy::Verdict;
+use toolgate::{Category, ToolError};
+
+use crate::support::{World, rule};
+
+fn script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
+    let path = dir.path().join(name);
+    fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Adds to `n`, so that the order shows.
+struct Times(i64, i64);
+
+#[async_trait]
+impl Hook for Times {
+    fn name(&self) -> &str {
+        "times"
+    }
+    async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
+        let mut input = call.input.clone();
+        input["n"] = json!(input["n"].as_i64().unwrap_or(0) * self.0 + self.1);
+        Ok(Before { input: Some(input), ..Before::default() })
+    }
+    async fn after(&self, _: HookCall<'_>, result: &Value, _: u64) -> Result<Option<Value>, HookFault> {
+        let mut result = result.clone();
+        result["steps"] = json!(format!("{}*{}+{}", result["steps"].as_str().unwrap_or_default(), self.0, self.1));
+        Ok(Some(result))
+    }
+}
+
+#[tokio::test]
+async fn each_hook_sees_the_rewrite_of_the_one_before_and_policies_judge_the_last() {
+    let seen = rule("cap", |ask| match ask.argument(&"/n".into()).and_then(Value::as_i64) {
+        Some(n) if n > 20 => Ok(Verdict::deny(ToolError::new(Category::Business, "cap", format!("{n} is too much")))),
+        _ => Ok(Verdict::allow()),
+    });
+    let world = World::new(|agent| agent.hook(Times(2, 0)).hook(Times(1, 3)).policy(seen));
+    let answer = world.session.call("act", json!({"how": "ok", "n": 5})).await;
+    assert_eq!(answer.outcome.success().map(|o| &o.value["steps"]), Some(&json!("*2+0*1+3")));
+    assert_eq!(world.session.slice("touched").await.unwrap(), Some(json!({"how": "ok", "n": 13})));
+    let row = world.session.rows().await.unwrap()[0].clone();
+    assert_eq!(*row.arguments, json!({"how": "ok", "n": 13}), "what ran is what is recorded");
+    assert!(row.facts.hooks.iter().all(|h| h.rewrote));
+    let over = world.session.call("act", json!({"how": "ok", "n": 10})).await;
+    assert_eq!(over.outcome.error().map(|e| (&*e.code, e.message.as_str())), Some(("cap", "23 is too much")));
+}
+
+#[tokio::test]
+async fn a_program_is_told_the_call_and_its_answer_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("seen.json");
+    let keep = script(&dir, "keep", &format!("cat > {}", log.display()));
+    let world = World::new(|agent| agent.hook(CommandHook::new("keep", keep).before()));
+    assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
+    let event: Value = serde_json::from_str(&fs::read_to_string(log).unwrap()).unwrap();
+    assert_eq!((&event["tool_name"], &event["tool_input"]), (&json!("act"), &json!({"how": "ok"})));
+}
+
+#[tokio::test]
+async fn answers_of_programs() {
+    let cases = [
+        // (what it prints and how it ends, the outcome)
+        ("exit 0", "ok"),
+        ("echo '{}'", "ok"),
+        ("echo '{\"decision\": \"allow\"}'", "ok"),
+        ("cat", "ok"),
+        ("echo '{\"decision\": \"deny\", \"reason\": \"because\"}'", "PERMISSION hook_denied because"),
+        (
+            "echo '{\"decision\": \"deny\", \"reason\": \"rule 7\", \"category\": \"BUSINESS\", \"code\": \"rule_7\", \"redirectTool\": \"look\"}'",
+            "BUSINESS rule_7 rule 7 -> look",
+        ),
+        ("echo '{\"decision\": \"deny\", \"category\": \"TRANSIENT\"}'", "PERMISSION hook_denied refused by the hook `script`"),
+        ("echo 'over the cap; use look' >&2; exit 2", "PERMISSION hook_denied over the cap; use look"),
+        ("echo '{\"decision\": \"allow\"}'; exit 2", "PERMISSION hook_denied refused by the hook `script`"),
+        ("echo '{\"decision\": \"ask\", \"reason\": \"sure?\"}'", "BUSINESS approval_required"),
+        ("echo '{\"tool_input\": {\"how\": \"refuse\"}}'", "BUSINESS no_stock"),
+        ("echo '{\"decision\": \"allow\", \"decision\": \"deny\"}'", "PERMISSION hook_failed"),
+        ("echo '[]'", "PERMISSION hook_failed"),
+        ("echo '{\"decision\": 5}'", "PERMISSION hook_failed"),
+        ("head -c 3000000 /dev/zero", "PERMISSION hook_failed"),
+        ("exit 3", "PERMISSION hook_failed"),
+    ];
+    for (body, expected) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let path = script(&dir, "hook", body);
+        let world = World::new(|agent| agent.hook(CommandHook::new("script", path).tools("act|other_*").before()));
+        let answer = world.session.call("act", json!({"how": "ok"})).await;
+        let told = answer.outcome.error().map_or_else(
+            || "ok".to_owned(),
+            |e| {
+                format!(
+                    "{} {} {}{}",
+                    e.category,
+                    e.code,
+                    e.message,
+                    e.redirect_tool.as_ref().map(|t| format!(" -> {t}")).unwrap_or_default()
+                )
+            },
+        );
+        assert!(told.starts_with(expected), "{body}: {told}");
+        // What the matcher does not name is none of its business.
+        assert!(world.session.call("look", json!({})).await.outcome.success().is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_program_sees_only_what_it_is_given_of_the_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("env");
+    let path = script(&dir, "env", &format!("env > {}", log.display()));
+    // Cargo sets plenty of variables for a test.
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+    let hook = CommandHook::new("env", path).env("REFUND_CAP", "500").inherit("CARGO_PKG_NAME").before();
+    World::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
+    let seen = fs::read_to_string(log).unwrap();
+    assert!(seen.contains("REFUND_CAP=500") && seen.contains("CARGO_PKG_NAME=") && !seen.contains("CARGO_MANIFEST_DIR"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_program_that_hangs_is_ended_with_all_its_children() {
+    let dir = tempfile::tempdir().unwrap();
+    let mark = dir.path().join("still-alive");
+    let path = script(&dir, "hang", &format!("(sleep 1; touch {}) &\nsleep 60", mark.display()));
+    let world = World::new(|agent| agent.hook(CommandHook::new("hang", path).timeout(Duration::from_millis(200)).before()));
+    let start = Instant::now();
+    let answer = world.session.call("act", json!({"how": "ok"})).await;
+    assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("hook_failed"));
+    assert!(start.elapsed() < Duration::from_secs(20));
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert!(!mark.exists(), "a child of the hook outlived it");
+}
+
+#[tokio::test]
+async fn a_program_after_the_tool_rewrites_the_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = script(&dir, "post", r#"cat > /dev/null; echo '{"tool_result": {"done": true, "note": "checked"}}'"#);
+    let world = World::new(|agent| agent.hook(CommandHook::new("post", path).after()));
+    let answer = world.session.call("act", json!({"how": "ok"})).await;
+    assert_eq!(answer.outcome.success().map(|o| &o.value["note"]), Some(&json!("checked")));
+    // It is told what it needs.
+    let log = dir.path().join("seen.json");
+    let path = script(&dir, "log", &format!("cat > {}", log.display()));
+    let world = World::new(|agent| agent.hook(CommandHook::new("log", path).after()));
+    world.session.call("act", json!({"how": "ok"})).await;
+    let event: Value = serde_json::from_str(&fs::read_to_string(log).unwrap()).unwrap();
+    assert_eq!((&event["tool_name"], &event["tool_result"]), (&json!("act"), &json!({"done": true})));
+    assert!(event["latency_ms"].is_u64());
+}

@@ -1,0 +1,217 @@
+//! Budgets, rates, polling, retries: counted exactly, reserved first, settled by effect.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use rust_decimal::Decimal;
+use serde_json::{Value, json};
+use toolgate::limits::{Budget, Limits, Rate, Spend};
+use toolgate::{Ctx, Effect, Effects, Failure, Tool};
+
+use crate::support::World;
+
+async fn code(world: &World, tool: &str, args: Value) -> String {
+    let answer = world.session.call(tool, args).await;
+    answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
+}
+
+fn priced() -> Tool {
+    Tool::dynamic(
+        "priced",
+        "Costs something.",
+        json!({"type": "object", "properties": {"cents": {"type": "integer"}}}),
+        |ctx: Ctx, args| async move {
+            ctx.spend(Spend { tokens: 10, money: Decimal::new(args["cents"].as_i64().unwrap_or(0), 2) });
+            Ok(json!({"left": ctx.budget().money}))
+        },
+    )
+    .effect(Effect::Read)
+    .cost(Spend { tokens: 5, money: Decimal::new(10, 2) })
+}
+
+#[tokio::test]
+async fn calls_tokens_and_money_run_out() {
+    let budget = |b: Budget| Limits { session: b, ..Limits::default() };
+    let world = World::new(|a| a.limits(budget(Budget { calls: Some(2), ..Budget::default() })));
+    assert_eq!(code(&world, "look", json!({"at": "1"})).await, "ok");
+    assert_eq!(code(&world, "look", json!({"at": "2"})).await, "ok");
+    assert_eq!(code(&world, "look", json!({"at": "3"})).await, "budget_exhausted");
+
+    let world = World::new(|a| a.tool(priced()).limits(budget(Budget { tokens: Some(25), ..Budget::default() })));
+    assert_eq!(code(&world, "priced", json!({"cents": 1})).await, "ok");
+    assert_eq!(code(&world, "priced", json!({"cents": 2})).await, "ok");
+    assert_eq!(code(&world, "priced", json!({"cents": 3})).await, "ok", "20 used, 5 reserved");
+    assert_eq!(code(&world, "priced", json!({"cents": 4})).await, "budget_exhausted");
+
+    // 0.10 + 0.20 is 0.30 here, and 0.30 is the budget.
+    let world = World::new(|a| a.tool(priced()).limits(budget(Budget { money: Some(Decimal::new(30, 2)), ..Budget::default() })));
+    let first = world.session.call("priced", json!({"cents": 10})).await;
+    assert_eq!(first.outcome.success().map(|o| &o.value["left"]), Some(&json!("0.30")));
+    assert_eq!(code(&world, "priced", json!({"cents": 20})).await, "ok");
+    assert_eq!(code(&world, "priced", json!({"cents": 1})).await, "budget_exhausted");
+}
+
+#[tokio::test]
+async fn the_loop_spends_the_models_own_tokens_from_the_same_budget() {
+    let world =
+        World::new(|a| a.tool(priced()).limits(Limits { session: Budget { tokens: Some(100), ..Budget::default() }, ..Limits::default() }));
+    world.session.spend(Spend { tokens: 100, money: Decimal::ZERO }).await.unwrap();
+    assert_eq!(code(&world, "priced", json!({})).await, "budget_exhausted");
+    assert!(world.gate.session("agent", "alice", "other").call("priced", json!({})).await.outcome.success().is_some());
+}
+
+#[tokio::test]
+async fn a_principals_budget_and_rate_hold_over_all_sessions() {
+    let limits = Limits { principal: Budget { calls: Some(2), ..Budget::default() }, ..Limits::default() };
+    let world = World::new(|a| a.limits(limits));
+    for name in ["a", "b", "c"] {
+        let answer = world.gate.session("agent", "alice", name).call("look", json!({})).await;
+        assert_eq!(answer.outcome.error().map(|e| &*e.code), if name == "c" { Some("budget_exhausted") } else { None });
+    }
+    assert!(world.gate.session("agent", "bob", "a").call("look", json!({})).await.outcome.success().is_some());
+
+    let world = World::new(|a| a.limits(Limits { rate: Some(Rate { calls: 2, per: Duration::from_secs(10) }), ..Limits::default() }));
+    assert_eq!(code(&world, "look", json!({"at": "1"})).await, "ok");
+    world.advance(SignedDuration::from_secs(4));
+    assert_eq!(code(&world, "look", json!({"at": "2"})).await, "ok");
+    let limited = world.session.call("look", json!({"at": "3"})).await;
+    let error = limited.outcome.error().unwrap();
+    assert_eq!((&*error.code, error.retryable, error.retry_after_ms), ("rate_limited", true, Some(6_001)));
+    world.advance(SignedDuration::from_secs(6));
+    assert_eq!(code(&world, "look", json!({"at": "3"})).await, "ok", "the window slides");
+    assert_eq!(code(&world, "look", json!({"at": "4"})).await, "rate_limited");
+}
+
+#[tokio::test]
+async fn what_had_no_effect_gives_its_reservation_back_and_what_may_have_does_not() {
+    let world = World::new(|a| a);
+    assert_eq!(code(&world, "act", json!({"how": "refuse"})).await, "no_stock");
+    assert_eq!(world.metered().await, 0.into());
+    assert_eq!(code(&world, "act", json!({"how": "fail"})).await, "no_stock");
+    assert_eq!(world.metered().await, 1.into());
+    let pending = world.gate.pending().await.unwrap();
+    assert!(world.gate.settle_pending(pending[0].call, None).await.unwrap(), "somebody looked: it never happened");
+    assert!(!world.gate.settle_pending(pending[0].call, None).await.unwrap());
+    assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (0.into(), 0));
+}
+
+#[tokio::test]
+async fn a_claim_without_an_end_is_pending_once_its_lease_is_over() {
+    let world = World::new(|a| a.tool(Tool::external("bash", "Run by the client.", None).open()));
+    let pass = world.gate.admit(world.session.prepare("bash", json!({"command": "make"}))).await.ok().unwrap();
+    assert!(world.gate.pending().await.unwrap().is_empty());
+    world.advance(SignedDuration::from_mins(5));
+    assert_eq!(world.gate.pending().await.unwrap().len(), 1);
+    // It is late, and still the truth.
+    pass.report(Ok(json!({"exit": 0}))).await;
+    assert!(world.gate.pending().await.unwrap().is_empty());
+}
+
+fn flaky(effect: Effect, fails: u32, left: Option<Effects>) -> (Tool, Arc<AtomicU32>) {
+    let runs = Arc::new(AtomicU32::new(0));
+    let seen = Arc::clone(&runs);
+    let tool = Tool::dynamic("flaky", "Fails at first.", json!({"type": "object"}), move |ctx: Ctx, _| {
+        let run = seen.fetch_add(1, Ordering::SeqCst) + 1;
+        async move {
+            ctx.log("runs", &run)?;
+            ctx.set_slice("run", &run)?;
+            if run > fails {
+                return Ok(json!({ "run": run }));
+            }
+            let failure = Failure::transient("offline", "the system is offline");
+            Err(match left {
+                Some(effects) => failure.effects(effects),
+                None => failure,
+            })
+        }
+    })
+    .effect(effect)
+    .open()
+    .retry(2, Duration::from_millis(1));
+    (tool, runs)
+}
+
+#[tokio::test]
+async fn a_run_is_repeated_only_where_that_is_safe() {
+    let cases = [
+        ("a read", Effect::Read, false, 2, None, 3, "ok"),
+        ("a read that stays down", Effect::Read, false, 9, None, 3, "offline"),
+        ("a write", Effect::Write, false, 1, None, 1, "offline"),
+        ("a write that says it is idempotent", Effect::Write, true, 1, None, 2, "ok"),
+        ("a write that was never sent", Effect::Write, false, 1, Some(Effects::None), 2, "ok"),
+    ];
+    for (name, effect, idempotent, fails, left, runs, outcome) in cases {
+        let (mut tool, ran) = flaky(effect, fails, left);
+        if idempotent {
+            tool = tool.idempotent();
+        }
+        let world = World::new(|a| a.tool(tool));
+        assert_eq!(code(&world, "flaky", json!({})).await, outcome, "{name}");
+        assert_eq!(ran.load(Ordering::SeqCst), runs, "{name}");
+        let row = world.session.rows().await.unwrap()[0].clone();
+        assert_eq!(row.retries + 1, runs, "{name}");
+        let state = world.session.state().await.unwrap();
+        assert_eq!(state.log("runs").count() as u32, runs, "{name}: logs of every run stay");
+        assert_eq!(state.slice("run").cloned(), (outcome == "ok").then(|| json!(runs)), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn after_a_transient_error_patience_is_no_loop() {
+    let (tool, _) = flaky(Effect::Read, 99, None);
+    let world = World::new(|a| a.tool(tool.retry(0, Duration::ZERO)));
+    for _ in 0..5 {
+        let answer = world.session.call("flaky", json!({})).await;
+        let error = answer.outcome.error().unwrap();
+        assert_eq!((&*error.code, error.retryable), ("offline", true));
+        world.advance(SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap()).unwrap()));
+    }
+    // Sooner than it was told to is hammering.
+    assert_eq!(code(&world, "flaky", json!({})).await, "offline");
+    assert_eq!(code(&world, "flaky", json!({})).await, "offline");
+    assert_eq!(code(&world, "flaky", json!({})).await, "loop_detected");
+}
+
+#[tokio::test]
+async fn a_poll_is_judged_by_its_result_and_its_pace() {
+    let state = Arc::new(AtomicU32::new(0));
+    let seen = Arc::clone(&state);
+    let poll = Tool::dynamic("poll", "Polls.", json!({"type": "object"}), move |_, _| {
+        let state = seen.load(Ordering::SeqCst);
+        async move { Ok(json!({ "state": state })) }
+    })
+    .effect(Effect::Read)
+    .polling(Duration::from_secs(2), 4);
+    let world = World::new(|a| a.tool(poll));
+    for n in 0..12 {
+        state.store(n / 3, Ordering::SeqCst);
+        assert_eq!(code(&world, "poll", json!({})).await, "ok", "it gets somewhere: {n}");
+        let soon = world.session.call("poll", json!({})).await;
+        let error = soon.outcome.error().unwrap();
+        assert_eq!((&*error.code, error.retryable, error.retry_after_ms), ("rate_limited", true, Some(2_001)));
+        world.advance(SignedDuration::from_secs(3));
+    }
+    assert_eq!(code(&world, "poll", json!({})).await, "ok", "the fourth of the same");
+    world.advance(SignedDuration::from_secs(3));
+    assert_eq!(code(&world, "poll", json!({})).await, "loop_detected");
+}
+
+#[tokio::test]
+async fn a_beating_tool_lives_and_a_late_one_does_not() {
+    let world = World::new(|a| a);
+    // 400 ms of work under a time-out of 300 ms.
+    assert_eq!(code(&world, "act", json!({"how": "beat"})).await, "timeout");
+    let alive = Tool::dynamic("alive", "Beats.", json!({"type": "object"}), |ctx: Ctx, _| async move {
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            ctx.beat();
+        }
+        Ok(json!({"left": ctx.time_left().is_some()}))
+    })
+    .effect(Effect::Read)
+    .heartbeat(Duration::from_millis(150));
+    let world = World::new(|a| a.tool(alive));
+    assert_eq!(code(&world, "alive", json!({})).await, "ok");
+}

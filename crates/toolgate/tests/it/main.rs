@@ -1,0 +1,22 @@
+//! All integration tests of the crate in one binary.
+
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
+
+mod approvals;
+mod batch;
+mod concurrency;
+mod difflib;
+mod errors;
+mod files;
+mod hooks;
+mod hostile;
+mod limits;
+mod policies;
+mod properties;
+mod recall;
+mod seeds;
+mod sessions;
+mod stops;
+mod support;
+mod telemetry;
+mod tools;

@@ -1,0 +1,132 @@
+//! The same call twice: one effect, one result.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use toolgate::policy::Verdict;
+use toolgate::{Answer, Category, Decision, Effect, ToolError};
+
+use crate::support::{World, rule};
+
+async fn keyed(world: &World, key: &str, args: Value) -> Answer {
+    world.gate.call(world.session.prepare("act", args).idempotency_key(key)).await
+}
+
+#[tokio::test]
+async fn a_settled_call_is_handed_back_without_running() {
+    let world = World::new(|a| a);
+    let first = keyed(&world, "k", json!({"how": "ok"})).await;
+    for _ in 0..4 {
+        let again = keyed(&world, "k", json!({"how": "ok"})).await;
+        let output = again.outcome.success().unwrap_or_else(|| panic!("{again:?}"));
+        assert!(output.replayed && Some(&output.value) == first.outcome.success().map(|o| &o.value));
+    }
+    assert_eq!((world.ran(), world.metered().await), (1, 1.into()), "no loop, no limit, no second run");
+    let rows = world.session.rows().await.unwrap();
+    assert_eq!(rows.iter().filter(|row| row.decision == Decision::Replayed).count(), 4);
+    // Another session of the same principal gets it too: the key names the act, not the conversation.
+    let other = world.gate.session("agent", "alice", "another");
+    let again = world.gate.call(other.prepare("act", json!({"how": "ok"})).idempotency_key("k")).await;
+    assert!(again.outcome.success().unwrap().replayed);
+    // Another principal does not.
+    let stranger = world.gate.session("agent", "bob", "s");
+    assert!(!world.gate.call(stranger.prepare("act", json!({"how": "ok"})).idempotency_key("k")).await.outcome.success().unwrap().replayed);
+}
+
+#[tokio::test]
+async fn a_call_that_is_running_is_not_started_again() {
+    let world = World::with(|a| a, |g| g.busy_wait(Duration::from_millis(10)));
+    let other = world.gate.session("agent", "alice", "another");
+    let slow = keyed(&world, "k", json!({"how": "hang"}));
+    tokio::pin!(slow);
+    assert!(tokio::time::timeout(Duration::from_millis(30), &mut slow).await.is_err());
+    let again = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
+    assert_eq!(again.outcome.error().map(|e| (&*e.code, e.retryable)), Some(("in_progress", true)));
+    slow.await;
+    let later = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
+    assert_eq!(later.outcome.error().map(|e| (&*e.code, e.retryable)), Some(("pending_reconciliation", false)));
+    assert_eq!(world.ran(), 1);
+    // A person looks, and says what happened.
+    let pending = world.gate.pending().await.unwrap();
+    let happened = toolgate::Outcome::Success(toolgate::Output::of(json!({"done": true})));
+    assert!(world.gate.settle_pending(pending[0].call, Some(happened)).await.unwrap());
+    let known = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
+    assert!(known.outcome.success().unwrap().replayed);
+    assert_eq!(world.ran(), 1);
+}
+
+#[tokio::test]
+async fn what_provably_did_nothing_may_run_again_under_the_same_key() {
+    let world = World::new(|a| a);
+    for _ in 0..2 {
+        assert_eq!(keyed(&world, "k", json!({"how": "refuse"})).await.outcome.error().map(|e| &*e.code), Some("no_stock"));
+    }
+    assert_eq!(world.ran(), 2);
+}
+
+#[tokio::test]
+async fn a_result_that_was_withheld_is_not_a_reason_to_run_again() {
+    let world = World::new(|a| a);
+    let first = keyed(&world, "k", json!({"how": "junk"})).await;
+    let again = keyed(&world, "k", json!({"how": "junk"})).await;
+    assert_eq!(first.outcome.error().map(|e| (&e.code, e.effects)), again.outcome.error().map(|e| (&e.code, e.effects)));
+    assert_eq!(world.ran(), 1);
+}
+
+#[tokio::test]
+async fn a_tool_declared_once_needs_no_key() {
+    let pay = toolgate::Tool::dynamic(
+        "pay",
+        "Pays.",
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
+        |ctx: toolgate::Ctx, _| async move {
+            let n: i64 = ctx.slice("paid")?.unwrap_or(0) + 1;
+            ctx.set_slice("paid", &n)?;
+            Ok(json!(n))
+        },
+    )
+    .open()
+    .once();
+    let world = World::new(|a| a.tool(pay));
+    let mut replayed = Vec::new();
+    for n in [1, 2, 1, 1, 1] {
+        let answer = world.session.call("pay", json!({ "n": n })).await;
+        replayed.push(answer.outcome.success().unwrap().replayed);
+    }
+    assert_eq!(replayed, [false, false, true, true, true]);
+    assert_eq!(world.session.slice("paid").await.unwrap(), Some(json!(2)));
+    // Without `once` and without a key, X, Y, X are three acts.
+    let world = World::new(|a| a);
+    for n in [1, 2, 1] {
+        world.session.call("act", json!({"how": "ok", "n": n})).await;
+    }
+    assert_eq!(world.ran(), 3);
+}
+
+#[tokio::test]
+async fn an_old_result_is_not_for_those_who_may_not_call_any_more() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static MODE: AtomicU32 = AtomicU32::new(0);
+    let world = World::new(|a| {
+        a.policy(rule("access", |_| match MODE.load(Ordering::SeqCst) {
+            0 => Ok(Verdict::allow()),
+            1 => Ok(Verdict::deny(ToolError::new(Category::Business, "cap", "one is enough"))),
+            _ => Ok(Verdict::deny(ToolError::new(Category::Permission, "revoked", "access was revoked"))),
+        }))
+    });
+    assert!(keyed(&world, "k", json!({"how": "ok"})).await.outcome.success().is_some());
+    MODE.store(1, Ordering::SeqCst);
+    assert!(keyed(&world, "k", json!({"how": "ok"})).await.outcome.success().is_some(), "a rule about new acts does not hide an old one");
+    MODE.store(2, Ordering::SeqCst);
+    assert_eq!(keyed(&world, "k", json!({"how": "ok"})).await.outcome.error().map(|e| &*e.code), Some("revoked"));
+}
+
+#[tokio::test]
+async fn a_read_with_a_key_is_recalled_too() {
+    let world = World::new(|a| a);
+    for expected in [false, true] {
+        let answer = world.gate.call(world.session.prepare("look", json!({"at": "x"})).idempotency_key("k")).await;
+        assert_eq!(answer.outcome.success().map(|o| o.replayed), Some(expected));
+    }
+    let _ = Effect::Read;
+}

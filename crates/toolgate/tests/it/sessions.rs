@@ -1,0 +1,99 @@
+//! What a session remembers, and how it is put back.
+
+use serde_json::json;
+use toolgate::limits::{Budget, Limits};
+use toolgate::policy::Sequence;
+use toolgate::session::{EvidenceKey, Origin};
+use toolgate::{Agent, Ctx, Effect, Tool, Toolgate};
+
+use crate::support::World;
+
+fn note() -> Tool {
+    let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
+    Tool::dynamic("note", "Notes.", schema, |ctx: Ctx, args| async move {
+        ctx.set_slice("note", &args["text"])?;
+        ctx.log("notes", &args["text"])?;
+        Ok(args)
+    })
+    .effect(Effect::Write)
+    .local()
+    .open()
+}
+
+#[tokio::test]
+async fn a_snapshot_is_restored_and_logs_stay() {
+    let world = World::new(|a| a.tool(note()));
+    world.session.call("note", json!({"text": "one"})).await;
+    let snapshot = world.session.snapshot().await.unwrap();
+    world.session.call("note", json!({"text": "two"})).await;
+    world.session.restore(&snapshot).await.unwrap();
+    let state = world.session.state().await.unwrap();
+    assert_eq!(state.slice("note"), Some(&json!("one")));
+    assert_eq!(state.log("notes").collect::<Vec<_>>(), [&json!("one"), &json!("two")]);
+}
+
+#[tokio::test]
+async fn a_reset_clears_what_was_proved_and_never_what_was_spent() {
+    let limits = Limits { session: Budget { calls: Some(3), ..Budget::default() }, ..Limits::default() };
+    let world = World::new(|a| a.tool(note()).limits(limits).policy(Sequence::new("seq").after("act", ["look"])));
+    world.session.call("look", json!({})).await;
+    assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
+    world.session.reset().await.unwrap();
+    let state = world.session.state().await.unwrap();
+    assert!(state.slices.is_empty() && state.evidence.is_empty() && state.marks.is_empty());
+    let refused = world.session.call("act", json!({"how": "ok"})).await;
+    assert_eq!(refused.outcome.error().map(|e| &*e.code), Some("prerequisite_missing"));
+    world.session.call("look", json!({"at": "again"})).await;
+    assert_eq!(world.session.call("look", json!({"at": "more"})).await.outcome.error().map(|e| &*e.code), Some("budget_exhausted"));
+    assert_eq!(world.metered().await, 1.into());
+}
+
+#[tokio::test]
+async fn a_success_is_evidence_about_its_entities() {
+    let schema = json!({"type": "object", "properties": {"customer_id": {"type": "string"}}, "required": ["customer_id"]});
+    let verify = Tool::dynamic("verify", "Verifies.", schema, |_, args| async move {
+        Ok(json!({"active": args["customer_id"] == "C-1", "tier": "gold"}))
+    })
+    .effect(Effect::Read)
+    .entity("customer_id", "/customer_id")
+    .proves("/active");
+    let world = World::new(|a| a.tool(verify).tool(Tool::external("client_side", "Run by the client.", None).open()));
+    for customer in ["C-1", "C-2"] {
+        world.session.call("verify", json!({ "customer_id": customer })).await;
+    }
+    let state = world.session.state().await.unwrap();
+    let about = |c: &str| state.evidence(&EvidenceKey::tool("verify").about("customer_id", &json!(c))).cloned();
+    assert_eq!(about("C-1").unwrap().fields, json!({"/active": true}));
+    assert_eq!(about("C-2").unwrap().fields, json!({"/active": false}));
+    assert!(about("C-3").is_none());
+    assert_eq!(state.evidence(&EvidenceKey::tool("verify")).unwrap().entities[0].1, json!("C-2"), "the latest");
+    // What a client says it did is marked as such.
+    let pass = world.gate.admit(world.session.prepare("client_side", json!({"anything": 1}))).await.ok().unwrap();
+    assert_eq!(pass.arguments().unwrap().value(), &json!({"anything": 1}));
+    pass.report(Ok(json!("done"))).await;
+    let state = world.session.state().await.unwrap();
+    assert_eq!(state.evidence(&EvidenceKey::tool("client_side")).unwrap().origin, Origin::Reported);
+}
+
+#[tokio::test]
+async fn an_admitted_call_that_nobody_reports_is_recorded_as_abandoned() {
+    let world = World::new(|a| a.tool(Tool::external("client_side", "Run by the client.", None).open()));
+    let pass = world.gate.admit(world.session.prepare("client_side", json!({}))).await.ok().unwrap();
+    drop(pass);
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    let rows = world.session.rows().await.unwrap();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.retryable)), Some(("abandoned", false)));
+    assert_eq!(world.gate.pending().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn sessions_of_others_are_others() {
+    let agent = |name: &str| Agent::builder(name).tool(note()).build().unwrap();
+    let gate = Toolgate::builder().agent(agent("a")).agent(agent("b")).build().unwrap();
+    gate.session("a", "alice", "s").call("note", json!({"text": "mine"})).await;
+    for (agent, principal, session) in [("a", "bob", "s"), ("b", "alice", "s"), ("a", "alice", "t")] {
+        assert_eq!(gate.session(agent, principal, session).slice("note").await.unwrap(), None);
+    }
+    assert_eq!(gate.session("a", "alice", "s").slice("note").await.unwrap(), Some(json!("mine")));
+}

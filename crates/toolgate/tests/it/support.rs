@@ -1,0 +1,280 @@
+//! A small world to make calls in: one agent, one tool that does as it is told, a store that can fail.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::{SignedDuration, Timestamp};
+use rust_decimal::Decimal;
+use serde_json::{Value, json};
+use toolgate::json::Digest;
+use toolgate::limits::{Charge, Over, Unit};
+use toolgate::policy::{Ask, Facts, Fault, Needs, Policy, Terms, Verdict};
+use toolgate::session::State;
+use toolgate::store::{Approval, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Settle, StoreError, Target};
+use toolgate::{
+    Agent, AgentBuilder, CallId, Category, Ctx, Effect, Effects, Failure, ManualClock, MemoryFs, MemoryStore, Outcome, Row, Session,
+    SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
+};
+
+/// Which operation of the store fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fails {
+    Paused,
+    Enter,
+    Load,
+    Begin,
+    Finish,
+}
+
+/// A memory store that can be told to fail.
+#[derive(Default)]
+pub(crate) struct FaultyStore {
+    inner: MemoryStore,
+    failing: Mutex<Vec<Fails>>,
+}
+
+impl FaultyStore {
+    pub(crate) fn fail(&self, what: &[Fails]) {
+        *self.failing.lock().unwrap() = what.to_vec();
+    }
+
+    fn check(&self, what: Fails) -> Result<(), StoreError> {
+        if self.failing.lock().unwrap().contains(&what) { Err(StoreError(format!("injected fault at {what:?}"))) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
+        self.check(Fails::Paused)?;
+        self.inner.paused(key, tool).await
+    }
+    async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
+        self.inner.set_pause(target, reason).await
+    }
+    async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
+        self.inner.hold(key, alone, wait).await
+    }
+    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+        self.check(Fails::Enter)?;
+        self.inner.enter(enter).await
+    }
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
+        self.check(Fails::Load)?;
+        self.inner.load(key, needs, at, facts).await
+    }
+    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+        self.inner.room(charges, now).await
+    }
+    async fn begin(
+        &self,
+        intent: Box<Intent>,
+        charges: &[Charge],
+        approval: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Result<(), NotClaimed>, StoreError> {
+        self.check(Fails::Begin)?;
+        self.inner.begin(intent, charges, approval, now).await
+    }
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<(), Conflict>, StoreError> {
+        self.check(Fails::Finish)?;
+        self.inner.finish(finish).await
+    }
+    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError> {
+        self.inner.session(key).await
+    }
+    async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError> {
+        self.inner.replace(key, version, state).await
+    }
+    async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
+        self.inner.spend(charges, now).await
+    }
+    async fn ask(&self, approval: Approval) -> Result<(), StoreError> {
+        self.inner.ask(approval).await
+    }
+    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        self.inner.approval_for(key, digest).await
+    }
+    async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
+        self.inner.approval(id).await
+    }
+    async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+        self.inner.answer(id, approved, by, now).await
+    }
+    async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+        self.inner.pending(now).await
+    }
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, now: Timestamp) -> Result<bool, StoreError> {
+        self.inner.settle(call, settle, outcome, now).await
+    }
+    async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+        self.inner.output(key, handle).await
+    }
+    async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
+        self.inner.rows(key).await
+    }
+    async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
+        self.check(Fails::Finish)?;
+        self.inner.take_in(row).await
+    }
+}
+
+/// Charges one unit of the counter `meter` for every call of `act`.
+pub(crate) struct Meter;
+
+pub(crate) fn meter(amount: i64) -> Charge {
+    Charge { counter: "meter".into(), amount: amount.into(), cap: 100.into(), window: None, unit: Unit::Fixed }
+}
+
+impl Policy for Meter {
+    fn name(&self) -> &str {
+        "meter"
+    }
+    fn governs(&self, tool: &toolgate::Spec) -> bool {
+        tool.name() == "act"
+    }
+    fn check(&self, _: &Ask<'_>) -> Result<Verdict, Fault> {
+        let error = ToolError::new(Category::Business, "meter_full", "the meter is full");
+        Ok(Verdict::Allow(Terms { charges: vec![(meter(1), error)], ..Terms::default() }))
+    }
+}
+
+/// The world of one test.
+pub(crate) struct World {
+    pub(crate) gate: Toolgate,
+    pub(crate) session: Session,
+    pub(crate) store: Arc<FaultyStore>,
+    pub(crate) files: MemoryFs,
+    pub(crate) clock: Arc<ManualClock>,
+    pub(crate) ran: Arc<AtomicU32>,
+    pub(crate) spool: tempfile::TempDir,
+}
+
+impl World {
+    /// A world with the tools `act` (an effect, as it is told), `look` (a read) and what is added.
+    pub(crate) fn new(more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Self {
+        Self::with(more, |gate| gate)
+    }
+
+    pub(crate) fn with(more: impl FnOnce(AgentBuilder) -> AgentBuilder, also: impl FnOnce(ToolgateBuilder) -> ToolgateBuilder) -> Self {
+        let (ran, files, store) =
+            (Arc::new(AtomicU32::new(0)), MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
+        let agent = Agent::builder("agent").files(files.clone()).tool(act(&ran)).tool(look()).policy(Meter);
+        let agent = more(agent).build().unwrap();
+        let spool = tempfile::tempdir().unwrap();
+        let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
+        let gate = Toolgate::builder()
+            .agent(agent)
+            .store(Arc::clone(&store) as Arc<dyn Store>)
+            .clock(clock.clone())
+            .spool(spool.path().join("rows.jsonl"));
+        let gate = also(gate).build().unwrap();
+        let session = gate.session("agent", "alice", "s");
+        Self { gate, session, store, files, clock, ran, spool }
+    }
+
+    pub(crate) fn ran(&self) -> u32 {
+        self.ran.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn advance(&self, by: SignedDuration) {
+        self.clock.advance(by);
+    }
+
+    pub(crate) async fn metered(&self) -> Decimal {
+        self.store.inner.room(&[meter(0)], Timestamp::UNIX_EPOCH).await.unwrap()[0].unwrap()
+    }
+
+    /// Everything that a failed call must leave alone.
+    pub(crate) async fn fingerprint(&self) -> (String, Digest) {
+        let state = self.session.state().await.unwrap();
+        let mut lines: Vec<String> = state.slices.iter().map(|(k, v)| format!("slice {k} {v}")).collect();
+        lines.extend(state.marks.iter().map(|(k, v)| format!("mark {k} {v}")));
+        lines.extend(state.evidence.iter().map(|(k, v)| format!("evidence {k:?} {v:?}")));
+        lines.sort();
+        (lines.join("\n"), self.files.digest())
+    }
+
+    /// Rows in the ledger and rows that wait in the spool, of calls of `tool`.
+    pub(crate) async fn rows(&self) -> (Vec<Arc<Row>>, usize) {
+        let mut rows = self.session.rows().await.unwrap();
+        rows.extend(self.store.rows(&SessionKey::new("nobody", "alice", "s")).await.unwrap());
+        rows.extend(self.store.rows(&SessionKey::new("agent", "mallory", "s")).await.unwrap());
+        let spooled = std::fs::read_to_string(self.spool.path().join("rows.jsonl"))
+            .unwrap_or_default()
+            .lines()
+            .filter(|line| !line.is_empty())
+            .count();
+        (rows, spooled)
+    }
+}
+
+/// A tool that changes a slice and a file, and then does as it is told.
+pub(crate) fn act(ran: &Arc<AtomicU32>) -> Tool {
+    let ran = Arc::clone(ran);
+    let schema = json!({
+        "type": "object",
+        "properties": {"how": {"type": "string"}, "n": {"type": "integer"}, "password": {"type": "string", "writeOnly": true}},
+        "required": ["how"],
+    });
+    Tool::dynamic("act", "Does as it is told.", schema, move |ctx: Ctx, args: Value| {
+        let ran = Arc::clone(&ran);
+        async move {
+            ran.fetch_add(1, Ordering::SeqCst);
+            ctx.set_slice("touched", &args)?;
+            ctx.log("attempts", &args)?;
+            ctx.files()?.write("kept.txt", b"changed")?;
+            ctx.files()?.write("new/file.txt", b"made")?;
+            do_as_told(&ctx, args["how"].as_str().unwrap_or_default()).await
+        }
+    })
+    .effect(Effect::Write)
+    .timeout(Duration::from_millis(300))
+    .output_schema(json!({"type": "object", "properties": {"done": {"type": "boolean"}}, "required": ["done"]}))
+}
+
+async fn do_as_told(ctx: &Ctx, how: &str) -> Result<Value, Failure> {
+    match how {
+        "ok" => Ok(json!({"done": true})),
+        "fail" => Err(Failure::business("no_stock", "there is none left")),
+        "refuse" => Err(Failure::business("no_stock", "there is none left").effects(Effects::None)),
+        "io" => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
+        "http" => Err(Failure::http(503, "try later")),
+        "panic" => panic!("the handler has a fault"),
+        "hang" => std::future::pending().await,
+        "beat" => {
+            for _ in 0..20 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                ctx.beat();
+            }
+            Ok(json!({"done": true}))
+        }
+        "junk" => Ok(json!({"undone": "yes"})),
+        "nothing" => Ok(Value::Null),
+        "expand" => Err(Failure::signal(Signal::ExpandSection { section: "refunds".into(), reason: "needed".into() })),
+        other => Err(Failure::validation("unknown_way", format!("no such way: {other}"))),
+    }
+}
+
+pub(crate) fn look() -> Tool {
+    let schema = json!({"type": "object", "properties": {"at": {"type": "string"}}});
+    Tool::dynamic("look", "Looks at something.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read)
+}
+
+/// A policy from a closure.
+pub(crate) struct Rule<F>(&'static str, F);
+
+pub(crate) fn rule<F: Fn(&Ask<'_>) -> Result<Verdict, Fault> + Send + Sync>(name: &'static str, check: F) -> Rule<F> {
+    Rule(name, check)
+}
+
+impl<F: Fn(&Ask<'_>) -> Result<Verdict, Fault> + Send + Sync> Policy for Rule<F> {
+    fn name(&self) -> &str {
+        self.0
+    }
+    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        (self.1)(ask)
+    }
+}

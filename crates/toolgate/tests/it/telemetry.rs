@@ -1,0 +1,79 @@
+//! Exactly one event a call, and a span in the words of the GenAI conventions.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+use toolgate::{Ctx, Event, Tool};
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::{Layer, Registry};
+
+use crate::support::World;
+
+type Spans = Arc<Mutex<BTreeMap<u64, BTreeMap<String, String>>>>;
+
+struct Keep(Spans);
+
+struct Fields<'a>(&'a mut BTreeMap<String, String>);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Keep {
+    fn on_new_span(&self, attributes: &tracing::span::Attributes<'_>, id: &tracing::span::Id, _: Context<'_, S>) {
+        let mut spans = self.0.lock().unwrap();
+        attributes.record(&mut Fields(spans.entry(id.into_u64()).or_default()));
+    }
+    fn on_record(&self, id: &tracing::span::Id, values: &tracing::span::Record<'_>, _: Context<'_, S>) {
+        values.record(&mut Fields(self.0.lock().unwrap().entry(id.into_u64()).or_default()));
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_one_event_and_one_span() {
+    let (spans, events): (Spans, Arc<Mutex<Vec<Event>>>) = Default::default();
+    let _guard = tracing::subscriber::set_default(Registry::default().with(Keep(Arc::clone(&spans))));
+    let heard = Arc::clone(&events);
+    let announce = Tool::dynamic(
+        "announce",
+        "Announces.",
+        json!({"type": "object", "properties": {"fail": {"type": "boolean"}}}),
+        |ctx: Ctx, args| async move {
+            ctx.publish("order.paid", json!({"order": 7}));
+            if args["fail"] == true { Err(toolgate::Failure::business("no", "no")) } else { Ok(args) }
+        },
+    )
+    .open();
+    let world = World::with(
+        |a| a.tool(announce),
+        |g| g.on_event(move |event| heard.lock().unwrap().push(event.clone())).on_event(|_| panic!("a listener has a fault")),
+    );
+    std::panic::set_hook(Box::new(|_| {}));
+    let calls = [
+        ("act", json!({"how": "ok"})),
+        ("act", json!({})),
+        ("acts", json!({})),
+        ("announce", json!({})),
+        ("announce", json!({"fail": true})),
+    ];
+    for (tool, args) in calls {
+        let answer = world.session.call(tool, args).await;
+        let invoked = events.lock().unwrap().iter().filter(|e| matches!(e, Event::ToolInvoked(row) if row.call == answer.call)).count();
+        assert_eq!(invoked, 1, "{tool}");
+    }
+    let _ = std::panic::take_hook();
+    let published = events.lock().unwrap().iter().filter(|e| matches!(e, Event::Published { name, .. } if &**name == "order.paid")).count();
+    assert_eq!(published, 1, "what a failed call would have announced did not happen");
+    let spans: Vec<_> = spans.lock().unwrap().values().filter(|s| s.contains_key("gen_ai.tool.name")).cloned().collect();
+    assert_eq!(spans.len(), 5);
+    let find = |tool: &str, key: &str| spans.iter().find(|s| s["gen_ai.tool.name"] == tool).and_then(|s| s.get(key).cloned());
+    assert_eq!(find("act", "otel.name").as_deref(), Some("execute_tool act"));
+    assert_eq!(find("act", "gen_ai.operation.name").as_deref(), Some("execute_tool"));
+    assert!(find("act", "gen_ai.tool.call.id").is_some_and(|id| id.len() == 36));
+    assert_eq!(find("acts", "error.type").as_deref(), Some("unknown_tool"));
+    assert_eq!(find("acts", "toolgate.gate").as_deref(), Some("resolve"));
+}

@@ -1,0 +1,210 @@
+//! Tools: typed and dynamic, secrets, extra arguments, large outputs, overrides.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use toolgate::normalize::Rule;
+use toolgate::{Agent, Ctx, Effect, Extra, Tool, builtin};
+
+use crate::support::World;
+
+async fn value(world: &World, tool: &str, args: Value) -> Value {
+    let answer = world.session.call(tool, args).await;
+    answer.outcome.success().unwrap_or_else(|| panic!("{answer:?}")).value.clone()
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+struct Line {
+    sku: String,
+    price: f64,
+    #[serde(default)]
+    tags: BTreeMap<String, Payment>,
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum Payment {
+    Card { last4: String },
+    Cash { amount: f64 },
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(untagged)]
+enum Key {
+    Number(u64),
+    Text(String),
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+struct Extra_ {
+    weight: f64,
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+struct Order {
+    key: Key,
+    lines: Vec<Line>,
+    paid: Option<Payment>,
+    #[serde(flatten)]
+    extra: Extra_,
+}
+
+#[tokio::test]
+async fn rich_types_arrive_whole_and_unknown_names_do_not() {
+    let echo = Tool::typed("echo", "Echoes.", |_: Ctx, order: Order| async move { Ok(order) }).effect(Effect::Read);
+    let world = World::new(|a| a.tool(echo));
+    let order = json!({"key": 9_007_199_254_740_993_u64, "weight": 1.25, "paid": {"kind": "cash", "amount": 0.1}, "lines": [{"sku": "x", "price": 19.99, "tags": {"a": {"kind": "card", "last4": "1234"}}}]});
+    assert_eq!(value(&world, "echo", order.clone()).await, order);
+    let mut nested = order.clone();
+    nested["lines"][0]["prise"] = json!(1);
+    let answer = world.session.call("echo", nested).await;
+    insta::assert_snapshot!(answer.outcome.error().unwrap().message, @"echo: `lines[0]` has no `prise`, did you mean `price`?");
+}
+
+#[tokio::test]
+async fn extra_arguments_are_refused_dropped_or_passed() {
+    let tool = |name: &str, extra: Extra| {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "integer"}}}}, "allOf": [{"properties": {"c": {"type": "integer"}}}]});
+        Tool::dynamic(name, "Echoes.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read).extra(extra)
+    };
+    let world = World::new(|a| a.tool(tool("refuse", Extra::Refuse)).tool(tool("drop", Extra::Drop)).tool(tool("pass", Extra::Pass)));
+    let args = json!({"a": {"b": 1, "x": 2}, "c": 3, "y": 4});
+    assert_eq!(world.session.call("refuse", args.clone()).await.outcome.error().map(|e| e.errors.len()), Some(2));
+    assert_eq!(value(&world, "drop", args.clone()).await, json!({"a": {"b": 1}, "c": 3}));
+    assert_eq!(value(&world, "pass", args.clone()).await, args);
+    assert_eq!(value(&world, "refuse", json!({"a": {"b": 1}, "c": 3})).await, json!({"a": {"b": 1}, "c": 3}));
+    // What was dropped was never judged and is not recorded.
+    let rows = world.session.rows().await.unwrap();
+    assert_eq!(*rows.iter().find(|r| &*r.tool == "drop").unwrap().arguments, json!({"a": {"b": 1}, "c": 3}));
+}
+
+#[tokio::test]
+async fn a_secret_is_in_no_error_and_no_row() {
+    let login = |name: &str| {
+        let schema = json!({"type": "object", "properties": {
+            "user": {"type": "string"},
+            "password": {"type": "string", "writeOnly": true, "minLength": 8},
+            "pins": {"type": "array", "items": {"type": "object", "properties": {"pin": {"type": "integer", "writeOnly": true, "maximum": 9999}}}},
+        }, "required": ["user", "password"]});
+        Tool::dynamic(name, "Logs in.", schema, |_, _| async move { Ok(json!({"token": "hunter2-token", "ok": true})) })
+            .effect(Effect::Read)
+            .secret("/token")
+    };
+    let world = World::new(|a| a.tool(login("login")));
+    let mut said = String::new();
+    for args in [
+        json!({"user": "al", "password": "hunter2"}),
+        json!({"user": "al", "password": 771_177}),
+        json!({"user": "al", "pasword": "hunter2-long"}),
+        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 771_177}]}),
+        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": "hunter2"}]}),
+        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 7711}]}),
+    ] {
+        said.push_str(&serde_json::to_string(&world.session.call("login", args).await).unwrap());
+    }
+    for row in world.session.rows().await.unwrap() {
+        said.push_str(&serde_json::to_string(&*row).unwrap());
+    }
+    assert!(!said.contains("hunter2") && !said.contains("7711"), "{said}");
+    assert!(said.contains("(hidden)") && said.contains("[redacted "));
+    // The same secret leaves the same mark, so that rows can be matched.
+    let rows = world.session.rows().await.unwrap();
+    assert_eq!(rows[4].arguments["password"], rows[5].arguments["password"]);
+    assert_ne!(rows[0].arguments["password"], rows[4].arguments["password"]);
+}
+
+#[tokio::test]
+async fn a_large_result_is_put_aside_and_read_page_by_page() {
+    let text: String = (0..20_000).map(|n| format!("línea {n}\n")).collect();
+    let whole = text.clone();
+    let dump = Tool::dynamic("dump", "Dumps.", json!({"type": "object"}), move |_, _| {
+        let text = text.clone();
+        async move { Ok(json!(text)) }
+    })
+    .effect(Effect::Read);
+    let world = World::new(|a| a.tool(dump).tool(builtin::read_output()));
+    let answer = world.session.call("dump", json!({})).await;
+    let output = answer.outcome.success().unwrap();
+    let stored = output.stored.clone().unwrap();
+    assert_eq!(stored.bytes, whole.len());
+    assert!(output.for_model().len() < 8_000 && output.message.as_ref().unwrap().contains(&stored.handle));
+    let mut read = output.value.as_str().unwrap().to_owned();
+    loop {
+        let page = value(&world, "read_output", json!({"handle": stored.handle, "offset": read.len()})).await;
+        read.push_str(page["text"].as_str().unwrap());
+        if page.get("next").is_none() {
+            break;
+        }
+    }
+    assert_eq!(read, whole);
+    // It belongs to the session that made it.
+    let other = world.gate.session("agent", "bob", "s").call("read_output", json!({"handle": stored.handle})).await;
+    assert_eq!(other.outcome.error().map(|e| &*e.code), Some("unknown_handle"));
+}
+
+#[tokio::test]
+async fn a_value_can_be_kept_out_of_the_context() {
+    let fetch = Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), |ctx: Ctx, _| async move {
+        ctx.say("3 rows are ready");
+        ctx.hide_value();
+        Ok(json!([1, 2, 3]))
+    })
+    .effect(Effect::Read);
+    let world = World::new(|a| a.tool(fetch));
+    let answer = world.session.call("fetch", json!({})).await;
+    let output = answer.outcome.success().unwrap();
+    assert_eq!((output.for_model().as_str(), &output.value), ("3 rows are ready", &json!([1, 2, 3])));
+    assert_eq!(answer.outcome.to_json(), json!({"isError": false, "message": "3 rows are ready", "hidden": true}));
+    assert_eq!(
+        world.session.rows().await.unwrap()[0].outcome.success().map(|o| o.value.clone()),
+        Some(json!([1, 2, 3])),
+        "the ledger has it"
+    );
+}
+
+#[tokio::test]
+async fn results_are_normalised_before_anyone_sees_them() {
+    let lookup = Tool::dynamic("lookup", "Looks up.", json!({"type": "object"}), |_, _| async {
+        Ok(json!({"id": "A-7", "created_unix": 1_700_000_000, "status": "2", "total_cents": 1999, "vip": "yes", "internal": "x"}))
+    })
+    .effect(Effect::Read)
+    .output_schema(json!({"type": "object", "properties": {"created_at": {"type": "string", "format": "date-time"}}, "required": ["created_at", "total"]}))
+    .normalize(Rule::first_of("", ["order_id", "id"], "order_id"))
+    .normalize(Rule::rename("/created_unix", "created_at"))
+    .normalize(Rule::timestamp("/created_at"))
+    .normalize(Rule::codes("/status", [("1", "OPEN"), ("2", "PAID")]))
+    .normalize(Rule::scale("/total_cents", toolgate::Decimal::new(1, 2)))
+    .normalize(Rule::rename("/total_cents", "total"))
+    .normalize(Rule::bool("/vip"))
+    .normalize(Rule::default_value("/tier", json!("standard")))
+    .normalize(Rule::keep("", ["order_id", "created_at", "status", "total", "vip", "tier"]));
+    let world = World::new(|a| a.tool(lookup));
+    let expected =
+        json!({"order_id": "A-7", "created_at": "2023-11-14T22:13:20Z", "status": "PAID", "total": 19.99, "vip": true, "tier": "standard"});
+    assert_eq!(value(&world, "lookup", json!({})).await, expected);
+}
+
+#[test]
+fn a_description_is_replaced_only_where_the_tool_accepts_it() {
+    let build = |tool: Tool| Agent::builder("a").tool(tool).describe("calc", "Adds.").build();
+    assert!(build(builtin::calc()).is_err());
+    assert_eq!(build(builtin::calc().accepts_overrides()).unwrap().tools().next().unwrap().description(), "Adds.");
+}
+
+#[test]
+fn the_built_in_tools_are_well_declared() {
+    let agent = Agent::builder("a")
+        .tool(builtin::calc())
+        .tool(builtin::json_query())
+        .tool(builtin::read_output())
+        .tools(builtin::files())
+        .policy(toolgate::policy::ReadBeforeWrite::default())
+        .build()
+        .unwrap();
+    assert_eq!(agent.tools().count(), 6);
+    for tool in agent.tools() {
+        assert_eq!(tool.description().lines().count(), 4, "{}: what, when, edge cases, ordering", tool.name());
+    }
+}
