@@ -94,3 +94,61 @@ async fn an_approval_answers_the_question_and_not_the_law() {
     FORBIDDEN.store(false, Ordering::SeqCst);
     assert_eq!(code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "ok");
 }
+
+/// Asks for everything, or denies, as it is told.
+struct Gatekeeper(&'static std::sync::Mutex<&'static str>);
+
+#[async_trait::async_trait]
+impl toolgate::hook::Hook for Gatekeeper {
+    fn name(&self) -> &str {
+        "gatekeeper"
+    }
+    async fn before(&self, _: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::Before, toolgate::hook::HookFault> {
+        use toolgate::hook::{Before, Denial, HookDecision};
+        let decision = match *self.0.lock().unwrap() {
+            "ask" => HookDecision::Ask("may it?".into()),
+            "deny" => HookDecision::Deny(Denial::because("not any more")),
+            _ => HookDecision::Allow,
+        };
+        Ok(Before { decision, input: None })
+    }
+}
+
+#[tokio::test]
+async fn what_a_hook_asks_takes_an_answer_too() {
+    static MOOD: std::sync::Mutex<&str> = std::sync::Mutex::new("ask");
+    let world = World::new(|agent| agent.hook(Gatekeeper(&MOOD)));
+    let id = ask(&world, 1).await;
+    let resume = || world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id);
+    assert_eq!(code(&world, resume()).await, "approval_required", "nobody has answered");
+    world.gate.answer_approval(&id, true, "bob").await.unwrap();
+    *MOOD.lock().unwrap() = "deny";
+    assert_eq!(code(&world, resume()).await, "hook_denied", "a hook still has its say");
+    *MOOD.lock().unwrap() = "ask";
+    assert_eq!(code(&world, resume()).await, "ok");
+    assert_eq!(code(&world, resume()).await, "approval_denied", "one answer, one call");
+    let refused = ask(&world, 2).await;
+    world.gate.answer_approval(&refused, false, "bob").await.unwrap();
+    assert_eq!(code(&world, world.session.prepare("act", json!({"how": "ok", "n": 2})).approval(&refused)).await, "approval_denied");
+    assert_eq!(world.ran(), 1);
+}
+
+#[tokio::test]
+async fn patience_with_a_person_is_no_loop() {
+    let world = asking();
+    let id = ask(&world, 1).await;
+    ask(&world, 1).await;
+    world.gate.answer_approval(&id, true, "bob").await.unwrap();
+    // The third identical call, as the error told the model to make it.
+    assert_eq!(code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1}))).await, "ok");
+}
+
+#[tokio::test]
+async fn a_person_does_not_see_secrets() {
+    let world = asking();
+    let answer = world.session.call("act", json!({"how": "ok", "password": "hunter2"})).await;
+    let id = answer.outcome.error().unwrap().approval.clone().unwrap().id;
+    let approval = world.gate.approval(&id).await.unwrap().unwrap();
+    assert!(!serde_json::to_string(&approval).unwrap().contains("hunter2"));
+    assert_eq!(approval.shown["how"], json!("ok"));
+}

@@ -301,3 +301,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_torn_entry_and_another_persons_edit_destroy_nothing() {
+    let host = Host::new();
+    let files = host.open();
+    let mut txn = files.begin(call_id(), Vec::new());
+    txn.write("config.yaml", b"half done").unwrap();
+    std::mem::forget(txn);
+    drop(files);
+    let entry =
+        fs::read_dir(host.journal.path()).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "undo")).unwrap();
+    let whole = fs::read(&entry).unwrap();
+    let reopened = |content: &str, journal: &[u8], name: &str| {
+        let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        fs::write(next.root.path().join("config.yaml"), content).unwrap();
+        fs::write(next.journal.path().join(name), journal).unwrap();
+        let result = HostFs::open(next.root.path(), next.journal.path(), |_| Ok(false)).map(drop);
+        (result.is_ok(), next.read("config.yaml").unwrap())
+    };
+    // Cut off while it was written, it never counted.
+    for cut in [0, 10, whole.len() - 1] {
+        assert_eq!(reopened("as it was", &whole[..cut], "x.undo"), (true, "as it was".into()), "cut at {cut}");
+        assert_eq!(reopened("as it was", &whole[..cut], "x.tmp"), (true, "as it was".into()));
+    }
+    // The crash came before, in the middle of, or after the change.
+    for content in ["a: 1", "half", "", "half done"] {
+        assert_eq!(reopened(content, &whole, "x.undo"), (true, "a: 1".into()), "{content}");
+    }
+    // Somebody has worked on the file since: theirs stays, and it is said.
+    assert_eq!(reopened("a day of work", &whole, "x.undo"), (false, "a day of work".into()));
+}

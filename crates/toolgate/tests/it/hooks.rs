@@ -21,21 +21,21 @@ fn script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
 }
 
 /// Adds to `n`, so that the order shows.
-struct Times(i64, i64);
+struct Times(&'static str, i64, i64);
 
 #[async_trait]
 impl Hook for Times {
     fn name(&self) -> &str {
-        "times"
+        self.0
     }
     async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
         let mut input = call.input.clone();
-        input["n"] = json!(input["n"].as_i64().unwrap_or(0) * self.0 + self.1);
+        input["n"] = json!(input["n"].as_i64().unwrap_or(0) * self.1 + self.2);
         Ok(Before { input: Some(input), ..Before::default() })
     }
     async fn after(&self, _: HookCall<'_>, result: &Value, _: u64) -> Result<Option<Value>, HookFault> {
         let mut result = result.clone();
-        result["steps"] = json!(format!("{}*{}+{}", result["steps"].as_str().unwrap_or_default(), self.0, self.1));
+        result["steps"] = json!(format!("{}*{}+{}", result["steps"].as_str().unwrap_or_default(), self.1, self.2));
         Ok(Some(result))
     }
 }
@@ -46,7 +46,7 @@ async fn each_hook_sees_the_rewrite_of_the_one_before_and_policies_judge_the_las
         Some(n) if n > 20 => Ok(Verdict::deny(ToolError::new(Category::Business, "cap", format!("{n} is too much")))),
         _ => Ok(Verdict::allow()),
     });
-    let world = World::new(|agent| agent.hook(Times(2, 0)).hook(Times(1, 3)).policy(seen));
+    let world = World::new(|agent| agent.hook(Times("doubles", 2, 0)).hook(Times("adds", 1, 3)).policy(seen));
     let answer = world.session.call("act", json!({"how": "ok", "n": 5})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value["steps"]), Some(&json!("*2+0*1+3")));
     assert_eq!(world.session.slice("touched").await.unwrap(), Some(json!({"how": "ok", "n": 13})));
@@ -87,6 +87,14 @@ async fn answers_of_programs() {
         ("echo '{\"decision\": \"ask\", \"reason\": \"sure?\"}'", "BUSINESS approval_required"),
         ("echo '{\"tool_input\": {\"how\": \"refuse\"}}'", "BUSINESS no_stock"),
         ("echo '{\"decision\": \"allow\", \"decision\": \"deny\"}'", "PERMISSION hook_failed"),
+        (
+            "echo '{\"hookSpecificOutput\": {\"hookEventName\": \"PreToolUse\", \"permissionDecision\": \"deny\", \"permissionDecisionReason\": \"not this\"}}'",
+            "PERMISSION hook_denied not this",
+        ),
+        ("echo '{\"decision\": \"deny\", \"hookSpecificOutput\": {\"permissionDecision\": \"allow\"}}'", "PERMISSION hook_denied"),
+        ("echo '{\"hookSpecificOutput\": {\"permissionDecision\": \"defer\"}}'", "PERMISSION hook_failed"),
+        ("echo '{\"hookSpecificOutput\": {\"updatedInput\": {\"how\": \"refuse\"}}}'", "BUSINESS no_stock"),
+        ("echo '{\"decison\": \"deny\"}'", "PERMISSION hook_failed"),
         ("echo '[]'", "PERMISSION hook_failed"),
         ("echo '{\"decision\": 5}'", "PERMISSION hook_failed"),
         ("head -c 3000000 /dev/zero", "PERMISSION hook_failed"),

@@ -215,3 +215,102 @@ async fn a_beating_tool_lives_and_a_late_one_does_not() {
     let world = World::new(|a| a.tool(alive));
     assert_eq!(code(&world, "alive", json!({})).await, "ok");
 }
+
+#[tokio::test]
+async fn a_tool_that_reports_nothing_has_cost_what_it_declares() {
+    let quiet = Tool::dynamic(
+        "quiet",
+        "Says nothing.",
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
+        |_, args| async move { Ok(args) },
+    )
+    .effect(Effect::Read)
+    .cost(Spend { tokens: 0, money: Decimal::ONE });
+    let cheat = Tool::dynamic("cheat", "Earns.", json!({"type": "object"}), |ctx: Ctx, args| async move {
+        ctx.spend(Spend { tokens: 0, money: Decimal::from(-100) });
+        Ok(args)
+    })
+    .effect(Effect::Read);
+    let burns = Tool::dynamic(
+        "burns",
+        "Spends and fails.",
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
+        |ctx: Ctx, _| async move {
+            ctx.spend(Spend { tokens: 0, money: Decimal::ONE });
+            Err::<Value, _>(Failure::business("no", "no"))
+        },
+    )
+    .effect(Effect::Read);
+    let budget = Limits { session: Budget { money: Some(Decimal::from(3)), ..Budget::default() }, ..Limits::default() };
+    let world = World::new(|a| a.tool(quiet).tool(cheat).tool(burns).limits(budget));
+    assert_eq!(code(&world, "quiet", json!({"n": 1})).await, "ok");
+    assert_eq!(code(&world, "cheat", json!({})).await, "ok");
+    assert_eq!(code(&world, "burns", json!({"n": 1})).await, "no");
+    assert_eq!(code(&world, "burns", json!({"n": 2})).await, "no");
+    assert_eq!(code(&world, "quiet", json!({"n": 2})).await, "budget_exhausted", "what is spent is spent");
+}
+
+#[tokio::test]
+async fn failed_calls_count_against_a_rate_and_windows_do_not_disturb_each_other() {
+    let fails = Tool::dynamic("fails", "Fails.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |_, _| async {
+        Err::<Value, _>(Failure::business("no", "no"))
+    })
+    .effect(Effect::Read);
+    let world =
+        World::new(|a| a.tool(fails).limits(Limits { rate: Some(Rate { calls: 2, per: Duration::from_secs(60) }), ..Limits::default() }));
+    for (n, expected) in [(1, "no"), (2, "no"), (3, "rate_limited")] {
+        assert_eq!(code(&world, "fails", json!({ "n": n })).await, expected);
+    }
+    // The same principal under an agent with a shorter window does not wipe the longer one.
+    use toolgate::limits::{Charge, Unit};
+    let store = toolgate::MemoryStore::new();
+    let charge = |seconds| Charge {
+        counter: "c".into(),
+        amount: 1.into(),
+        cap: 1.into(),
+        window: Some(SignedDuration::from_secs(seconds)),
+        unit: Unit::Attempt,
+    };
+    let at = |seconds| jiff::Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+    toolgate::Store::spend(&store, &[charge(3_600), charge(1)], at(0)).await.unwrap();
+    let room = toolgate::Store::room(&store, &[charge(1), charge(3_600)], at(10)).await.unwrap();
+    assert!(room[0].is_ok() && room[1].is_err());
+}
+
+#[tokio::test]
+async fn a_cancelled_call_does_not_start_and_does_not_start_again() {
+    let (tool, runs) = flaky(Effect::Read, 0, None);
+    let slow = Tool::dynamic("slow", "Hangs.", json!({"type": "object"}), |_, _| std::future::pending())
+        .effect(Effect::Read)
+        .retry(5, Duration::from_millis(1));
+    let world = World::new(|a| a.tool(tool).tool(slow));
+    let token = tokio_util::sync::CancellationToken::new();
+    token.cancel();
+    let answer = world.gate.call(world.session.prepare("flaky", json!({})).cancelled_by(token)).await;
+    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::None)));
+    assert_eq!(runs.load(Ordering::SeqCst), 0);
+    let token = tokio_util::sync::CancellationToken::new();
+    let later = token.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        later.cancel();
+    });
+    world.gate.call(world.session.prepare("slow", json!({})).cancelled_by(token)).await;
+    assert_eq!(world.session.rows().await.unwrap()[1].retries, 0);
+}
+
+#[tokio::test]
+async fn a_poll_that_keeps_failing_ends_too() {
+    let poll = Tool::dynamic("poll", "Polls.", json!({"type": "object"}), |_, _| async {
+        Err::<Value, _>(Failure::business("gone", "no such job"))
+    })
+    .effect(Effect::Read)
+    .polling(Duration::from_secs(1), 3);
+    let world = World::new(|a| a.tool(poll));
+    let mut codes = Vec::new();
+    for _ in 0..4 {
+        codes.push(code(&world, "poll", json!({})).await);
+        world.advance(SignedDuration::from_secs(2));
+    }
+    assert_eq!(codes, ["gone", "gone", "gone", "loop_detected"]);
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use toolgate::policy::Verdict;
-use toolgate::{Answer, Category, Decision, Effect, ToolError};
+use toolgate::{Answer, Category, Decision, ToolError};
 
 use crate::support::{World, rule};
 
@@ -128,5 +128,71 @@ async fn a_read_with_a_key_is_recalled_too() {
         let answer = world.gate.call(world.session.prepare("look", json!({"at": "x"})).idempotency_key("k")).await;
         assert_eq!(answer.outcome.success().map(|o| o.replayed), Some(expected));
     }
-    let _ = Effect::Read;
+}
+
+#[tokio::test]
+async fn no_key_talks_a_tool_declared_once_into_a_second_act() {
+    let pay = toolgate::Tool::dynamic("pay", "Pays.", json!({"type": "object"}), |ctx: toolgate::Ctx, _| async move {
+        let n: i64 = ctx.slice("paid")?.unwrap_or(0) + 1;
+        ctx.set_slice("paid", &n)?;
+        Ok(json!(n))
+    })
+    .open()
+    .once();
+    let world = World::new(|a| a.tool(pay));
+    for key in [Some("a"), Some("b"), None, Some("a")] {
+        let call = world.session.prepare("pay", json!({}));
+        let call = key.into_iter().fold(call, |call, key| call.idempotency_key(key));
+        assert!(world.gate.call(call).await.outcome.success().is_some());
+    }
+    assert_eq!(world.session.slice("paid").await.unwrap(), Some(json!(1)));
+}
+
+/// Trims what it is given, so that what is asked for and what runs differ.
+struct Trims;
+
+#[async_trait::async_trait]
+impl toolgate::hook::Hook for Trims {
+    fn name(&self) -> &str {
+        "trims"
+    }
+    async fn before(&self, call: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::Before, toolgate::hook::HookFault> {
+        let mut input = call.input.clone();
+        input["how"] = json!(input["how"].as_str().unwrap_or_default().trim());
+        Ok(toolgate::hook::Before { input: Some(input), ..Default::default() })
+    }
+}
+
+#[tokio::test]
+async fn a_hook_that_rewrites_does_not_break_recall_or_patience() {
+    let world = World::new(|a| a.hook(Trims));
+    for replayed in [false, true] {
+        let answer = keyed(&world, "k", json!({"how": " ok "})).await;
+        assert_eq!(answer.outcome.success().map(|o| o.replayed), Some(replayed), "{answer:?}");
+    }
+    assert_eq!(world.ran(), 1);
+}
+
+#[tokio::test]
+async fn a_kill_switch_pulled_meanwhile_stops_what_has_not_begun() {
+    use toolgate::store::Target;
+    struct Pulls(std::sync::OnceLock<toolgate::Toolgate>);
+    #[async_trait::async_trait]
+    impl toolgate::hook::Hook for &'static Pulls {
+        fn name(&self) -> &str {
+            "pulls"
+        }
+        async fn before(&self, _: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::Before, toolgate::hook::HookFault> {
+            self.0.get().unwrap().pause(Target::Tool("act".into()), "incident").await.unwrap();
+            Ok(Default::default())
+        }
+    }
+    static PULLS: Pulls = Pulls(std::sync::OnceLock::new());
+    let world = World::new(|a| a.hook(&PULLS));
+    PULLS.0.set(world.gate.clone()).ok().unwrap();
+    let answer = world.session.call("act", json!({"how": "ok"})).await;
+    assert_eq!((answer.outcome.error().map(|e| &*e.code), answer.gate), (Some("paused"), toolgate::Gate::Claim));
+    assert_eq!((world.ran(), world.metered().await), (0, 0.into()));
+    let batch = world.session.batch([("act".to_owned(), json!({"how": "ok", "n": 2}))]).await;
+    assert_eq!(batch[0].outcome.error().map(|e| &*e.code), Some("paused"));
 }

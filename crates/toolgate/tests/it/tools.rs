@@ -110,9 +110,12 @@ async fn a_secret_is_in_no_error_and_no_row() {
     assert!(!said.contains("hunter2") && !said.contains("7711"), "{said}");
     assert!(said.contains("(hidden)") && said.contains("[redacted "));
     // The same secret leaves the same mark, so that rows can be matched.
+    world.session.call("login", json!({"user": "bo", "password": "hunter2-long"})).await;
+    world.session.call("login", json!({"user": "bo", "password": "hunter2-other"})).await;
     let rows = world.session.rows().await.unwrap();
-    assert_eq!(rows[4].arguments["password"], rows[5].arguments["password"]);
-    assert_ne!(rows[0].arguments["password"], rows[4].arguments["password"]);
+    assert_eq!(rows[5].arguments["password"], rows[6].arguments["password"]);
+    assert_ne!(rows[5].arguments["password"], rows[7].arguments["password"]);
+    assert_eq!(rows[6].arguments["user"], json!("bo"));
 }
 
 #[tokio::test]
@@ -206,5 +209,80 @@ fn the_built_in_tools_are_well_declared() {
     assert_eq!(agent.tools().count(), 6);
     for tool in agent.tools() {
         assert_eq!(tool.description().lines().count(), 4, "{}: what, when, edge cases, ordering", tool.name());
+    }
+}
+
+#[tokio::test]
+async fn a_secret_that_should_have_been_elsewhere_is_a_secret_still() {
+    // Inside a condition, inside a type that holds itself, as text where an object should be, in another branch.
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "auth": {"type": "object", "properties": {"token": {"type": "string", "writeOnly": true}}, "required": ["token"]},
+            "tree": {"$ref": "#/$defs/tree"},
+            "kind": {"type": "string"},
+        },
+        "if": {"properties": {"kind": {"const": "key"}}, "required": ["kind"]},
+        "then": {"properties": {"key": {"type": "string", "writeOnly": true}}, "required": ["key"]},
+        "$defs": {"tree": {"type": "object", "properties": {"pin": {"type": "string", "writeOnly": true}, "next": {"$ref": "#/$defs/tree"}}}},
+    });
+    let tool = Tool::dynamic("open", "Opens.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read);
+    let world = World::new(|a| a.tool(tool));
+    let mut said = String::new();
+    for args in [
+        json!({"auth": "hunter2"}),
+        json!({"auth": {"token": "hunter2"}}),
+        json!({"auth": {"tokken": "hunter2"}}),
+        json!({"kind": "key", "key": "hunter2"}),
+        json!({"tree": {"pin": "hunter2", "next": {"pin": "hunter2", "next": {"next": {"pin": "hunter2"}}}}}),
+    ] {
+        said.push_str(&serde_json::to_string(&world.session.call("open", args).await).unwrap());
+    }
+    for row in world.session.rows().await.unwrap() {
+        said.push_str(&serde_json::to_string(&*row).unwrap());
+    }
+    assert!(!said.contains("hunter2"), "{said}");
+}
+
+#[tokio::test]
+async fn many_mistakes_make_a_short_message() {
+    let world = World::new(|a| a);
+    let many: serde_json::Map<String, Value> = (0..50_000).map(|n| (format!("unknown_{n}"), json!(n))).collect();
+    let answer = world.session.call("act", Value::Object(many)).await;
+    let error = answer.outcome.error().unwrap();
+    assert!(error.message.len() < 4_000 && error.errors.len() <= 40, "{} {}", error.message.len(), error.errors.len());
+}
+
+#[tokio::test]
+async fn references_and_compositions_are_closed_as_a_whole() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "bill": {"allOf": [{"$ref": "#/$defs/address"}, {"properties": {"vat": {"type": "string"}}}]},
+            "ship": {"$ref": "#/$defs/address"},
+            "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+            "map": {"type": "object"},
+        },
+        "dependentSchemas": {"ship": {"$ref": "#/$defs/shipping"}},
+        "$defs": {
+            "address": {"type": "object", "properties": {"city": {"type": "string"}, "geo": {"properties": {"lat": {"type": "number"}}}}},
+            "shipping": {"properties": {"speed": {"type": "string"}}},
+        },
+    });
+    let world = World::new(|a| a.tool(Tool::dynamic("order", "Orders.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read)));
+    let cases = [
+        (json!({"bill": {"city": "x", "vat": "y"}}), true),
+        (json!({"bill": {"city": "x", "vatt": "y"}}), false),
+        (json!({"ship": {"city": "x"}, "speed": "fast"}), true),
+        (json!({"ship": {"city": "x", "zip": "1"}}), false),
+        (json!({"ship": {"geo": {"lat": 1, "lng": 2}}}), false),
+        (json!({"next": {"next": null, "map": {"anything": 1}}}), true),
+        (json!({"next": {"nexxt": null}}), false),
+        (json!({"speed": "fast"}), false),
+        (json!({"other": 1}), false),
+    ];
+    for (args, fits) in cases {
+        let answer = world.session.call("order", args.clone()).await;
+        assert_eq!(answer.outcome.success().is_some(), fits, "{args}: {answer:?}");
     }
 }
