@@ -33,6 +33,7 @@ pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{Pass, Permit, Session, Snapshot, Toolgate, ToolgateBuilder};
+pub use jiff::{SignedDuration, Timestamp};
 pub use ledger::{Decision, Gate, Latency, Row};
 pub use outcome::{Answer, Outcome, Output, Signal, Stored};
 pub use registry::{Agent, AgentBuilder, BuildError, Section};
@@ -45,3 +46,8 @@ pub use tool::{Effect, Example, Extra, Failure, Handler, Polling, Retry, Spec, T
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
+
+/// The code in the repository's README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct RepositoryReadme;

@@ -9,7 +9,7 @@ use crate::code;
 use crate::error::ToolError;
 use crate::json::Digest;
 use crate::limits::Charge;
-use crate::policy::{Ask, Facts, Terms, Verdict};
+use crate::policy::{Ask, Facts, Verdict};
 use crate::registry::Registered;
 use crate::resource::Expect;
 use crate::store::{Approval, ApprovalState};
@@ -21,7 +21,9 @@ pub struct Permit {
     call: CallId,
     arguments: Judged,
     definition: Digest,
-    terms: Terms,
+    /// Each with the rule that it comes from.
+    charges: Vec<(String, Charge, ToolError)>,
+    expects: Vec<Expect>,
     tool: ToolRef,
 }
 
@@ -61,12 +63,12 @@ impl Permit {
         &self.tool.0
     }
 
-    pub(super) fn charges(&self) -> &[(Charge, ToolError)] {
-        &self.terms.charges
+    pub(super) fn charges(&self) -> &[(String, Charge, ToolError)] {
+        &self.charges
     }
 
     pub(super) fn expects(&self) -> &[Expect] {
-        &self.terms.expects
+        &self.expects
     }
 }
 
@@ -119,7 +121,7 @@ pub(super) fn authorize(
     mut asked: Vec<Asked>,
     rule: &mut Option<String>,
 ) -> Result<Judgement, Stop> {
-    let mut terms = Terms::default();
+    let (mut charges, mut expects) = (Vec::new(), Vec::new());
     let mut denial: Option<(String, ToolError)> = None;
     // Closest first: the order of `governed_by` is the order of precedence.
     for attached in &tool.governed_by {
@@ -127,9 +129,9 @@ pub(super) fn authorize(
         let ask = Ask { call, key, tool: &tool.spec, arguments: &arguments, facts };
         let verdict = catch_unwind(AssertUnwindSafe(|| attached.policy.check(&ask)));
         let denied = match verdict {
-            Ok(Ok(Verdict::Allow(mut more))) => {
-                terms.charges.append(&mut more.charges);
-                terms.expects.append(&mut more.expects);
+            Ok(Ok(Verdict::Allow(terms))) => {
+                charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+                expects.extend(terms.expects);
                 continue;
             }
             Ok(Ok(Verdict::Ask(reason))) => {
@@ -149,5 +151,5 @@ pub(super) fn authorize(
         return Err(error.into());
     }
     let definition = tool.definition;
-    Ok(Judgement { permit: Permit { call, arguments, definition, terms, tool: ToolRef(Arc::clone(tool)) }, asked })
+    Ok(Judgement { permit: Permit { call, arguments, definition, charges, expects, tool: ToolRef(Arc::clone(tool)) }, asked })
 }

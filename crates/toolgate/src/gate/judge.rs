@@ -157,18 +157,19 @@ impl Toolgate {
         &self,
         call: &Call,
         permit: &Permit,
-        mut budget: Vec<(Charge, ToolError)>,
+        budget: Vec<(Charge, ToolError)>,
         recall: Vec<RecallKey>,
         approval: Option<String>,
         trail: &mut Trail,
     ) -> Result<Claim, Stop> {
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
-        budget.extend(permit.charges().iter().cloned());
-        if !effect && recall.is_empty() && budget.is_empty() && approval.is_none() {
+        if !effect && recall.is_empty() && budget.is_empty() && permit.charges().is_empty() && approval.is_none() {
             return Ok(Claim::Held);
         }
-        let (charges, errors): (Vec<Charge>, Vec<ToolError>) = budget.into_iter().unzip();
+        let own = budget.into_iter().map(|(charge, error)| (charge, (None, error)));
+        let ruled = permit.charges().iter().cloned().map(|(rule, charge, error)| (charge, (Some(rule), error)));
+        let (charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) = own.chain(ruled).unzip();
         let intent = Box::new(Intent {
             call: trail.id,
             key: call.key.clone(),
@@ -188,7 +189,9 @@ impl Toolgate {
                 None => Ok(Claim::Held),
             },
             Err(NotClaimed::Over(index, over)) => {
-                let error = errors.into_iter().nth(index).unwrap_or_else(|| ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
+                let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
+                let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);
+                trail.rule = rule;
                 Err(over_error(error, &over).into())
             }
             Err(NotClaimed::Paused(target, why)) => Err(super::admit::paused(&target, &why).into()),

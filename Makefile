@@ -1,0 +1,27 @@
+# Two commands matter: `make run` shows the main job, `make test` checks everything.
+
+.PHONY: run test bench soak deny deps
+
+run: ## Build and start the demonstration, on embedded defaults
+	cargo run --quiet --package toolgate-cli -- demo
+
+test: deps ## Install what is missing, then check everything
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- --deny warnings
+	cargo test --workspace --locked
+	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
+
+bench: ## Print a table and write target/bench.json
+	cargo bench --package toolgate --bench call --locked
+
+soak: ## Long random runs of what `make test` runs shortly
+	TOOLGATE_SOAK=1 cargo test --release --package toolgate --locked -- --nocapture
+
+deny: ## Licences and advisories, for those who have cargo-deny
+	cargo deny check
+
+deps:
+	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
+	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
+	@command -v python3 >/dev/null || (apt-get update -qq && apt-get install -y -qq python3)
+	@command -v cc >/dev/null || (apt-get update -qq && apt-get install -y -qq gcc libc6-dev)

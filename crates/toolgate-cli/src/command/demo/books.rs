@@ -1,0 +1,106 @@
+//! The desk's own books: what happened to customers and money, written down by the desk and not by the gate.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use toolgate::Decimal;
+
+/// A refund that was paid out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Payment {
+    pub(super) customer: String,
+    pub(super) order: String,
+    pub(super) amount: Decimal,
+    pub(super) at: i64,
+}
+
+/// Customers, orders, and everything that was done.
+#[derive(Debug)]
+pub(super) struct Books {
+    /// Seconds since 1970.
+    pub(super) now: i64,
+    /// Order to customer.
+    pub(super) orders: BTreeMap<&'static str, &'static str>,
+    pub(super) active: BTreeSet<&'static str>,
+    /// Who was verified, and when.
+    pub(super) verified: Vec<(String, i64)>,
+    pub(super) payments: Vec<Payment>,
+    pub(super) escalations: Vec<String>,
+    /// How often the payment system will still say that it is offline.
+    pub(super) offline: u32,
+}
+
+impl Default for Books {
+    fn default() -> Self {
+        Self {
+            now: 1_794_700_800,
+            orders: BTreeMap::from([("A-7", "C-1001"), ("B-1", "C-2002"), ("B-2", "C-2002"), ("D-4", "C-3003")]),
+            active: BTreeSet::from(["C-1001", "C-2002", "C-3003"]),
+            verified: Vec::new(),
+            payments: Vec::new(),
+            escalations: Vec::new(),
+            offline: 1,
+        }
+    }
+}
+
+impl Books {
+    /// Payments that the desk's rules forbid, by the books alone: paid without a verification of that
+    /// customer in the quarter of an hour before, on somebody else's order, over 500, over 500 a day, or twice.
+    pub(super) fn forbidden_payments(&self) -> Vec<&Payment> {
+        let day = 24 * 60 * 60;
+        let cap = Decimal::from(500);
+        let forbidden = |(index, paid): &(usize, &Payment)| {
+            let earlier = || self.payments.iter().take(*index);
+            let verified = self.verified.iter().any(|(who, at)| *who == paid.customer && *at <= paid.at && paid.at - at <= 15 * 60);
+            let own = self.orders.get(paid.order.as_str()).is_some_and(|owner| *owner == paid.customer);
+            let today: Decimal = earlier().filter(|p| p.customer == paid.customer && paid.at - p.at < day).map(|p| p.amount).sum();
+            let twice = earlier().any(|p| p.order == paid.order);
+            !verified || !own || twice || paid.amount > cap || today + paid.amount > cap
+        };
+        self.payments.iter().enumerate().filter(forbidden).map(|(_, paid)| paid).collect()
+    }
+}
+
+/// Books that the desk's tools and the reader of the demonstration share.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedBooks(Arc<Mutex<Books>>);
+
+impl SharedBooks {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forged_payments_are_found() {
+        let pay = |customer: &str, order: &str, amount: i64, at: i64| Payment {
+            customer: customer.into(),
+            order: order.into(),
+            amount: amount.into(),
+            at,
+        };
+        let cases = [
+            ("fine", pay("C-2002", "B-1", 499, 100), 0),
+            ("too much", pay("C-2002", "B-1", 501, 100), 1),
+            ("nobody verified", pay("C-3003", "D-4", 5, 100), 1),
+            ("verified too long ago", pay("C-2002", "B-1", 5, 2_000), 1),
+            ("somebody else's order", pay("C-2002", "A-7", 5, 100), 1),
+            ("no such order", pay("C-2002", "Z-9", 5, 100), 1),
+        ];
+        for (name, payment, leaked) in cases {
+            let books = Books { verified: vec![("C-2002".into(), 50)], payments: vec![payment], ..Books::default() };
+            assert_eq!(books.forbidden_payments().len(), leaked, "{name}");
+        }
+        let twice = vec![pay("C-2002", "B-1", 10, 100), pay("C-2002", "B-1", 10, 110)];
+        let sum = vec![pay("C-2002", "B-1", 499, 100), pay("C-2002", "B-2", 2, 110)];
+        for payments in [twice, sum] {
+            let books = Books { verified: vec![("C-2002".into(), 50)], payments, ..Books::default() };
+            assert_eq!(books.forbidden_payments().len(), 1);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The demonstration for a person to read.
+
+use std::io::{self, Write};
+
+use anstyle::{AnsiColor, Style};
+use toolgate::Outcome;
+
+use super::books::SharedBooks;
+use super::{Played, Summary};
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+const GREEN: Style = AnsiColor::Green.on_default();
+const RED: Style = AnsiColor::Red.on_default();
+const CYAN: Style = AnsiColor::Cyan.on_default();
+
+pub(super) fn print(played: &[Played], summary: &Summary, books: &SharedBooks) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "{BOLD}The refund desk{BOLD:#}")?;
+    writeln!(out, "Five tools, five rules, a scripted model. It does its work; then it tries to break out.")?;
+    let mut escaping = false;
+    for (index, p) in played.iter().enumerate() {
+        if index == 0 {
+            writeln!(out, "\n{BOLD}── The work ──────────────────────────────────────────────────{BOLD:#}")?;
+        }
+        if p.step.is_escape() && !escaping {
+            escaping = true;
+            writeln!(out, "\n{BOLD}── Trying to break out ───────────────────────────────────────{BOLD:#}")?;
+        }
+        print_step(&mut out, index + 1, p)?;
+    }
+    print_end(&mut out, summary, books)
+}
+
+fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()> {
+    let (style, mark) = match (&p.answer.outcome, p.replayed) {
+        (_, true) => (CYAN, "↺ answered from the record"),
+        (Outcome::Success(_), _) => (GREEN, "✓ ran"),
+        (_, _) if p.ran => (RED, "✗ ran and failed"),
+        _ => (RED, "✗ refused"),
+    };
+    writeln!(out, "\n{number:>2}  {BOLD}{}{BOLD:#}  {DIM}“{}”{DIM:#}", p.step.name, p.step.thinks)?;
+    writeln!(out, "    {DIM}asked{DIM:#}  {} {}", p.step.tool, p.step.arguments)?;
+    let rule = p.rule.as_ref().map(|rule| format!(" · {rule}")).unwrap_or_default();
+    let place = if p.ran { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", p.answer.gate) };
+    writeln!(out, "    {DIM}gate{DIM:#}   {style}{mark}{style:#}{place}")?;
+    match &p.answer.outcome {
+        Outcome::Success(output) if output.value.is_null() => {
+            writeln!(out, "    {DIM}told{DIM:#}   nothing found {DIM}(an answer, not an error){DIM:#}")
+        }
+        Outcome::Success(output) => writeln!(out, "    {DIM}told{DIM:#}   {}", output.for_model()),
+        Outcome::Signal(signal) => writeln!(out, "    {DIM}told{DIM:#}   {signal:?}"),
+        Outcome::Error(error) => {
+            let retry = if error.retryable { ", may be retried" } else { "" };
+            writeln!(
+                out,
+                "    {DIM}told{DIM:#}   {}{} {}{retry}{}: {}",
+                BOLD,
+                error.category,
+                error.code,
+                BOLD.render_reset(),
+                error.message
+            )?;
+            match &error.next {
+                Some(next) => writeln!(out, "           {CYAN}next{CYAN:#} {} {}", next.tool, next.arguments),
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+fn print_end(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io::Result<()> {
+    let books = books.lock();
+    writeln!(out, "\n{BOLD}── What the desk's own books say ─────────────────────────────{BOLD:#}\n")?;
+    for paid in &books.payments {
+        writeln!(out, "    paid ${} to {} for order {}", paid.amount, paid.customer, paid.order)?;
+    }
+    for case in &books.escalations {
+        writeln!(out, "    handed to a person: order {case}")?;
+    }
+    for paid in books.forbidden_payments() {
+        writeln!(out, "    {RED}leaked: ${} to {} for order {}{RED:#}", paid.amount, paid.customer, paid.order)?;
+    }
+    let style = if summary.leaked == 0 { GREEN } else { RED };
+    let Summary { asked, ran, refused, leaked } = summary;
+    writeln!(out, "\n{asked} calls asked · {ran} ran · {refused} did not · {style}{BOLD}{leaked} leaked{BOLD:#}")
+}

@@ -1,0 +1,74 @@
+//! The command line as a user sees it: exit code, standard output, standard error.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn toolgate(args: &[&str]) -> (i32, String, String) {
+    let output = Command::cargo_bin("toolgate").unwrap().args(args).env_clear().output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or_else(|| panic!("killed")), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn help_says_what_it_does_with_examples() {
+    let (code, stdout, stderr) = toolgate(&["--help"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    insta::assert_snapshot!(stdout);
+    let (code, stdout, _) = toolgate(&["demo", "--help"]);
+    assert_eq!(code, 0);
+    insta::assert_snapshot!(stdout);
+}
+
+#[test]
+fn a_wrong_verb_is_told_the_right_one() {
+    let (code, stdout, stderr) = toolgate(&["dmeo"]);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    insta::assert_snapshot!(stderr);
+}
+
+#[test]
+fn the_demonstration_reads_the_same_every_time() {
+    let (code, stdout, stderr) = toolgate(&["demo"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(!stdout.contains('\u{1b}'), "no colours where there is no terminal");
+    insta::assert_snapshot!(stdout);
+}
+
+#[test]
+fn the_demonstration_speaks_json() {
+    let (code, stdout, _) = toolgate(&["demo", "--json"]);
+    assert_eq!(code, 0);
+    let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (summary, steps) = lines.split_last().unwrap();
+    let ran = steps.iter().filter(|s| s["ran"] == true).count();
+    assert_eq!(*summary, serde_json::json!({"summary": {"asked": steps.len(), "ran": ran, "refused": steps.len() - ran, "leaked": 0}}));
+    for step in steps {
+        let keys: Vec<&String> = step.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["asked", "gate", "outcome", "ran", "step"]);
+        let outcome = &step["outcome"];
+        if outcome["isError"] == true {
+            for field in ["errorCategory", "isRetryable", "code", "message", "effects", "callId"] {
+                assert!(!outcome[field].is_null(), "{field} of {step}");
+            }
+        } else {
+            assert_eq!(outcome["isError"], false, "{step}");
+        }
+    }
+    let find = |name: &str| steps.iter().find(|s| s["step"] == name).unwrap_or_else(|| panic!("{name}"));
+    assert_eq!(find("user not found")["outcome"]["isError"], false);
+    assert_eq!(find("access denied")["outcome"]["errorCategory"], "PERMISSION");
+    assert_eq!(find("system offline")["outcome"]["isRetryable"], true);
+    assert_eq!(find("normalised result")["outcome"]["value"]["created_at"], "2023-11-14T22:13:20Z");
+    assert_eq!(find("repeats a paid refund")["outcome"]["replayed"], true);
+    assert!(find("hides 600 in a second key")["asked"]["arguments"].is_string());
+}
+
+#[test]
+fn completions_are_printed() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, stdout, _) = toolgate(&["completions", shell]);
+        assert!(code == 0 && stdout.contains("demo"), "{shell}");
+    }
+}
