@@ -155,7 +155,7 @@ pub struct Row {
     pub tool: Arc<str>,
     /// Redacted arguments; `null` where they could not be read.
     pub arguments: Arc<Value>,
-    /// Digest of the judged call.
+    /// Digest of the judged call; keyed where the tool has secrets, so that none can be guessed from it.
     pub digest: Option<Digest>,
     /// What became of it.
     pub decision: Decision,

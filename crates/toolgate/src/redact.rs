@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde_json::Value;
 use sha2::Sha256;
 
-use crate::json::{Pointer, canonical};
+use crate::json::{Digest, Pointer, canonical};
 
 /// Replaces secrets by marks. The same secret leaves the same mark under the same key.
 #[derive(Clone)]
@@ -18,6 +18,13 @@ impl Redactor {
         let mut key = [0u8; 32];
         getrandom::fill(&mut key).map_err(|e| format!("the machine gives no random numbers: {e}"))?;
         Hmac::new_from_slice(&key).map(Self).map_err(|e| e.to_string())
+    }
+
+    /// What stands for a digest that a secret could be guessed from.
+    pub(crate) fn keyed(&self, digest: Digest) -> Digest {
+        let mut mac = self.0.clone();
+        mac.update(digest.as_bytes());
+        Digest::from_bytes(mac.finalize().into_bytes().into())
     }
 
     /// What stands for a value that must not be written down.

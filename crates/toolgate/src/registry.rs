@@ -382,15 +382,14 @@ impl AgentBuilder {
 
     fn register(&self, spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<String>> {
         let mut problems = check_words(&spec);
-        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, problems: &mut Vec<String>| {
-            schema.and_then(|schema| {
-                Schema::compile(schema, extra, &spec.secrets)
-                    .map_err(|e| problems.push(format!("{what} schema of `{}`: {e}", shown(&spec.name))))
-                    .ok()
-            })
+        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<String>| {
+            let compiled = Schema::compile(schema?, extra, secrets);
+            compiled.map_err(|e| problems.push(format!("{what} schema of `{}`: {e}", shown(&spec.name)))).ok()
         };
-        let input = compile(spec.input.as_ref(), "input", spec.extra, &mut problems);
-        let output = compile(spec.output.as_ref(), "output", Extra::Pass, &mut problems);
+        let input = compile(spec.input.as_ref(), "input", spec.extra, &spec.secrets, &mut problems);
+        // A secret that is echoed is a secret still.
+        let known = input.as_ref().map_or(spec.secrets.as_slice(), Schema::secrets);
+        let output = compile(spec.output.as_ref(), "output", Extra::Pass, known, &mut problems);
         if spec.input.is_none() && handler.is_some() {
             problems.push(format!("`{}` has a handler and no input schema", shown(&spec.name)));
         }

@@ -4,12 +4,15 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use rpds::{HashTrieMapSync, VectorSync};
+use rpds::{HashTrieMap, VectorSync};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Slices of a session, by name. Cloning one costs the same whatever its size.
-pub type Slices = HashTrieMapSync<Arc<str>, Arc<Value>>;
+pub type Slices = Map<Arc<str>, Arc<Value>>;
+
+/// A map that is cheap to clone. Its hasher is keyed by chance, as names may come from a model.
+pub type Map<K, V> = HashTrieMap<K, V, archery::ArcTK, ahash::RandomState>;
 
 /// What a session holds. A clone is a snapshot, and costs O(1).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -17,9 +20,9 @@ pub struct State {
     /// State slices: a failed call leaves them as they were.
     pub slices: Slices,
     /// Log slices: what was appended stays, whatever became of the call.
-    pub logs: HashTrieMapSync<Arc<str>, VectorSync<Arc<Value>>>,
+    pub logs: Map<Arc<str>, VectorSync<Arc<Value>>>,
     /// What successful calls proved.
-    pub evidence: HashTrieMapSync<EvidenceKey, Arc<Evidence>>,
+    pub evidence: Map<EvidenceKey, Arc<Evidence>>,
     /// What policies remember.
     pub marks: Slices,
 }
@@ -65,6 +68,11 @@ impl State {
         for evidence in changes.evidence {
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {
+                // What a client says does not take the place of what was seen here.
+                let ran_here = self.evidence.get(&key).is_some_and(|known| known.origin == Origin::RunHere);
+                if evidence.origin == Origin::Reported && ran_here {
+                    continue;
+                }
                 self.evidence.insert_mut(key, Arc::clone(&evidence));
             }
         }

@@ -57,19 +57,21 @@ impl Spool {
             }
         }
         let (mut rows, mut spoilt) = (Vec::new(), false);
-        for line in BufReader::new(File::open(&aside)?).lines() {
-            match line?.as_str() {
-                "" => {}
-                line => match serde_json::from_str::<Row>(line) {
-                    Ok(row) => rows.push(Arc::new(row)),
-                    Err(_) => spoilt = true,
-                },
+        for line in BufReader::new(File::open(&aside)?).split(b'\n') {
+            let line = line?;
+            if line.is_empty() {
+                continue;
+            }
+            match serde_json::from_slice::<Row>(&line) {
+                Ok(row) => rows.push(Arc::new(row)),
+                Err(_) => spoilt = true,
             }
         }
         if spoilt {
             // For a person to look at: perhaps a record that a crash cut off.
-            std::fs::copy(&aside, self.path.with_extension("spoilt"))?;
-            tracing::error!(path = %self.path.with_extension("spoilt").display(), "a spooled row cannot be read; a copy is kept");
+            let copy = self.path.with_extension(format!("{}.spoilt", crate::call::CallId::fresh()));
+            std::fs::copy(&aside, &copy)?;
+            tracing::error!(path = %copy.display(), "a spooled row cannot be read; a copy is kept");
         }
         Ok(rows)
     }

@@ -129,7 +129,8 @@ impl Toolgate {
         match checked {
             Ok(()) => {
                 let judged = Judged::new(&tool.spec.name, value);
-                trail.digest = Some(judged.digest());
+                let digest = judged.digest();
+                trail.digest = Some(if tool.secrets.is_empty() { digest } else { self.0.redactor.keyed(digest) });
                 trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
                 Ok(judged)
             }

@@ -11,12 +11,11 @@ use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, CallId, SessionKey};
 use crate::code;
-use crate::context::Txn;
-use crate::error::{Effects, ToolError};
+use crate::error::ToolError;
 use crate::ledger::Gate;
 use crate::outcome::Answer;
 use crate::store::Hold;
-use crate::tool::{Effect, Failure};
+use crate::tool::Effect;
 
 /// A call of the plan on its way.
 enum Slot {
@@ -133,8 +132,8 @@ impl Toolgate {
             let paused = gate.0.store.paused(&passed.key, &trail.tool).await;
             let ran = match paused {
                 Ok(None) => gate.run(&passed, &mut trail).await,
-                Ok(Some((target, why))) => not_begun(super::admit::paused(&target, &why)),
-                Err(error) => not_begun(*Stop::from(error).error),
+                Ok(Some((target, why))) => Ran::not_begun(super::admit::paused(&target, &why).into()),
+                Err(error) => Ran::not_begun((*Stop::from(error).error).into()),
             };
             gate.settle(passed, ran, trail).await
         })
@@ -159,8 +158,4 @@ impl Toolgate {
         }
         answers
     }
-}
-
-fn not_begun(error: ToolError) -> Ran {
-    Ran::ended(Err(Failure::from(error).effects(Effects::None)), Txn::default())
 }

@@ -72,10 +72,9 @@ impl Pass {
     /// The second half of the path: what the client says happened. Evidence from it is marked as reported.
     pub async fn report(mut self, result: Result<Value, Failure>) -> Answer {
         let gate = self.gate.clone();
-        let Some((passed, mut trail)) = self.inner.take() else {
+        let Some((passed, trail)) = self.inner.take() else {
             return gate.lost(&Call::new(SessionKey::new("", "", ""), "", Value::Null), CallId::fresh()).await;
         };
-        trail.at(crate::ledger::Gate::Run);
         let (settling, span) = (gate.clone(), trail.span.clone());
         let (key, tool, id) = (passed.key.clone(), trail.tool.to_string(), trail.id);
         let task = tokio::spawn(async move { settling.settle(passed, Ran::ended(result, Txn::default()), trail).await }.instrument(span));
@@ -116,6 +115,8 @@ impl Toolgate {
                 match gate.admit_call(&asked, &mut trail, None).await {
                     Ok(Admitted::Pass(mut passed)) => {
                         passed.reported = true;
+                        // From here on it is the client's time.
+                        trail.at(crate::ledger::Gate::Run);
                         // Nobody knows how long a client takes; what must hold meanwhile is reserved.
                         passed.hold = None;
                         Ok(Pass { gate, runtime: tokio::runtime::Handle::current(), inner: Some((passed, trail)) })

@@ -28,11 +28,18 @@ pub(super) struct Ran {
     pub(super) empty: bool,
     /// A file could not be rolled back.
     pub(super) unclean: bool,
+    /// The tool was started.
+    pub(super) begun: bool,
 }
 
 impl Ran {
+    /// It was stopped before the tool began.
+    pub(super) fn not_begun(failure: Failure) -> Self {
+        Self { begun: false, ..Self::ended(Err(failure.effects(Effects::None)), Txn::default()) }
+    }
+
     pub(super) const fn ended(result: Result<Value, Failure>, txn: Txn) -> Self {
-        Self { result, txn, empty: false, unclean: false }
+        Self { result, txn, empty: false, unclean: false, begun: true }
     }
 }
 
@@ -69,7 +76,7 @@ impl Toolgate {
             .with_jitter()
             .build();
         if let Some(failure) = over_before_it_began(trail) {
-            return Ran::ended(Err(failure), Txn::default());
+            return Ran::not_begun(failure);
         }
         let (mut logs, mut spent) = (Vec::new(), None::<Spend>);
         loop {
@@ -106,7 +113,7 @@ impl Toolgate {
         let Some(handler) = &tool.handler else {
             let failure =
                 Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit it and report what happened", tool.spec.name));
-            return Ran::ended(Err(failure.effects(Effects::None)), Txn::default());
+            return Ran::not_begun(failure);
         };
         let ctx = Ctx::new(Parts {
             call: trail.id,
@@ -148,7 +155,7 @@ fn over_before_it_began(trail: &Trail) -> Option<Failure> {
     } else {
         return None;
     };
-    Some(why.effects(Effects::None))
+    Some(why)
 }
 
 fn may_retry(ran: &Ran, tool: &Registered) -> bool {

@@ -91,7 +91,7 @@ impl End {
 impl Toolgate {
     /// A call that was let through ends.
     pub(super) async fn settle(&self, passed: Box<Passed>, ran: Ran, mut trail: Box<Trail>) -> Answer {
-        let Ran { result, mut txn, empty, unclean } = ran;
+        let Ran { result, mut txn, empty, unclean, begun } = ran;
         let tool = passed.permit.tool();
         let end = match result {
             Ok(value) => {
@@ -127,6 +127,7 @@ impl Toolgate {
         };
         trail.at(Gate::Settle);
         let end = if unclean { end.unclean() } else { end };
+        let end = if begun { end } else { End { decision: Decision::Refused, ..end } };
         Box::pin(self.commit(passed, end, txn, trail)).await
     }
 

@@ -211,11 +211,18 @@ struct Specific {
 }
 
 impl Answer {
-    /// Both forms read as one; a denial in either counts.
+    /// Both forms read as one; the stricter decision counts, and one that is unknown stays to be refused.
     fn merged(mut self) -> Self {
         let Some(specific) = self.hook_specific_output.take() else { return self };
-        if !matches!(self.decision.as_deref(), Some("deny" | "block")) {
-            self.decision = specific.permission_decision.or(self.decision);
+        let strictness = |decision: &Option<String>| match decision.as_deref() {
+            None => 0,
+            Some("allow" | "approve") => 1,
+            Some("ask") => 2,
+            Some("deny" | "block") => 4,
+            Some(_) => 3,
+        };
+        if strictness(&specific.permission_decision) > strictness(&self.decision) {
+            self.decision = specific.permission_decision;
         }
         self.reason = specific.permission_decision_reason.or(self.reason);
         self.input = specific.updated_input.or(self.input);
@@ -224,8 +231,10 @@ impl Answer {
     }
 
     /// An object that says nothing we know is no answer.
-    const fn says_something(&self) -> bool {
-        self.decision.is_some() || self.input.is_some() || self.result.is_some() || self.hook_specific_output.is_some()
+    fn says_something(&self) -> bool {
+        let plain = self.decision.is_some() || self.input.is_some() || self.result.is_some();
+        let specific = |s: &Specific| s.permission_decision.is_some() || s.updated_input.is_some() || s.updated_tool_output.is_some();
+        plain || self.hook_specific_output.as_ref().is_some_and(specific)
     }
 }
 

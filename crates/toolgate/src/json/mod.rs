@@ -38,6 +38,12 @@ pub(crate) fn over_bounds(text: &[u8], bounds: &Bounds) -> Option<String> {
     if text.len() > bounds.bytes {
         return Some(format!("{} bytes; at most {} are taken", text.len(), bounds.bytes));
     }
+    // Most documents cannot break a bound whatever stands where: counting is much faster than looking.
+    let count = |wanted: fn(&&u8) -> bool| text.iter().filter(wanted).count();
+    let opens = count(|b| matches!(b, b'[' | b'{'));
+    if opens <= bounds.depth && opens + count(|b| **b == b',') < bounds.nodes {
+        return None;
+    }
     let (mut depth, mut nodes, mut in_string, mut escaped) = (0usize, 1usize, false, false);
     for byte in text {
         if in_string {

@@ -73,8 +73,8 @@ pub struct Facts {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<(EvidenceKey, Option<Arc<Evidence>>)>,
     /// Counters.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub counters: BTreeMap<String, Decimal>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counters: Vec<(String, Option<SignedDuration>, Decimal)>,
     /// What policies remembered.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub marks: BTreeMap<String, Option<Value>>,
@@ -142,12 +142,13 @@ impl<'a> Ask<'a> {
             .ok_or_else(|| Fault(format!("evidence of `{}` was not asked for in `needs`", key.tool)))
     }
 
-    /// What a counter shows.
+    /// What a counter shows, over this window.
     ///
     /// # Errors
     /// A fault if the policy did not name it in [`Policy::needs`].
-    pub fn counter(&self, name: &str) -> Result<Decimal, Fault> {
-        self.facts.counters.get(name).copied().ok_or_else(|| Fault(format!("counter `{name}` was not asked for in `needs`")))
+    pub fn counter(&self, name: &str, window: Option<SignedDuration>) -> Result<Decimal, Fault> {
+        let found = self.facts.counters.iter().find(|(n, w, _)| n == name && *w == window);
+        found.map(|(.., used)| *used).ok_or_else(|| Fault(format!("counter `{name}` was not asked for in `needs`")))
     }
 
     /// What a policy remembered.

@@ -154,8 +154,8 @@ impl Inner {
         Ok(file)
     }
 
-    /// Undoes a change and forgets its entry. What is neither the old content nor (part of) the new is
-    /// somebody else's: it stays, and the entry stays beside it as `.conflict`.
+    /// Undoes a change and forgets its entry. What is neither the old content nor the new, nor the beginning of
+    /// one of them, is somebody else's: it stays, and the entry stays beside it as `.conflict`.
     fn undo(&self, entry: &Entry) -> Result<(), FileError> {
         let undo = &entry.undo;
         let fail = |e: io::Error| FileError::Io(undo.path.clone(), format!("could not be undone: {e}"));
@@ -165,7 +165,9 @@ impl Inner {
             Err(error) => return Err(error),
         };
         let ours = match &there {
-            Some((content, _)) => (undo.old.is_some() && *content == entry.old) || (undo.new.is_some() && entry.new.starts_with(content)),
+            Some((content, _)) => {
+                (undo.old.is_some() && entry.old.starts_with(content)) || (undo.new.is_some() && entry.new.starts_with(content))
+            }
             None => undo.old.is_none() || undo.new.is_none(),
         };
         if !ours {

@@ -98,7 +98,7 @@ fn is_modern(schema: &Value) -> bool {
 
 fn is_composed_anywhere(schema: &Value) -> bool {
     match schema {
-        Value::Object(map) => IN_PLACE.iter().any(|word| map.contains_key(*word)) || map.values().any(is_composed_anywhere),
+        Value::Object(map) => IN_PLACE.iter().chain(REFERS).any(|word| map.contains_key(*word)) || map.values().any(is_composed_anywhere),
         Value::Array(items) => items.iter().any(is_composed_anywhere),
         _ => false,
     }
@@ -237,5 +237,11 @@ mod tests {
         let moved = close(&json!({"$schema": draft7, "properties": {"a": {}}}));
         assert_eq!(moved, Ok(json!({"$schema": DRAFT, "properties": {"a": {}}, "additionalProperties": false})));
         assert!(close(&json!({"$schema": draft7, "anyOf": [{"properties": {"a": {}}}], "dependencies": {}})).is_err());
+        assert!(
+            close(
+                &json!({"$schema": draft7, "$ref": "#/definitions/a", "definitions": {"a": {"properties": {"b": {}}}}, "dependencies": {}})
+            )
+            .is_err()
+        );
     }
 }

@@ -1,9 +1,10 @@
 //! Everything in memory, one lock, one transaction at a time.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ahash::HashMap;
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
@@ -193,7 +194,10 @@ impl Inner {
             None => {
                 if let Some(claim) = self.claims.remove(&call) {
                     for key in &claim.intent.recall {
-                        self.recalls.remove(key);
+                        // Unless somebody else has come under the same key since.
+                        if self.recalls.get(key).is_some_and(|(_, by)| *by == call) {
+                            self.recalls.remove(key);
+                        }
                     }
                 }
             }
@@ -256,7 +260,7 @@ impl Store for MemoryStore {
         let mut inner = crate::lock(&self.inner);
         for (counter, window) in &needs.counters {
             let used = inner.counters.get_mut(&(counter.clone(), *window)).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
-            facts.counters.insert(counter.clone(), used);
+            facts.counters.push((counter.clone(), *window, used));
         }
         let state = at.or_else(|| inner.sessions.get(key).map(|s| s.state.as_ref()));
         facts.evidence.reserve(needs.evidence.len());

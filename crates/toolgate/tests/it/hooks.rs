@@ -95,6 +95,8 @@ async fn answers_of_programs() {
         ("echo '{\"hookSpecificOutput\": {\"permissionDecision\": \"defer\"}}'", "PERMISSION hook_failed"),
         ("echo '{\"hookSpecificOutput\": {\"updatedInput\": {\"how\": \"refuse\"}}}'", "BUSINESS no_stock"),
         ("echo '{\"decison\": \"deny\"}'", "PERMISSION hook_failed"),
+        ("echo '{\"hookSpecificOutput\": {\"permisionDecision\": \"deny\"}}'", "PERMISSION hook_failed"),
+        ("echo '{\"decision\": \"ask\", \"hookSpecificOutput\": {\"permissionDecision\": \"allow\"}}'", "BUSINESS approval_required"),
         ("echo '[]'", "PERMISSION hook_failed"),
         ("echo '{\"decision\": 5}'", "PERMISSION hook_failed"),
         ("head -c 3000000 /dev/zero", "PERMISSION hook_failed"),

@@ -94,7 +94,7 @@ impl Policy for Deaf {
     }
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         match self.0 {
-            "undeclared" => ask.counter("never asked for").map(|_| Verdict::allow()),
+            "undeclared" => ask.counter("never asked for", None).map(|_| Verdict::allow()),
             _ => Ok(Verdict::allow()),
         }
     }
