@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toolgate::json::{Pointer, decimal_of};
 use toolgate::policy::{Ask, Fault, Needs, Policy, Sequence, Verdict};
-use toolgate::session::EvidenceKey;
 use toolgate::{Agent, Category, Ctx, Effect, Session, Spec, Tool, ToolError, Toolgate};
 
 /// Calls of one measured stretch, and how many stretches; the median counts.
@@ -57,8 +56,8 @@ struct SameCustomer {
 }
 
 impl SameCustomer {
-    fn key(&self, ask: &Ask<'_>) -> EvidenceKey {
-        EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(&self.entity), ask.argument(&self.customer).unwrap_or(&Value::Null))
+    fn customer<'a>(&self, ask: &Ask<'a>) -> &'a Value {
+        ask.argument(&self.customer).unwrap_or(&Value::Null)
     }
 }
 
@@ -69,11 +68,11 @@ impl Policy for SameCustomer {
     fn governs(&self, tool: &Spec) -> bool {
         tool.name() == "refund"
     }
-    fn needs(&self, ask: &Ask<'_>) -> Needs {
-        Needs { evidence: vec![self.key(ask)], ..Needs::default() }
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        needs.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))));
     }
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        match ask.evidence(&self.key(ask))? {
+        match ask.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))))? {
             Some(_) => Ok(Verdict::allow()),
             None => Ok(Verdict::deny(ToolError::new(Category::Business, "unverified", "verify first"))),
         }

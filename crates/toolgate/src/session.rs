@@ -65,7 +65,7 @@ impl State {
         for (name, value) in changes.marks {
             set(&mut self.marks, name, value);
         }
-        for evidence in changes.evidence {
+        if let Some(evidence) = changes.evidence {
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {
                 // What a client says does not take the place of what was seen here.
@@ -99,7 +99,7 @@ pub struct Changes {
     /// What policies remember.
     pub marks: Vec<Change>,
     /// What the call proved.
-    pub evidence: Vec<Evidence>,
+    pub evidence: Option<Evidence>,
 }
 
 impl Changes {
@@ -128,7 +128,7 @@ impl EvidenceKey {
     /// A success of a tool about one entity.
     #[must_use]
     pub fn about(mut self, name: impl Into<Arc<str>>, value: &Value) -> Self {
-        self.entity = Some((name.into(), crate::json::canonical_text(value).into()));
+        self.entity = Some((name.into(), crate::json::with_canonical(value, |text| Arc::from(text))));
         self
     }
 }

@@ -41,7 +41,9 @@ impl Toolgate {
         // Whether a tool that this caller may not see is paused is none of its business.
         let seen = agent.tools.get(call.tool.as_str()).is_none_or(|tool| tool.is_visible_to(&call.key.principal));
         let tool = if seen { Arc::clone(&trail.tool) } else { Arc::from("") };
-        if let Some((target, why)) = self.0.store.paused(&call.key, &tool).await? {
+        if self.0.store.may_be_paused()
+            && let Some((target, why)) = self.0.store.paused(&call.key, &tool).await?
+        {
             return Err(paused(&target, &why).into());
         }
         let over = match &call.arguments {

@@ -106,12 +106,11 @@ impl Toolgate {
         let mut needs = Needs::default();
         for attached in &tool.governed_by {
             let ask = Ask { call: trail.id, key: &call.key, tool: &tool.spec, arguments, facts: &trail.facts };
-            let wanted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.needs(&ask)));
-            let wanted = wanted.map_err(|_| {
+            let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.needs(&ask, &mut needs)));
+            asked.map_err(|_| {
                 trail.rule = Some(attached.policy.name().to_owned());
                 ToolError::of(code::POLICY_FAULT, format!("the policy `{}` panicked, so the call is refused", attached.policy.name()))
             })?;
-            needs.merge(wanted);
         }
         if needs.is_empty() {
             return Ok(());
@@ -125,7 +124,10 @@ impl Toolgate {
                 trail.facts.files.insert(path.clone(), fact);
             }
         }
-        self.0.store.load(&call.key, &needs, at, &mut trail.facts).await?;
+        match at {
+            Some(state) if needs.counters.is_empty() && self.0.store.snapshots_are_complete() => trail.facts.take_from(&needs, Some(state)),
+            _ => self.0.store.load(&call.key, &needs, at, &mut trail.facts).await?,
+        }
         Ok(())
     }
 

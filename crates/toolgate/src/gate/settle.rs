@@ -345,7 +345,7 @@ impl Toolgate {
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
         };
         // That there is nothing proves nothing.
-        let evidence = if empty { Vec::new() } else { vec![evidence] };
+        let evidence = (!empty).then_some(evidence);
         Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
     }
 

@@ -1,5 +1,6 @@
 //! One document, one spelling: keys sorted by their bytes, no white space, numbers as canonical text.
 
+use std::cell::RefCell;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -80,9 +81,15 @@ pub fn canonical(value: &Value) -> Vec<u8> {
     out
 }
 
-/// The canonical spelling of a document as text.
-pub(crate) fn canonical_text(value: &Value) -> String {
-    String::from_utf8(canonical(value)).unwrap_or_default()
+/// Calls `f` with the canonical spelling of a document, without keeping it.
+pub(crate) fn with_canonical<T>(value: &Value, f: impl FnOnce(&str) -> T) -> T {
+    thread_local!(static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.clear();
+        write_canonical(value, scratch);
+        let text = std::str::from_utf8(scratch).unwrap_or_default();
+        f(text)
+    })
 }
 
 /// The digest of a document's canonical bytes.

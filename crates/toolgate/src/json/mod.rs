@@ -8,7 +8,7 @@ mod number;
 mod parse;
 mod pointer;
 
-pub(crate) use canon::canonical_text;
+pub(crate) use canon::with_canonical;
 pub use canon::{Digest, canonical, digest_of};
 pub use number::{canonical_number, decimal_of, number_from_decimal};
 pub use parse::{ParseError, parse};

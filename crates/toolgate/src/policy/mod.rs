@@ -19,7 +19,7 @@ use crate::error::ToolError;
 use crate::json::{Digest, Pointer};
 use crate::limits::Charge;
 use crate::resource::Expect;
-use crate::session::{Change, Evidence, EvidenceKey};
+use crate::session::{Change, Evidence, EvidenceKey, State};
 use crate::tool::Spec;
 
 /// What a policy wants to know before it decides. What is not named here is not there.
@@ -36,15 +36,13 @@ pub struct Needs {
 }
 
 impl Needs {
-    pub(crate) fn merge(&mut self, mut other: Self) {
-        if self.is_empty() {
-            *self = other;
-            return;
-        }
-        self.evidence.append(&mut other.evidence);
-        self.counters.append(&mut other.counters);
-        self.marks.append(&mut other.marks);
-        self.files.append(&mut other.files);
+    /// Evidence of a tool's success, about one entity where one is given.
+    pub fn evidence_of(&mut self, tool: &Arc<str>, about: Option<(&Arc<str>, &Value)>) {
+        let key = EvidenceKey::tool(Arc::clone(tool));
+        self.evidence.push(match about {
+            Some((name, value)) => key.about(Arc::clone(name), value),
+            None => key,
+        });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -84,6 +82,20 @@ pub struct Facts {
     /// What hooks answered, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<HookFact>,
+}
+
+impl Facts {
+    /// Takes evidence and marks from a snapshot of the session.
+    pub(crate) fn take_from(&mut self, needs: &Needs, state: Option<&State>) {
+        self.evidence.reserve_exact(needs.evidence.len());
+        for key in &needs.evidence {
+            self.evidence.push((key.clone(), state.and_then(|state| state.evidence(key)).cloned()));
+        }
+        for mark in &needs.marks {
+            let found = state.and_then(|state| state.marks.get(mark.as_str())).map(|m| m.as_ref().clone());
+            self.marks.insert(mark.clone(), found);
+        }
+    }
 }
 
 /// What one hook answered.
@@ -140,6 +152,21 @@ impl<'a> Ask<'a> {
         found
             .map(|(_, evidence)| evidence.as_deref())
             .ok_or_else(|| Fault(format!("evidence of `{}` was not asked for in `needs`", key.tool)))
+    }
+
+    /// The latest evidence of a tool's success, about one entity where one is given.
+    ///
+    /// # Errors
+    /// A fault if the policy did not name it in [`Policy::needs`].
+    pub fn evidence_of(&self, tool: &str, about: Option<(&str, &Value)>) -> Result<Option<&'a Evidence>, Fault> {
+        let matches = |key: &EvidenceKey| match (&key.entity, about) {
+            _ if &*key.tool != tool => false,
+            (None, None) => true,
+            (Some((name, value)), Some((wanted, of))) => &**name == wanted && crate::json::with_canonical(of, |text| text == &**value),
+            _ => false,
+        };
+        let found = self.facts.evidence.iter().find(|(key, _)| matches(key));
+        found.map(|(_, evidence)| evidence.as_deref()).ok_or_else(|| Fault(format!("evidence of `{tool}` was not asked for in `needs`")))
     }
 
     /// What a counter shows, over this window.
@@ -263,10 +290,9 @@ pub trait Policy: Send + Sync {
         Vec::new()
     }
 
-    /// What it wants to know. The facts of the `ask` hold only the clock yet.
-    fn needs(&self, ask: &Ask<'_>) -> Needs {
-        let _ = ask;
-        Needs::default()
+    /// Adds what it wants to know. The facts of the `ask` hold only the clock yet.
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        let _ = (ask, needs);
     }
 
     /// Decides. Must not look at anything but the `ask`.

@@ -65,10 +65,10 @@ impl Policy for ReadBeforeWrite {
         true
     }
 
-    fn needs(&self, ask: &Ask<'_>) -> Needs {
-        match self.path(ask) {
-            Some(path) => Needs { marks: vec![mark(&path)], files: vec![path], ..Needs::default() },
-            None => Needs::default(),
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        if let Some(path) = self.path(ask) {
+            needs.marks.push(mark(&path));
+            needs.files.push(path);
         }
     }
 

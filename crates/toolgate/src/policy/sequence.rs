@@ -113,8 +113,8 @@ impl Policy for Sequence {
         circle.into_iter().collect()
     }
 
-    fn needs(&self, ask: &Ask<'_>) -> Needs {
-        Needs { evidence: self.before.get(ask.tool.name()).cloned().unwrap_or_default(), ..Needs::default() }
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        needs.evidence.extend(self.before.get(ask.tool.name()).into_iter().flatten().cloned());
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {

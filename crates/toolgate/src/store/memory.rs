@@ -1,6 +1,7 @@
 //! Everything in memory, one lock, one transaction at a time.
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use rust_decimal::Decimal;
 use tokio::sync::RwLock;
 
 use super::{
-    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, RecallKey, Recalled, Settle, Store, StoreError,
-    Target,
+    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Guard, Hold, Intent, NotClaimed, RecallKey, Recalled, Settle, Store,
+    StoreError, Target,
 };
 use crate::call::{CallId, SessionKey};
 use crate::json::Digest;
@@ -31,11 +32,13 @@ const ROWS: usize = 10_000;
 pub struct MemoryStore {
     inner: Mutex<Inner>,
     keep: usize,
+    /// Says without a lock that nothing is paused.
+    any_paused: AtomicBool,
 }
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self { inner: Mutex::default(), keep: ROWS }
+        Self { inner: Mutex::default(), keep: ROWS, any_paused: AtomicBool::new(false) }
     }
 }
 
@@ -96,14 +99,14 @@ impl MemoryStore {
         // The uncontended case needs no timer.
         if alone {
             if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
-                return Some(Hold::new(guard));
+                return Some(Hold::of(Guard::Alone(guard)));
             }
-            tokio::time::timeout(wait, lock.write_owned()).await.ok().map(Hold::new)
+            tokio::time::timeout(wait, lock.write_owned()).await.ok().map(|guard| Hold::of(Guard::Alone(guard)))
         } else {
             if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
-                return Some(Hold::new(guard));
+                return Some(Hold::of(Guard::Together(guard)));
             }
-            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(Hold::new)
+            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(|guard| Hold::of(Guard::Together(guard)))
         }
     }
 }
@@ -225,6 +228,7 @@ impl Store for MemoryStore {
             Some(reason) => inner.paused.insert(target, reason),
             None => inner.paused.remove(&target),
         };
+        self.any_paused.store(!inner.paused.is_empty(), Ordering::SeqCst);
         Ok(())
     }
 
@@ -256,6 +260,14 @@ impl Store for MemoryStore {
         })))
     }
 
+    fn may_be_paused(&self) -> bool {
+        self.any_paused.load(Ordering::SeqCst)
+    }
+
+    fn snapshots_are_complete(&self) -> bool {
+        true
+    }
+
     async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         for (counter, window) in &needs.counters {
@@ -263,14 +275,7 @@ impl Store for MemoryStore {
             facts.counters.push((counter.clone(), *window, used));
         }
         let state = at.or_else(|| inner.sessions.get(key).map(|s| s.state.as_ref()));
-        facts.evidence.reserve(needs.evidence.len());
-        for key in &needs.evidence {
-            facts.evidence.push((key.clone(), state.and_then(|state| state.evidence(key)).cloned()));
-        }
-        for mark in &needs.marks {
-            let found = state.and_then(|state| state.marks.get(mark.as_str())).map(|m| m.as_ref().clone());
-            facts.marks.insert(mark.clone(), found);
-        }
+        facts.take_from(needs, state);
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard};
 
 pub use memory::MemoryStore;
 
@@ -75,13 +76,25 @@ pub enum Recalled {
 }
 
 /// A session held by a call. Dropping it lets the session go.
-pub struct Hold(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>);
+#[expect(dead_code, reason = "held for its drop")]
+pub struct Hold(Guard);
+
+#[expect(dead_code, reason = "held for its drop")]
+pub(crate) enum Guard {
+    Alone(OwnedRwLockWriteGuard<()>),
+    Together(OwnedRwLockReadGuard<()>),
+    Other(Box<dyn Any + Send + Sync>),
+}
 
 impl Hold {
     /// Anything that lets the session go when it is dropped.
     #[must_use]
     pub fn new(guard: impl Any + Send + Sync) -> Self {
-        Self(Box::new(guard))
+        Self(Guard::Other(Box::new(guard)))
+    }
+
+    pub(crate) const fn of(guard: Guard) -> Self {
+        Self(guard)
     }
 }
 
@@ -271,6 +284,15 @@ pub trait Store: Send + Sync + 'static {
     /// Holds the session, then recalls, counts and loads, in one transaction. Opens the session if it
     /// is new; `None` if others hold it for too long, and then nothing is counted.
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError>;
+    /// Whether anything at all may be paused: `false` saves a look.
+    fn may_be_paused(&self) -> bool {
+        true
+    }
+    /// Whether the snapshot of a session holds all its evidence and marks, so that only counters must be loaded.
+    fn snapshots_are_complete(&self) -> bool {
+        false
+    }
+
     /// Loads what policies need into `facts`, from a snapshot where one is given.
     async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError>;
     /// For each of these charges: what is used, or that it does not fit.

@@ -93,8 +93,8 @@ impl Policy for SameCustomer {
     fn governs(&self, tool: &Spec) -> bool {
         governs(tool)
     }
-    fn needs(&self, ask: &Ask<'_>) -> Needs {
-        Needs { evidence: Self::key(ask).into_iter().collect(), ..Needs::default() }
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        needs.evidence.extend(Self::key(ask));
     }
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let fresh = SignedDuration::from_mins(15);
@@ -126,8 +126,8 @@ impl Policy for OwnOrder {
     fn governs(&self, tool: &Spec) -> bool {
         governs(tool)
     }
-    fn needs(&self, ask: &Ask<'_>) -> Needs {
-        Needs { evidence: Self::key(ask).into_iter().collect(), ..Needs::default() }
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        needs.evidence.extend(Self::key(ask));
     }
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let order = argument(ask, "order_id")?;
