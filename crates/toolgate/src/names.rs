@@ -67,6 +67,16 @@ pub(crate) fn shown(text: &str) -> String {
     out
 }
 
+/// `*` stands for any text; everything else for itself.
+pub(crate) fn glob(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| rest.get(at..).is_some_and(|tail| glob(after, tail)))
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

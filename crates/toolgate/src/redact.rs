@@ -8,6 +8,11 @@ use sha2::Sha256;
 
 use crate::json::{Digest, Pointer, canonical};
 
+/// True where a path is a secret, lies inside one, or should have held one.
+pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
+    secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
+}
+
 /// Replaces secrets by marks. The same secret leaves the same mark under the same key.
 #[derive(Clone)]
 pub(crate) struct Redactor(Hmac<Sha256>);

@@ -354,12 +354,13 @@ impl AgentBuilder {
 
     fn check_attachments(&self, problems: &mut Vec<String>) {
         let tools: BTreeSet<&str> = self.tools.iter().map(|(_, tool)| tool.spec().name()).collect();
+        let specs: Vec<&Spec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
         let mut names = BTreeSet::new();
         for (scope, policy) in &self.policies {
             if !names.insert(policy.name()) {
                 problems.push(format!("two policies are called `{}`", shown(policy.name())));
             }
-            problems.extend(policy.problems().into_iter().map(|problem| format!("policy `{}`: {problem}", shown(policy.name()))));
+            problems.extend(policy.problems(&specs).into_iter().map(|problem| format!("policy `{}`: {problem}", shown(policy.name()))));
             if let Scope::Tool(tool) = scope
                 && !tools.contains(tool.as_str())
             {
@@ -380,7 +381,7 @@ impl AgentBuilder {
         }
     }
 
-    fn register(&self, spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<String>> {
+    fn register(&self, mut spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<String>> {
         let mut problems = check_words(&spec);
         let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<String>| {
             let compiled = Schema::compile(schema?, extra, secrets);
@@ -427,6 +428,7 @@ impl AgentBuilder {
             input.iter().chain(&output).flat_map(|s| s.secrets().iter().cloned()).chain(spec.secrets.iter().cloned()).collect();
         secrets.sort();
         secrets.dedup();
+        spec.secrets.clone_from(&secrets);
         let hooks = self.hooks.iter().filter(|hook| hook.matches(spec.name())).cloned().collect();
         let policies: Vec<&str> = governed_by.iter().map(|a| a.policy.name()).collect();
         let definition = digest_of(&json!({

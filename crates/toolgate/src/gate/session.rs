@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::Toolgate;
+use super::{Pass, Toolgate};
 use crate::call::{Arguments, Call, SessionKey};
 use crate::ledger::Row;
 use crate::limits::Spend;
@@ -45,6 +45,14 @@ impl Session {
     /// Makes a call.
     pub async fn call(&self, tool: &str, arguments: impl Into<Arguments>) -> Answer {
         self.gate.call(self.prepare(tool, arguments)).await
+    }
+
+    /// Asks for a call that the client will run itself; see [`Toolgate::admit`].
+    ///
+    /// # Errors
+    /// The answer, where the call was refused or replayed.
+    pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<Pass, Answer> {
+        self.gate.admit(self.prepare(tool, arguments)).await
     }
 
     /// Makes the calls of one turn as one ordered plan: all are judged against the session as it is

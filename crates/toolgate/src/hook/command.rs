@@ -15,7 +15,7 @@ use tokio::process::Command;
 use super::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
 use crate::error::Category;
 use crate::json::{self, Bounds};
-use crate::names::shown;
+use crate::names::{glob, shown};
 
 /// Most that a hook may print on either stream.
 const MOST_OUTPUT: u64 = 1 << 20;
@@ -267,16 +267,6 @@ impl Drop for Group {
             // Gone already is what is wanted.
             let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
         }
-    }
-}
-
-/// `*` stands for any text; everything else for itself.
-fn glob(pattern: &str, text: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == text,
-        Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
-            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| rest.get(at..).is_some_and(|tail| glob(after, tail)))
-        }),
     }
 }
 

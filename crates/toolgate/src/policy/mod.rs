@@ -1,9 +1,14 @@
 //! Rules that hold: pure, synchronous, and decided on facts that were loaded before.
 
+mod condition;
+mod deny;
+mod limit;
 mod read_before_write;
+mod refusal;
+mod require;
 mod sequence;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -11,7 +16,12 @@ use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use condition::Condition;
+pub use deny::Deny;
+pub use limit::{Limit, Per};
 pub use read_before_write::ReadBeforeWrite;
+pub use refusal::Refusal;
+pub use require::Require;
 pub use sequence::Sequence;
 
 use crate::call::{CallId, Judged, SessionKey};
@@ -141,6 +151,11 @@ impl<'a> Ask<'a> {
     #[must_use]
     pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {
         path.get(self.arguments.value())
+    }
+
+    /// A value of an argument as an error may show it.
+    pub(crate) fn shown(&self, path: &Pointer, value: &Value) -> String {
+        if crate::redact::is_secret(path, &self.tool.secrets) { "(hidden)".to_owned() } else { crate::names::shown(&value.to_string()) }
     }
 
     /// The latest evidence under a key.
@@ -285,8 +300,9 @@ pub trait Policy: Send + Sync {
         false
     }
 
-    /// What is wrong with it, if anything. Asked once, when the agent is built.
-    fn problems(&self) -> Vec<String> {
+    /// What is wrong with it in an agent with these tools, if anything. Asked once, when the agent is built.
+    fn problems(&self, tools: &[&Spec]) -> Vec<String> {
+        let _ = tools;
         Vec::new()
     }
 
@@ -313,6 +329,48 @@ pub trait Policy: Send + Sync {
     /// Hears that a call it let pass has failed and changed nothing in the session.
     fn on_rollback(&self, ask: &Ask<'_>, error: &ToolError) {
         let _ = (ask, error);
+    }
+}
+
+/// The tools that a rule speaks of.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ToolNames(BTreeSet<Arc<str>>);
+
+impl ToolNames {
+    fn of<'a>(tools: impl IntoIterator<Item = &'a str>) -> Self {
+        Self(tools.into_iter().map(Arc::from).collect())
+    }
+
+    fn contains(&self, tool: &str) -> bool {
+        self.0.contains(tool)
+    }
+
+    /// Names that are no tool of the agent: a rule that speaks of nothing would never speak.
+    fn unknown(&self, tools: &[&Spec]) -> Vec<String> {
+        let missing = self.0.iter().filter(|name| !tools.iter().any(|tool| tool.name() == &***name));
+        missing
+            .map(|name| {
+                let guess = crate::suggest::closest(name, tools.iter().map(|tool| tool.name()));
+                let hint = guess.map(|guess| format!("; did you mean `{guess}`?")).unwrap_or_default();
+                format!("`{}` is no tool of this agent{hint}", crate::names::shown(name))
+            })
+            .collect()
+    }
+
+    /// Arguments that a tool does not take: a rule that looks at nothing would never match.
+    fn unknown_arguments<'p>(&self, tools: &[&Spec], paths: impl Iterator<Item = &'p Pointer> + Clone) -> Vec<String> {
+        let mut problems = Vec::new();
+        for tool in tools.iter().filter(|tool| self.contains(tool.name())) {
+            let Some(properties) = tool.input_schema().and_then(|schema| schema.get("properties")).and_then(Value::as_object) else {
+                continue;
+            };
+            for name in paths.clone().filter_map(|path| path.parts().first()).filter(|name| !properties.contains_key(*name)) {
+                let guess = crate::suggest::closest(name, properties.keys().map(String::as_str));
+                let hint = guess.map(|guess| format!("; did you mean `{guess}`?")).unwrap_or_default();
+                problems.push(format!("`{}` has no argument `{}`{hint}", tool.name(), crate::names::shown(name)));
+            }
+        }
+        problems
     }
 }
 

@@ -144,11 +144,11 @@ pub trait FileTxn: Send {
 /// Why it is none.
 pub fn normal_path(path: &str) -> Result<String, FileError> {
     let wrong = |why| Err(FileError::Path(crate::names::shown(path), why));
-    if path.starts_with('/') || path.starts_with('\\') || path.chars().nth(1) == Some(':') {
+    if path.starts_with('/') {
         return wrong("it is absolute");
     }
-    if path.len() > 4_096 || path.contains('\0') {
-        return wrong("it is too long or has a NUL in it");
+    if path.len() > 4_096 || path.contains(['\0', '\\']) {
+        return wrong("it is too long, or has a NUL or backslash in it");
     }
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -158,8 +158,11 @@ pub fn normal_path(path: &str) -> Result<String, FileError> {
             part => parts.push(part),
         }
     }
-    if parts.is_empty() {
-        return wrong("it names no file");
+    match parts.first() {
+        None => return wrong("it names no file"),
+        // What another system takes for a drive.
+        Some(first) if first.chars().nth(1) == Some(':') => return wrong("it is absolute"),
+        Some(_) => {}
     }
     Ok(parts.join("/"))
 }

@@ -10,6 +10,7 @@ use super::Invalid;
 use crate::error::FieldError;
 use crate::json::{Pointer, kind_of};
 use crate::names::shown;
+use crate::redact::is_secret;
 use crate::suggest::closest;
 
 const MASK: &str = "(hidden)";
@@ -101,16 +102,10 @@ fn mentions_write_only(schema: &Value) -> bool {
     }
 }
 
-/// True where a path is a secret, lies inside one, or should have held one.
-fn is_secret(path: &str, secrets: &[Pointer]) -> bool {
-    let path = Pointer::from(path);
-    secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
-}
-
 /// A value as it may be shown: short, and not at all where it is secret or holds a secret.
 fn shown_value(value: &Value, path: &str, secrets: &[Pointer]) -> String {
     match value {
-        _ if is_secret(path, secrets) => MASK.to_owned(),
+        _ if is_secret(&Pointer::from(path), secrets) => MASK.to_owned(),
         Value::Array(_) | Value::Object(_) => kind_of(value).to_owned(),
         Value::String(text) => format!("\"{}\"", shown(text)),
         scalar => shown(&scalar.to_string()),

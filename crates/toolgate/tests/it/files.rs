@@ -186,7 +186,9 @@ fn no_path_and_no_link_leads_outside() {
         ".",
         "a\0b",
         "C:x",
+        "./C:x",
         "\\x",
+        "./\\x",
         "up/../etc",
     ] {
         assert!(txn.read(path).is_err(), "{path}");

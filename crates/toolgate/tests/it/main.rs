@@ -14,6 +14,8 @@ mod limits;
 mod policies;
 mod properties;
 mod recall;
+mod reference;
+mod rules;
 mod seeds;
 mod sessions;
 mod stops;

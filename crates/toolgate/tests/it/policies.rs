@@ -138,6 +138,8 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
       - policy `typo` is attached to `twise`, which is no tool of this agent; did you mean `twice`?
       - two policies are called `same`
       - policy `circle`: it goes in a circle: a needs b needs a
+      - policy `circle`: `a` is no tool of this agent
+      - policy `circle`: `b` is no tool of this agent
       - `Bad Name` is no tool name: 1 to 64 of a-z, 0-9, `_` and `-`
       - the description of `Bad Name` has 0 characters; 1 to 1,024 are allowed
       - input schema of `Bad Name`: \"strange\" is not valid under any of the schemas listed in the 'anyOf' keyword (at `/properties/type/anyOf`)

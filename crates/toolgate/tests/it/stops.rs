@@ -488,7 +488,6 @@ fn cases() -> Vec<(&'static str, World, Step, Expected)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_stop_is_one_error_one_row_and_no_change() {
-    std::panic::set_hook(Box::new(|_| {}));
     let cases = cases();
     assert!(cases.len() >= 25);
     for (name, world, step, expected) in cases {
@@ -511,7 +510,6 @@ async fn every_stop_is_one_error_one_row_and_no_change() {
         assert_eq!(world.metered().await, expected.metered.into(), "{name}: limits");
         assert_eq!(world.gate.pending().await.unwrap().len(), expected.pending, "{name}: claims");
     }
-    let _ = std::panic::take_hook();
 }
 
 #[tokio::test]

@@ -52,7 +52,10 @@ async fn a_call_is_one_event_and_one_span() {
         |a| a.tool(announce),
         |g| g.on_event(move |event| heard.lock().unwrap().push(event.clone())).on_event(|_| panic!("a listener has a fault")),
     );
-    std::panic::set_hook(Box::new(|_| {}));
+    // Another test's thread may have met the span first and found nobody listening: what was concluded then is forgotten.
+    world.gate.session("agent", "alice", "warm-up").call("look", json!({})).await;
+    tracing::callsite::rebuild_interest_cache();
+    spans.lock().unwrap().clear();
     let calls = [
         ("act", json!({"how": "ok"})),
         ("act", json!({})),
@@ -65,7 +68,6 @@ async fn a_call_is_one_event_and_one_span() {
         let invoked = events.lock().unwrap().iter().filter(|e| matches!(e, Event::ToolInvoked(row) if row.call == answer.call)).count();
         assert_eq!(invoked, 1, "{tool}");
     }
-    let _ = std::panic::take_hook();
     let published = events.lock().unwrap().iter().filter(|e| matches!(e, Event::Published { name, .. } if &**name == "order.paid")).count();
     assert_eq!(published, 1, "what a failed call would have announced did not happen");
     let spans: Vec<_> = spans.lock().unwrap().values().filter(|s| s.contains_key("gen_ai.tool.name")).cloned().collect();

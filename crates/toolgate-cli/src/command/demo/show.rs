@@ -17,7 +17,7 @@ const CYAN: Style = AnsiColor::Cyan.on_default();
 pub(super) fn print(played: &[Played], summary: &Summary, books: &SharedBooks) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{BOLD}The refund desk{BOLD:#}")?;
-    writeln!(out, "Five tools, five rules, a scripted model. It does its work; then it tries to break out.")?;
+    writeln!(out, "Five tools, six rules, a scripted model. It does its work; then it tries to break out.")?;
     let mut escaping = false;
     for (index, p) in played.iter().enumerate() {
         if index == 0 {
@@ -61,9 +61,10 @@ fn print_step(out: &mut impl Write, number: usize, p: &Played) -> io::Result<()>
                 BOLD.render_reset(),
                 error.message
             )?;
-            match &error.next {
-                Some(next) => writeln!(out, "           {CYAN}next{CYAN:#} {} {}", next.tool, next.arguments),
-                None => Ok(()),
+            match (&error.next, &error.redirect_tool) {
+                (Some(next), _) => writeln!(out, "           {CYAN}next{CYAN:#} {} {}", next.tool, next.arguments),
+                (None, Some(tool)) => writeln!(out, "           {CYAN}instead{CYAN:#} {tool}"),
+                (None, None) => Ok(()),
             }
         }
     }

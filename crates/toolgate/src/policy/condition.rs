@@ -1,0 +1,82 @@
+//! What an argument must be for a rule to speak.
+
+use rust_decimal::Decimal;
+use serde_json::Value;
+
+use super::Fault;
+use crate::json::{Pointer, canonicalize_numbers, decimal_of};
+use crate::names::{glob, shown};
+
+/// A condition on one argument. Numbers compare exactly.
+#[derive(Debug, Clone)]
+pub enum Condition {
+    /// More than this.
+    Above(Decimal),
+    /// Less than this.
+    Below(Decimal),
+    /// One of these.
+    In(Vec<Value>),
+    /// None of these.
+    NotIn(Vec<Value>),
+    /// Text that fits a pattern in which `*` stands for any text.
+    Glob(String),
+    /// Text in which a regular expression is found; it takes time linear in the text.
+    Matches(regex::Regex),
+}
+
+impl Condition {
+    /// One of these values.
+    pub fn one_of(values: impl IntoIterator<Item = Value>) -> Self {
+        Self::In(values.into_iter().map(plain).collect())
+    }
+
+    /// None of these values.
+    pub fn none_of(values: impl IntoIterator<Item = Value>) -> Self {
+        Self::NotIn(values.into_iter().map(plain).collect())
+    }
+
+    /// A regular expression.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn matches(pattern: &str) -> Result<Self, regex::Error> {
+        regex::RegexBuilder::new(pattern).size_limit(1 << 20).build().map(Self::Matches)
+    }
+
+    /// Whether it holds of a value. What cannot be compared is a fault, never a "no".
+    pub(crate) fn holds(&self, value: &Value) -> Result<bool, Fault> {
+        let number = || {
+            decimal_of(value)
+                .ok_or_else(|| Fault::new(format!("`{}` is no number that can be compared exactly", shown(&value.to_string()))))
+        };
+        let text = || value.as_str().ok_or_else(|| Fault::new(format!("`{}` is no text", shown(&value.to_string()))));
+        Ok(match self {
+            Self::Above(limit) => number()? > *limit,
+            Self::Below(limit) => number()? < *limit,
+            Self::In(values) => values.contains(value),
+            Self::NotIn(values) => !values.contains(value),
+            Self::Glob(pattern) => glob(pattern, text()?),
+            Self::Matches(pattern) => pattern.is_match(text()?),
+        })
+    }
+
+    /// What would have been right, for the model.
+    pub(crate) fn opposite(&self) -> String {
+        let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Above(limit) => format!("at most {limit}"),
+            Self::Below(limit) => format!("at least {limit}"),
+            Self::In(values) => format!("none of {}", list(values)),
+            Self::NotIn(values) => format!("one of {}", list(values)),
+            Self::Glob(pattern) => format!("text that does not fit `{pattern}`"),
+            Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
+        }
+    }
+}
+
+/// A value as judged arguments spell it.
+fn plain(mut value: Value) -> Value {
+    // What cannot be brought into form equals nothing.
+    let _ = canonicalize_numbers(&mut value, &mut Pointer::default());
+    value
+}

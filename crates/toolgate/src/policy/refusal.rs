@@ -1,0 +1,66 @@
+//! What a rule says when it says no.
+
+use crate::error::{Category, ToolError};
+
+/// Reason, category, code and redirect of a rule. Unless said: BUSINESS, the rule's own name as code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// For the model to act on.
+    pub reason: String,
+    /// What kind of refusal it is.
+    pub category: Category,
+    /// Its code.
+    pub code: String,
+    /// The tool that handles such requests instead.
+    pub redirect: Option<String>,
+}
+
+impl Refusal {
+    /// A refusal that only has a reason yet.
+    pub(super) fn of(rule: &str, reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), category: Category::Business, code: rule.to_owned(), redirect: None }
+    }
+
+    pub(super) fn error(&self) -> ToolError {
+        let mut error = ToolError::new(self.category, self.code.clone(), self.reason.clone());
+        // The law does not pass by itself.
+        error.retryable = false;
+        error.redirect_tool.clone_from(&self.redirect);
+        error
+    }
+}
+
+/// Setters that every rule has.
+macro_rules! refusal_setters {
+    () => {
+        /// What the model is told.
+        #[must_use]
+        pub fn reason(mut self, reason: impl Into<String>) -> Self {
+            self.refusal.reason = reason.into();
+            self
+        }
+
+        /// The category of the refusal: BUSINESS unless said.
+        #[must_use]
+        pub const fn category(mut self, category: crate::error::Category) -> Self {
+            self.refusal.category = category;
+            self
+        }
+
+        /// The code of the refusal: the rule's name unless said.
+        #[must_use]
+        pub fn code(mut self, code: impl Into<String>) -> Self {
+            self.refusal.code = code.into();
+            self
+        }
+
+        /// The tool that handles such requests instead.
+        #[must_use]
+        pub fn redirect(mut self, tool: impl Into<String>) -> Self {
+            self.refusal.redirect = Some(tool.into());
+            self
+        }
+    };
+}
+
+pub(super) use refusal_setters;

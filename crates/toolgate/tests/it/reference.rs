@@ -1,0 +1,88 @@
+//! What each rule means, said as plainly as can be: every question is answered by going through the whole
+//! history again. Slow, and obviously right. The rule engine must never differ from it.
+
+use jiff::{SignedDuration, Timestamp};
+use rust_decimal::Decimal;
+
+/// A call that was let through and succeeded.
+#[derive(Debug, Clone)]
+pub(crate) struct Past {
+    pub(crate) tool: &'static str,
+    pub(crate) principal: usize,
+    pub(crate) session: usize,
+    pub(crate) entity: u8,
+    pub(crate) amount: i64,
+    pub(crate) currency: u8,
+    /// What the tool proved.
+    pub(crate) ok: bool,
+    pub(crate) at: Timestamp,
+}
+
+/// Whose limit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Whose {
+    Session,
+    Principal,
+    Entity,
+}
+
+/// A rule about the tools `act` and `other`.
+#[derive(Debug, Clone)]
+pub(crate) enum Meaning {
+    Require { any_of: Vec<&'static str>, same: bool, ok: bool, within: Option<i64> },
+    DenyAbove(i64),
+    DenyEntity(u8),
+    AskBelow(i64),
+    Calls { most: u64, whose: Whose, window: Option<i64> },
+    Sum { most: i64, whose: Whose, window: Option<i64>, by_currency: bool },
+    After(&'static str),
+}
+
+/// What becomes of a call: `None` is yes.
+pub(crate) fn judge(rules: &[(String, Meaning)], history: &[Past], call: &Past) -> Option<String> {
+    // Denials first, then questions, then limits: each in the order of the rules.
+    let first = |wanted: fn(&Meaning) -> u8, level: u8| {
+        rules.iter().filter(|(_, m)| wanted(m) == level).find(|(_, m)| objects(m, history, call)).map(|(name, _)| name.clone())
+    };
+    let level = |m: &Meaning| match m {
+        Meaning::AskBelow(_) => 1,
+        Meaning::Calls { .. } | Meaning::Sum { .. } => 2,
+        _ => 0,
+    };
+    first(level, 0).or_else(|| first(level, 1).map(|_| "approval_required".to_owned())).or_else(|| first(level, 2))
+}
+
+fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
+    let in_session = |p: &&Past| p.principal == call.principal && p.session == call.session;
+    let in_window = |p: &&Past, window: Option<i64>| window.is_none_or(|w| call.at.duration_since(p.at) < SignedDuration::from_secs(w));
+    let of = |p: &&Past, whose: Whose| match whose {
+        Whose::Session => in_session(p),
+        Whose::Principal => p.principal == call.principal,
+        Whose::Entity => p.entity == call.entity,
+    };
+    let governed = |p: &&Past| p.tool == "act" || p.tool == "other";
+    match rule {
+        Meaning::Require { any_of, same, ok, within } => !any_of.iter().any(|tool| {
+            // The latest success of the tool, about the same entity where the rule says so, is what counts.
+            let latest = history.iter().rev().find(|p| in_session(p) && p.tool == *tool && (!same || p.entity == call.entity));
+            latest.is_some_and(|p| (!ok || p.ok) && within.is_none_or(|w| call.at.duration_since(p.at) <= SignedDuration::from_secs(w)))
+        }),
+        Meaning::DenyAbove(limit) => call.amount > *limit,
+        Meaning::DenyEntity(entity) => call.entity == *entity,
+        Meaning::AskBelow(limit) => call.amount < *limit,
+        Meaning::Calls { most, whose, window } => {
+            let made = history.iter().filter(|p| governed(p) && of(p, *whose) && in_window(p, *window)).count();
+            made as u64 + 1 > *most
+        }
+        Meaning::Sum { most, whose, window, by_currency } => {
+            let same_currency = |p: &&Past| !by_currency || p.currency == call.currency;
+            let sum: i64 = history
+                .iter()
+                .filter(|p| governed(p) && of(p, *whose) && in_window(p, *window) && same_currency(p))
+                .map(|p| p.amount)
+                .sum();
+            Decimal::from(sum + call.amount) > Decimal::from(*most)
+        }
+        Meaning::After(tool) => !history.iter().any(|p| in_session(&p) && p.tool == *tool),
+    }
+}

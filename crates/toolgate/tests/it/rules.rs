@@ -1,0 +1,314 @@
+//! The typed rules, one by one, and all of them against their plain meaning.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use serde_json::{Value, json};
+use toolgate::policy::{Condition, Deny, Limit, Per, Require, Sequence};
+use toolgate::{Agent, AgentBuilder, Category, Effect, Failure, ManualClock, Tool, Toolgate};
+
+use crate::reference::{Meaning, Past, Whose, judge};
+use crate::support::World;
+
+fn tool(name: &str) -> Tool {
+    let schema = json!({"type": "object", "properties": {
+        "entity": {"type": "integer"}, "amount": {"type": "number"}, "currency": {"type": "integer"}, "ok": {"type": "boolean"},
+        "n": {"type": "integer"}, "to": {"type": "string"}, "fail": {"type": "boolean"}, "pin": {"type": "integer", "writeOnly": true},
+    }});
+    Tool::dynamic(name, "A tool.", schema, |_, args: Value| async move {
+        if args["fail"] == true {
+            Err(Failure::business("failed", "told to").effects(toolgate::Effects::None))
+        } else {
+            Ok(json!({"ok": args["ok"]}))
+        }
+    })
+    .entity("entity", "/entity")
+    .proves("/ok")
+}
+
+fn agent(rules: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Agent {
+    let agent = Agent::builder("a")
+        .tool(tool("proof").effect(Effect::Read))
+        .tool(tool("check").effect(Effect::Read))
+        .tool(tool("act").open())
+        .tool(tool("other").open());
+    rules(agent).build().unwrap()
+}
+
+async fn code(session: &toolgate::Session, name: &str, args: Value) -> String {
+    let answer = session.call(name, args).await;
+    answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
+}
+
+fn session(agent: Agent) -> (toolgate::Session, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
+    (Toolgate::builder().agent(agent).clock(clock.clone()).build().unwrap().session("a", "alice", "s"), clock)
+}
+
+#[tokio::test]
+async fn require_wants_the_same_entity_the_field_and_freshness() {
+    let rule = Require::new("verified", ["act"], ["proof", "check"])
+        .same("entity", "/entity")
+        .field("/ok", json!(true))
+        .within(SignedDuration::from_mins(15))
+        .code("not_verified");
+    let (s, clock) = session(agent(|a| a.policy(rule)));
+    let refused = s.call("act", json!({"entity": 1})).await;
+    let error = refused.outcome.error().unwrap();
+    assert_eq!(error.code, "not_verified");
+    assert_eq!(error.next.as_ref().map(|n| (n.tool.as_str(), &n.arguments)), Some(("proof", &json!({"entity": 1}))));
+    assert_eq!(code(&s, "proof", json!({"entity": 2, "ok": true})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 1})).await, "not_verified", "another entity");
+    assert_eq!(code(&s, "check", json!({"entity": 1, "ok": false})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 2})).await, "not_verified", "another answer");
+    assert_eq!(code(&s, "check", json!({"entity": 1, "ok": true})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 3})).await, "ok", "either tool will do");
+    clock.advance(SignedDuration::from_mins(15));
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 4})).await, "ok");
+    clock.advance(SignedDuration::from_secs(1));
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 5})).await, "not_verified", "too old");
+    assert_eq!(code(&s, "check", json!({"entity": 1, "ok": true, "n": 2})).await, "ok");
+    assert_eq!(code(&s, "check", json!({"entity": 1, "ok": false, "n": 3})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 6})).await, "not_verified", "the latest answer counts");
+    assert_eq!(code(&s, "act", json!({"n": 7})).await, "policy_fault", "nothing to compare");
+}
+
+#[tokio::test]
+async fn what_a_client_reports_counts_only_where_the_rule_says_so() {
+    for accepts in [false, true] {
+        let rule = Require::new("needs_proof", ["act"], ["client"]);
+        let rule = if accepts { rule.accept_reported() } else { rule };
+        let (s, _) = session(
+            Agent::builder("a")
+                .tool(tool("act"))
+                .tool(Tool::external("client", "Run by the client.", None).open())
+                .policy(rule)
+                .build()
+                .unwrap(),
+        );
+        let gate_pass = s.admit("client", json!({})).await.ok().unwrap();
+        gate_pass.report(Ok(json!("done"))).await;
+        assert_eq!(code(&s, "act", json!({})).await, if accepts { "ok" } else { "prerequisite_missing" });
+    }
+}
+
+#[tokio::test]
+async fn conditions_compare_exactly_and_what_is_absent_denies() {
+    let cases: Vec<(Condition, Value, &str)> = vec![
+        (Condition::Above(500.into()), json!({"amount": 500}), "ok"),
+        (Condition::Above(500.into()), json!({"amount": 500.000_000_000_001}), "rule"),
+        (Condition::Above(500.into()), json!({"amount": 1e3}), "rule"),
+        (Condition::Above(500.into()), json!({}), "rule"),
+        (Condition::Below(1.into()), json!({"amount": 0.99}), "rule"),
+        (Condition::Below(1.into()), json!({"amount": 1.0}), "ok"),
+        (Condition::one_of([json!(1.0), json!("x")]), json!({"amount": 1}), "rule"),
+        (Condition::one_of([json!(1.0)]), json!({"amount": 2}), "ok"),
+        (Condition::none_of([json!(5)]), json!({"amount": 5.0}), "ok"),
+        (Condition::none_of([json!(5)]), json!({"amount": 6}), "rule"),
+        (Condition::Above(500.into()), json!({"amount": 1e300}), "policy_fault"),
+    ];
+    for (condition, args, expected) in cases {
+        let shown = format!("{condition:?} {args}");
+        let (s, _) = session(agent(|a| a.policy(Deny::new("rule", ["act"]).when("/amount", condition))));
+        assert_eq!(code(&s, "act", args).await, expected, "{shown}");
+    }
+    let text: Vec<(Condition, &str, &str)> = vec![
+        (Condition::Glob("*@evil.example".into()), "a@evil.example", "rule"),
+        (Condition::Glob("*@evil.example".into()), "a@good.example", "ok"),
+        (Condition::matches("^/etc/").unwrap(), "/etc/passwd", "rule"),
+        (Condition::matches("^/etc/").unwrap(), "/home/etc/", "ok"),
+    ];
+    for (condition, to, expected) in text {
+        let (s, _) = session(agent(|a| a.policy(Deny::new("rule", ["act"]).when("/to", condition))));
+        assert_eq!(code(&s, "act", json!({ "to": to })).await, expected, "{to}");
+    }
+    // All conditions together, and what the model reads.
+    let rule = Deny::new("rule", ["act"])
+        .when("/amount", Condition::Above(5.into()))
+        .when("/pin", Condition::Above(1.into()))
+        .category(Category::Permission)
+        .redirect("other");
+    let (s, _) = session(agent(|a| a.policy(rule)));
+    assert_eq!(code(&s, "act", json!({"amount": 6, "pin": 1})).await, "ok");
+    let refused = s.call("act", json!({"amount": 6, "pin": 7711})).await;
+    let error = refused.outcome.error().unwrap();
+    assert_eq!((error.category, error.retryable, error.redirect_tool.as_deref()), (Category::Permission, false, Some("other")));
+    let got: Vec<_> = error.errors.iter().map(|e| (e.path.as_str(), e.expected.as_str(), e.got.as_str())).collect();
+    assert_eq!(got, [("/amount", "at most 5", "6"), ("/pin", "at most 1", "(hidden)")]);
+}
+
+#[tokio::test]
+async fn ask_asks() {
+    let (s, _) = session(agent(|a| {
+        a.policy(Deny::ask("large", ["act"]).when("/amount", Condition::Above(100.into())).reason("large amounts need a person"))
+    }));
+    assert_eq!(code(&s, "act", json!({"amount": 100})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"amount": 101})).await, "approval_required");
+}
+
+#[tokio::test]
+async fn limits_hold_over_sessions_and_are_settled_by_effect() {
+    let daily =
+        Limit::sum("daily", ["act"], "/amount", 500.into()).per(Per::Entity("/entity".into())).within(SignedDuration::from_hours(24));
+    let once = Limit::calls("once", ["act"], 1).per(Per::Entity("/n".into()));
+    let (s, clock) = session(agent(|a| a.policy(daily).policy(once)));
+    let act = |amount: f64, n: i64| json!({"entity": 1, "amount": amount, "n": n});
+    assert_eq!(
+        code(&s, "act", json!({"entity": 1, "amount": 499, "n": 1, "fail": true})).await,
+        "failed",
+        "what fails without effect gives it back"
+    );
+    assert_eq!(code(&s, "act", act(499.0, 1)).await, "ok");
+    assert_eq!(code(&s, "act", act(499.0, 2)).await, "daily", "two of 499 do not slip under 500");
+    assert_eq!(code(&s, "act", act(1.0, 1)).await, "once");
+    assert_eq!(code(&s, "act", act(-100.0, 3)).await, "policy_fault", "a sum does not go down");
+    assert_eq!(code(&s, "act", act(1.01, 4)).await, "daily");
+    assert_eq!(code(&s, "act", act(1.0, 5)).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 2, "amount": 500, "n": 6})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"amount": 1, "n": 7})).await, "policy_fault", "whose it is must be said");
+    clock.advance(SignedDuration::from_hours(24));
+    assert_eq!(code(&s, "act", act(500.0, 8)).await, "ok", "the window slides");
+}
+
+#[test]
+fn rules_about_nothing_do_not_load() {
+    let error = Agent::builder("a")
+        .tool(tool("act"))
+        .tool(Tool::dynamic("plain", "Plain.", json!({"type": "object"}), |_, args| async move { Ok(args) }).effect(Effect::Read))
+        .policy(Deny::new("typo", ["atc"]))
+        .policy(Deny::new("argument", ["act"]).when("/amont", Condition::Above(1.into())))
+        .policy(Limit::sum("limit", ["act"], "/amuont", 1.into()).per(Per::Entity("/entty".into())))
+        .policy(Require::new("require", ["act"], ["plain", "gone"]).same("customer", "/customer").field("/active", json!(true)))
+        .policy(Sequence::new("sequence").after("act", ["verfy"]))
+        .build()
+        .unwrap_err();
+    insta::assert_snapshot!(error, @"
+    agent `a` cannot be built:
+      - policy `typo`: `atc` is no tool of this agent; did you mean `act`?
+      - policy `argument`: `act` has no argument `amont`; did you mean `amount`?
+      - policy `limit`: `act` has no argument `amuont`; did you mean `amount`?
+      - policy `limit`: `act` has no argument `entty`; did you mean `entity`?
+      - policy `require`: `gone` is no tool of this agent
+      - policy `require`: `act` has no argument `customer`
+      - policy `require`: `plain` declares no entity `customer`, so nothing it proves can be compared
+      - policy `require`: `plain` does not declare that it proves `/active`
+      - policy `sequence`: `verfy` is no tool of this agent
+    ");
+}
+
+const TOOLS: [&str; 4] = ["proof", "check", "act", "other"];
+
+fn any_rule() -> impl Strategy<Value = Meaning> {
+    let whose = || prop::sample::select(vec![Whose::Session, Whose::Principal, Whose::Entity]);
+    let window = || prop::option::of(1..200i64);
+    prop_oneof![
+        (prop::sample::subsequence(vec!["proof", "check"], 1..=2), any::<bool>(), any::<bool>(), window())
+            .prop_map(|(any_of, same, ok, within)| Meaning::Require { any_of, same, ok, within }),
+        (0..30i64).prop_map(Meaning::DenyAbove),
+        (0..3u8).prop_map(Meaning::DenyEntity),
+        (0..10i64).prop_map(Meaning::AskBelow),
+        (0..4u64, whose(), window()).prop_map(|(most, whose, window)| Meaning::Calls { most, whose, window }),
+        (0..60i64, whose(), window(), any::<bool>()).prop_map(|(most, whose, window, by_currency)| Meaning::Sum {
+            most,
+            whose,
+            window,
+            by_currency
+        }),
+        prop::sample::select(vec!["proof", "check"]).prop_map(Meaning::After),
+    ]
+}
+
+fn any_step() -> impl Strategy<Value = (i64, Past)> {
+    (0..90i64, prop::sample::select(TOOLS.to_vec()), 0..2usize, 0..2usize, 0..3u8, 0..30i64, 0..2u8, any::<bool>()).prop_map(
+        |(pause, tool, principal, session, entity, amount, currency, ok)| {
+            (pause, Past { tool, principal, session, entity, amount, currency, ok, at: Timestamp::UNIX_EPOCH })
+        },
+    )
+}
+
+fn attach(agent: AgentBuilder, name: &str, rule: &Meaning) -> AgentBuilder {
+    let seconds = |w: &Option<i64>| w.map(SignedDuration::from_secs);
+    let on = ["act", "other"];
+    let per = |whose: &Whose| match whose {
+        Whose::Session => Per::Session,
+        Whose::Principal => Per::Principal,
+        Whose::Entity => Per::Entity("/entity".into()),
+    };
+    let windowed = |limit: Limit, window: &Option<i64>| seconds(window).into_iter().fold(limit, Limit::within);
+    match rule {
+        Meaning::Require { any_of, same, ok, within } => {
+            let mut rule = Require::new(name, on, any_of.iter().copied()).code(name);
+            rule = if *same { rule.same("entity", "/entity") } else { rule };
+            rule = if *ok { rule.field("/ok", json!(true)) } else { rule };
+            agent.policy(seconds(within).into_iter().fold(rule, Require::within))
+        }
+        Meaning::DenyAbove(limit) => agent.policy(Deny::new(name, on).when("/amount", Condition::Above((*limit).into()))),
+        Meaning::DenyEntity(entity) => agent.policy(Deny::new(name, on).when("/entity", Condition::one_of([json!(entity)]))),
+        Meaning::AskBelow(limit) => agent.policy(Deny::ask(name, on).when("/amount", Condition::Below((*limit).into()))),
+        Meaning::Calls { most, whose, window } => agent.policy(windowed(Limit::calls(name, on, *most).per(per(whose)), window)),
+        Meaning::Sum { most, whose, window, by_currency } => {
+            let limit = windowed(Limit::sum(name, on, "/amount", (*most).into()).per(per(whose)), window);
+            agent.policy(if *by_currency { limit.currency("/currency") } else { limit })
+        }
+        Meaning::After(tool) => agent.policy(Sequence::new(name).after("act", [*tool]).after("other", [*tool])),
+    }
+}
+
+/// One set of rules, several histories: the engine and the plain meaning say the same of every call.
+async fn compare(rules: &[(String, Meaning)], histories: &[Vec<(i64, Past)>]) -> (usize, usize) {
+    let (mut allowed, mut refused) = (0, 0);
+    for steps in histories {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
+        let built = agent(|agent| rules.iter().fold(agent, |agent, (name, rule)| attach(agent, name, rule)));
+        let gate = Toolgate::builder().agent(built).clock(clock.clone()).build().unwrap();
+        let mut history: Vec<Past> = Vec::new();
+        for (n, (pause, step)) in steps.iter().enumerate() {
+            clock.advance(SignedDuration::from_secs(*pause));
+            let call = Past { at: toolgate::Clock::now(&*clock), ..step.clone() };
+            let session = gate.session("a", &format!("p{}", call.principal), &format!("s{}", call.session));
+            let args = json!({"entity": call.entity, "amount": call.amount, "currency": call.currency, "ok": call.ok, "n": n});
+            let answer = session.call(call.tool, args).await;
+            let said = answer
+                .outcome
+                .error()
+                .map(|e| if e.code == "prerequisite_missing" { answer.rule.clone().unwrap_or_default() } else { e.code.to_string() });
+            let governed = call.tool == "act" || call.tool == "other";
+            let meant = if governed { judge(rules, &history, &call) } else { None };
+            assert_eq!(said, meant, "call {n} of {steps:#?}\nunder {rules:#?}");
+            if said.is_none() {
+                allowed += 1;
+                history.push(call);
+            } else {
+                refused += 1;
+            }
+        }
+    }
+    (allowed, refused)
+}
+
+#[tokio::test]
+async fn the_rules_mean_what_they_say() {
+    let sets = if std::env::var_os("TOOLGATE_SOAK").is_some() { 25_000 } else { 250 };
+    let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[3; 32]));
+    let strategy = (prop::collection::vec(any_rule(), 1..5), prop::collection::vec(prop::collection::vec(any_step(), 1..24), 4));
+    let (mut allowed, mut refused) = (0, 0);
+    for _ in 0..sets {
+        let (rules, histories) = strategy.new_tree(&mut runner).unwrap().current();
+        let rules: Vec<(String, Meaning)> = rules.into_iter().enumerate().map(|(n, rule)| (format!("r{n}"), rule)).collect();
+        let (yes, no) = compare(&rules, &histories).await;
+        allowed += yes;
+        refused += no;
+    }
+    assert!(allowed > sets && refused > sets, "both happen: {allowed} {refused}");
+}
+
+#[tokio::test]
+async fn a_reported_success_does_not_take_the_place_of_one_that_was_seen() {
+    let world =
+        World::new(|a| a.tool(Tool::external("client", "Run by the client.", None).open()).policy(Require::new("r", ["act"], ["look"])));
+    world.session.call("look", json!({})).await;
+    assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
+}
