@@ -69,10 +69,10 @@ impl Policy for SameCustomer {
         tool.name() == "refund"
     }
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        needs.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))));
+        needs.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))), false);
     }
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        match ask.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))))? {
+        match ask.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))), false)? {
             Some(_) => Ok(Verdict::allow()),
             None => Ok(Verdict::deny(ToolError::new(Category::Business, "unverified", "verify first"))),
         }

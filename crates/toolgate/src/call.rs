@@ -191,6 +191,12 @@ impl Judged {
         Self { value: Arc::new(value), bytes, digest }
     }
 
+    /// With a digest that no secret among the arguments can be guessed from.
+    pub(crate) fn with_digest(mut self, keyed: impl FnOnce(Digest) -> Digest) -> Self {
+        self.digest = keyed(self.digest);
+        self
+    }
+
     /// The arguments.
     #[must_use]
     pub fn value(&self) -> &Value {
@@ -208,7 +214,7 @@ impl Judged {
         &self.bytes
     }
 
-    /// Digest of the tool's name and the canonical arguments.
+    /// Digest of the tool's name and the canonical arguments; keyed where the tool has secrets.
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.digest

@@ -155,6 +155,9 @@ pub struct ToolError {
     /// What the service behind the tool said: untrusted text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<Value>,
+    /// What an earlier run of the same call came to, handed back without running it again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replayed: bool,
     /// The call's name in the ledger.
     #[serde(default)]
     pub call_id: Option<CallId>,
@@ -200,6 +203,7 @@ impl ToolError {
             retry_after_ms: None,
             approval: None,
             upstream: None,
+            replayed: false,
             call_id: None,
         }
     }

@@ -67,14 +67,21 @@ pub(crate) fn shown(text: &str) -> String {
     out
 }
 
-/// `*` stands for any text; everything else for itself.
+/// `*` stands for any text; everything else for itself. Takes time in proportion to both, whatever the text.
 pub(crate) fn glob(pattern: &str, text: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == text,
-        Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
-            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| rest.get(at..).is_some_and(|tail| glob(after, tail)))
-        }),
+    let mut parts = pattern.split('*');
+    let Some(first) = parts.next() else { return text.is_empty() };
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else { return rest.is_empty() };
+    // Between two stars the leftmost place is as good as any.
+    for part in parts {
+        match rest.split_once(part) {
+            Some((_, after)) => rest = after,
+            None => return false,
+        }
     }
+    rest.ends_with(last)
 }
 
 #[cfg(test)]
@@ -86,6 +93,28 @@ mod tests {
         assert_eq!(shown("с\u{430}lc"), "\\u{441}\\u{430}lc");
         assert_eq!(shown("a\u{202e}b\n"), "a\\u{202e}b\\u{a}");
         assert_eq!(shown(&"x".repeat(500)).chars().count(), 81);
+    }
+
+    #[test]
+    fn globs() {
+        for (pattern, text, fits) in [
+            ("", "", true),
+            ("", "a", false),
+            ("*", "", true),
+            ("a*", "abc", true),
+            ("*c", "abc", true),
+            ("a*c", "abc", true),
+            ("a*b*c", "axbxc", true),
+            ("a*a", "a", false),
+            ("ab*ba", "aba", false),
+            ("*b*", "abc", true),
+            ("a**c", "abc", true),
+            ("a*x*c", "abc", false),
+            ("*é*", "caféx", true),
+        ] {
+            assert_eq!(glob(pattern, text), fits, "{pattern} {text}");
+        }
+        assert!(!glob(&"*@".repeat(50), &"@".repeat(40)) && !glob("*@*.evil.example", &"@".repeat(1 << 20)));
     }
 
     #[test]

@@ -50,14 +50,6 @@ impl Registered {
             _ => Effects::Unknown,
         }
     }
-
-    /// What a run that finished left behind, if its result is then withheld.
-    pub(crate) fn effects_of_run(&self) -> Effects {
-        match self.effects_of_failure() {
-            Effects::Unknown => Effects::Done,
-            other => other,
-        }
-    }
 }
 
 /// An agent. Clients connect as one.
@@ -378,6 +370,9 @@ impl AgentBuilder {
             if !names.insert(hook.name()) {
                 problems.push(format!("the hook `{}` has the name of another hook or policy", shown(hook.name())));
             }
+            if !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name())) {
+                problems.push(format!("the hook `{}` is meant for no tool of this agent, so it would never be asked", shown(hook.name())));
+            }
         }
     }
 
@@ -448,6 +443,9 @@ fn check_words(spec: &Spec) -> Vec<String> {
     let length = spec.description.chars().count();
     if !(1..=1_024).contains(&length) {
         problems.push(format!("the description of `{name}` has {length} characters; 1 to 1,024 are allowed"));
+    }
+    if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
+        problems.push(format!("`{name}` may be polled 0 times, so it could never be called"));
     }
     for example in &spec.examples {
         if example.description.chars().count() > 200 {

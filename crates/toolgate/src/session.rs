@@ -68,11 +68,6 @@ impl State {
         if let Some(evidence) = changes.evidence {
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {
-                // What a client says does not take the place of what was seen here.
-                let ran_here = self.evidence.get(&key).is_some_and(|known| known.origin == Origin::RunHere);
-                if evidence.origin == Origin::Reported && ran_here {
-                    continue;
-                }
                 self.evidence.insert_mut(key, Arc::clone(&evidence));
             }
         }
@@ -117,12 +112,22 @@ pub struct EvidenceKey {
     pub tool: Arc<str>,
     /// Name and canonical value of an entity: `("customer_id", "\"C-1\"")`.
     pub entity: Option<(Arc<str>, Arc<str>)>,
+    /// What a client says it did is kept apart from what was seen here.
+    #[serde(default)]
+    pub reported: bool,
 }
 
 impl EvidenceKey {
     /// Any success of a tool.
     pub fn tool(tool: impl Into<Arc<str>>) -> Self {
-        Self { tool: tool.into(), entity: None }
+        Self { tool: tool.into(), entity: None, reported: false }
+    }
+
+    /// A success that a client reports.
+    #[must_use]
+    pub const fn reported(mut self) -> Self {
+        self.reported = true;
+        self
     }
 
     /// A success of a tool about one entity.
@@ -162,6 +167,7 @@ impl Evidence {
     fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
         let bare = EvidenceKey::tool(Arc::clone(&self.tool));
         let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));
-        std::iter::once(bare).chain(about)
+        let reported = self.origin == Origin::Reported;
+        std::iter::once(bare).chain(about).map(move |key| EvidenceKey { reported, ..key })
     }
 }

@@ -56,7 +56,7 @@ impl Spool {
                 other => other?,
             }
         }
-        let (mut rows, mut spoilt) = (Vec::new(), false);
+        let (mut rows, mut spoilt): (Vec<Arc<Row>>, bool) = (Vec::new(), false);
         for line in BufReader::new(File::open(&aside)?).split(b'\n') {
             let line = line?;
             if line.is_empty() {
@@ -71,6 +71,13 @@ impl Spool {
             // For a person to look at: perhaps a record that a crash cut off.
             let copy = self.path.with_extension(format!("{}.spoilt", crate::call::CallId::fresh()));
             std::fs::copy(&aside, &copy)?;
+            // Said once: what is left is what can be read.
+            let mut good = Vec::new();
+            for row in &rows {
+                good.extend(serde_json::to_vec(&**row)?);
+                good.push(b'\n');
+            }
+            std::fs::write(&aside, good)?;
             tracing::error!(path = %copy.display(), "a spooled row cannot be read; a copy is kept");
         }
         Ok(rows)

@@ -131,8 +131,8 @@ impl Toolgate {
         match checked {
             Ok(()) => {
                 let judged = Judged::new(&tool.spec.name, value);
-                let digest = judged.digest();
-                trail.digest = Some(if tool.secrets.is_empty() { digest } else { self.0.redactor.keyed(digest) });
+                let judged = if tool.secrets.is_empty() { judged } else { judged.with_digest(|digest| self.0.redactor.keyed(digest)) };
+                trail.digest = Some(judged.digest());
                 trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
                 Ok(judged)
             }
@@ -182,6 +182,7 @@ impl Toolgate {
     /// Gate 4. The same call, made before: its outcome is handed back, if the caller may still make it.
     pub(super) async fn recall(
         &self,
+        agent: &Agent,
         call: &Call,
         tool: &Arc<Registered>,
         arguments: &Judged,
@@ -191,13 +192,10 @@ impl Toolgate {
         match &entered.recalled {
             None => Ok(None),
             Some(Recalled::Settled(outcome)) => {
-                self.still_permitted(call, tool, arguments, &entered.state, trail).await?;
+                self.still_permitted(agent, call, tool, arguments, &entered.state, trail).await?;
                 Ok(Some(outcome.clone()))
             }
-            Some(other) => match recalled_error(other) {
-                Some(error) => Err(error.into()),
-                None => Ok(None),
-            },
+            Some(other) => Err(recalled_error(other).into()),
         }
     }
 

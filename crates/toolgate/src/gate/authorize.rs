@@ -117,7 +117,7 @@ pub(super) fn authorize(
     key: &SessionKey,
     tool: &Arc<Registered>,
     arguments: Judged,
-    facts: &mut Facts,
+    facts: &Facts,
     mut asked: Vec<Asked>,
     rule: &mut Option<String>,
 ) -> Result<Judgement, Stop> {
@@ -134,8 +134,10 @@ pub(super) fn authorize(
                 expects.extend(terms.expects);
                 continue;
             }
-            Ok(Ok(Verdict::Ask(reason))) => {
+            Ok(Ok(Verdict::Ask(reason, terms))) => {
                 asked.push(Asked { by: name.to_owned(), reason });
+                charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+                expects.extend(terms.expects);
                 continue;
             }
             Ok(Ok(Verdict::Deny(error))) => *error,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::pass::{Admitted, Passed};
 use super::run::Ran;
@@ -122,11 +123,19 @@ impl Toolgate {
 
     fn start(&self, mut passed: Box<Passed>, mut trail: Box<Trail>) -> JoinHandle<Answer> {
         let gate = self.clone();
-        tokio::spawn(async move {
+        let span = trail.span.clone();
+        let work = async move {
             // The tool sees what the calls before it have done.
-            if let Ok(Some((version, state))) = gate.0.store.session(&passed.key).await {
-                passed.version = version;
-                passed.state = Some(state);
+            match gate.0.store.session(&passed.key).await {
+                Ok(Some((version, state))) => {
+                    passed.version = version;
+                    passed.state = Some(state);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let ran = Ran::not_begun((*Stop::from(error).error).into());
+                    return gate.settle(passed, ran, trail).await;
+                }
             }
             // The kill switch holds for what has not begun.
             let paused = gate.0.store.paused(&passed.key, &trail.tool).await;
@@ -136,7 +145,8 @@ impl Toolgate {
                 Err(error) => Ran::not_begun((*Stop::from(error).error).into()),
             };
             gate.settle(passed, ran, trail).await
-        })
+        };
+        tokio::spawn(work.instrument(span))
     }
 
     async fn join(&self, slots: &mut [Slot], calls: &[Call]) {

@@ -24,6 +24,7 @@ impl Toolgate {
     /// Gate 7. Hooks in their order, each on the rewrite of the one before. What fails, denies.
     pub(super) async fn before_hooks(
         &self,
+        agent: &Agent,
         call: &Call,
         tool: &Arc<Registered>,
         arguments: &mut Judged,
@@ -31,7 +32,6 @@ impl Toolgate {
         trail: &mut Trail,
     ) -> Result<Vec<Asked>, Stop> {
         let mut asked = Vec::new();
-        let bounds = self.0.agents.get(&call.key.agent).map_or_else(json::Bounds::default, |agent| agent.bounds);
         for hook in &tool.hooks {
             trail.rule = Some(hook.name().to_owned());
             let seen = HookCall { call: trail.id, key: &call.key, tool: &tool.spec.name, input: arguments.value() };
@@ -54,7 +54,7 @@ impl Toolgate {
                 HookDecision::Deny(_) => "deny",
                 HookDecision::Ask(_) => "ask",
             };
-            if let Some(why) = before.input.as_ref().and_then(|input| json::value_over_bounds(input, &bounds)) {
+            if let Some(why) = before.input.as_ref().and_then(|input| json::value_over_bounds(input, &agent.bounds)) {
                 json::dismantle(before.input.unwrap_or_default());
                 return Err(ToolError::of(
                     code::HOOK_FAILED,
@@ -100,7 +100,7 @@ impl Toolgate {
         call: &Call,
         tool: &Registered,
         arguments: &Judged,
-        at: Option<&State>,
+        at: &State,
         trail: &mut Trail,
     ) -> Result<(), Stop> {
         let mut needs = Needs::default();
@@ -124,9 +124,10 @@ impl Toolgate {
                 trail.facts.files.insert(path.clone(), fact);
             }
         }
-        match at {
-            Some(state) if needs.counters.is_empty() && self.0.store.snapshots_are_complete() => trail.facts.take_from(&needs, Some(state)),
-            _ => self.0.store.load(&call.key, &needs, at, &mut trail.facts).await?,
+        if needs.counters.is_empty() && self.0.store.snapshots_are_complete() {
+            trail.facts.take_from(&needs, Some(at));
+        } else {
+            self.0.store.load(&call.key, &needs, Some(at), &mut trail.facts).await?;
         }
         Ok(())
     }
@@ -134,16 +135,15 @@ impl Toolgate {
     /// A replay is no new act, but nobody gets an old result who may not make the call any more.
     pub(super) async fn still_permitted(
         &self,
+        agent: &Agent,
         call: &Call,
         tool: &Arc<Registered>,
         arguments: &Judged,
         state: &State,
         trail: &mut Trail,
     ) -> Result<(), Stop> {
-        let Some(agent) = self.0.agents.get(&call.key.agent) else { return Ok(()) };
-        self.load_facts(agent, call, tool, arguments, Some(state), trail).await?;
-        let judged =
-            super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &mut trail.facts, Vec::new(), &mut trail.rule);
+        self.load_facts(agent, call, tool, arguments, state, trail).await?;
+        let judged = super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new(), &mut trail.rule);
         match judged {
             Err(stop) if stop.error.category == Category::Permission => Err(stop),
             // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not.
@@ -186,10 +186,7 @@ impl Toolgate {
         match self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await? {
             Ok(()) => Ok(Claim::Held),
             Err(NotClaimed::Recalled(Recalled::Settled(outcome))) => Ok(Claim::Replay(outcome)),
-            Err(NotClaimed::Recalled(other)) => match recalled_error(&other) {
-                Some(error) => Err(error.into()),
-                None => Ok(Claim::Held),
-            },
+            Err(NotClaimed::Recalled(other)) => Err(recalled_error(&other).into()),
             Err(NotClaimed::Over(index, over)) => {
                 let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
                 let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);

@@ -119,7 +119,7 @@ impl Toolgate {
         trail.at(Gate::Recall);
         // From here to the settling, a tool with effects has the session to itself.
         let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
-        if let Some(replay) = self.recall(call, &tool, &arguments, &entered, trail).await? {
+        if let Some(replay) = self.recall(&agent, call, &tool, &arguments, &entered, trail).await? {
             return Ok(Admitted::Replay(replay));
         }
         trail.at(Gate::Progress);
@@ -127,12 +127,12 @@ impl Toolgate {
         trail.at(Gate::Limits);
         let (budget, remaining) = self.limits(&agent, call, &tool, &entered, trail).await?;
         trail.at(Gate::Hooks);
-        let asked = self.before_hooks(call, &tool, &mut arguments, resumed.is_some(), trail).await?;
+        let asked = self.before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail).await?;
         trail.at(Gate::Policy);
-        self.load_facts(&agent, call, &tool, &arguments, batch.or(Some(&entered.state)), trail).await?;
-        let judgement = authorize::authorize(trail.id, &call.key, &tool, arguments, &mut trail.facts, asked, &mut trail.rule)?;
+        self.load_facts(&agent, call, &tool, &arguments, batch.unwrap_or(&entered.state), trail).await?;
+        let judgement = authorize::authorize(trail.id, &call.key, &tool, arguments, &trail.facts, asked, &mut trail.rule)?;
         trail.at(Gate::Approval);
-        let (permit, approval) = match judgement.permit(None) {
+        let (permit, approval) = match judgement.permit(resumed.as_deref()) {
             Ok(permit) => (permit, resumed.map(|approval| approval.id)),
             Err(asked) => Box::pin(self.approve(asked, call, trail)).await?,
         };
@@ -191,9 +191,9 @@ impl From<ToolError> for Stop {
 /// Before anything ran, a store that is away means: not now.
 impl From<StoreError> for Stop {
     fn from(error: StoreError) -> Self {
-        Self::new(
-            ToolError::of(code::STORE_UNAVAILABLE, format!("the store is not available: {error}; nothing was done")).retry_after_ms(1_000),
-        )
+        // What a store says is for the operator: it may name hosts and users.
+        tracing::error!(%error, "the store is not available");
+        Self::new(ToolError::of(code::STORE_UNAVAILABLE, "the store is not available; nothing was done").retry_after_ms(1_000))
     }
 }
 

@@ -12,6 +12,7 @@ use super::trail::Trail;
 use crate::call::{Call, CallId, Judged, SessionKey};
 use crate::code;
 use crate::context::{Remaining, Txn};
+use crate::error::Effects;
 use crate::outcome::{Answer, Outcome};
 use crate::registry::Agent;
 use crate::session::State;
@@ -45,6 +46,24 @@ pub(super) struct Passed {
     pub(super) key: SessionKey,
     /// A client ran it and says so.
     pub(super) reported: bool,
+}
+
+impl Passed {
+    /// What a failure left behind, as far as only toolgate knows. What a client does, nobody here undoes.
+    pub(super) fn effects_of_failure(&self) -> Effects {
+        match self.permit.tool().effects_of_failure() {
+            Effects::RolledBack if self.reported => Effects::Unknown,
+            other => other,
+        }
+    }
+
+    /// What a run that finished left behind, if its result is then withheld.
+    pub(super) fn effects_of_run(&self) -> Effects {
+        match self.effects_of_failure() {
+            Effects::Unknown => Effects::Done,
+            other => other,
+        }
+    }
 }
 
 /// An admitted call that the client runs itself. It must be reported; dropped, it is recorded as
@@ -91,7 +110,7 @@ impl Drop for Pass {
             let gate = self.gate.clone();
             // On the runtime that admitted it: whoever drops it may be on none.
             self.runtime.spawn(async move {
-                let effects = passed.permit.tool().effects_of_failure();
+                let effects = passed.effects_of_failure();
                 let failure = Failure::of(code::ABANDONED, "the client never reported what happened").effects(effects);
                 gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
             });

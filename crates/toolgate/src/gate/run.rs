@@ -50,11 +50,11 @@ pub(super) enum Failed {
 }
 
 /// Weighs a failure: what a tool does not say about its effects is assumed at its worst.
-pub(super) fn weigh(failure: Failure, tool: &Registered) -> Failed {
+pub(super) fn weigh(failure: Failure, passed: &Passed) -> Failed {
     match failure.into_kind() {
         Kind::Signal(signal) => Failed::Signal(signal),
         Kind::Error { error, effects, .. } => {
-            let mut error = error.with_effects(effects.unwrap_or_else(|| tool.effects_of_failure()));
+            let mut error = error.with_effects(effects.unwrap_or_else(|| passed.effects_of_failure()));
             if error.retryable && error.retry_after_ms.is_none() {
                 error.retry_after_ms = Some(1_000);
             }
@@ -78,7 +78,7 @@ impl Toolgate {
         if let Some(failure) = over_before_it_began(trail) {
             return Ran::not_begun(failure);
         }
-        let (mut logs, mut spent) = (Vec::new(), None::<Spend>);
+        let (mut logs, mut spent, mut dirty) = (Vec::new(), None::<Spend>, false);
         loop {
             let mut ran = self.attempt(passed, trail, timeout).await;
             logs.append(&mut ran.txn.logs);
@@ -95,6 +95,7 @@ impl Toolgate {
                 if !ran.unclean {
                     tokio::select! {
                         () = Box::pin(tokio::time::sleep(delay)) => {
+                            dirty |= !left_behind(&ran, passed).is_clean();
                             trail.retries += 1;
                             continue;
                         }
@@ -102,6 +103,8 @@ impl Toolgate {
                     }
                 }
             }
+            // What an earlier run may have done is not undone by a later one that did nothing.
+            ran.unclean |= dirty && ran.result.is_err();
             ran.txn.logs = logs;
             ran.txn.spent = spent;
             return ran;
@@ -156,6 +159,12 @@ fn over_before_it_began(trail: &Trail) -> Option<Failure> {
         return None;
     };
     Some(why)
+}
+
+/// What a failed run left behind, as far as is known.
+fn left_behind(ran: &Ran, passed: &Passed) -> Effects {
+    let declared = ran.result.as_ref().err().and_then(Failure::declared_effects);
+    declared.unwrap_or_else(|| passed.effects_of_failure())
 }
 
 fn may_retry(ran: &Ran, tool: &Registered) -> bool {

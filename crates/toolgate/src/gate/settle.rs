@@ -107,10 +107,10 @@ impl Toolgate {
                         outputs: shaped.stored.into_iter().collect(),
                         result: shaped.digest,
                     },
-                    Err(error) => End::failed(error.with_effects(tool.effects_of_run()), Gate::Shape),
+                    Err(error) => End::failed(error.with_effects(passed.effects_of_run()), Gate::Shape),
                 }
             }
-            Err(failure) => match weigh(failure, tool) {
+            Err(failure) => match weigh(failure, &passed) {
                 Failed::Error(error) => End::failed(*error, Gate::Run),
                 // A tool that asks for something first has not done anything yet.
                 Failed::Signal(signal) => End {
@@ -151,7 +151,7 @@ impl Toolgate {
             // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
             Ok(Err(Conflict)) => return Box::pin(self.lost_race(passed, row, txn, trail)).await,
             Err(error) if kept => {
-                let heard = unrecorded(&error).with_effects(passed.permit.tool().effects_of_run());
+                let heard = unrecorded(&error).with_effects(passed.effects_of_run());
                 let mut end = End::failed(heard, Gate::Record);
                 self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
                 let row = Arc::new(end.rewrite(&row));
@@ -166,7 +166,7 @@ impl Toolgate {
     async fn lost_race(&self, passed: Box<Passed>, row: Arc<Row>, mut txn: Txn, trail: Box<Trail>) -> Answer {
         let error =
             ToolError::of(code::CONFLICT, "another call changed this session first, so nothing of this one was kept").retry_after_ms(100);
-        let mut end = End::failed(error.with_effects(passed.permit.tool().effects_of_run()), Gate::Settle);
+        let mut end = End::failed(error.with_effects(passed.effects_of_run()), Gate::Settle);
         self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
         let row = Arc::new(end.rewrite(&row));
         match self.0.store.finish(self.finish(&row, trail.asked, &mut end, &passed, &mut txn)).await {
@@ -203,8 +203,10 @@ impl Toolgate {
 
     /// A call that was made before ends with what it came to then.
     pub(super) async fn replay(&self, mut outcome: Outcome, trail: Box<Trail>) -> Answer {
-        if let Outcome::Success(output) = &mut outcome {
-            output.replayed = true;
+        match &mut outcome {
+            Outcome::Success(output) => output.replayed = true,
+            Outcome::Error(error) => error.replayed = true,
+            Outcome::Signal(_) => {}
         }
         let effects = outcome.error().map_or(Effects::None, |error| error.effects);
         let end = End {
@@ -448,7 +450,8 @@ impl Toolgate {
 }
 
 fn unrecorded(error: &StoreError) -> ToolError {
-    ToolError::of(code::STORE_UNAVAILABLE, format!("the store could not record the call: {error}")).retry_after_ms(1_000)
+    tracing::error!(%error, "the store could not record a call");
+    ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").retry_after_ms(1_000)
 }
 
 /// A result that is too large goes aside; the model gets its head and a handle.

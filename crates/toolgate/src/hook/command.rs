@@ -42,7 +42,7 @@ pub struct CommandHook {
 }
 
 impl CommandHook {
-    /// A hook that is never called until [`before`](Self::before) or [`after`](Self::after) says when.
+    /// A hook that is asked before tools, unless [`after`](Self::after) says otherwise.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -286,7 +286,8 @@ impl Hook for CommandHook {
     }
 
     async fn before(&self, call: HookCall<'_>) -> Result<Before, HookFault> {
-        if !self.runs_before {
+        // A hook that nobody said anything about is asked before: a guard must not be off by omission.
+        if !self.runs_before && self.runs_after {
             return Ok(Before::default());
         }
         let event = json!({

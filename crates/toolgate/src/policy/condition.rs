@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Fault;
 use crate::json::{Pointer, canonicalize_numbers, decimal_of};
-use crate::names::{glob, shown};
+use crate::names::glob;
 
 /// A condition on one argument. Numbers compare exactly.
 #[derive(Debug, Clone)]
@@ -27,12 +27,21 @@ pub enum Condition {
 impl Condition {
     /// One of these values.
     pub fn one_of(values: impl IntoIterator<Item = Value>) -> Self {
-        Self::In(values.into_iter().map(plain).collect())
+        Self::In(values.into_iter().collect()).normalized()
     }
 
     /// None of these values.
     pub fn none_of(values: impl IntoIterator<Item = Value>) -> Self {
-        Self::NotIn(values.into_iter().map(plain).collect())
+        Self::NotIn(values.into_iter().collect()).normalized()
+    }
+
+    /// With values as judged arguments spell them: 1.0 is 1.
+    pub(super) fn normalized(self) -> Self {
+        match self {
+            Self::In(values) => Self::In(values.into_iter().map(plain).collect()),
+            Self::NotIn(values) => Self::NotIn(values.into_iter().map(plain).collect()),
+            other => other,
+        }
     }
 
     /// A regular expression.
@@ -45,11 +54,9 @@ impl Condition {
 
     /// Whether it holds of a value. What cannot be compared is a fault, never a "no".
     pub(crate) fn holds(&self, value: &Value) -> Result<bool, Fault> {
-        let number = || {
-            decimal_of(value)
-                .ok_or_else(|| Fault::new(format!("`{}` is no number that can be compared exactly", shown(&value.to_string()))))
-        };
-        let text = || value.as_str().ok_or_else(|| Fault::new(format!("`{}` is no text", shown(&value.to_string()))));
+        // What a fault says is shown, and the value may be a secret.
+        let number = || decimal_of(value).ok_or_else(|| Fault::new("the argument is no number that can be compared exactly"));
+        let text = || value.as_str().ok_or_else(|| Fault::new("the argument is no text"));
         Ok(match self {
             Self::Above(limit) => number()? > *limit,
             Self::Below(limit) => number()? < *limit,

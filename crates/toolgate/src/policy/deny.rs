@@ -42,7 +42,7 @@ impl Deny {
     /// Speaks only when this holds too.
     #[must_use]
     pub fn when(mut self, argument: impl Into<Pointer>, condition: Condition) -> Self {
-        self.conditions.push((argument.into(), condition));
+        self.conditions.push((argument.into(), condition.normalized()));
         self
     }
 
@@ -60,23 +60,34 @@ impl Policy for Deny {
 
     fn problems(&self, tools: &[&Spec]) -> Vec<String> {
         let arguments = self.conditions.iter().map(|(path, _)| path);
-        self.tools.unknown(tools).into_iter().chain(self.tools.unknown_arguments(tools, arguments)).collect()
+        self.tools
+            .unknown(tools)
+            .into_iter()
+            .chain(self.tools.unknown_arguments(tools, arguments))
+            .chain(self.refusal.problems(tools))
+            .collect()
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let mut errors = Vec::new();
         for (path, condition) in &self.conditions {
-            let value: Option<&Value> = ask.argument(path);
-            if let Some(value) = value
-                && !condition.holds(value)?
-            {
+            // Of many values, one is enough.
+            let values = ask.arguments_at(path);
+            let mut guilty: Option<&Value> = None;
+            for value in &values {
+                if condition.holds(value)? {
+                    guilty = Some(value);
+                    break;
+                }
+            }
+            if guilty.is_none() && !values.is_empty() {
                 return Ok(Verdict::allow());
             }
-            let got = value.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
+            let got = guilty.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
             errors.push(FieldError { path: path.to_string(), expected: condition.opposite(), got, did_you_mean: None });
         }
         if self.asks {
-            return Ok(Verdict::Ask(self.refusal.reason.clone()));
+            return Ok(Verdict::ask(self.refusal.reason.clone()));
         }
         let mut error = self.refusal.error();
         error.errors = errors;

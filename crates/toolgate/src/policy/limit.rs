@@ -21,7 +21,7 @@ pub enum Per {
     Entity(Pointer),
 }
 
-/// A limit that survives sessions, is reserved before the tool runs, and is settled by what happened.
+/// A limit that is reserved before the tool runs, and is settled by what happened.
 ///
 /// ```
 /// use toolgate::policy::{Limit, Per};
@@ -93,6 +93,21 @@ impl Limit {
         ask.argument(path).ok_or_else(|| Fault::new(format!("there is no `{path}`, and the limit hangs on it")))
     }
 
+    /// The sum of every value at a path.
+    fn total(ask: &Ask<'_>, path: &Pointer) -> Result<Decimal, Fault> {
+        let values = ask.arguments_at(path);
+        if values.is_empty() {
+            return Err(Fault::new(format!("there is no `{path}`, and the limit hangs on it")));
+        }
+        values.into_iter().try_fold(Decimal::ZERO, |sum, value| {
+            let amount = decimal_of(value).ok_or_else(|| Fault::new(format!("`{path}` is no exact number")))?;
+            if amount < Decimal::ZERO {
+                return Err(Fault::new("a negative amount has no place in a sum"));
+            }
+            sum.checked_add(amount).ok_or_else(|| Fault::new(format!("`{path}` is too large to add up")))
+        })
+    }
+
     fn counter(&self, ask: &Ask<'_>) -> Result<String, Fault> {
         let whose = match &self.per {
             Per::Session => format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session),
@@ -122,17 +137,18 @@ impl Policy for Limit {
             _ => None,
         };
         let arguments = self.amount.iter().chain(&self.currency).chain(entity);
-        self.tools.unknown(tools).into_iter().chain(self.tools.unknown_arguments(tools, arguments)).collect()
+        let mut problems = self.tools.unknown(tools);
+        problems.extend(self.tools.unknown_arguments(tools, arguments));
+        problems.extend(ToolNames::not_one(self.currency.iter().chain(entity)));
+        problems.extend(self.refusal.problems(tools));
+        problems
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let amount = match &self.amount {
             None => Decimal::ONE,
-            Some(path) => decimal_of(Self::argument(ask, path)?).ok_or_else(|| Fault::new(format!("`{path}` is no exact number")))?,
+            Some(path) => Self::total(ask, path)?,
         };
-        if amount.is_sign_negative() && !amount.is_zero() {
-            return Err(Fault::new("a negative amount has no place in a sum"));
-        }
         let charge = Charge { counter: self.counter(ask)?, amount, cap: self.most, window: self.window, unit: Unit::Fixed };
         Ok(Verdict::Allow(Terms { charges: vec![(charge, self.refusal.error())], ..Terms::default() }))
     }

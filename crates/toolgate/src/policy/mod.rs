@@ -47,12 +47,17 @@ pub struct Needs {
 
 impl Needs {
     /// Evidence of a tool's success, about one entity where one is given.
-    pub fn evidence_of(&mut self, tool: &Arc<str>, about: Option<(&Arc<str>, &Value)>) {
+    /// `reported` says whether what a client told is wanted beside what ran here.
+    pub fn evidence_of(&mut self, tool: &Arc<str>, about: Option<(&Arc<str>, &Value)>, reported: bool) {
         let key = EvidenceKey::tool(Arc::clone(tool));
-        self.evidence.push(match about {
+        let key = match about {
             Some((name, value)) => key.about(Arc::clone(name), value),
             None => key,
-        });
+        };
+        if reported {
+            self.evidence.push(key.clone().reported());
+        }
+        self.evidence.push(key);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -147,10 +152,16 @@ pub struct Ask<'a> {
 }
 
 impl<'a> Ask<'a> {
-    /// An argument.
+    /// An argument. A path with `*` gives the first match only; see [`Ask::arguments_at`].
     #[must_use]
     pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {
         path.get(self.arguments.value())
+    }
+
+    /// Every value at a path of the arguments: `*` in it stands for each item.
+    #[must_use]
+    pub fn arguments_at(&self, path: &Pointer) -> Vec<&'a Value> {
+        path.all(self.arguments.value())
     }
 
     /// A value of an argument as an error may show it.
@@ -169,19 +180,25 @@ impl<'a> Ask<'a> {
             .ok_or_else(|| Fault(format!("evidence of `{}` was not asked for in `needs`", key.tool)))
     }
 
-    /// The latest evidence of a tool's success, about one entity where one is given.
+    /// The latest evidence of a tool's success, about one entity where one is given, and of those that a
+    /// client reports where they are wanted.
     ///
     /// # Errors
     /// A fault if the policy did not name it in [`Policy::needs`].
-    pub fn evidence_of(&self, tool: &str, about: Option<(&str, &Value)>) -> Result<Option<&'a Evidence>, Fault> {
+    pub fn evidence_of(&self, tool: &str, about: Option<(&str, &Value)>, reported: bool) -> Result<Option<&'a Evidence>, Fault> {
         let matches = |key: &EvidenceKey| match (&key.entity, about) {
             _ if &*key.tool != tool => false,
             (None, None) => true,
             (Some((name, value)), Some((wanted, of))) => &**name == wanted && crate::json::with_canonical(of, |text| text == &**value),
             _ => false,
         };
-        let found = self.facts.evidence.iter().find(|(key, _)| matches(key));
-        found.map(|(_, evidence)| evidence.as_deref()).ok_or_else(|| Fault(format!("evidence of `{tool}` was not asked for in `needs`")))
+        let mut asked_for = false;
+        let mut latest: Option<&'a Evidence> = None;
+        for (_, proof) in self.facts.evidence.iter().filter(|(key, _)| (reported || !key.reported) && matches(key)) {
+            asked_for = true;
+            latest = latest.into_iter().chain(proof.as_deref()).max_by_key(|proof| proof.at);
+        }
+        if asked_for { Ok(latest) } else { Err(Fault(format!("evidence of `{tool}` was not asked for in `needs`"))) }
     }
 
     /// What a counter shows, over this window.
@@ -218,8 +235,8 @@ pub enum Verdict {
     Allow(Terms),
     /// It may not.
     Deny(Box<ToolError>),
-    /// A person must say.
-    Ask(String),
+    /// A person must say; why, and under which terms it may pass then.
+    Ask(String, Terms),
 }
 
 impl Verdict {
@@ -227,6 +244,11 @@ impl Verdict {
     #[must_use]
     pub fn allow() -> Self {
         Self::Allow(Terms::default())
+    }
+
+    /// A person must say.
+    pub fn ask(reason: impl Into<String>) -> Self {
+        Self::Ask(reason.into(), Terms::default())
     }
 
     /// It may not.
@@ -345,8 +367,19 @@ impl ToolNames {
         self.0.contains(tool)
     }
 
+    /// Paths that name more than one value where one is wanted.
+    fn not_one<'p>(paths: impl Iterator<Item = &'p Pointer>) -> Vec<String> {
+        paths
+            .filter(|path| path.parts().iter().any(|part| part == "*"))
+            .map(|path| format!("`{path}` names more than one value, and one is wanted here"))
+            .collect()
+    }
+
     /// Names that are no tool of the agent: a rule that speaks of nothing would never speak.
     fn unknown(&self, tools: &[&Spec]) -> Vec<String> {
+        if self.0.is_empty() {
+            return vec!["it names no tool, so it would never speak".to_owned()];
+        }
         let missing = self.0.iter().filter(|name| !tools.iter().any(|tool| tool.name() == &***name));
         missing
             .map(|name| {

@@ -1,6 +1,7 @@
 //! What a rule says when it says no.
 
 use crate::error::{Category, ToolError};
+use crate::tool::Spec;
 
 /// Reason, category, code and redirect of a rule. Unless said: BUSINESS, the rule's own name as code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +20,12 @@ impl Refusal {
     /// A refusal that only has a reason yet.
     pub(super) fn of(rule: &str, reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), category: Category::Business, code: rule.to_owned(), redirect: None }
+    }
+
+    /// A redirect to a tool that is not there leads nowhere.
+    pub(super) fn problems(&self, tools: &[&Spec]) -> Vec<String> {
+        let missing = self.redirect.as_deref().filter(|to| !tools.iter().any(|tool| tool.name() == *to));
+        missing.map(|to| format!("it redirects to `{}`, which is no tool of this agent", crate::names::shown(to))).into_iter().collect()
     }
 
     pub(super) fn error(&self) -> ToolError {

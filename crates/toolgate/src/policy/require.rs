@@ -9,7 +9,7 @@ use super::refusal::refusal_setters;
 use super::{Ask, Fault, Needs, Policy, Refusal, ToolNames, Verdict};
 use crate::error::NextStep;
 use crate::json::Pointer;
-use crate::session::{Evidence, Origin};
+use crate::session::Evidence;
 use crate::tool::Spec;
 
 /// Needs a success of one of some tools, in this session.
@@ -118,7 +118,7 @@ impl Require {
             // What is missing on both sides is not the same.
             wanted.is_some() && proof.fields.get(path) == wanted
         });
-        fresh && proved && (self.reported || proof.origin == Origin::RunHere)
+        fresh && proved
     }
 }
 
@@ -133,6 +133,8 @@ impl Policy for Require {
 
     fn problems(&self, tools: &[&Spec]) -> Vec<String> {
         let mut problems = self.tools.unknown(tools);
+        problems.extend(ToolNames::not_one(self.same.iter().map(|(_, path)| path)));
+        problems.extend(self.refusal.problems(tools));
         problems.extend(ToolNames::of(self.any_of.iter().map(AsRef::as_ref)).unknown(tools));
         let compared = self.fields.iter().filter_map(|(_, wanted)| match wanted {
             Wanted::Argument(path) => Some(path),
@@ -155,14 +157,14 @@ impl Policy for Require {
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         let Ok(about) = self.entity(ask) else { return };
         for tool in &self.any_of {
-            needs.evidence_of(tool, about);
+            needs.evidence_of(tool, about, self.reported);
         }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let about = self.entity(ask)?;
         for tool in &self.any_of {
-            let proof = ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)))?;
+            let proof = ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.reported)?;
             if proof.is_some_and(|proof| self.satisfied_by(proof, ask)) {
                 return Ok(Verdict::allow());
             }

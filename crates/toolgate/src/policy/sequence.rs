@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Ask, Fault, Needs, Policy, ToolNames, Verdict};
 use crate::code;
 use crate::error::{NextStep, ToolError};
-use crate::session::{EvidenceKey, Origin};
+use crate::session::EvidenceKey;
 use crate::tool::Spec;
 
 /// A graph of tools: `deploy` after `test` and `build`, `build` after `lint`.
@@ -115,14 +115,16 @@ impl Policy for Sequence {
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        needs.evidence.extend(self.before.get(ask.tool.name()).into_iter().flatten().cloned());
+        for before in self.before.get(ask.tool.name()).into_iter().flatten() {
+            needs.evidence_of(&before.tool, None, self.reported);
+        }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let tool = ask.tool.name();
         let mut missing = BTreeSet::new();
         for before in self.before.get(tool).into_iter().flatten() {
-            if !ask.evidence(before)?.is_some_and(|proof| self.reported || proof.origin == Origin::RunHere) {
+            if ask.evidence_of(&before.tool, None, self.reported)?.is_none() {
                 missing.insert(&before.tool);
             }
         }

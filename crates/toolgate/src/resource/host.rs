@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -69,7 +70,8 @@ impl Entry {
     /// Written aside, synced, and put in its place whole: an entry is there or it is not.
     fn write(&self, journal: &Path) -> io::Result<()> {
         let aside = self.file.with_extension("tmp");
-        let mut file = fs::File::create(&aside)?;
+        // It holds what the file holds: nobody else's business.
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
         file.write_all(&serde_json::to_vec(&self.undo)?)?;
         file.write_all(b"\n")?;
         file.write_all(&self.old)?;
@@ -88,7 +90,7 @@ impl HostFs {
     /// The directory or journal cannot be opened, another process has the journal, it lies inside the
     /// directory, or nobody can say whether a call was recorded.
     pub fn open(root: impl AsRef<Path>, journal: impl AsRef<Path>, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<Self> {
-        fs::create_dir_all(journal.as_ref())?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(journal.as_ref())?;
         let (root, journal) = (root.as_ref().canonicalize()?, journal.as_ref().canonicalize()?);
         if journal.starts_with(&root) {
             return Err(io::Error::other(format!("the journal {} must lie outside {}", journal.display(), root.display())));
@@ -104,6 +106,7 @@ impl HostFs {
     fn recover(&self, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<()> {
         let mut files: Vec<PathBuf> = fs::read_dir(&self.0.journal)?.filter_map(|e| e.ok().map(|e| e.path())).collect();
         files.sort();
+        let mut first_error = None;
         // Newest first, so that the oldest content of a file is what stays.
         for file in files.into_iter().rev() {
             match file.extension().and_then(|e| e.to_str()) {
@@ -116,17 +119,18 @@ impl HostFs {
                 _ => continue,
             }
             let Some(entry) = Entry::parse(&fs::read(&file)?, file.clone()) else {
-                tracing::error!(entry = %file.display(), "an undo entry cannot be read; it is kept as .conflict");
                 fs::rename(&file, file.with_extension("conflict"))?;
+                first_error.get_or_insert_with(|| io::Error::other(format!("{}: the undo entry cannot be read", file.display())));
                 continue;
             };
             if committed(entry.undo.call)? {
                 fs::remove_file(&file)?;
-            } else {
-                self.0.undo(&entry).map_err(|e| io::Error::other(format!("{}: {e}", file.display())))?;
+            } else if let Err(e) = self.0.undo(&entry) {
+                first_error.get_or_insert_with(|| io::Error::other(format!("{}: {e}", file.display())));
             }
         }
-        Ok(())
+        // Said once: the next start finds it as `.conflict`, for a person to look at.
+        first_error.map_or(Ok(()), Err)
     }
 }
 
@@ -154,15 +158,28 @@ impl Inner {
         Ok(file)
     }
 
+    /// Leaves what is there alone, and the entry beside it.
+    fn conflict(&self, entry: &Entry) -> Result<(), FileError> {
+        let path = entry.undo.path.clone();
+        match fs::rename(&entry.file, entry.file.with_extension("conflict")) {
+            Ok(()) => Err(FileError::Io(path, "could not be undone: somebody else has changed it".to_owned())),
+            Err(e) => Err(FileError::Io(path, format!("could not be undone: {e}"))),
+        }
+    }
+
     /// Undoes a change and forgets its entry. What is neither the old content nor the new, nor the beginning of
     /// one of them, is somebody else's: it stays, and the entry stays beside it as `.conflict`.
     fn undo(&self, entry: &Entry) -> Result<(), FileError> {
         let undo = &entry.undo;
         let fail = |e: io::Error| FileError::Io(undo.path.clone(), format!("could not be undone: {e}"));
         let there = match self.open(&undo.path, true) {
-            Ok(mut file) => Some((read_all(&mut file, &undo.path)?, file)),
+            Ok(mut file) => match read_all(&mut file, &undo.path) {
+                Ok(content) => Some((content, file)),
+                Err(_) => return self.conflict(entry),
+            },
             Err(FileError::Missing(_)) => None,
-            Err(error) => return Err(error),
+            // Something else stands there by now.
+            Err(_) => return self.conflict(entry),
         };
         let ours = match &there {
             Some((content, _)) => {
@@ -171,8 +188,7 @@ impl Inner {
             None => undo.old.is_none() || undo.new.is_none(),
         };
         if !ours {
-            fs::rename(&entry.file, entry.file.with_extension("conflict")).map_err(fail)?;
-            return Err(FileError::Io(undo.path.clone(), "could not be undone: somebody else has changed it".to_owned()));
+            return self.conflict(entry);
         }
         match (undo.old.is_some(), there) {
             (true, Some((_, mut file))) => overwrite(&mut file, &entry.old).map_err(fail)?,

@@ -57,6 +57,43 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
     wrong.map_or(Ok(schema), Err)
 }
 
+/// Whether a choice (`anyOf`, `oneOf`) can lead through references to another, and that one to a third.
+pub(super) fn is_tangled(schema: &Value) -> bool {
+    fn deepest(schema: &Value, root: &Value, choices: usize, inside: &mut Vec<String>, looked: &mut usize) -> bool {
+        *looked += 1;
+        if choices > 2 || *looked > 10_000 {
+            return true;
+        }
+        match schema {
+            Value::Object(map) => {
+                if let Some(target) = map.get("$ref").and_then(Value::as_str) {
+                    // Round and round: with a choice on the way, without end.
+                    if inside.iter().any(|seen| seen == target) {
+                        return choices > 0;
+                    }
+                    if let Some(referred) = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
+                        inside.push(target.to_owned());
+                        let found = deepest(referred, root, choices, inside, looked);
+                        inside.pop();
+                        if found {
+                            return true;
+                        }
+                    }
+                }
+                map.iter()
+                    .filter(|(word, _)| !matches!(word.as_str(), "$defs" | "definitions" | "enum" | "const" | "examples" | "default"))
+                    .any(|(word, part)| {
+                        let choice = usize::from(matches!(word.as_str(), "anyOf" | "oneOf"));
+                        deepest(part, root, choices + choice, inside, looked)
+                    })
+            }
+            Value::Array(items) => items.iter().any(|item| deepest(item, root, choices, inside, looked)),
+            _ => false,
+        }
+    }
+    deepest(schema, schema, 0, &mut vec!["#".to_owned()], &mut 0)
+}
+
 /// Calls `f` for each reference, and says whether others may add properties to what it refers to.
 fn collect(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) {
     match schema {

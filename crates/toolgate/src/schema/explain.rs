@@ -333,6 +333,8 @@ fn properties_at(schema: &Value, place: &str) -> Vec<(String, Value)> {
             })
             .collect();
     }
+    at.dedup_by(|a, b| std::ptr::eq(*a, *b));
+    at.truncate(64);
     let mut found: Vec<(String, Value)> = at
         .into_iter()
         .flat_map(|s| parts_of(s, schema, 0))

@@ -3,11 +3,13 @@
 mod close;
 mod explain;
 
+use std::collections::HashSet;
+
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
 use crate::error::FieldError;
-use crate::json::Pointer;
+use crate::json::{Bounds, Pointer};
 use crate::tool::Extra;
 
 /// A regular expression of a schema may try this often before it counts as "no match".
@@ -24,6 +26,8 @@ pub(crate) struct Schema {
     validator: Validator,
     secrets: Vec<Pointer>,
     extra: Extra,
+    /// Choices inside choices without end: the validator would list every way a deep document fails.
+    tangled: bool,
 }
 
 /// What is wrong with a document.
@@ -49,7 +53,8 @@ impl Schema {
             .map_err(|e| format!("{} (at `{}`)", e, e.schema_path()))?;
         let mut secrets = secrets.to_vec();
         secrets.extend(explain::write_only(source)?);
-        Ok(Self { source: closed, validator, secrets, extra })
+        let tangled = close::is_tangled(&closed);
+        Ok(Self { source: closed, validator, secrets, extra, tangled })
     }
 
     /// Fields that are never shown: `writeOnly` ones and those the tool marks.
@@ -62,7 +67,7 @@ impl Schema {
         if self.validator.is_valid(value) {
             return Ok(());
         }
-        if self.extra == Extra::Drop {
+        if self.extra == Extra::Drop && !self.is_hopeless(value) {
             self.drop_unknown(value);
             if self.validator.is_valid(value) {
                 return Ok(());
@@ -76,7 +81,18 @@ impl Schema {
         if self.validator.is_valid(value) { Ok(()) } else { Err(self.explain(tool, value)) }
     }
 
+    /// Whether saying what is wrong could take time out of all proportion.
+    fn is_hopeless(&self, value: &Value) -> bool {
+        self.tangled && crate::json::value_over_bounds(value, &Bounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
+    }
+
     fn explain(&self, tool: &str, value: &Value) -> Invalid {
+        if self.is_hopeless(value) {
+            let message = format!(
+                "{tool}: the arguments do not fit the schema; they are nested too deeply to say where, so build them up from a small part that fits"
+            );
+            return Invalid { errors: Vec::new(), message };
+        }
         let errors = self.validator.iter_errors(value).take(MOST_ERRORS);
         explain::explain(tool, &self.source, errors, &self.secrets)
     }
@@ -100,6 +116,7 @@ impl Schema {
             }
             for (path, names) in unknown {
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
+                    let names: HashSet<String> = names.into_iter().collect();
                     map.retain(|key, _| !names.contains(key));
                 }
             }

@@ -1,6 +1,6 @@
 //! Everything in memory, one lock, one transaction at a time.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -157,6 +157,9 @@ impl Inner {
 
     fn over(&mut self, charges: &[Charge], now: Timestamp) -> Option<(usize, Over)> {
         charges.iter().enumerate().find_map(|(index, charge)| {
+            if charge.amount < Decimal::ZERO {
+                return Some((index, Over { used: Decimal::ZERO, retry_after: None }));
+            }
             // Charges of one call on the same counter add up.
             let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
             let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
@@ -428,8 +431,7 @@ impl Store for MemoryStore {
 
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let known: HashSet<CallId> = inner.rows.iter().map(|row| row.call).collect();
-        if !known.contains(&row.call) {
+        if !inner.rows.iter().any(|known| known.call == row.call) {
             inner.end_claim(row.call, Settle::by(row.effects), None, Some(row.outcome.clone()));
             inner.record(row, self.keep);
         }

@@ -338,20 +338,18 @@ pub trait Store: Send + Sync + 'static {
 }
 
 /// What stood in the way of a call, said to the model.
-pub(crate) fn recalled_error(recalled: &Recalled) -> Option<ToolError> {
+pub(crate) fn recalled_error(recalled: &Recalled) -> ToolError {
     use crate::code;
     match recalled {
-        Recalled::Settled(_) => None,
-        Recalled::InProgress => Some(ToolError::of(code::IN_PROGRESS, "the same call is running; ask again for its result").retry_after_ms(1_000)),
-        Recalled::Pending(call) => Some(
-            ToolError::of(
-                code::PENDING_RECONCILIATION,
-                format!("an earlier run of this call ({call}) may or may not have taken effect; do not repeat it, tell the user that a person must settle it"),
-            )
-            .with_effects(Effects::Unknown),
-        ),
+        Recalled::Settled(_) => ToolError::of(code::DUPLICATE_CALL, "this call was made before, and its result cannot be handed back here"),
+        Recalled::InProgress => ToolError::of(code::IN_PROGRESS, "the same call is running; ask again for its result").retry_after_ms(1_000),
+        Recalled::Pending(call) => ToolError::of(
+            code::PENDING_RECONCILIATION,
+            format!("an earlier run of this call ({call}) may or may not have taken effect; do not repeat it, tell the user that a person must settle it"),
+        )
+        .with_effects(Effects::Unknown),
         Recalled::KeyReused => {
-            Some(ToolError::of(code::KEY_REUSED, "the idempotency key was used before with other arguments; use a new key for a new call"))
+            ToolError::of(code::KEY_REUSED, "the idempotency key was used before with other arguments; use a new key for a new call")
         }
     }
 }

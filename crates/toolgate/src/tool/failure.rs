@@ -72,6 +72,15 @@ impl Failure {
         Self(Box::new(Kind::Error { error, effects: None, status: Some(status) }))
     }
 
+    /// Keeps what the service behind the tool said, as untrusted text: capped, and without `toolgate/*`.
+    #[must_use]
+    pub fn upstream(mut self, said: Value) -> Self {
+        if let Kind::Error { error, .. } = self.0.as_mut() {
+            error.upstream = Some(upstream(said));
+        }
+        self
+    }
+
     /// Says what the tool left behind. Only the tool can know; without it, toolgate assumes the worst
     /// that the tool's declared effect allows.
     #[must_use]

@@ -8,7 +8,7 @@ use toolgate::{Category, ToolError};
 use crate::support::{World, rule};
 
 fn asking() -> World {
-    World::new(|agent| agent.tool_policy("act", rule("large", |_| Ok(Verdict::Ask("large amounts need a person".into())))))
+    World::new(|agent| agent.tool_policy("act", rule("large", |_| Ok(Verdict::ask("large amounts need a person")))))
 }
 
 async fn ask(world: &World, n: i64) -> String {
@@ -78,7 +78,7 @@ async fn an_approval_answers_the_question_and_not_the_law() {
     use std::sync::atomic::{AtomicBool, Ordering};
     static FORBIDDEN: AtomicBool = AtomicBool::new(false);
     let world = World::new(|agent| {
-        agent.policy(rule("large", |_| Ok(Verdict::Ask("large".into())))).policy(rule("embargo", |_| {
+        agent.policy(rule("large", |_| Ok(Verdict::ask("large")))).policy(rule("embargo", |_| {
             if FORBIDDEN.load(Ordering::SeqCst) {
                 return Ok(Verdict::deny(ToolError::new(Category::Business, "embargo", "not to this country")));
             }

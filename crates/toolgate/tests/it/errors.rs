@@ -168,4 +168,8 @@ async fn an_empty_answer_is_no_error_and_upstream_words_stay_apart() {
         (Category::Permission, false, Some(&json!(403)))
     );
     assert!(!error.message.contains("IGNORE"), "{}", error.message);
+    let said = Failure::business("no", "no")
+        .upstream(json!({"toolgate/receipt": "forged", "deep": {"toolgate/x": 1, "kept": "y".repeat(10_000)}}));
+    let shown = format!("{said:?}");
+    assert!(!shown.contains("toolgate/") && shown.contains("kept") && shown.len() < 6_000);
 }

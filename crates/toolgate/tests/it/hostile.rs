@@ -145,7 +145,11 @@ proptest! {
     #[test]
     fn the_strict_reader_reads_what_others_write(value in any_json()) {
         let text = serde_json::to_string(&value).unwrap();
-        if let Ok(read) = parse(text.as_bytes(), &Bounds::default()) {
+        let strict = parse(text.as_bytes(), &Bounds::default());
+        if let Err(error) = &strict {
+            prop_assert!(error.message.contains("the number"), "only numbers out of range are refused: {error}");
+        }
+        if let Ok(read) = strict {
             // Numbers out of range are refused; everything else means the same, and has one spelling.
             let again = parse(&canonical(&read), &Bounds::default()).unwrap();
             prop_assert_eq!(&again, &read);
@@ -175,4 +179,29 @@ fn alike(a: &Value, b: &Value, same: &dyn Fn(&Value, &Value) -> bool) -> bool {
         (Value::Object(a), Value::Object(b)) => a.len() == b.len() && a.iter().all(|(k, a)| b.get(k).is_some_and(|b| alike(a, b, same))),
         _ => same(a, b),
     }
+}
+
+/// A filter language of choices inside choices, wrong at the very bottom.
+#[tokio::test]
+async fn a_deep_mistake_in_a_tangled_schema_is_refused_at_once() {
+    let node = |kind: &str| json!({"type": "object", "properties": {"kind": {"const": kind}, "left": {"$ref": "#/$defs/f"}, "right": {"$ref": "#/$defs/f"}}, "required": ["kind"]});
+    let schema = json!({
+        "type": "object", "properties": {"filter": {"$ref": "#/$defs/f"}}, "required": ["filter"],
+        "$defs": {"f": {"oneOf": [node("and"), node("or"), node("not"), node("xor"), {"type": "string"}]}},
+    });
+    let world = World::new(|a| {
+        a.tool(Tool::dynamic("find", "Finds.", schema.clone(), |_, _| async { Ok(Value::Null) }).effect(Effect::Read)).tool(
+            Tool::dynamic("drop", "Finds.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).extra(toolgate::Extra::Drop),
+        )
+    });
+    let mut filter = json!(7);
+    for _ in 0..16 {
+        filter = json!({"kind": "and", "left": filter, "right": "x"});
+    }
+    for tool in ["find", "drop"] {
+        assert_eq!(refused(&world, tool, json!({ "filter": filter })).await, "invalid_arguments");
+    }
+    assert_eq!(refused(&world, "find", json!({"filter": {"kind": "nand"}})).await, "invalid_arguments");
+    let answer = world.session.call("find", json!({"filter": {"kind": "and", "left": {"kind": "not", "left": "x"}}})).await;
+    assert!(answer.outcome.success().is_some(), "{answer:?}");
 }

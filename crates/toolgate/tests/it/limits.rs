@@ -314,3 +314,52 @@ async fn a_poll_that_keeps_failing_ends_too() {
     }
     assert_eq!(codes, ["gone", "gone", "gone", "loop_detected"]);
 }
+
+#[tokio::test]
+async fn what_an_earlier_run_may_have_done_is_not_forgotten_by_a_later_one() {
+    let runs = Arc::new(AtomicU32::new(0));
+    let seen = Arc::clone(&runs);
+    let pay = Tool::dynamic("pay", "Pays.", json!({"type": "object"}), move |_, _| {
+        let first = seen.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            // The first request is lost on the way back; the second is refused at the door.
+            if first {
+                Err::<Value, _>(Failure::http(504, "gateway time-out"))
+            } else {
+                Err(Failure::business("closed", "closed").effects(Effects::None))
+            }
+        }
+    })
+    .open()
+    .idempotent()
+    .retry(1, Duration::from_millis(1));
+    let world = World::new(|a| a.tool(pay));
+    let answer = world.session.call("pay", json!({})).await;
+    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("closed", Effects::Unknown)));
+    assert_eq!((runs.load(Ordering::SeqCst), world.gate.pending().await.unwrap().len()), (2, 1));
+}
+
+#[tokio::test]
+async fn what_a_client_does_nobody_here_undoes() {
+    let world = World::new(|a| {
+        a.tool(Tool::dynamic("edit", "Edits.", json!({"type": "object"}), |_, args| async move { Ok(args) }).local().open())
+    });
+    let pass = world.session.admit("edit", json!({})).await.ok().unwrap();
+    let answer = pass.report(Err(Failure::business("lost", "lost"))).await;
+    assert_eq!(answer.outcome.error().map(|e| e.effects), Some(Effects::Unknown));
+    assert_eq!(world.gate.pending().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_negative_charge_makes_no_room() {
+    use toolgate::limits::{Charge, Unit};
+    use toolgate::policy::{Terms, Verdict};
+    let charge = |amount: i64| Charge { counter: "c".into(), amount: amount.into(), cap: 500.into(), window: None, unit: Unit::Fixed };
+    let full = || toolgate::ToolError::new(toolgate::Category::Business, "full", "full");
+    let world = World::new(|a| {
+        a.policy(crate::support::rule("lines", move |_| {
+            Ok(Verdict::Allow(Terms { charges: vec![(charge(499), full()), (charge(-499), full())], expects: vec![] }))
+        }))
+    });
+    assert_eq!(code(&world, "act", json!({"how": "ok"})).await, "full");
+}

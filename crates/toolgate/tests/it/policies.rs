@@ -68,7 +68,7 @@ async fn deny_beats_ask_beats_allow_and_all_are_asked() {
     }
     let world = World::new(|a| {
         a.policy(note("allows", Verdict::allow()))
-            .policy(note("asks", Verdict::Ask("?".into())))
+            .policy(note("asks", Verdict::ask("?")))
             .policy(note("denies", Verdict::deny(ToolError::new(Category::Business, "no", "no"))))
             .policy(note("allows_too", Verdict::allow()))
     });

@@ -193,6 +193,22 @@ async fn a_kill_switch_pulled_meanwhile_stops_what_has_not_begun() {
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!((answer.outcome.error().map(|e| &*e.code), answer.gate), (Some("paused"), toolgate::Gate::Claim));
     assert_eq!((world.ran(), world.metered().await), (0, 0.into()));
-    let batch = world.session.batch([("act".to_owned(), json!({"how": "ok", "n": 2}))]).await;
-    assert_eq!(batch[0].outcome.error().map(|e| &*e.code), Some("paused"));
+}
+
+#[tokio::test]
+async fn a_kill_switch_pulled_by_one_call_of_a_batch_stops_the_next() {
+    use std::sync::OnceLock;
+    use toolgate::store::Target;
+    static GATE: OnceLock<toolgate::Toolgate> = OnceLock::new();
+    let pull = toolgate::Tool::dynamic("pull", "Pulls.", json!({"type": "object"}), |_, args| async move {
+        GATE.get().unwrap().pause(Target::Tool("act".into()), "incident").await.unwrap();
+        Ok(args)
+    })
+    .open();
+    let world = World::new(|a| a.tool(pull));
+    GATE.set(world.gate.clone()).ok().unwrap();
+    let answers = world.session.batch([("pull".to_owned(), json!({})), ("act".to_owned(), json!({"how": "ok"}))]).await;
+    assert_eq!(answers[1].outcome.error().map(|e| (&*e.code, e.effects)), Some(("paused", toolgate::Effects::None)));
+    assert_eq!((world.ran(), world.metered().await, world.gate.pending().await.unwrap().len()), (0, 0.into(), 0));
+    assert_eq!(world.session.rows().await.unwrap()[1].decision, Decision::Refused);
 }

@@ -11,7 +11,6 @@ use toolgate::policy::{Condition, Deny, Limit, Per, Require, Sequence};
 use toolgate::{Agent, AgentBuilder, Category, Effect, Failure, ManualClock, Tool, Toolgate};
 
 use crate::reference::{Meaning, Past, Whose, judge};
-use crate::support::World;
 
 fn tool(name: &str) -> Tool {
     let schema = json!({"type": "object", "properties": {
@@ -306,9 +305,42 @@ async fn the_rules_mean_what_they_say() {
 }
 
 #[tokio::test]
-async fn a_reported_success_does_not_take_the_place_of_one_that_was_seen() {
-    let world =
-        World::new(|a| a.tool(Tool::external("client", "Run by the client.", None).open()).policy(Require::new("r", ["act"], ["look"])));
-    world.session.call("look", json!({})).await;
-    assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
+async fn what_a_client_reports_is_kept_apart_from_what_was_seen() {
+    for accepts in [false, true] {
+        let rule = Require::new("r", ["act"], ["proof"]).field("/ok", json!(true)).code("r");
+        let rule = if accepts { rule.accept_reported() } else { rule };
+        let (s, clock) = session(agent(|a| a.policy(rule)));
+        assert_eq!(code(&s, "proof", json!({"ok": true})).await, "ok");
+        clock.advance(SignedDuration::from_secs(1));
+        let pass = s.admit("proof", json!({"ok": false})).await.ok().unwrap();
+        pass.report(Ok(json!({"ok": false}))).await;
+        // To a rule that listens to clients, the later word is that it is not so any more.
+        assert_eq!(code(&s, "act", json!({})).await, if accepts { "r" } else { "ok" });
+    }
+}
+
+#[tokio::test]
+async fn a_star_means_every_item() {
+    let schema = json!({"type": "object", "properties": {"lines": {"type": "array", "items": {"type": "object", "properties": {"amount": {"type": "number"}}}}}});
+    let pay = || Tool::dynamic("pay", "Pays.", schema.clone(), |_, _| async { Ok(Value::Null) });
+    let lines = |amounts: &[i64]| json!({"lines": amounts.iter().map(|a| json!({"amount": a})).collect::<Vec<_>>()});
+    let build = |policy: Deny| {
+        Toolgate::builder().agent(Agent::builder("a").tool(pay()).policy(policy).build().unwrap()).build().unwrap().session("a", "p", "s")
+    };
+    let s = build(Deny::new("cap", ["pay"]).when("/lines/*/amount", Condition::Above(500.into())));
+    for (amounts, expected) in [(vec![1, 2], "ok"), (vec![1, 600], "cap"), (vec![], "cap")] {
+        assert_eq!(code(&s, "pay", lines(&amounts)).await, expected, "{amounts:?}");
+    }
+    let limit = Limit::sum("sum", ["pay"], "/lines/*/amount", 500.into());
+    let s =
+        Toolgate::builder().agent(Agent::builder("a").tool(pay()).policy(limit).build().unwrap()).build().unwrap().session("a", "p", "s");
+    assert_eq!(code(&s, "pay", lines(&[300, 201])).await, "sum");
+    assert_eq!(code(&s, "pay", lines(&[700, -300])).await, "policy_fault");
+    assert_eq!(code(&s, "pay", lines(&[300, 200])).await, "ok");
+    let wrong = Agent::builder("a")
+        .tool(pay())
+        .policy(Limit::calls("l", ["pay"], 1).per(Per::Entity("/lines/*/amount".into())).redirect("gone"))
+        .build()
+        .unwrap_err();
+    assert!(wrong.to_string().contains("names more than one value") && wrong.to_string().contains("redirects to `gone`"), "{wrong}");
 }

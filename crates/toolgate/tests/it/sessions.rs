@@ -72,7 +72,7 @@ async fn a_success_is_evidence_about_its_entities() {
     assert_eq!(pass.arguments().unwrap().value(), &json!({"anything": 1}));
     pass.report(Ok(json!("done"))).await;
     let state = world.session.state().await.unwrap();
-    assert_eq!(state.evidence(&EvidenceKey::tool("client_side")).unwrap().origin, Origin::Reported);
+    assert_eq!(state.evidence(&EvidenceKey::tool("client_side").reported()).unwrap().origin, Origin::Reported);
 }
 
 #[tokio::test]

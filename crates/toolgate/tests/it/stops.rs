@@ -331,11 +331,11 @@ fn cases() -> Vec<(&'static str, World, Step, Expected)> {
             refused("policy_fault", Gate::Policy),
         ),
         // 9 approval
-        ("a policy that asks", ruled(|_| Ok(Verdict::Ask("over 100".into()))), acts!("ok"), refused("approval_required", Gate::Approval)),
+        ("a policy that asks", ruled(|_| Ok(Verdict::ask("over 100"))), acts!("ok"), refused("approval_required", Gate::Approval)),
         ("a hook that asks", hooked("ask"), acts!("ok"), refused("approval_required", Gate::Approval)),
         (
             "a person who refuses",
-            ruled(|_| Ok(Verdict::Ask("over 100".into()))),
+            ruled(|_| Ok(Verdict::ask("over 100"))),
             step!(w => {
                 let asked = act("ok")(w).await;
                 let id = asked.outcome.error().unwrap().approval.clone().unwrap().id;

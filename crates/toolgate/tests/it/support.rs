@@ -61,6 +61,12 @@ impl Store for FaultyStore {
         self.check(Fails::Enter)?;
         self.inner.enter(enter).await
     }
+    fn may_be_paused(&self) -> bool {
+        self.failing.lock().unwrap().contains(&Fails::Paused) || self.inner.may_be_paused()
+    }
+    fn snapshots_are_complete(&self) -> bool {
+        !self.failing.lock().unwrap().contains(&Fails::Load)
+    }
     async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
         self.check(Fails::Load)?;
         self.inner.load(key, needs, at, facts).await
