@@ -184,7 +184,7 @@ fn issue_refund(books: &SharedBooks) -> Tool {
         },
     )
     .effect(Effect::Destructive)
-    // The lab wants to see the model try again, not the runtime.
+    // Here the model is to be seen trying again, not the runtime.
     .retry(0, Duration::ZERO)
 }
 
