@@ -12,13 +12,13 @@ fn push(effect: Effect) -> Tool {
     Tool::dynamic(
         "push",
         "Appends.",
-        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}),
+        json!({"type": "object", "properties": {"n": {"type": "integer"}, "fail": {"type": "boolean"}}, "required": ["n"]}),
         |ctx: Ctx, args| async move {
             let mut list: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
             tokio::time::sleep(Duration::from_millis(args["n"].as_u64().unwrap_or(0) % 3)).await;
             list.push(args["n"].clone());
             ctx.set_slice("list", &list)?;
-            Ok(json!(list))
+            if args["fail"] == true { Err(toolgate::Failure::business("told_to", "told to fail")) } else { Ok(json!(list)) }
         },
     )
     .effect(effect)
@@ -49,12 +49,17 @@ async fn interleaved(calls: u64, seed: u64) {
         let reads = (seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(n.wrapping_mul(1_442_695_040_888_963_407)) >> 60) % 3 == 0;
         tasks.push(tokio::spawn(async move {
             let tool = if reads { "peek" } else { "push" };
-            (reads, session.call(tool, json!({ "n": n })).await)
+            let args = if !reads && n % 5 == 4 { json!({"n": n, "fail": true}) } else { json!({ "n": n }) };
+            (reads, session.call(tool, args).await)
         }));
     }
     let (mut written, mut seen) = (Vec::new(), Vec::new());
     for task in tasks {
         let (reads, answer) = task.await.unwrap();
+        // What failed is in nobody's list.
+        if answer.outcome.error().is_some_and(|e| e.code == "told_to") {
+            continue;
+        }
         let list: Vec<u64> =
             serde_json::from_value(answer.outcome.success().unwrap_or_else(|| panic!("{answer:?}")).value.clone()).unwrap();
         if reads { seen.push(list) } else { written.push(list) }

@@ -205,3 +205,16 @@ async fn a_deep_mistake_in_a_tangled_schema_is_refused_at_once() {
     let answer = world.session.call("find", json!({"filter": {"kind": "and", "left": {"kind": "not", "left": "x"}}})).await;
     assert!(answer.outcome.success().is_some(), "{answer:?}");
 }
+
+/// All of the above once more, in a process that may not have more than a gigabyte of memory.
+#[test]
+fn hostile_input_stays_within_bounds_of_memory() {
+    if std::env::var_os("TOOLGATE_BOUNDED").is_some() {
+        return;
+    }
+    let tests = std::env::current_exe().unwrap();
+    let script = "ulimit -v 1048576; exec \"$0\" hostile:: --test-threads=1";
+    let output = std::process::Command::new("/bin/sh").arg("-c").arg(script).arg(tests).env("TOOLGATE_BOUNDED", "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("bombs_and_junk ... ok"));
+}

@@ -523,6 +523,7 @@ async fn a_caller_who_hangs_up_cancels_the_tool_and_not_the_row() {
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::Unknown)));
     assert_eq!(world.fingerprint().await, quiet);
+    assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (1.into(), 1), "nobody knows what it did");
 }
 
 #[tokio::test]
@@ -537,6 +538,7 @@ async fn a_spooled_row_is_taken_in_when_the_store_is_back() {
     let (rows, spooled) = world.rows().await;
     assert_eq!((rows.len(), spooled), (2, 0));
     assert_eq!(rows.iter().filter(|row| row.call == lost.call).count(), 1);
+    assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (1.into(), 0), "it happened, and its claim has ended");
     assert_eq!(world.gate.recover().await, Ok(0));
 }
 
@@ -559,4 +561,24 @@ async fn a_log_slice_survives_what_a_state_slice_does_not() {
     assert_eq!(state.log("attempts").count(), 2);
     assert_eq!(state.slice("touched"), Some(&json!({"how": "ok"})));
     assert_eq!(world.files.get("kept.txt").as_deref(), Some("changed".as_bytes()));
+}
+
+#[tokio::test]
+async fn a_spool_with_a_torn_line_gives_back_the_rest() {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::Finish]);
+    world.session.call("look", json!({"at": "1"})).await;
+    let path = world.spool.path().join("rows.jsonl");
+    let mut torn = std::fs::read(&path).unwrap();
+    torn.extend_from_slice(b"\n{\"call\": \"cut \xc3");
+    std::fs::write(&path, torn).unwrap();
+    world.session.call("look", json!({"at": "2"})).await;
+    world.store.fail(&[]);
+    for _ in 0..3 {
+        world.session.call("look", json!({})).await;
+    }
+    assert_eq!(world.session.rows().await.unwrap().iter().filter(|row| row.arguments["at"].is_string()).count(), 2);
+    let left: Vec<_> = std::fs::read_dir(world.spool.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(left.len(), 1, "one copy for a person to look at: {left:?}");
+    assert!(left[0].to_string_lossy().ends_with(".spoilt"));
 }
