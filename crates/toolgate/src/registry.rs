@@ -444,6 +444,11 @@ fn check_words(spec: &Spec) -> Vec<String> {
     if !(1..=1_024).contains(&length) {
         problems.push(format!("the description of `{name}` has {length} characters; 1 to 1,024 are allowed"));
     }
+    for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
+        if path.parts().iter().any(|part| part == "*") {
+            problems.push(format!("`{path}` of `{name}` names more than one value; an entity or a proved field is one"));
+        }
+    }
     if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
         problems.push(format!("`{name}` may be polled 0 times, so it could never be called"));
     }

@@ -164,9 +164,14 @@ impl<'a> Ask<'a> {
         path.all(self.arguments.value())
     }
 
+    /// Whether an argument may be shown at all.
+    pub(crate) fn is_secret(&self, path: &Pointer) -> bool {
+        crate::redact::is_secret(path, &self.tool.secrets)
+    }
+
     /// A value of an argument as an error may show it.
     pub(crate) fn shown(&self, path: &Pointer, value: &Value) -> String {
-        if crate::redact::is_secret(path, &self.tool.secrets) { "(hidden)".to_owned() } else { crate::names::shown(&value.to_string()) }
+        if self.is_secret(path) { "(hidden)".to_owned() } else { crate::names::shown(&value.to_string()) }
     }
 
     /// The latest evidence under a key.
@@ -328,7 +333,7 @@ pub trait Policy: Send + Sync {
         Vec::new()
     }
 
-    /// Adds what it wants to know. The facts of the `ask` hold only the clock yet.
+    /// Adds what it wants to know. The facts of the `ask` hold only the clock and what hooks answered yet.
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         let _ = (ask, needs);
     }

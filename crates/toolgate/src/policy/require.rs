@@ -133,14 +133,15 @@ impl Policy for Require {
 
     fn problems(&self, tools: &[&Spec]) -> Vec<String> {
         let mut problems = self.tools.unknown(tools);
-        problems.extend(ToolNames::not_one(self.same.iter().map(|(_, path)| path)));
         problems.extend(self.refusal.problems(tools));
         problems.extend(ToolNames::of(self.any_of.iter().map(AsRef::as_ref)).unknown(tools));
         let compared = self.fields.iter().filter_map(|(_, wanted)| match wanted {
             Wanted::Argument(path) => Some(path),
             Wanted::Value(_) => None,
         });
-        problems.extend(self.tools.unknown_arguments(tools, self.same.iter().map(|(_, path)| path).chain(compared)));
+        let arguments = self.same.iter().map(|(_, path)| path).chain(compared);
+        problems.extend(ToolNames::not_one(arguments.clone()));
+        problems.extend(self.tools.unknown_arguments(tools, arguments));
         for source in tools.iter().filter(|tool| self.any_of.iter().any(|name| **name == *tool.name())) {
             if let Some((entity, _)) = &self.same
                 && !source.entities.iter().any(|(name, _)| name == entity)
@@ -170,7 +171,10 @@ impl Policy for Require {
             }
         }
         let mut error = self.refusal.error();
-        let arguments: Map<String, Value> = about.map(|(name, value)| (name.to_string(), value.clone())).into_iter().collect();
+        // A secret is not written into an error to be helpful.
+        let secret = self.same.as_ref().is_some_and(|(_, path)| ask.is_secret(path));
+        let shown = about.filter(|_| !secret).map(|(name, value)| (name.to_string(), value.clone()));
+        let arguments: Map<String, Value> = shown.into_iter().collect();
         error.next = self.any_of.first().map(|tool| NextStep { tool: tool.to_string(), arguments: Value::Object(arguments) });
         Ok(Verdict::deny(error))
     }

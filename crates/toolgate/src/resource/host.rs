@@ -88,7 +88,8 @@ impl HostFs {
     ///
     /// # Errors
     /// The directory or journal cannot be opened, another process has the journal, it lies inside the
-    /// directory, or nobody can say whether a call was recorded.
+    /// directory, nobody can say whether a call was recorded, or (once) somebody else has changed a file
+    /// that should have been undone.
     pub fn open(root: impl AsRef<Path>, journal: impl AsRef<Path>, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(journal.as_ref())?;
         let (root, journal) = (root.as_ref().canonicalize()?, journal.as_ref().canonicalize()?);

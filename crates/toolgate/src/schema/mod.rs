@@ -89,7 +89,7 @@ impl Schema {
     fn explain(&self, tool: &str, value: &Value) -> Invalid {
         if self.is_hopeless(value) {
             let message = format!(
-                "{tool}: the arguments do not fit the schema; they are nested too deeply to say where, so build them up from a small part that fits"
+                "{tool}: the document does not fit the schema, and is nested too deeply to say where; build it up from a small part that fits"
             );
             return Invalid { errors: Vec::new(), message };
         }

@@ -164,7 +164,9 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
                 return Self::of(file.code(), message);
             }
             if cause.is::<StoreError>() {
-                return Self::of(code::STORE_UNAVAILABLE, message);
+                // What a store says is for the operator.
+                tracing::error!(error = message, "a tool could not reach the store");
+                return Self::of(code::STORE_UNAVAILABLE, "the store is not available");
             }
             if let Some(io) = cause.downcast_ref::<io::Error>() {
                 return Self::of(classify_io(io.kind()), message);
