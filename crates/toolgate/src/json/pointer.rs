@@ -72,6 +72,20 @@ impl Pointer {
         self.0.iter().fold(vec![value], |found, part| found.into_iter().flat_map(|value| step(value, part)).collect())
     }
 
+    /// Every place that this path names, and what stands there: `None` where something should and does not.
+    #[must_use]
+    pub fn each<'a>(&self, value: &'a Value) -> Vec<Option<&'a Value>> {
+        self.0.iter().fold(vec![Some(value)], |places, part| {
+            let inside = |place: Option<&'a Value>| match place {
+                Some(Value::Array(items)) if part == "*" => items.iter().map(Some).collect(),
+                Some(Value::Object(map)) if part == "*" => map.values().map(Some).collect(),
+                Some(value) => vec![step(value, part).into_iter().next()],
+                None => vec![None],
+            };
+            places.into_iter().flat_map(inside).collect()
+        })
+    }
+
     /// Calls `f` on every value at this path; what it returns replaces the value, `None` removes it.
     pub(crate) fn rewrite<E>(&self, value: &mut Value, f: &mut impl FnMut(Value) -> Result<Option<Value>, E>) -> Result<(), E> {
         rewrite(&self.0, value, f)
@@ -146,6 +160,8 @@ mod tests {
         assert_eq!(Pointer::from("/items/*/price").all(&order), vec![&json!(1), &json!(2)]);
         assert_eq!(Pointer::from("/a~1b/~0").get(&order), Some(&json!(3)));
         assert_eq!(Pointer::from("/items/9").get(&order), None);
+        assert_eq!(Pointer::from("/items/*/price").each(&order), vec![Some(&json!(1)), Some(&json!(2)), None]);
+        assert_eq!(Pointer::from("/nothing/*").each(&order), vec![None]);
         assert_eq!(Pointer::from("/a~1b/~0").to_string(), "/a~1b/~0");
     }
 

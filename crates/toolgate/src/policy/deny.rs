@@ -1,7 +1,5 @@
 //! `deny` and `ask`: what must not be, or not without a person.
 
-use serde_json::Value;
-
 use super::refusal::refusal_setters;
 use super::{Ask, Condition, Fault, Policy, Refusal, ToolNames, Verdict};
 use crate::error::FieldError;
@@ -71,19 +69,17 @@ impl Policy for Deny {
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let mut errors = Vec::new();
         for (path, condition) in &self.conditions {
-            // Of many values, one is enough.
-            let values = ask.arguments_at(path);
-            let mut guilty: Option<&Value> = None;
-            for value in &values {
-                if condition.holds(value)? {
-                    guilty = Some(value);
+            // Of many places one is enough, and one where nothing stands is one of them.
+            let places = ask.arguments_at(path);
+            let mut guilty = places.is_empty().then_some(None);
+            for place in places {
+                if place.map_or(Ok(true), |value| condition.holds(value))? {
+                    guilty = Some(place);
                     break;
                 }
             }
-            if guilty.is_none() && !values.is_empty() {
-                return Ok(Verdict::allow());
-            }
-            let got = guilty.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
+            let Some(place) = guilty else { return Ok(Verdict::allow()) };
+            let got = place.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
             errors.push(FieldError { path: path.to_string(), expected: condition.opposite(), got, did_you_mean: None });
         }
         if self.asks {

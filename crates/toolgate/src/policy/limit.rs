@@ -100,7 +100,7 @@ impl Limit {
             return Err(Fault::new(format!("there is no `{path}`, and the limit hangs on it")));
         }
         values.into_iter().try_fold(Decimal::ZERO, |sum, value| {
-            let amount = decimal_of(value).ok_or_else(|| Fault::new(format!("`{path}` is no exact number")))?;
+            let amount = value.and_then(decimal_of).ok_or_else(|| Fault::new(format!("`{path}` is no exact number")))?;
             if amount < Decimal::ZERO {
                 return Err(Fault::new("a negative amount has no place in a sum"));
             }

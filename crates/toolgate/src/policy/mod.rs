@@ -158,10 +158,10 @@ impl<'a> Ask<'a> {
         path.get(self.arguments.value())
     }
 
-    /// Every value at a path of the arguments: `*` in it stands for each item.
+    /// Every place at a path of the arguments (`*` in it stands for each item), `None` where nothing stands.
     #[must_use]
-    pub fn arguments_at(&self, path: &Pointer) -> Vec<&'a Value> {
-        path.all(self.arguments.value())
+    pub fn arguments_at(&self, path: &Pointer) -> Vec<Option<&'a Value>> {
+        path.each(self.arguments.value())
     }
 
     /// Whether an argument may be shown at all.

@@ -331,11 +331,14 @@ async fn a_star_means_every_item() {
     for (amounts, expected) in [(vec![1, 2], "ok"), (vec![1, 600], "cap"), (vec![], "cap")] {
         assert_eq!(code(&s, "pay", lines(&amounts)).await, expected, "{amounts:?}");
     }
+    assert_eq!(code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "cap", "an item that hides its amount");
+    assert_eq!(code(&s, "pay", json!({})).await, "cap");
     let limit = Limit::sum("sum", ["pay"], "/lines/*/amount", 500.into());
     let s =
         Toolgate::builder().agent(Agent::builder("a").tool(pay()).policy(limit).build().unwrap()).build().unwrap().session("a", "p", "s");
     assert_eq!(code(&s, "pay", lines(&[300, 201])).await, "sum");
     assert_eq!(code(&s, "pay", lines(&[700, -300])).await, "policy_fault");
+    assert_eq!(code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "policy_fault");
     assert_eq!(code(&s, "pay", lines(&[300, 200])).await, "ok");
     let wrong = Agent::builder("a")
         .tool(pay())
