@@ -298,6 +298,7 @@ impl AgentBuilder {
         let mut order = Vec::new();
         self.check_attachments(&mut problems);
         self.check_hooks(&mut problems);
+        self.check_revocations(&mut problems);
         for (section, tool) in std::mem::take(&mut self.tools) {
             let (mut spec, handler) = tool.into_parts();
             if tools.contains_key(&spec.name) {
@@ -359,6 +360,20 @@ impl AgentBuilder {
                 let hint =
                     crate::suggest::closest(tool, tools.iter().copied()).map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
                 problems.push(format!("policy `{}` is attached to `{}`, which is no tool of this agent{hint}", policy.name(), shown(tool)));
+            }
+        }
+    }
+
+    /// Evidence of a tool that is not there cannot be taken away.
+    fn check_revocations(&self, problems: &mut Vec<String>) {
+        let names: BTreeSet<&str> = self.tools.iter().map(|(_, tool)| tool.spec().name()).collect();
+        for (_, tool) in &self.tools {
+            for (of, _) in tool.spec().revokes.iter().filter(|(of, _)| !names.contains(&**of)) {
+                problems.push(format!(
+                    "`{}` takes away evidence of `{}`, which is no tool of this agent",
+                    shown(tool.spec().name()),
+                    shown(of)
+                ));
             }
         }
     }
@@ -443,6 +458,11 @@ fn check_words(spec: &Spec) -> Vec<String> {
     let length = spec.description.chars().count();
     if !(1..=1_024).contains(&length) {
         problems.push(format!("the description of `{name}` has {length} characters; 1 to 1,024 are allowed"));
+    }
+    for entity in spec.revokes.iter().filter_map(|(_, entity)| entity.as_ref()) {
+        if !spec.entities.iter().any(|(name, _)| name == entity) {
+            problems.push(format!("`{name}` takes away evidence about `{entity}`, and declares no such entity"));
+        }
     }
     for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
         if path.parts().iter().any(|part| part == "*") {

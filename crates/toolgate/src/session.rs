@@ -25,6 +25,8 @@ pub struct State {
     pub evidence: Map<EvidenceKey, Arc<Evidence>>,
     /// What policies remember.
     pub marks: Slices,
+    /// How often everything that a tool had proved was taken away again.
+    pub revocations: Map<Arc<str>, u64>,
 }
 
 impl State {
@@ -42,7 +44,29 @@ impl State {
     /// The latest evidence under a key.
     #[must_use]
     pub fn evidence(&self, key: &EvidenceKey) -> Option<&Arc<Evidence>> {
-        self.evidence.get(key)
+        self.evidence.get(key).filter(|proof| proof.epoch == self.epoch(&proof.tool))
+    }
+
+    fn epoch(&self, tool: &Arc<str>) -> u64 {
+        self.revocations.get(tool).copied().unwrap_or(0)
+    }
+
+    fn revoke(&mut self, revoked: Revoked) {
+        let Some((name, value)) = revoked.about else {
+            // All of it at once, however much it is.
+            let next = self.epoch(&revoked.tool) + 1;
+            self.revocations.insert_mut(revoked.tool, next);
+            return;
+        };
+        let key = EvidenceKey::tool(revoked.tool).about(name, &value);
+        for key in [key.clone(), key.reported()] {
+            let Some(proof) = self.evidence.get(&key).cloned() else { continue };
+            for other in proof.keys() {
+                if self.evidence.get(&other).is_some_and(|known| Arc::ptr_eq(known, &proof)) {
+                    self.evidence.remove_mut(&other);
+                }
+            }
+        }
     }
 
     /// Puts back what a rollback puts back: everything but the logs.
@@ -65,7 +89,11 @@ impl State {
         for (name, value) in changes.marks {
             set(&mut self.marks, name, value);
         }
-        if let Some(evidence) = changes.evidence {
+        for revoked in changes.revoked {
+            self.revoke(revoked);
+        }
+        if let Some(mut evidence) = changes.evidence {
+            evidence.epoch = self.epoch(&evidence.tool);
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {
                 self.evidence.insert_mut(key, Arc::clone(&evidence));
@@ -95,6 +123,17 @@ pub struct Changes {
     pub marks: Vec<Change>,
     /// What the call proved.
     pub evidence: Option<Evidence>,
+    /// What it took away.
+    pub revoked: Vec<Revoked>,
+}
+
+/// Evidence that is taken away: all of a tool, or what it proved about one entity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Revoked {
+    /// Whose evidence.
+    pub tool: Arc<str>,
+    /// About what; all of it where nothing is said.
+    pub about: Option<(Arc<str>, Value)>,
 }
 
 impl Changes {
@@ -161,6 +200,9 @@ pub struct Evidence {
     pub at: Timestamp,
     /// Who ran it.
     pub origin: Origin,
+    /// How often the tool's evidence had been taken away before.
+    #[serde(default)]
+    pub epoch: u64,
 }
 
 impl Evidence {

@@ -21,7 +21,7 @@ use crate::ledger::{Decision, Gate, Row};
 use crate::outcome::{Answer, Outcome, Output, Stored};
 use crate::policy::{Ask, Done, Facts};
 use crate::progress::Ended;
-use crate::session::{Changes, Evidence, Origin};
+use crate::session::{Changes, Evidence, Origin, Revoked};
 use crate::store::{Conflict, Finish, Settle, StoreError};
 use crate::tool::Effect;
 
@@ -345,10 +345,19 @@ impl Toolgate {
             fields: Value::Object(fields.collect()),
             at: trail.started,
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
+            epoch: 0,
         };
+        let revoked = tool.spec.revokes.iter().filter_map(|(of, entity)| {
+            let about = match entity {
+                Some(entity) => Some(evidence.entities.iter().find(|(name, _)| name == entity)?.clone()),
+                None => None,
+            };
+            Some(Revoked { tool: Arc::clone(of), about })
+        });
+        let revoked = revoked.collect();
         // That there is nothing proves nothing.
         let evidence = (!empty).then_some(evidence);
-        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
+        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence, revoked })
     }
 
     /// A failed call leaves nothing behind, and those who let it pass hear of it.

@@ -109,6 +109,7 @@ pub struct Spec {
     pub(crate) secrets: Vec<Pointer>,
     pub(crate) entities: Vec<(Arc<str>, Pointer)>,
     pub(crate) proves: Vec<Pointer>,
+    pub(crate) revokes: Vec<(Arc<str>, Option<Arc<str>>)>,
     pub(crate) normalize: Vec<Rule>,
     pub(crate) max_output: Option<usize>,
     pub(crate) cost: Spend,
@@ -266,6 +267,7 @@ impl Tool {
             secrets: Vec::new(),
             entities: Vec::new(),
             proves: Vec::new(),
+            revokes: Vec::new(),
             normalize: Vec::new(),
             max_output: None,
             cost: Spend::default(),
@@ -377,6 +379,20 @@ impl Tool {
     #[must_use]
     pub fn proves(mut self, path: impl Into<Pointer>) -> Self {
         self.spec.proves.push(path.into());
+        self
+    }
+
+    /// A success takes away all that another tool has proved in this session, as a `logout` does.
+    #[must_use]
+    pub fn revokes(mut self, tool: &str) -> Self {
+        self.spec.revokes.push((tool.into(), None));
+        self
+    }
+
+    /// A success takes away what another tool has proved about the same entity.
+    #[must_use]
+    pub fn revokes_about(mut self, tool: &str, entity: &str) -> Self {
+        self.spec.revokes.push((tool.into(), Some(entity.into())));
         self
     }
 

@@ -52,6 +52,18 @@ pub(crate) fn judge(rules: &[(String, Meaning)], history: &[Past], call: &Past) 
     first(level, 0).or_else(|| first(level, 1).map(|_| "approval_required".to_owned())).or_else(|| first(level, 2))
 }
 
+/// The latest success of a tool in the session, unless it was taken away since: `logout` takes away all that
+/// `proof` proved, `forget` what `check` proved about its entity.
+fn latest<'h>(history: &'h [Past], in_session: &dyn Fn(&&Past) -> bool, tool: &str, wanted: impl Fn(&Past) -> bool) -> Option<&'h Past> {
+    let (index, found) = history.iter().enumerate().rev().find(|(_, p)| in_session(p) && p.tool == tool && wanted(p))?;
+    let later = || history.iter().skip(index + 1).filter(in_session);
+    let revoked = match tool {
+        "proof" => later().any(|p| p.tool == "logout"),
+        _ => later().any(|p| p.tool == "forget" && p.entity == found.entity),
+    };
+    (!revoked).then_some(found)
+}
+
 fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
     let in_session = |p: &&Past| p.principal == call.principal && p.session == call.session;
     let in_window = |p: &&Past, window: Option<i64>| window.is_none_or(|w| call.at.duration_since(p.at) < SignedDuration::from_secs(w));
@@ -64,7 +76,7 @@ fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
     match rule {
         Meaning::Require { any_of, same, ok, within } => !any_of.iter().any(|tool| {
             // The latest success of the tool, about the same entity where the rule says so, is what counts.
-            let latest = history.iter().rev().find(|p| in_session(p) && p.tool == *tool && (!same || p.entity == call.entity));
+            let latest = latest(history, &in_session, tool, |p| !same || p.entity == call.entity);
             latest.is_some_and(|p| (!ok || p.ok) && within.is_none_or(|w| call.at.duration_since(p.at) <= SignedDuration::from_secs(w)))
         }),
         Meaning::DenyAbove(limit) => call.amount > *limit,
@@ -83,6 +95,6 @@ fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
                 .sum();
             Decimal::from(sum + call.amount) > Decimal::from(*most)
         }
-        Meaning::After(tool) => !history.iter().any(|p| in_session(&p) && p.tool == *tool),
+        Meaning::After(tool) => latest(history, &in_session, tool, |_| true).is_none(),
     }
 }

@@ -33,7 +33,9 @@ fn agent(rules: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Agent {
         .tool(tool("proof").effect(Effect::Read))
         .tool(tool("check").effect(Effect::Read))
         .tool(tool("act").open())
-        .tool(tool("other").open());
+        .tool(tool("other").open())
+        .tool(tool("logout").open().revokes("proof"))
+        .tool(tool("forget").open().revokes_about("check", "entity"));
     rules(agent).build().unwrap()
 }
 
@@ -73,6 +75,38 @@ async fn require_wants_the_same_entity_the_field_and_freshness() {
     assert_eq!(code(&s, "check", json!({"entity": 1, "ok": false, "n": 3})).await, "ok");
     assert_eq!(code(&s, "act", json!({"entity": 1, "n": 6})).await, "not_verified", "the latest answer counts");
     assert_eq!(code(&s, "act", json!({"n": 7})).await, "policy_fault", "nothing to compare");
+}
+
+#[tokio::test]
+async fn what_was_proved_can_be_taken_away() {
+    let rule = |name: &str, source: &'static str| Require::new(name, ["act"], [source]).same("entity", "/entity").code(name);
+    let (s, _) = session(agent(|a| a.policy(rule("logged_in", "proof")).policy(rule("checked", "check"))));
+    for (n, (name, entity, expected)) in [
+        ("proof", 1, "ok"),
+        ("check", 1, "ok"),
+        ("check", 2, "ok"),
+        ("act", 1, "ok"),
+        ("forget", 2, "ok"),
+        ("act", 1, "ok"),
+        ("forget", 1, "ok"),
+        ("act", 1, "checked"),
+        ("check", 1, "ok"),
+        ("act", 1, "ok"),
+        ("logout", 9, "ok"),
+        ("act", 1, "logged_in"),
+        ("proof", 1, "ok"),
+        ("act", 1, "ok"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(code(&s, name, json!({"entity": entity, "n": n})).await, expected, "step {n}: {name} {entity}");
+    }
+    // A logout that fails has not happened.
+    assert_eq!(code(&s, "logout", json!({"fail": true})).await, "failed");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 99})).await, "ok");
+    let wrong = Agent::builder("a").tool(tool("logout").open().revokes("gone").revokes_about("logout", "nobody")).build().unwrap_err();
+    assert!(wrong.to_string().contains("`gone`, which is no tool") && wrong.to_string().contains("about `nobody`"), "{wrong}");
 }
 
 #[tokio::test]
@@ -198,7 +232,7 @@ fn rules_about_nothing_do_not_load() {
     ");
 }
 
-const TOOLS: [&str; 4] = ["proof", "check", "act", "other"];
+const TOOLS: [&str; 6] = ["proof", "check", "act", "other", "logout", "forget"];
 
 fn any_rule() -> impl Strategy<Value = Meaning> {
     let whose = || prop::sample::select(vec![Whose::Session, Whose::Principal, Whose::Entity]);
