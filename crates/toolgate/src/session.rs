@@ -51,7 +51,7 @@ impl State {
         self.revocations.get(tool).copied().unwrap_or(0)
     }
 
-    fn revoke(&mut self, revoked: Revoked) {
+    pub(crate) fn revoke(&mut self, revoked: Revoked) {
         let Some((name, value)) = revoked.about else {
             // All of it at once, however much it is.
             let next = self.epoch(&revoked.tool) + 1;
@@ -89,9 +89,6 @@ impl State {
         for (name, value) in changes.marks {
             set(&mut self.marks, name, value);
         }
-        for revoked in changes.revoked {
-            self.revoke(revoked);
-        }
         if let Some(mut evidence) = changes.evidence {
             evidence.epoch = self.epoch(&evidence.tool);
             let evidence = Arc::new(evidence);
@@ -123,8 +120,6 @@ pub struct Changes {
     pub marks: Vec<Change>,
     /// What the call proved.
     pub evidence: Option<Evidence>,
-    /// What it took away.
-    pub revoked: Vec<Revoked>,
 }
 
 /// Evidence that is taken away: all of a tool, or what it proved about one entity.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::approve::{unusable, waiting};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
-use crate::call::{Arguments, Call, Judged};
+use crate::call::{Arguments, Call, Judged, SessionKey};
 use crate::code;
 use crate::context::Remaining;
 use crate::error::{FieldError, ToolError};
@@ -27,16 +27,10 @@ use crate::tool::Effect;
 impl Toolgate {
     /// Gate 1. The principal may act as this agent, nothing is paused, and the arguments are not too large to look at.
     pub(super) async fn let_in(&self, call: &Call, trail: &mut Trail) -> Result<Arc<Agent>, Stop> {
-        let forbidden = || {
-            ToolError::of(
-                code::FORBIDDEN,
-                format!("`{}` may not act as the agent `{}`", shown(&call.key.principal), shown(&call.key.agent)),
-            )
-        };
-        let agent = Arc::clone(self.0.agents.get(&call.key.agent).ok_or_else(forbidden)?);
+        let agent = Arc::clone(self.0.agents.get(&call.key.agent).ok_or_else(|| forbidden(&call.key))?);
         trail.config = agent.config;
         if agent.principals.as_ref().is_some_and(|allowed| !allowed.contains(&*call.key.principal)) {
-            return Err(forbidden().into());
+            return Err(forbidden(&call.key));
         }
         // Whether a tool that this caller may not see is paused is none of its business.
         let seen = agent.tools.get(call.tool.as_str()).is_none_or(|tool| tool.is_visible_to(&call.key.principal));
@@ -175,8 +169,7 @@ impl Toolgate {
             entered = self.0.store.enter(enter) => entered?,
             () = trail.cancel.cancelled() => return Err(Stop::at(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
         };
-        let busy = || ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000);
-        entered.ok_or_else(|| Stop::at(Gate::Claim, busy()))
+        entered.ok_or_else(busy)
     }
 
     /// Gate 4. The same call, made before: its outcome is handed back, if the caller may still make it.
@@ -286,6 +279,16 @@ pub(super) fn recall_keys(call: &Call, tool: &Registered, digest: Digest) -> Vec
 /// How long a claim may go without an end before nobody believes in it any more.
 pub(super) fn lease(timeout: Duration) -> SignedDuration {
     SignedDuration::try_from(timeout.saturating_add(Duration::from_secs(60))).unwrap_or(SignedDuration::MAX)
+}
+
+/// Another call holds the session.
+pub(super) fn busy() -> Stop {
+    Stop::at(Gate::Claim, ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000))
+}
+
+/// Who may not act as an agent.
+pub(super) fn forbidden(key: &SessionKey) -> Stop {
+    Stop::new(ToolError::of(code::FORBIDDEN, format!("`{}` may not act as the agent `{}`", shown(&key.principal), shown(&key.agent))))
 }
 
 /// What a kill switch says.

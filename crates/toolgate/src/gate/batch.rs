@@ -6,14 +6,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use super::admit::{busy, forbidden, paused};
 use super::pass::{Admitted, Passed};
 use super::run::Ran;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, CallId, SessionKey};
-use crate::code;
-use crate::error::ToolError;
-use crate::ledger::Gate;
 use crate::outcome::Answer;
 use crate::store::Hold;
 use crate::tool::Effect;
@@ -53,25 +51,14 @@ impl Toolgate {
         let agent = self.0.agents.get(&key.agent).filter(|agent| agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal)));
         if agent.is_none() {
             // Nobody who may not come in gets to hold a session.
-            let forbidden = || {
-                Stop::new(ToolError::of(code::FORBIDDEN, format!("`{}` may not act as this agent", crate::names::shown(&key.principal))))
-            };
-            return self.refuse_all(calls, forbidden).await;
+            return self.refuse_all(calls, || forbidden(key)).await;
         }
         let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
         let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_wait).await;
         let base = self.0.store.session(key).await;
         let (_hold, base): (Hold, _) = match (hold, base) {
             (Ok(Some(hold)), Ok(base)) => (hold, base.map(|(_, state)| state).unwrap_or_default()),
-            (Ok(None), _) => {
-                let busy = || {
-                    Stop::at(
-                        Gate::Claim,
-                        ToolError::of(code::BUSY, "another call of this session is still running; wait for it").retry_after_ms(1_000),
-                    )
-                };
-                return self.refuse_all(calls, busy).await;
-            }
+            (Ok(None), _) => return self.refuse_all(calls, busy).await,
             (Err(error), _) | (_, Err(error)) => return self.refuse_all(calls, || Stop::from(error.clone())).await,
         };
         // The last claim may have to wait for all the others.
@@ -138,10 +125,9 @@ impl Toolgate {
                 }
             }
             // The kill switch holds for what has not begun.
-            let paused = gate.0.store.paused(&passed.key, &trail.tool).await;
-            let ran = match paused {
+            let ran = match gate.0.store.paused(&passed.key, &trail.tool).await {
                 Ok(None) => gate.run(&passed, &mut trail).await,
-                Ok(Some((target, why))) => Ran::not_begun(super::admit::paused(&target, &why).into()),
+                Ok(Some((target, why))) => Ran::not_begun(paused(&target, &why).into()),
                 Err(error) => Ran::not_begun((*Stop::from(error).error).into()),
             };
             gate.settle(passed, ran, trail).await

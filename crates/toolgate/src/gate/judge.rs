@@ -125,9 +125,9 @@ impl Toolgate {
             }
         }
         if needs.counters.is_empty() && self.0.store.snapshots_are_complete() {
-            trail.facts.take_from(&needs, Some(at));
+            trail.facts.take_from(&needs, at);
         } else {
-            self.0.store.load(&call.key, &needs, Some(at), &mut trail.facts).await?;
+            self.0.store.load(&call.key, &needs, at, &mut trail.facts).await?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod pass;
 mod run;
 mod session;
 mod settle;
+mod shape;
 mod trail;
 
 use std::collections::HashMap;

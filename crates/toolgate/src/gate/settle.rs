@@ -1,10 +1,9 @@
-//! Gates 12 to 14: the result's shape, the commit or rollback, and the row. Every call ends here.
+//! Gates 13 and 14: the commit or rollback, and the row. Every call ends here.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use jiff::SignedDuration;
-use serde_json::Value;
 
 use super::pass::Passed;
 use super::run::{Failed, Ran, rolled_back, weigh};
@@ -15,28 +14,14 @@ use crate::code;
 use crate::context::Txn;
 use crate::error::{Effects, ToolError};
 use crate::event::Event;
-use crate::hook::{HookCall, HookFault};
-use crate::json::{self, Bounds};
+use crate::json;
 use crate::ledger::{Decision, Gate, Row};
-use crate::outcome::{Answer, Outcome, Output, Stored};
-use crate::policy::{Ask, Done, Facts};
+use crate::outcome::{Answer, Outcome};
+use crate::policy::{Ask, Facts};
 use crate::progress::Ended;
-use crate::session::{Changes, Evidence, Origin, Revoked};
+use crate::session::{Changes, Revoked};
 use crate::store::{Conflict, Finish, Settle, StoreError};
 use crate::tool::Effect;
-
-/// What a tool may give back at all.
-const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 128, nodes: 2_000_000 };
-/// How much of a result that is too large the model sees at once.
-const HEAD: usize = 4 << 10;
-
-/// A result that may be handed out, and what commits with it.
-struct Shaped {
-    output: Output,
-    stored: Option<(String, Arc<str>)>,
-    changes: Changes,
-    digest: Option<json::Digest>,
-}
 
 /// How a call ends.
 struct End {
@@ -169,12 +154,18 @@ impl Toolgate {
         let mut end = End::failed(error.with_effects(passed.effects_of_run()), Gate::Settle);
         self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
         let row = Arc::new(end.rewrite(&row));
-        match self.0.store.finish(self.finish(&row, trail.asked, &mut end, &passed, &mut txn)).await {
+        let finish = self.finish(&row, trail.asked, &mut end, &passed, &mut txn);
+        self.record(finish, end, row, &trail).await
+    }
+
+    /// Records an end that can be in conflict with nobody.
+    async fn record(&self, finish: Box<Finish>, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
+        match self.0.store.finish(finish).await {
             Ok(_) => {
                 self.take_in_spooled().await;
-                self.tell(end, row, &trail)
+                self.tell(end, row, trail)
             }
-            Err(error) => self.spooled(end, row, &error, &trail),
+            Err(error) => self.spooled(end, row, &error, trail),
         }
     }
 
@@ -185,6 +176,7 @@ impl Toolgate {
             row: Arc::clone(row),
             version: passed.version,
             changes: end.changes.take(),
+            revoked: revoked(passed, end, row),
             // A race may be lost, and logs survive that.
             logs: txn.logs.clone(),
             settle: end.settle,
@@ -230,134 +222,14 @@ impl Toolgate {
             row: Arc::clone(&row),
             version: 0,
             changes: None,
+            revoked: Vec::new(),
             logs: Vec::new(),
             settle: end.settle,
             outcome: None,
             spent: None,
             outputs: Vec::new(),
         });
-        match self.0.store.finish(finish).await {
-            Ok(_) => {
-                self.take_in_spooled().await;
-                self.tell(end, row, &trail)
-            }
-            Err(error) => self.spooled(end, row, &error, &trail),
-        }
-    }
-
-    /// Gate 12. Normalise, hooks, schema, secrets, size; then what the success proves.
-    async fn shape(&self, mut value: Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Shaped, ToolError> {
-        let tool = passed.permit.tool();
-        if let Some(why) = json::value_over_bounds(&value, &OUTPUT_BOUNDS) {
-            json::dismantle(value);
-            return Err(ToolError::of(code::INVALID_RESULT, format!("the result of `{}` is beyond all bounds: {why}", tool.spec.name)));
-        }
-        if !empty {
-            crate::normalize::apply(&tool.spec.normalize, &mut value).map_err(|e| {
-                let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.why) };
-                ToolError::of(code::INVALID_RESULT, format!("the result of `{}` cannot be normalised: {what}", tool.spec.name))
-            })?;
-        }
-        self.after_hooks(&mut value, passed, trail).await?;
-        if let Some(schema) = tool.output.as_ref().filter(|_| !empty) {
-            schema.check(&tool.spec.name, &value).map_err(|invalid| {
-                let mut error = ToolError::of(code::INVALID_RESULT, format!("the result does not fit its schema: {}", invalid.message));
-                error.errors = invalid.errors;
-                error
-            })?;
-        }
-        if !tool.secrets.is_empty() {
-            value = self.0.redactor.redact(&value, &tool.secrets);
-        }
-        let changes = self.changes(&value, empty, passed, txn, trail)?;
-        let digest = tool.spec.polling.map(|_| json::digest_of(&value));
-        let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, ..Output::default() };
-        let stored = cap(&mut output, tool.spec.max_output.unwrap_or(passed.agent.max_output));
-        Ok(Shaped { output, stored, changes, digest })
-    }
-
-    async fn after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
-        let tool = passed.permit.tool();
-        for hook in &tool.hooks {
-            let ran_ms = trail.latency().at(Gate::Run) / 1_000_000;
-            let call = HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.permit.arguments().value() };
-            let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(hook.after(call, value, ran_ms)));
-            let answer = match tokio::time::timeout(hook.timeout(), work).await {
-                Ok(Ok(answer)) => answer,
-                Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),
-                Err(_) => Err(HookFault(format!("it gave no answer within {:?}", hook.timeout()))),
-            };
-            match answer {
-                Ok(Some(rewritten)) => {
-                    if let Some(why) = json::value_over_bounds(&rewritten, &OUTPUT_BOUNDS) {
-                        json::dismantle(rewritten);
-                        trail.rule = Some(hook.name().to_owned());
-                        return Err(ToolError::of(
-                            code::HOOK_FAILED,
-                            format!("the hook `{}` rewrote the result into something too large: {why}", hook.name()),
-                        ));
-                    }
-                    *value = rewritten;
-                }
-                Ok(None) => {}
-                Err(fault) => {
-                    trail.rule = Some(hook.name().to_owned());
-                    return Err(ToolError::of(
-                        code::HOOK_FAILED,
-                        format!("the hook `{}` failed after the tool had run, so its result is withheld: {fault}", hook.name()),
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What a success commits: slices, evidence, and what policies remember.
-    fn changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
-        let tool = passed.permit.tool();
-        let arguments = passed.permit.arguments();
-        let ask = Ask { call: trail.id, key: &passed.key, tool: &tool.spec, arguments, facts: &trail.facts };
-        let mut marks = Vec::new();
-        for policy in &tool.heard_by {
-            let heard = catch_unwind(AssertUnwindSafe(|| policy.on_result(&Done { ask, value, observed: &txn.observed })));
-            match heard {
-                Ok(Ok(mut more)) => marks.append(&mut more),
-                Ok(Err(fault)) => {
-                    trail.rule = Some(policy.name().to_owned());
-                    return Err(ToolError::of(
-                        code::POLICY_FAULT,
-                        format!("the policy `{}` could not take note of the result: {fault}", policy.name()),
-                    ));
-                }
-                Err(_) => {
-                    trail.rule = Some(policy.name().to_owned());
-                    return Err(ToolError::of(code::POLICY_FAULT, format!("the policy `{}` panicked", policy.name())));
-                }
-            }
-        }
-        let entities = tool.spec.entities.iter().filter_map(|(name, path)| {
-            path.get(&trail.arguments).or_else(|| path.get(value)).map(|entity| (Arc::clone(name), entity.clone()))
-        });
-        let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), field.clone())));
-        let evidence = Evidence {
-            tool: Arc::clone(&tool.spec.name),
-            entities: entities.collect(),
-            fields: Value::Object(fields.collect()),
-            at: trail.started,
-            origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
-            epoch: 0,
-        };
-        let revoked = tool.spec.revokes.iter().filter_map(|(of, entity)| {
-            let about = match entity {
-                Some(entity) => Some(evidence.entities.iter().find(|(name, _)| name == entity)?.clone()),
-                None => None,
-            };
-            Some(Revoked { tool: Arc::clone(of), about })
-        });
-        let revoked = revoked.collect();
-        // That there is nothing proves nothing.
-        let evidence = (!empty).then_some(evidence);
-        Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence, revoked })
+        self.record(finish, end, row, &trail).await
     }
 
     /// A failed call leaves nothing behind, and those who let it pass hear of it.
@@ -458,44 +330,23 @@ impl Toolgate {
     }
 }
 
+/// What a call takes away, if it happened or may have: evidence that may not hold any more does not hold. Where
+/// the call does not say about what, all of it goes.
+fn revoked(passed: &Passed, end: &End, row: &Row) -> Vec<Revoked> {
+    if end.settle == Settle::Released {
+        return Vec::new();
+    }
+    let spec = &passed.permit.tool().spec;
+    let result = end.outcome.success().map(|output| &output.value);
+    let about = |entity: &Arc<str>| {
+        let (name, path) = spec.entities.iter().find(|(name, _)| name == entity)?;
+        let value = path.get(&row.arguments).or_else(|| result.and_then(|value| path.get(value)))?;
+        Some((Arc::clone(name), value.clone()))
+    };
+    spec.revokes.iter().map(|(tool, entity)| Revoked { tool: Arc::clone(tool), about: entity.as_ref().and_then(about) }).collect()
+}
+
 fn unrecorded(error: &StoreError) -> ToolError {
     tracing::error!(%error, "the store could not record a call");
     ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").retry_after_ms(1_000)
-}
-
-/// A result that is too large goes aside; the model gets its head and a handle.
-fn cap(output: &mut Output, most: usize) -> Option<(String, Arc<str>)> {
-    if output.hidden || is_small(&output.value, most) {
-        return None;
-    }
-    let text: Arc<str> = match &output.value {
-        Value::String(text) => text.as_str().into(),
-        value => value.to_string().into(),
-    };
-    if text.len() <= most {
-        return None;
-    }
-    let handle = format!("out_{}", CallId::fresh());
-    let mut end = HEAD.min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let said =
-        format!("The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.", text.len());
-    output.message = Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));
-    output.value = Value::String(text.get(..end).unwrap_or_default().to_owned());
-    output.stored = Some(Stored { handle: handle.clone(), bytes: text.len() });
-    Some((handle, text))
-}
-
-/// Whether a value surely fits, told without writing it out.
-fn is_small(value: &Value, most: usize) -> bool {
-    match value {
-        Value::Null | Value::Bool(_) => true,
-        Value::Number(number) => number.as_str().len() <= most,
-        Value::String(text) => text.len() <= most,
-        Value::Array(_) | Value::Object(_) => {
-            json::value_over_bounds(value, &Bounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
-        }
-    }
 }

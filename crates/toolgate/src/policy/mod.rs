@@ -101,13 +101,13 @@ pub struct Facts {
 
 impl Facts {
     /// Takes evidence and marks from a snapshot of the session.
-    pub(crate) fn take_from(&mut self, needs: &Needs, state: Option<&State>) {
+    pub(crate) fn take_from(&mut self, needs: &Needs, state: &State) {
         self.evidence.reserve_exact(needs.evidence.len());
         for key in &needs.evidence {
-            self.evidence.push((key.clone(), state.and_then(|state| state.evidence(key)).cloned()));
+            self.evidence.push((key.clone(), state.evidence(key).cloned()));
         }
         for mark in &needs.marks {
-            let found = state.and_then(|state| state.marks.get(mark.as_str())).map(|m| m.as_ref().clone());
+            let found = state.marks.get(mark.as_str()).map(|m| m.as_ref().clone());
             self.marks.insert(mark.clone(), found);
         }
     }
@@ -172,17 +172,6 @@ impl<'a> Ask<'a> {
     /// A value of an argument as an error may show it.
     pub(crate) fn shown(&self, path: &Pointer, value: &Value) -> String {
         if self.is_secret(path) { "(hidden)".to_owned() } else { crate::names::shown(&value.to_string()) }
-    }
-
-    /// The latest evidence under a key.
-    ///
-    /// # Errors
-    /// A fault if the policy did not name it in [`Policy::needs`].
-    pub fn evidence(&self, key: &EvidenceKey) -> Result<Option<&'a Evidence>, Fault> {
-        let found = self.facts.evidence.iter().find(|(k, _)| k == key);
-        found
-            .map(|(_, evidence)| evidence.as_deref())
-            .ok_or_else(|| Fault(format!("evidence of `{}` was not asked for in `needs`", key.tool)))
     }
 
     /// The latest evidence of a tool's success, about one entity where one is given, and of those that a

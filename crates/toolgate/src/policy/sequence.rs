@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::{Ask, Fault, Needs, Policy, ToolNames, Verdict};
 use crate::code;
 use crate::error::{NextStep, ToolError};
-use crate::session::EvidenceKey;
 use crate::tool::Spec;
 
 /// A graph of tools: `deploy` after `test` and `build`, `build` after `lint`.
@@ -24,7 +23,7 @@ pub struct Sequence {
     /// Whether what a client reports counts.
     reported: bool,
     /// For each tool, everything that must come before it, near and far.
-    before: BTreeMap<Arc<str>, Vec<EvidenceKey>>,
+    before: BTreeMap<Arc<str>, Vec<Arc<str>>>,
 }
 
 /// Tools that wait for each other, ending where it begins.
@@ -77,7 +76,7 @@ impl Sequence {
         self.edges.get(tool).into_iter().flatten()
     }
 
-    fn all_before(&self, tool: &str) -> Vec<EvidenceKey> {
+    fn all_before(&self, tool: &str) -> Vec<Arc<str>> {
         let (mut all, mut todo) = (BTreeSet::new(), vec![tool]);
         while let Some(tool) = todo.pop() {
             for first in self.first(tool) {
@@ -86,7 +85,7 @@ impl Sequence {
                 }
             }
         }
-        all.into_iter().map(|tool: &Arc<str>| EvidenceKey::tool(Arc::clone(tool))).collect()
+        all.into_iter().cloned().collect()
     }
 
     /// The step to take now towards `tool`: something missing that itself has nothing missing.
@@ -116,7 +115,7 @@ impl Policy for Sequence {
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         for before in self.before.get(ask.tool.name()).into_iter().flatten() {
-            needs.evidence_of(&before.tool, None, self.reported);
+            needs.evidence_of(before, None, self.reported);
         }
     }
 
@@ -124,8 +123,8 @@ impl Policy for Sequence {
         let tool = ask.tool.name();
         let mut missing = BTreeSet::new();
         for before in self.before.get(tool).into_iter().flatten() {
-            if ask.evidence_of(&before.tool, None, self.reported)?.is_none() {
-                missing.insert(&before.tool);
+            if ask.evidence_of(before, None, self.reported)?.is_none() {
+                missing.insert(before);
             }
         }
         let direct: Vec<String> = self.first(tool).filter(|first| missing.contains(first)).map(|first| format!("`{first}`")).collect();

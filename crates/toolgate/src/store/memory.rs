@@ -271,14 +271,13 @@ impl Store for MemoryStore {
         true
     }
 
-    async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
+    async fn load(&self, _: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         for (counter, window) in &needs.counters {
             let used = inner.counters.get_mut(&(counter.clone(), *window)).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
             facts.counters.push((counter.clone(), *window, used));
         }
-        let state = at.or_else(|| inner.sessions.get(key).map(|s| s.state.as_ref()));
-        facts.take_from(needs, state);
+        facts.take_from(needs, at);
         Ok(())
     }
 
@@ -335,6 +334,9 @@ impl Store for MemoryStore {
         }
         if !finish.logs.is_empty() {
             Arc::make_mut(&mut session.state).append(finish.logs);
+        }
+        for revoked in finish.revoked {
+            Arc::make_mut(&mut session.state).revoke(revoked);
         }
         if let Some(changes) = finish.changes {
             session.version += u64::from(changes.needs_version());

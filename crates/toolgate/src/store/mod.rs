@@ -27,7 +27,7 @@ use crate::limits::{Charge, Over, Spend};
 use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs};
 use crate::progress::{Ended, Progress};
-use crate::session::{Changes, State};
+use crate::session::{Changes, Revoked, State};
 use crate::tool::Polling;
 
 /// The store could not do what was asked; nothing was changed.
@@ -209,6 +209,8 @@ pub struct Finish {
     pub version: u64,
     /// What changes, after a success.
     pub changes: Option<Changes>,
+    /// Evidence that is taken away: after a failure too, if the act may have happened.
+    pub revoked: Vec<Revoked>,
     /// What is appended to log slices, whatever happened.
     pub logs: Vec<(Arc<str>, Value)>,
     /// How the claim ends, where there is one.
@@ -293,8 +295,8 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
-    /// Loads what policies need into `facts`, from a snapshot where one is given.
-    async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError>;
+    /// Loads what policies need into `facts`: evidence and marks as of a snapshot, counters as they are.
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError>;
     /// For each of these charges: what is used, or that it does not fit.
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError>;
     /// Claims: the intent is durable, every charge reserved and the approval used, or none of it.

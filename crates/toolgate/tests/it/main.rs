@@ -14,6 +14,7 @@ mod limits;
 mod policies;
 mod properties;
 mod recall;
+mod records;
 mod reference;
 mod rules;
 mod seeds;

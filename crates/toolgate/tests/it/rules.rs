@@ -15,9 +15,12 @@ use crate::reference::{Meaning, Past, Whose, judge};
 fn tool(name: &str) -> Tool {
     let schema = json!({"type": "object", "properties": {
         "entity": {"type": "integer"}, "amount": {"type": "number"}, "currency": {"type": "integer"}, "ok": {"type": "boolean"},
-        "n": {"type": "integer"}, "to": {"type": "string"}, "fail": {"type": "boolean"}, "pin": {"type": "integer", "writeOnly": true},
+        "n": {"type": "integer"}, "to": {"type": "string"}, "fail": {"type": "boolean"}, "lose": {"type": "boolean"}, "pin": {"type": "integer", "writeOnly": true},
     }});
     Tool::dynamic(name, "A tool.", schema, |_, args: Value| async move {
+        if args["lose"] == true {
+            return Err(Failure::business("lost", "nobody knows"));
+        }
         if args["fail"] == true {
             Err(Failure::business("failed", "told to").effects(toolgate::Effects::None))
         } else {
@@ -102,7 +105,15 @@ async fn what_was_proved_can_be_taken_away() {
     {
         assert_eq!(code(&s, name, json!({"entity": entity, "n": n})).await, expected, "step {n}: {name} {entity}");
     }
-    // A logout that fails has not happened.
+    // Without saying about what, everything is forgotten.
+    assert_eq!(code(&s, "forget", json!({"n": 100})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 101})).await, "checked");
+    assert_eq!(code(&s, "check", json!({"entity": 1, "n": 102})).await, "ok");
+    // A logout that may have happened counts as one that did.
+    assert_eq!(code(&s, "logout", json!({"lose": true})).await, "lost");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "n": 103})).await, "logged_in");
+    assert_eq!(code(&s, "proof", json!({"entity": 1, "n": 104})).await, "ok");
+    // A logout that provably did not happen has not happened.
     assert_eq!(code(&s, "logout", json!({"fail": true})).await, "failed");
     assert_eq!(code(&s, "act", json!({"entity": 1, "n": 99})).await, "ok");
     let wrong = Agent::builder("a").tool(tool("logout").open().revokes("gone").revokes_about("logout", "nobody")).build().unwrap_err();

@@ -67,7 +67,7 @@ impl Store for FaultyStore {
     fn snapshots_are_complete(&self) -> bool {
         !self.failing.lock().unwrap().contains(&Fails::Load)
     }
-    async fn load(&self, key: &SessionKey, needs: &Needs, at: Option<&State>, facts: &mut Facts) -> Result<(), StoreError> {
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
         self.check(Fails::Load)?;
         self.inner.load(key, needs, at, facts).await
     }
