@@ -44,3 +44,12 @@ impl Clock for ManualClock {
         *crate::lock(&self.0)
     }
 }
+
+/// A length of time as people write it: `15m`, `24h`, `7d`.
+pub(crate) fn duration(text: &str) -> Option<jiff::SignedDuration> {
+    let text = text.trim();
+    match text.strip_suffix('d').and_then(|days| days.trim().parse::<i64>().ok()) {
+        Some(days) => days.checked_mul(24 * 60 * 60).map(jiff::SignedDuration::from_secs),
+        None => text.parse().ok(),
+    }
+}

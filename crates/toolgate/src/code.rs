@@ -45,6 +45,7 @@ codes! {
     PREREQUISITE_MISSING "prerequisite_missing" Business false "Another tool must have succeeded first.";
     READ_BEFORE_WRITE "read_before_write" Business false "An existing file must be read before it is overwritten.";
     STALE_READ "stale_read" Business false "The file has changed since it was read.";
+    UNTRUSTED_VALUE "untrusted_value" Permission false "A value came from an untrusted result, or from no known source.";
     APPROVAL_REQUIRED "approval_required" Business false "A person must approve the call first.";
     APPROVAL_DENIED "approval_denied" Business false "A person refused the call.";
     BUSY "busy" Transient true "Another call holds the session or file.";

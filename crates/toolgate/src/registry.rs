@@ -7,15 +7,17 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use crate::config::{Rules, Scope, Written};
 use crate::error::Effects;
 use crate::hook::Hook;
 use crate::json::{Bounds, Digest, Pointer, digest_of};
 use crate::limits::Limits;
 use crate::names::{is_tool_name, shown};
-use crate::policy::{Attached, Level, Policy};
+use crate::policy::{Attached, Level, Mode, Policy, Problem, Severity, analyse};
 use crate::resource::{FileSystem, Resources};
 use crate::schema::Schema;
 use crate::tool::{Effect, Extra, Handler, Spec, Tool};
+use crate::values::USER;
 
 /// A tool at its place in an agent, with everything that has a say about it.
 pub(crate) struct Registered {
@@ -37,7 +39,7 @@ impl Registered {
 
     /// Everything about it that can change a decision, as far as it can be written down.
     fn describe(&self) -> String {
-        let policies: Vec<&str> = self.governed_by.iter().map(|a| a.policy.name()).collect();
+        let policies: Vec<String> = self.governed_by.iter().map(|a| a.policy.definition()).collect();
         let hooks: Vec<&str> = self.hooks.iter().map(|h| h.name()).collect();
         format!("{:?} {policies:?} {hooks:?}", self.spec)
     }
@@ -63,6 +65,10 @@ pub struct Agent {
     pub(crate) max_output: usize,
     pub(crate) resources: Arc<Resources>,
     pub(crate) config: Digest,
+    /// The sources whose values are remembered, where rules ask where values come from.
+    pub(crate) watched: Option<BTreeSet<String>>,
+    pub(crate) rules: Vec<Arc<dyn Policy>>,
+    warnings: Vec<Problem>,
 }
 
 impl Agent {
@@ -72,6 +78,7 @@ impl Agent {
             name: name.into(),
             tools: Vec::new(),
             policies: Vec::new(),
+            unreadable: Vec::new(),
             hooks: Vec::new(),
             overrides: BTreeMap::new(),
             principals: None,
@@ -93,7 +100,13 @@ impl Agent {
         self.order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
     }
 
-    /// Digest of its definition. Policies and hooks take part by name.
+    /// What somebody should look at, though it does not keep the agent from working.
+    #[must_use]
+    pub fn warnings(&self) -> &[Problem] {
+        &self.warnings
+    }
+
+    /// Digest of its definition. Rules take part with all they say, policies and hooks written in Rust by name.
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.config
@@ -154,15 +167,6 @@ impl Section {
     }
 }
 
-/// What a policy is attached to.
-#[derive(Clone)]
-enum Scope {
-    Tool(String),
-    Section(String),
-    Prompt,
-    Agent,
-}
-
 /// Everything that is wrong with an agent, all at once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("agent `{agent}` cannot be built:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
@@ -170,14 +174,24 @@ pub struct BuildError {
     /// The agent.
     pub agent: String,
     /// What is wrong.
-    pub problems: Vec<String>,
+    pub problems: Vec<Problem>,
+}
+
+impl BuildError {
+    /// The problems as a person reads them, with the lines of the policy files they stand in.
+    #[must_use]
+    pub fn render(&self, colours: bool) -> String {
+        crate::config::render(&self.problems, colours)
+    }
 }
 
 /// An agent as it is put together.
 pub struct AgentBuilder {
     name: Arc<str>,
     tools: Vec<(Option<String>, Tool)>,
-    policies: Vec<(Scope, Arc<dyn Policy>)>,
+    policies: Vec<Written>,
+    /// What is wrong with policy files.
+    unreadable: Vec<Problem>,
     hooks: Vec<Arc<dyn Hook>>,
     overrides: BTreeMap<String, String>,
     principals: Option<BTreeSet<String>>,
@@ -207,28 +221,37 @@ impl AgentBuilder {
     pub fn section(mut self, section: Section) -> Self {
         let name = section.name;
         self.tools.extend(section.tools.into_iter().map(|tool| (Some(name.clone()), tool)));
-        self.policies.extend(section.policies.into_iter().map(|policy| (Scope::Section(name.clone()), policy)));
+        self.policies.extend(section.policies.into_iter().map(|policy| Written::in_code(Scope::Section(name.clone()), policy)));
         self
     }
 
     /// Adds a policy for the whole agent.
     #[must_use]
     pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
-        self.policies.push((Scope::Agent, Arc::new(policy)));
+        self.policies.push(Written::in_code(Scope::Agent, Arc::new(policy)));
+        self
+    }
+
+    /// Adds the rules of policy files. What is wrong with them is said when the agent is built, all at once.
+    #[must_use]
+    pub fn rules(mut self, rules: Rules) -> Self {
+        let (policies, problems) = rules.into_parts();
+        self.policies.extend(policies);
+        self.unreadable.extend(problems);
         self
     }
 
     /// Adds a policy for everything in the prompt.
     #[must_use]
     pub fn prompt_policy(mut self, policy: impl Policy + 'static) -> Self {
-        self.policies.push((Scope::Prompt, Arc::new(policy)));
+        self.policies.push(Written::in_code(Scope::Prompt, Arc::new(policy)));
         self
     }
 
     /// Adds a policy for one tool.
     #[must_use]
     pub fn tool_policy(mut self, tool: &str, policy: impl Policy + 'static) -> Self {
-        self.policies.push((Scope::Tool(tool.to_owned()), Arc::new(policy)));
+        self.policies.push(Written::in_code(Scope::Tools(vec![tool.to_owned()]), Arc::new(policy)));
         self
     }
 
@@ -293,7 +316,7 @@ impl AgentBuilder {
     /// # Errors
     /// Everything that is wrong, all at once.
     pub fn build(mut self) -> Result<Agent, BuildError> {
-        let mut problems = Vec::new();
+        let mut problems = std::mem::take(&mut self.unreadable);
         let mut tools = HashMap::new();
         let mut order = Vec::new();
         self.check_attachments(&mut problems);
@@ -302,14 +325,14 @@ impl AgentBuilder {
         for (section, tool) in std::mem::take(&mut self.tools) {
             let (mut spec, handler) = tool.into_parts();
             if tools.contains_key(&spec.name) {
-                problems.push(format!("two tools are called `{}`", shown(&spec.name)));
+                problems.push(Problem::new(format!("two tools are called `{}`", shown(&spec.name))));
                 continue;
             }
             if let Some(description) = self.overrides.remove(spec.name()) {
                 if spec.accepts_overrides {
                     spec.description = description;
                 } else {
-                    problems.push(format!("`{}` does not accept another description", spec.name));
+                    problems.push(Problem::new(format!("`{}` does not accept another description", spec.name)));
                 }
             }
             let name = Arc::clone(&spec.name);
@@ -318,14 +341,20 @@ impl AgentBuilder {
                 Ok(registered) => {
                     tools.insert(name, Arc::new(registered));
                 }
-                Err(wrong) => problems.extend(wrong),
+                Err(wrong) => problems.extend(wrong.into_iter().map(Problem::new)),
             }
         }
         problems.extend(
-            self.overrides.keys().map(|tool| format!("a description is given for `{}`, which is no tool of this agent", shown(tool))),
+            self.overrides
+                .keys()
+                .map(|tool| Problem::new(format!("a description is given for `{}`, which is no tool of this agent", shown(tool)))),
         );
+        let governed: Vec<_> =
+            order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| (&t.spec, t.governed_by.as_slice())).collect();
+        problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
+        let (problems, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(|problem| problem.severity == Severity::Error);
         if !problems.is_empty() {
-            return Err(BuildError { agent: self.name.to_string(), problems });
+            return Err(BuildError { agent: self.name.to_string(), problems: problems.into_iter().chain(warnings).collect() });
         }
         let definitions: Vec<String> = order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| t.describe()).collect();
         let config = digest_of(&json!({
@@ -342,51 +371,79 @@ impl AgentBuilder {
             max_output: self.max_output,
             resources: Arc::new(self.resources),
             config,
+            watched: watched(&self.policies),
+            rules: self.policies.into_iter().map(|written| written.policy).collect(),
+            warnings,
         })
     }
 
-    fn check_attachments(&self, problems: &mut Vec<String>) {
-        let tools: BTreeSet<&str> = self.tools.iter().map(|(_, tool)| tool.spec().name()).collect();
+    /// A problem at its place in a policy file, where its rule comes from one.
+    fn placed(&self, mut problem: Problem) -> Problem {
+        let written = self.policies.iter().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
+        problem.place = written.and_then(|written| written.place(&problem.field, problem.within.clone())).or(problem.place);
+        problem
+    }
+
+    fn check_attachments(&self, problems: &mut Vec<Problem>) {
         let specs: Vec<&Spec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
+        let sections: BTreeSet<&str> = self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
         let mut names = BTreeSet::new();
-        for (scope, policy) in &self.policies {
+        for written in &self.policies {
+            let policy = &written.policy;
+            let place = |problem: Problem| {
+                let place = written.place(&problem.field, problem.within.clone());
+                Problem { place, ..problem }.of(policy.name())
+            };
             if !names.insert(policy.name()) {
-                problems.push(format!("two policies are called `{}`", shown(policy.name())));
+                problems.push(Problem {
+                    rule: None,
+                    ..place(Problem::at("name", format!("two policies are called `{}`", shown(policy.name()))))
+                });
             }
-            problems.extend(policy.problems(&specs).into_iter().map(|problem| format!("policy `{}`: {problem}", shown(policy.name()))));
-            if let Scope::Tool(tool) = scope
-                && !tools.contains(tool.as_str())
-            {
-                let hint =
-                    crate::suggest::closest(tool, tools.iter().copied()).map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
-                problems.push(format!("policy `{}` is attached to `{}`, which is no tool of this agent{hint}", policy.name(), shown(tool)));
+            problems.extend(policy.problems(&specs).into_iter().map(place));
+            match &written.scope {
+                Scope::Tools(tools) => {
+                    for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
+                        let problem = Problem::at("tools", format!("it is attached to `{}`, which is no tool of this agent", shown(tool)));
+                        problems.push(place(problem.did_you_mean(tool, specs.iter().map(|spec| spec.name()))));
+                    }
+                }
+                Scope::Section(name) if !sections.contains(name.as_str()) => {
+                    let problem = Problem::at("section", format!("there is no section `{}` with tools", shown(name)));
+                    problems.push(place(problem.did_you_mean(name, sections.iter())));
+                }
+                Scope::Section(_) | Scope::Prompt | Scope::Agent => {}
             }
+        }
+        if self.policies.iter().any(|written| written.policy.sources().is_some()) && specs.iter().any(|spec| spec.name() == USER) {
+            problems.push(
+                Problem::new("a tool is called `user`, and rules about where values come from mean the user by it").help("rename the tool"),
+            );
         }
     }
 
     /// Evidence of a tool that is not there cannot be taken away.
-    fn check_revocations(&self, problems: &mut Vec<String>) {
+    fn check_revocations(&self, problems: &mut Vec<Problem>) {
         let names: BTreeSet<&str> = self.tools.iter().map(|(_, tool)| tool.spec().name()).collect();
         for (_, tool) in &self.tools {
             for (of, _) in tool.spec().revokes.iter().filter(|(of, _)| !names.contains(&**of)) {
-                problems.push(format!(
-                    "`{}` takes away evidence of `{}`, which is no tool of this agent",
-                    shown(tool.spec().name()),
-                    shown(of)
-                ));
+                let message =
+                    format!("`{}` takes away evidence of `{}`, which is no tool of this agent", shown(tool.spec().name()), shown(of));
+                problems.push(Problem::new(message));
             }
         }
     }
 
     /// Approvals remember who asked by name, so a name must mean one thing.
-    fn check_hooks(&self, problems: &mut Vec<String>) {
-        let mut names: BTreeSet<&str> = self.policies.iter().map(|(_, policy)| policy.name()).collect();
+    fn check_hooks(&self, problems: &mut Vec<Problem>) {
+        let mut names: BTreeSet<&str> = self.policies.iter().map(|written| written.policy.name()).collect();
         for hook in &self.hooks {
             if !names.insert(hook.name()) {
-                problems.push(format!("the hook `{}` has the name of another hook or policy", shown(hook.name())));
+                problems.push(Problem::new(format!("the hook `{}` has the name of another hook or policy", shown(hook.name()))));
             }
             if !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name())) {
-                problems.push(format!("the hook `{}` is meant for no tool of this agent, so it would never be asked", shown(hook.name())));
+                let message = format!("the hook `{}` is meant for no tool of this agent, so it would never be asked", shown(hook.name()));
+                problems.push(Problem::new(message));
             }
         }
     }
@@ -406,7 +463,7 @@ impl AgentBuilder {
         }
         check_examples(&spec, input.as_ref(), output.as_ref(), &mut problems);
         let applies = |scope: &Scope| match scope {
-            Scope::Tool(tool) => (*tool == *spec.name).then_some(Level::Tool),
+            Scope::Tools(tools) => tools.iter().any(|tool| *tool == *spec.name).then_some(Level::Tool),
             Scope::Section(name) => (section == Some(name)).then_some(Level::Section),
             Scope::Prompt => Some(Level::Prompt),
             Scope::Agent => Some(Level::Agent),
@@ -414,20 +471,22 @@ impl AgentBuilder {
         let mut governed_by: Vec<Attached> = self
             .policies
             .iter()
-            .filter(|(_, policy)| policy.governs(&spec))
-            .filter_map(|(scope, policy)| applies(scope).map(|level| Attached { level, policy: Arc::clone(policy) }))
+            .filter(|written| written.policy.governs(&spec))
+            .filter_map(|written| applies(&written.scope).map(|level| Attached { level, policy: Arc::clone(&written.policy) }))
             .collect();
         // Closest first, then in the order of declaration.
         governed_by.sort_by_key(|attached| attached.level);
         let heard_by = self
             .policies
             .iter()
-            .filter(|(scope, policy)| policy.hears_all() || (applies(scope).is_some() && policy.governs(&spec)))
-            .map(|(_, p)| Arc::clone(p))
+            .filter(|w| w.policy.hears_all() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
+            .map(|written| Arc::clone(&written.policy))
             .collect();
-        if spec.effect != Effect::Read && !spec.open && governed_by.is_empty() {
+        // A rule that only observes governs nothing.
+        let is_governed = governed_by.iter().any(|attached| attached.policy.mode() == Mode::Enforce);
+        if spec.effect != Effect::Read && !spec.open && !is_governed {
             problems.push(format!(
-                "`{}` has effects and no policy governs it; attach one, declare it `.effect(Effect::Read)`, or say `.open()`",
+                "`{}` has effects and no enforced policy governs it; attach one, declare it `.effect(Effect::Read)`, or say `.open()`",
                 shown(&spec.name)
             ));
         }
@@ -440,13 +499,19 @@ impl AgentBuilder {
         secrets.dedup();
         spec.secrets.clone_from(&secrets);
         let hooks = self.hooks.iter().filter(|hook| hook.matches(spec.name())).cloned().collect();
-        let policies: Vec<&str> = governed_by.iter().map(|a| a.policy.name()).collect();
+        let policies: Vec<String> = governed_by.iter().map(|a| a.policy.definition()).collect();
         let definition = digest_of(&json!({
             "name": spec.name, "description": spec.description, "input": spec.input, "output": spec.output, "effect": spec.effect,
             "once": spec.once, "idempotent": spec.idempotent, "policies": policies,
         }));
         Ok(Registered { spec, handler, input, output, secrets, governed_by, heard_by, hooks, definition })
     }
+}
+
+/// The sources that rules ask about, if any does.
+fn watched(policies: &[Written]) -> Option<BTreeSet<String>> {
+    let asked: Vec<Vec<&str>> = policies.iter().filter_map(|written| written.policy.sources()).collect();
+    (!asked.is_empty()).then(|| asked.into_iter().flatten().map(str::to_owned).collect())
 }
 
 fn check_words(spec: &Spec) -> Vec<String> {
@@ -463,6 +528,9 @@ fn check_words(spec: &Spec) -> Vec<String> {
         if !spec.entities.iter().any(|(name, _)| name == entity) {
             problems.push(format!("`{name}` takes away evidence about `{entity}`, and declares no such entity"));
         }
+    }
+    for entity in spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity)) {
+        problems.push(format!("`{name}` keeps what it writes under `{entity}`, and declares no such entity"));
     }
     for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
         if path.parts().iter().any(|part| part == "*") {

@@ -8,6 +8,8 @@ use rpds::{HashTrieMap, VectorSync};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::values::Values;
+
 /// Slices of a session, by name. Cloning one costs the same whatever its size.
 pub type Slices = Map<Arc<str>, Arc<Value>>;
 
@@ -27,6 +29,8 @@ pub struct State {
     pub marks: Slices,
     /// How often everything that a tool had proved was taken away again.
     pub revocations: Map<Arc<str>, u64>,
+    /// Where values were seen.
+    pub values: Values,
 }
 
 impl State {
@@ -70,10 +74,10 @@ impl State {
         }
     }
 
-    /// Puts back what a rollback puts back: everything but the logs.
+    /// Puts back what a rollback puts back: everything but the logs, and what the model has read and cannot unread.
     #[must_use]
     pub(crate) fn restored_to(&self, earlier: &Self) -> Self {
-        Self { logs: self.logs.clone(), ..earlier.clone() }
+        Self { logs: self.logs.clone(), values: self.values.clone(), ..earlier.clone() }
     }
 
     pub(crate) fn append(&mut self, logs: Vec<(Arc<str>, Value)>) {
@@ -202,7 +206,7 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
         let bare = EvidenceKey::tool(Arc::clone(&self.tool));
         let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));
         let reported = self.origin == Origin::Reported;

@@ -3,13 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::Stop;
 use crate::call::{CallId, Judged, SessionKey};
 use crate::code;
 use crate::error::ToolError;
 use crate::json::Digest;
 use crate::limits::Charge;
-use crate::policy::{Ask, Facts, Verdict};
+use crate::policy::{Ask, Attached, Facts, Mode, Observed, Policy, Terms, Verdict};
 use crate::registry::Registered;
 use crate::resource::Expect;
 use crate::store::{Approval, ApprovalState};
@@ -23,6 +22,8 @@ pub struct Permit {
     definition: Digest,
     /// Each with the rule that it comes from.
     charges: Vec<(String, Charge, ToolError)>,
+    /// Those of rules that only observe: they count, and stop nothing.
+    watched: Vec<(String, Charge, ToolError)>,
     expects: Vec<Expect>,
     tool: ToolRef,
 }
@@ -67,6 +68,10 @@ impl Permit {
         &self.charges
     }
 
+    pub(super) fn watched(&self) -> &[(String, Charge, ToolError)] {
+        &self.watched
+    }
+
     pub(super) fn expects(&self) -> &[Expect] {
         &self.expects
     }
@@ -77,6 +82,8 @@ impl Permit {
 pub(super) struct Asked {
     pub(super) by: String,
     pub(super) reason: String,
+    /// Who may answer; anybody where nobody is named.
+    pub(super) approvers: Vec<String>,
 }
 
 /// Nobody said no. Perhaps somebody asked.
@@ -110,8 +117,55 @@ impl Judgement {
     }
 }
 
+/// What one rule says of a call. A fault or panic is a denial.
+#[derive(Debug)]
+pub(super) enum Said {
+    Allow(Terms),
+    Ask(String, Terms),
+    Deny(ToolError),
+    Fault(ToolError),
+}
+
+/// Asks one rule.
+pub(super) fn verdict(policy: &dyn Policy, ask: &Ask<'_>) -> Said {
+    let name = policy.name();
+    match catch_unwind(AssertUnwindSafe(|| policy.check(ask))) {
+        Ok(Ok(Verdict::Allow(terms))) => Said::Allow(terms),
+        Ok(Ok(Verdict::Ask(reason, terms))) => Said::Ask(reason, terms),
+        Ok(Ok(Verdict::Deny(error))) => Said::Deny(*error),
+        Ok(Err(fault)) => {
+            Said::Fault(ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` could not decide, so the call is refused: {fault}")))
+        }
+        Err(_) => Said::Fault(ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` panicked, so the call is refused"))),
+    }
+}
+
+/// What a rule that only observes would have said, where it is worth a line.
+pub(super) fn observed(policy: &dyn Policy, said: &Said) -> Option<Observed> {
+    let line = |said: &str, code: &str, message: &str| {
+        Some(Observed { rule: policy.name().to_owned(), said: said.to_owned(), code: code.to_owned(), message: message.to_owned() })
+    };
+    match said {
+        Said::Allow(_) => None,
+        Said::Ask(reason, _) => line("ask", code::APPROVAL_REQUIRED, reason),
+        Said::Deny(error) => line("deny", &error.code, &error.message),
+        Said::Fault(error) => line("fault", &error.code, &error.message),
+    }
+}
+
+/// Somebody said no.
+#[derive(Debug)]
+pub(super) struct Denied {
+    /// The one that is shown.
+    pub(super) rule: String,
+    pub(super) error: ToolError,
+    pub(super) arguments: Judged,
+    pub(super) observed: Vec<Observed>,
+}
+
 /// Evaluates every policy of the tool. Deny beats ask beats allow; of several denials the closest
-/// attachment, then the first declared, is shown. A fault or panic is a denial.
+/// attachment, then the first declared, is shown. A fault or panic is a denial. A rule that only
+/// observes is asked like the others, and its word is taken down.
 pub(super) fn authorize(
     call: CallId,
     key: &SessionKey,
@@ -119,39 +173,38 @@ pub(super) fn authorize(
     arguments: Judged,
     facts: &Facts,
     mut asked: Vec<Asked>,
-    rule: &mut Option<String>,
-) -> Result<Judgement, Stop> {
-    let (mut charges, mut expects) = (Vec::new(), Vec::new());
+) -> Result<(Judgement, Vec<Observed>), Box<Denied>> {
+    let (mut charges, mut watched, mut expects, mut taken_down) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut denial: Option<(String, ToolError)> = None;
     // Closest first: the order of `governed_by` is the order of precedence.
-    for attached in &tool.governed_by {
-        let name = attached.policy.name();
-        let ask = Ask { call, key, tool: &tool.spec, arguments: &arguments, facts };
-        let verdict = catch_unwind(AssertUnwindSafe(|| attached.policy.check(&ask)));
-        let denied = match verdict {
-            Ok(Ok(Verdict::Allow(terms))) => {
-                charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
-                expects.extend(terms.expects);
+    for Attached { policy, .. } in &tool.governed_by {
+        let name = policy.name();
+        let said = verdict(&**policy, &Ask::new(call, key, &tool.spec, &arguments, facts));
+        if policy.mode() == Mode::Observe {
+            taken_down.extend(observed(&**policy, &said));
+            if let Said::Allow(terms) | Said::Ask(_, terms) = said {
+                watched.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+            }
+            continue;
+        }
+        let terms = match said {
+            Said::Allow(terms) => terms,
+            Said::Ask(reason, mut terms) => {
+                asked.push(Asked { by: name.to_owned(), reason, approvers: std::mem::take(&mut terms.approvers) });
+                terms
+            }
+            Said::Deny(error) | Said::Fault(error) => {
+                denial.get_or_insert_with(|| (name.to_owned(), error));
                 continue;
             }
-            Ok(Ok(Verdict::Ask(reason, terms))) => {
-                asked.push(Asked { by: name.to_owned(), reason });
-                charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
-                expects.extend(terms.expects);
-                continue;
-            }
-            Ok(Ok(Verdict::Deny(error))) => *error,
-            Ok(Err(fault)) => {
-                ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` could not decide, so the call is refused: {fault}"))
-            }
-            Err(_) => ToolError::of(code::POLICY_FAULT, format!("the policy `{name}` panicked, so the call is refused")),
         };
-        denial.get_or_insert_with(|| (name.to_owned(), denied));
+        charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+        expects.extend(terms.expects);
     }
-    if let Some((name, error)) = denial {
-        *rule = Some(name);
-        return Err(error.into());
+    if let Some((rule, error)) = denial {
+        return Err(Box::new(Denied { rule, error, arguments, observed: taken_down }));
     }
     let definition = tool.definition;
-    Ok(Judgement { permit: Permit { call, arguments, definition, charges, expects, tool: ToolRef(Arc::clone(tool)) }, asked })
+    let permit = Permit { call, arguments, definition, charges, watched, expects, tool: ToolRef(Arc::clone(tool)) };
+    Ok((Judgement { permit, asked }, taken_down))
 }

@@ -7,17 +7,17 @@ use super::authorize::{Asked, Permit};
 use super::pass::Claim;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
-use crate::call::{Call, Judged};
+use crate::call::{Call, Judged, SessionKey};
 use crate::code;
 use crate::error::{Category, ToolError};
 use crate::hook::{Before, HookCall, HookDecision, HookFault};
 use crate::json::{self, Digest, Pointer};
 use crate::limits::Charge;
 use crate::names::shown;
-use crate::policy::{Ask, FileFact, HookFact, Needs};
+use crate::policy::{Ask, Facts, FileFact, HookFact, Mode, Needs, Observed};
 use crate::registry::{Agent, Registered};
 use crate::session::State;
-use crate::store::{Intent, NotClaimed, RecallKey, Recalled, over_error, recalled_error};
+use crate::store::{Intent, NotClaimed, RecallKey, Recalled, StoreError, over_error, recalled_error};
 use crate::tool::Effect;
 
 impl Toolgate {
@@ -76,7 +76,7 @@ impl Toolgate {
                     error.redirect_tool = denial.redirect;
                     return Err(error.into());
                 }
-                HookDecision::Ask(reason) => asked.push(Asked { by: hook.name().to_owned(), reason }),
+                HookDecision::Ask(reason) => asked.push(Asked { by: hook.name().to_owned(), reason, approvers: Vec::new() }),
             }
             if let Some(mut input) = rewrite {
                 let bad = |why: String| {
@@ -105,13 +105,28 @@ impl Toolgate {
     ) -> Result<(), Stop> {
         let mut needs = Needs::default();
         for attached in &tool.governed_by {
-            let ask = Ask { call: trail.id, key: &call.key, tool: &tool.spec, arguments, facts: &trail.facts };
+            let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts);
             let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.needs(&ask, &mut needs)));
-            asked.map_err(|_| {
+            // One that only observes will say itself that it lacks something.
+            if asked.is_err() && attached.policy.mode() == Mode::Enforce {
                 trail.rule = Some(attached.policy.name().to_owned());
-                ToolError::of(code::POLICY_FAULT, format!("the policy `{}` panicked, so the call is refused", attached.policy.name()))
-            })?;
+                let message = format!("the policy `{}` panicked, so the call is refused", attached.policy.name());
+                return Err(ToolError::of(code::POLICY_FAULT, message).into());
+            }
         }
+        self.load(agent, &call.key, &needs, at, &mut trail.facts).await?;
+        Ok(())
+    }
+
+    /// Looks up what is needed.
+    pub(super) async fn load(
+        &self,
+        agent: &Agent,
+        key: &SessionKey,
+        needs: &Needs,
+        at: &State,
+        facts: &mut Facts,
+    ) -> Result<(), StoreError> {
         if needs.is_empty() {
             return Ok(());
         }
@@ -121,15 +136,14 @@ impl Toolgate {
                     Ok(path) => files.fact(&path),
                     Err(error) => FileFact::Unreadable(error.to_string()),
                 };
-                trail.facts.files.insert(path.clone(), fact);
+                facts.files.insert(path.clone(), fact);
             }
         }
         if needs.counters.is_empty() && self.0.store.snapshots_are_complete() {
-            trail.facts.take_from(&needs, at);
-        } else {
-            self.0.store.load(&call.key, &needs, at, &mut trail.facts).await?;
+            facts.take_from(needs, at);
+            return Ok(());
         }
-        Ok(())
+        self.0.store.load(key, needs, at, facts).await
     }
 
     /// A replay is no new act, but nobody gets an old result who may not make the call any more.
@@ -143,14 +157,13 @@ impl Toolgate {
         trail: &mut Trail,
     ) -> Result<(), Stop> {
         self.load_facts(agent, call, tool, arguments, state, trail).await?;
-        let judged = super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new(), &mut trail.rule);
-        match judged {
-            Err(stop) if stop.error.category == Category::Permission => Err(stop),
-            // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not.
-            _ => {
-                trail.rule = None;
-                Ok(())
+        match super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new()) {
+            Err(denied) if denied.error.category == Category::Permission => {
+                trail.rule = Some(denied.rule);
+                Err(denied.error.into())
             }
+            // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not.
+            _ => Ok(()),
         }
     }
 
@@ -166,12 +179,15 @@ impl Toolgate {
     ) -> Result<Claim, Stop> {
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
-        if !effect && recall.is_empty() && budget.is_empty() && permit.charges().is_empty() && approval.is_none() {
+        let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
+        if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() {
             return Ok(Claim::Held);
         }
+        let watched = self.watch(permit, trail).await?;
         let own = budget.into_iter().map(|(charge, error)| (charge, (None, error)));
         let ruled = permit.charges().iter().cloned().map(|(rule, charge, error)| (charge, (Some(rule), error)));
-        let (charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) = own.chain(ruled).unzip();
+        let (mut charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) = own.chain(ruled).unzip();
+        charges.extend(watched);
         let intent = Box::new(Intent {
             call: trail.id,
             key: call.key.clone(),
@@ -198,6 +214,28 @@ impl Toolgate {
                 Err(ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was taken back").into())
             }
         }
+    }
+}
+
+impl Toolgate {
+    /// The charges of rules that only observe: they count in full, and what they would have said is taken down.
+    async fn watch(&self, permit: &Permit, trail: &mut Trail) -> Result<Vec<Charge>, Stop> {
+        if permit.watched().is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut charges: Vec<Charge> = permit.watched().iter().map(|(_, charge, _)| charge.clone()).collect();
+        let room = self.0.store.room(&charges, trail.started).await?;
+        for (room, (rule, _, error)) in room.into_iter().zip(permit.watched()) {
+            if let Err(over) = room {
+                let error = over_error(error.clone(), &over);
+                let (code, message) = (error.code.into_owned(), error.message);
+                trail.facts.observed.push(Observed { rule: rule.clone(), said: "deny".to_owned(), code, message });
+            }
+        }
+        for charge in &mut charges {
+            charge.cap = rust_decimal::Decimal::MAX;
+        }
+        Ok(charges)
     }
 }
 

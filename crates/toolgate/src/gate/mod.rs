@@ -4,7 +4,9 @@ mod admit;
 mod approve;
 mod authorize;
 mod batch;
+mod explain;
 mod judge;
+mod next;
 mod pass;
 mod run;
 mod session;
@@ -21,6 +23,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 pub use authorize::Permit;
+pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
 pub use pass::Pass;
 pub use session::{Session, Snapshot};
 
@@ -130,8 +133,15 @@ impl Toolgate {
         trail.at(Gate::Hooks);
         let asked = self.before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail).await?;
         trail.at(Gate::Policy);
-        self.load_facts(&agent, call, &tool, &arguments, batch.unwrap_or(&entered.state), trail).await?;
-        let judgement = authorize::authorize(trail.id, &call.key, &tool, arguments, &trail.facts, asked, &mut trail.rule)?;
+        let state = batch.unwrap_or(&entered.state);
+        self.load_facts(&agent, call, &tool, &arguments, state, trail).await?;
+        let judgement = match authorize::authorize(trail.id, &call.key, &tool, arguments, &trail.facts, asked) {
+            Ok((judgement, observed)) => {
+                trail.facts.observed = observed;
+                judgement
+            }
+            Err(denied) => return Err(Box::pin(self.denied(*denied, &agent, &tool, state, trail)).await),
+        };
         trail.at(Gate::Approval);
         let (permit, approval) = match judgement.permit(resumed.as_deref()) {
             Ok(permit) => (permit, resumed.map(|approval| approval.id)),
@@ -140,8 +150,10 @@ impl Toolgate {
         trail.at(Gate::Claim);
         let recall = judge::all_keys(call, &tool, trail.asked, &permit);
         let recallable = !recall.is_empty();
-        if let pass::Claim::Replay(outcome) = self.claim(call, &permit, budget, recall, approval, trail).await? {
-            return Ok(Admitted::Replay(outcome));
+        match self.claim(call, &permit, budget, recall, approval, trail).await {
+            Ok(pass::Claim::Held) => {}
+            Ok(pass::Claim::Replay(outcome)) => return Ok(Admitted::Replay(outcome)),
+            Err(stop) => return Err(Box::pin(self.not_claimed(stop, &permit, &agent, state, trail)).await),
         }
         Ok(Admitted::Pass(Box::new(Passed {
             agent,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Pass, Toolgate};
+use super::{Explanation, Pass, Toolgate};
 use crate::call::{Arguments, Call, SessionKey};
 use crate::ledger::Row;
 use crate::limits::Spend;
@@ -103,6 +103,24 @@ impl Session {
     /// The store cannot take it, or the session is busy.
     pub async fn reset(&self) -> Result<(), StoreError> {
         self.replace(|_| State::default()).await
+    }
+
+    /// Tells what the user said, word for word, so that rules can tell the user's values from a stranger's.
+    ///
+    /// # Errors
+    /// The store cannot take it, or the session is busy.
+    pub async fn user_said(&self, text: &str) -> Result<(), StoreError> {
+        self.replace(|now| {
+            let mut next = now.clone();
+            next.values.heard_from_user(text);
+            next
+        })
+        .await
+    }
+
+    /// What would become of a call, and why: every gate, every rule, and the values that decide. Changes nothing.
+    pub async fn explain(&self, tool: &str, arguments: impl Into<Arguments>) -> Explanation {
+        self.gate.explain(&self.prepare(tool, arguments)).await
     }
 
     async fn replace(&self, new: impl Fn(&State) -> State) -> Result<(), StoreError> {

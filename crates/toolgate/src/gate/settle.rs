@@ -17,11 +17,12 @@ use crate::event::Event;
 use crate::json;
 use crate::ledger::{Decision, Gate, Row};
 use crate::outcome::{Answer, Outcome};
-use crate::policy::{Ask, Facts};
+use crate::policy::{Ask, Facts, Observation};
 use crate::progress::Ended;
 use crate::session::{Changes, Revoked};
 use crate::store::{Conflict, Finish, Settle, StoreError};
 use crate::tool::Effect;
+use crate::values::{Seen, Values};
 
 /// How a call ends.
 struct End {
@@ -122,11 +123,11 @@ impl Toolgate {
         if !kept {
             self.undo(&passed, &mut end, &mut txn, trail.id, &trail.facts);
         }
-        // Nobody looks at the snapshot any more: the store can change the session in place.
-        passed.state = None;
         let row = self.row(&end, &mut trail);
         trail.at(Gate::Record);
         let finish = self.finish(&row, trail.asked, &mut end, &passed, &mut txn);
+        // Nobody looks at the snapshot any more: the store can change the session in place.
+        passed.state = None;
         match self.0.store.finish(finish).await {
             Ok(Ok(())) if kept => {
                 self.keep_files(&mut txn, &trail);
@@ -177,6 +178,7 @@ impl Toolgate {
             version: passed.version,
             changes: end.changes.take(),
             revoked: revoked(passed, end, row),
+            seen: seen(passed, end, txn),
             // A race may be lost, and logs survive that.
             logs: txn.logs.clone(),
             settle: end.settle,
@@ -223,6 +225,7 @@ impl Toolgate {
             version: 0,
             changes: None,
             revoked: Vec::new(),
+            seen: None,
             logs: Vec::new(),
             settle: end.settle,
             outcome: None,
@@ -239,7 +242,7 @@ impl Toolgate {
         }
         let tool = passed.permit.tool();
         if let Outcome::Error(error) = &end.outcome {
-            let ask = Ask { call, key: &passed.key, tool: &tool.spec, arguments: passed.permit.arguments(), facts };
+            let ask = Ask::new(call, &passed.key, &tool.spec, passed.permit.arguments(), facts);
             for policy in &tool.heard_by {
                 if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&ask, error))).is_err() {
                     tracing::error!(policy = policy.name(), "a policy panicked when it heard of a rollback");
@@ -344,6 +347,52 @@ fn revoked(passed: &Passed, end: &End, row: &Row) -> Vec<Revoked> {
         Some((Arc::clone(name), value.clone()))
     };
     spec.revokes.iter().map(|(tool, entity)| Revoked { tool: Arc::clone(tool), about: entity.as_ref().and_then(about) }).collect()
+}
+
+/// What is to be remembered of the values in a call and its answer, where rules ask where values come from. What an
+/// untrusted tool says when it fails is read by the model as well.
+fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
+    let sources = passed.agent.watched.as_ref()?;
+    let spec = &passed.permit.tool().spec;
+    let given = passed.permit.arguments().value();
+    let mut seen = Seen::default();
+    let answer = match &end.outcome {
+        Outcome::Success(output) => {
+            let full = end.outputs.first().map(|(_, text)| serde_json::Value::String(text.to_string()));
+            serde_json::json!([full.as_ref().unwrap_or(&output.value), output.message])
+        }
+        Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
+        Outcome::Signal(_) => serde_json::Value::Null,
+    };
+    let state = passed.state.as_ref();
+    let values = state.map(|state| &state.values);
+    let about: Vec<Arc<str>> = spec
+        .entities
+        .iter()
+        .filter_map(|(name, path)| path.get(given).map(|value| json::with_canonical(value, |text| format!("{name}\u{1f}{text}").into())))
+        .collect();
+    let read = |file: &str| values.is_some_and(|values| values.is_carried_by(file));
+    let carried =
+        txn.observed.iter().any(|o| matches!(o, Observation::Read(path, _) if read(path))) || about.iter().any(|entity| read(entity));
+    if spec.untrusted || carried {
+        seen.distrust(&answer);
+    } else if sources.contains(spec.name()) && matches!(end.outcome, Outcome::Success(_)) {
+        seen.trust(&spec.name, &answer, given);
+    }
+    seen.write(given);
+    // Whatever the model writes after it has read something untrusted may stem from it, in whatever form.
+    if carried || values.is_some_and(Values::is_tainted) {
+        for observed in &txn.observed {
+            if let Observation::Wrote(path, _) = observed {
+                seen.carry(path.as_str().into());
+            }
+        }
+        for (name, _) in spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)) {
+            let prefix = format!("{name}\u{1f}");
+            about.iter().filter(|entity| entity.starts_with(&prefix)).for_each(|entity| seen.carry(Arc::clone(entity)));
+        }
+    }
+    Some(Box::new(seen))
 }
 
 fn unrecorded(error: &StoreError) -> ToolError {

@@ -16,7 +16,7 @@ use crate::hook::{HookCall, HookFault};
 use crate::json::{self, Bounds};
 use crate::ledger::Gate;
 use crate::outcome::{Output, Stored};
-use crate::policy::{Ask, Done};
+use crate::policy::{Ask, Done, Mode};
 use crate::session::{Changes, Evidence, Origin};
 
 /// What a tool may give back at all.
@@ -111,12 +111,16 @@ impl Toolgate {
     fn changes(&self, value: &Value, empty: bool, passed: &Passed, txn: &mut Txn, trail: &mut Trail) -> Result<Changes, ToolError> {
         let tool = passed.permit.tool();
         let arguments = passed.permit.arguments();
-        let ask = Ask { call: trail.id, key: &passed.key, tool: &tool.spec, arguments, facts: &trail.facts };
+        let ask = Ask::new(trail.id, &passed.key, &tool.spec, arguments, &trail.facts);
         let mut marks = Vec::new();
         for policy in &tool.heard_by {
             let heard = catch_unwind(AssertUnwindSafe(|| policy.on_result(&Done { ask, value, observed: &txn.observed })));
             match heard {
                 Ok(Ok(mut more)) => marks.append(&mut more),
+                // A rule on trial keeps its troubles to itself.
+                _ if policy.mode() == Mode::Observe => {
+                    tracing::warn!(policy = policy.name(), "a rule that only observes could not take note of a result")
+                }
                 Ok(Err(fault)) => {
                     trail.rule = Some(policy.name().to_owned());
                     return Err(ToolError::of(

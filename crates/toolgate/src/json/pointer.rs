@@ -45,6 +45,29 @@ impl Pointer {
         &self.0
     }
 
+    /// From parts that are not escaped.
+    pub(crate) const fn of(parts: Vec<String>) -> Self {
+        Self(parts)
+    }
+
+    /// Every value at this path, with its own path.
+    #[must_use]
+    pub fn places<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
+        let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
+        self.0.iter().fold(vec![(String::new(), value)], |found, part| {
+            let inside = |(at, value): (String, &'a Value)| -> Vec<(String, &'a Value)> {
+                match value {
+                    Value::Array(items) if part == "*" => {
+                        items.iter().enumerate().map(|(index, item)| (format!("{at}/{index}"), item)).collect()
+                    }
+                    Value::Object(map) if part == "*" => map.iter().map(|(name, item)| (format!("{at}/{}", escaped(name)), item)).collect(),
+                    other => step(other, part).into_iter().map(|item| (format!("{at}/{}", escaped(part)), item)).collect(),
+                }
+            };
+            found.into_iter().flat_map(inside).collect()
+        })
+    }
+
     pub(crate) fn push(&mut self, part: String) {
         self.0.push(part);
     }

@@ -67,6 +67,41 @@ impl Condition {
         })
     }
 
+    /// What it asks of a value.
+    pub(crate) fn describe(&self) -> String {
+        let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Above(limit) => format!("above {limit}"),
+            Self::Below(limit) => format!("below {limit}"),
+            Self::In(values) => format!("in {}", list(values)),
+            Self::NotIn(values) => format!("not in {}", list(values)),
+            Self::Glob(pattern) => format!("like `{pattern}`"),
+            Self::Matches(pattern) => format!("matching `{pattern}`"),
+        }
+    }
+
+    /// Whether every value of which this holds is one of which the other holds, as far as can be told.
+    pub(crate) fn implies(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Above(a), Self::Above(b)) => a >= b,
+            (Self::Below(a), Self::Below(b)) => a <= b,
+            (Self::In(values), other) => values.iter().all(|value| other.holds(value).unwrap_or(false)),
+            (Self::NotIn(a), Self::NotIn(b)) => b.iter().all(|value| a.contains(value)),
+            (Self::Glob(a), Self::Glob(b)) => a == b,
+            (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
+            _ => false,
+        }
+    }
+
+    /// The kind of value that it can be asked of, as a schema calls it.
+    pub(crate) const fn wants(&self) -> Option<&'static str> {
+        match self {
+            Self::Above(_) | Self::Below(_) => Some("number"),
+            Self::Glob(_) | Self::Matches(_) => Some("string"),
+            Self::In(_) | Self::NotIn(_) => None,
+        }
+    }
+
     /// What would have been right, for the model.
     pub(crate) fn opposite(&self) -> String {
         let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");

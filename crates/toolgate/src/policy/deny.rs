@@ -1,7 +1,9 @@
 //! `deny` and `ask`: what must not be, or not without a person.
 
+use super::cel::Expression;
+use super::problem::unfit;
 use super::refusal::refusal_setters;
-use super::{Ask, Condition, Fault, Policy, Refusal, ToolNames, Verdict};
+use super::{Ask, Condition, Fault, Forbids, Limit, Needs, Note, Outline, Policy, Problem, Refusal, Terms, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
 use crate::tool::Spec;
@@ -21,15 +23,25 @@ pub struct Deny {
     name: String,
     tools: ToolNames,
     conditions: Vec<(Pointer, Condition)>,
+    when: Option<Expression>,
     refusal: Refusal,
     asks: bool,
+    approvers: Vec<String>,
 }
 
 impl Deny {
     /// Denies these tools altogether, until a condition is added.
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
         let refusal = Refusal::of(name, format!("the rule `{name}` forbids this call"));
-        Self { name: name.to_owned(), tools: ToolNames::of(tools), conditions: Vec::new(), refusal, asks: false }
+        Self {
+            name: name.to_owned(),
+            tools: ToolNames::of(tools),
+            conditions: Vec::new(),
+            when: None,
+            refusal,
+            asks: false,
+            approvers: Vec::new(),
+        }
     }
 
     /// Asks a person instead of denying.
@@ -44,7 +56,66 @@ impl Deny {
         self
     }
 
+    /// Speaks only when this holds too: an expression in CEL, see [`super::cel`].
+    #[must_use]
+    pub fn when_cel(mut self, expression: &str) -> Self {
+        self.when = Some(Expression::new(expression));
+        self
+    }
+
+    /// Lets `sum_of("name")` in the expression read how much of a limit is used.
+    #[must_use]
+    pub fn reading(mut self, limit: &Limit) -> Self {
+        if let Some(when) = &mut self.when {
+            when.reads(limit.clone());
+        }
+        self
+    }
+
+    /// Only these people may answer. Anybody may, unless said.
+    #[must_use]
+    pub fn approvers<'a>(mut self, people: impl IntoIterator<Item = &'a str>) -> Self {
+        self.approvers = people.into_iter().map(str::to_owned).collect();
+        self
+    }
+
     refusal_setters!();
+
+    /// The first condition's argument that speaks against the call, for each condition; `None` where one does not hold.
+    fn against(&self, ask: &Ask<'_>) -> Result<Option<Vec<FieldError>>, Fault> {
+        let mut errors = Vec::new();
+        let mut all = true;
+        for (path, condition) in &self.conditions {
+            // Of many places one is enough, and one where nothing stands is one of them.
+            let places = ask.arguments_at(path);
+            let mut guilty = (places.is_empty() && !ask.sketch).then_some(None);
+            for place in places {
+                // What nobody knows yet may turn out well.
+                if place.map_or(Ok(!ask.sketch), |value| condition.holds(value))? {
+                    guilty = Some(place);
+                    break;
+                }
+            }
+            let shown = |place: Option<&serde_json::Value>| place.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
+            ask.note(|| {
+                let found = shown(guilty.unwrap_or_else(|| ask.argument(path)));
+                Note { what: format!("{path} {}", condition.describe()), found, holds: guilty.is_some() }
+            });
+            match guilty {
+                Some(place) => errors.push(FieldError {
+                    path: path.to_string(),
+                    expected: condition.opposite(),
+                    got: shown(place),
+                    did_you_mean: None,
+                }),
+                None => {
+                    all = false;
+                    break;
+                }
+            }
+        }
+        Ok(all.then_some(errors))
+    }
 }
 
 impl Policy for Deny {
@@ -56,34 +127,50 @@ impl Policy for Deny {
         self.tools.contains(tool.name())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<String> {
-        let arguments = self.conditions.iter().map(|(path, _)| path);
-        self.tools
-            .unknown(tools)
-            .into_iter()
-            .chain(self.tools.unknown_arguments(tools, arguments))
-            .chain(self.refusal.problems(tools))
-            .collect()
+    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+        let arguments = self.conditions.iter().enumerate().map(|(index, (path, _))| (format!("where.{index}.argument"), path));
+        let mut problems = self.tools.unknown("tools", tools);
+        problems.extend(self.tools.unknown_arguments(tools, arguments));
+        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        for (index, (path, condition)) in self.conditions.iter().enumerate() {
+            problems.extend(governed.iter().filter_map(|tool| unfit(&format!("where.{index}"), tool, path, condition)));
+        }
+        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, None)));
+        if !self.approvers.is_empty() && !self.asks {
+            problems.push(Problem::at("approvers", "nobody is asked by a rule that denies").help("use `ask`"));
+        }
+        problems.extend(self.refusal.problems(tools));
+        problems
+    }
+
+    fn outline(&self, _: &Spec) -> Outline<'_> {
+        let forbids = Forbids { conditions: &self.conditions, more: self.when.is_some(), asks: self.asks };
+        Outline { forbids: Some(forbids), ..Outline::default() }
+    }
+
+    fn sources(&self) -> Option<Vec<&str>> {
+        self.when.as_ref().and_then(Expression::sources)
+    }
+
+    fn definition(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        if let Some(when) = &self.when {
+            when.needs(ask, needs);
+        }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let mut errors = Vec::new();
-        for (path, condition) in &self.conditions {
-            // Of many places one is enough, and one where nothing stands is one of them.
-            let places = ask.arguments_at(path);
-            let mut guilty = places.is_empty().then_some(None);
-            for place in places {
-                if place.map_or(Ok(true), |value| condition.holds(value))? {
-                    guilty = Some(place);
-                    break;
-                }
-            }
-            let Some(place) = guilty else { return Ok(Verdict::allow()) };
-            let got = place.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
-            errors.push(FieldError { path: path.to_string(), expected: condition.opposite(), got, did_you_mean: None });
+        let Some(errors) = self.against(ask)? else { return Ok(Verdict::allow()) };
+        if let Some(when) = &self.when
+            && !when.holds(ask, None)?
+        {
+            return Ok(Verdict::allow());
         }
         if self.asks {
-            return Ok(Verdict::ask(self.refusal.reason.clone()));
+            return Ok(Verdict::Ask(self.refusal.reason.clone(), Terms { approvers: self.approvers.clone(), ..Terms::default() }));
         }
         let mut error = self.refusal.error();
         error.errors = errors;

@@ -4,8 +4,11 @@ use jiff::SignedDuration;
 use rust_decimal::Decimal;
 use serde_json::Value;
 
+use std::sync::Arc;
+
+use super::problem::{not_one, unknown_tool};
 use super::refusal::refusal_setters;
-use super::{Ask, Fault, Policy, Refusal, Terms, ToolNames, Verdict};
+use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Terms, ToolNames, Verdict};
 use crate::json::{Pointer, decimal_of, with_canonical};
 use crate::limits::{Charge, Unit};
 use crate::tool::Spec;
@@ -19,6 +22,21 @@ pub enum Per {
     Principal,
     /// What an argument names, over all sessions and principals.
     Entity(Pointer),
+    /// What evidence names, over all sessions and principals: the order says whose it is, not the model.
+    Proved(Box<Proved>),
+}
+
+/// An entity that evidence names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proved {
+    /// The tool whose success is the evidence.
+    pub tool: Arc<str>,
+    /// The entity that the evidence is about, and the argument that names it.
+    pub same: (Arc<str>, Pointer),
+    /// The proved field that says whose limit it is.
+    pub field: Pointer,
+    /// The argument that counts where there is no evidence; without one, no evidence is a denial.
+    pub otherwise: Option<Pointer>,
 }
 
 /// A limit that is reserved before the tool runs, and is settled by what happened.
@@ -89,6 +107,15 @@ impl Limit {
 
     refusal_setters!();
 
+    /// How far back it looks.
+    pub(super) const fn window(&self) -> Option<SignedDuration> {
+        self.window
+    }
+
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        self.name == name
+    }
+
     fn argument<'a>(ask: &Ask<'a>, path: &Pointer) -> Result<&'a Value, Fault> {
         ask.argument(path).ok_or_else(|| Fault::new(format!("there is no `{path}`, and the limit hangs on it")))
     }
@@ -108,11 +135,26 @@ impl Limit {
         })
     }
 
-    fn counter(&self, ask: &Ask<'_>) -> Result<String, Fault> {
+    /// The entity as evidence names it, where there is any.
+    fn proved_entity<'a>(ask: &Ask<'a>, proved: &Proved) -> Result<&'a Value, Fault> {
+        let (entity, argument) = &proved.same;
+        let about = Self::argument(ask, argument)?;
+        let evidence = ask.evidence_of(&proved.tool, Some((entity, about)), false)?;
+        let named = evidence.and_then(|proof| proof.fields.get(proved.field.to_string()));
+        match (named, &proved.otherwise) {
+            (Some(value), _) => Ok(value),
+            (None, Some(path)) => Self::argument(ask, path),
+            (None, None) => Err(Fault::new(format!("`{}` has proved nothing yet about whose limit this is", proved.tool))),
+        }
+    }
+
+    /// The counter that a call is charged to.
+    pub(super) fn counter(&self, ask: &Ask<'_>) -> Result<String, Fault> {
         let whose = match &self.per {
             Per::Session => format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session),
             Per::Principal => format!("principal\u{1f}{}", ask.key.principal),
             Per::Entity(path) => with_canonical(Self::argument(ask, path)?, |value| format!("entity\u{1f}{value}")),
+            Per::Proved(proved) => with_canonical(Self::proved_entity(ask, proved)?, |value| format!("entity\u{1f}{value}")),
         };
         let currency = match &self.currency {
             Some(path) => with_canonical(Self::argument(ask, path)?, str::to_owned),
@@ -131,17 +173,55 @@ impl Policy for Limit {
         self.tools.contains(tool.name())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<String> {
-        let entity = match &self.per {
-            Per::Entity(path) => Some(path),
-            _ => None,
-        };
-        let arguments = self.amount.iter().chain(&self.currency).chain(entity);
-        let mut problems = self.tools.unknown(tools);
-        problems.extend(self.tools.unknown_arguments(tools, arguments));
-        problems.extend(ToolNames::not_one(self.currency.iter().chain(entity)));
+    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+        let mut arguments: Vec<(String, &Pointer)> = Vec::new();
+        arguments.extend(self.amount.iter().map(|path| ("sum".to_owned(), path)));
+        let mut single: Vec<(String, &Pointer)> = self.currency.iter().map(|path| ("currency".to_owned(), path)).collect();
+        match &self.per {
+            Per::Session | Per::Principal => {}
+            Per::Entity(path) => single.push(("per".to_owned(), path)),
+            Per::Proved(proved) => {
+                single.push((format!("per.same.{}", proved.same.0), &proved.same.1));
+                single.extend(proved.otherwise.iter().map(|path| ("per.argument".to_owned(), path)));
+            }
+        }
+        let mut problems = self.tools.unknown("tools", tools);
+        problems.extend(single.iter().filter_map(|(field, path)| not_one(field, path)));
+        arguments.append(&mut single);
+        problems.extend(self.tools.unknown_arguments(tools, arguments.into_iter()));
+        if let Per::Proved(proved) = &self.per {
+            problems.extend(unknown_tool("per.proved_by", &proved.tool, tools));
+            for source in tools.iter().filter(|tool| *proved.tool == *tool.name()) {
+                problems.extend(source.lacks_entity(&format!("per.same.{}", proved.same.0), &proved.same.0));
+                problems.extend(source.lacks_proof("per.field", &proved.field));
+            }
+        }
+        if self.most < Decimal::ZERO {
+            problems.push(Problem::at("most", format!("a limit of {} can never be kept", self.most)));
+        }
+        if self.window.is_some_and(|window| window <= SignedDuration::ZERO) {
+            problems.push(Problem::at("within", "a window has a length").help("like `24h`"));
+        }
         problems.extend(self.refusal.problems(tools));
         problems
+    }
+
+    fn outline(&self, _: &Spec) -> Outline<'_> {
+        let caps =
+            Caps { amount: self.amount.as_ref(), currency: self.currency.as_ref(), most: self.most, per: &self.per, window: self.window };
+        Outline { caps: Some(caps), ..Outline::default() }
+    }
+
+    fn definition(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        if let Per::Proved(proved) = &self.per
+            && let Some(about) = ask.argument(&proved.same.1)
+        {
+            needs.evidence_of(&proved.tool, Some((&proved.same.0, about)), false);
+        }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
@@ -149,6 +229,11 @@ impl Policy for Limit {
             None => Decimal::ONE,
             Some(path) => Self::total(ask, path)?,
         };
+        ask.note(|| {
+            let secret = self.amount.as_ref().is_some_and(|path| ask.is_secret(path));
+            let found = if secret { "(hidden)".to_owned() } else { format!("{amount} more") };
+            Note { what: format!("at most {}", self.most), found, holds: amount > self.most }
+        });
         let charge = Charge { counter: self.counter(ask)?, amount, cap: self.most, window: self.window, unit: Unit::Fixed };
         Ok(Verdict::Allow(Terms { charges: vec![(charge, self.refusal.error())], ..Terms::default() }))
     }

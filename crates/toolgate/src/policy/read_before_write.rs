@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Ask, Done, Fault, FileFact, Needs, Observation, Policy, Terms, Verdict};
+use serde_json::Value;
+
+use super::problem::{ToolNames, unknown_tool};
+use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Policy, Problem, Remedy, Terms, Verdict};
 use crate::code;
-use crate::error::{NextStep, ToolError};
+use crate::error::ToolError;
 use crate::json::{Digest, Pointer};
 use crate::resource::{Expect, normal_path};
 use crate::session::Change;
@@ -16,6 +19,7 @@ use crate::tool::Spec;
 /// itself, whichever tool read it, and compared again when the file is opened.
 #[derive(Debug, Clone)]
 pub struct ReadBeforeWrite {
+    name: String,
     guarded: BTreeMap<Arc<str>, Pointer>,
     read_tool: Arc<str>,
 }
@@ -23,11 +27,23 @@ pub struct ReadBeforeWrite {
 impl Default for ReadBeforeWrite {
     /// Guards `write_file` at `/path`.
     fn default() -> Self {
-        Self { guarded: BTreeMap::new(), read_tool: "read_file".into() }.guard("write_file", "/path")
+        Self::new("read_before_write").guard("write_file", "/path")
     }
 }
 
 impl ReadBeforeWrite {
+    /// Guards nothing yet.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), guarded: BTreeMap::new(), read_tool: "read_file".into() }
+    }
+
+    /// The tool that a model is told to read with, which takes a `path`: `read_file` unless said.
+    #[must_use]
+    pub fn read_with(mut self, tool: &str) -> Self {
+        self.read_tool = tool.into();
+        self
+    }
+
     /// Guards one more tool that writes the file named by this argument.
     #[must_use]
     pub fn guard(mut self, tool: &str, path: impl Into<Pointer>) -> Self {
@@ -39,12 +55,6 @@ impl ReadBeforeWrite {
         let pointer = self.guarded.get(ask.tool.name())?;
         ask.argument(pointer)?.as_str().map(|path| normal_path(path).unwrap_or_else(|_| path.to_owned()))
     }
-
-    fn deny(&self, code: &'static str, message: String, path: &str) -> Verdict {
-        let mut error = ToolError::of(code, message);
-        error.next = Some(NextStep { tool: self.read_tool.to_string(), arguments: serde_json::json!({ "path": path }) });
-        Verdict::deny(error)
-    }
 }
 
 fn mark(path: &str) -> String {
@@ -53,11 +63,28 @@ fn mark(path: &str) -> String {
 
 impl Policy for ReadBeforeWrite {
     fn name(&self) -> &str {
-        "read_before_write"
+        &self.name
     }
 
     fn governs(&self, tool: &Spec) -> bool {
         self.guarded.contains_key(tool.name())
+    }
+
+    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if self.guarded.is_empty() {
+            problems.push(Problem::at("guard", "it guards no tool, so it would never speak").help("name at least one"));
+        }
+        for (tool, path) in &self.guarded {
+            let field = format!("guard.{tool}");
+            problems.extend(unknown_tool(&field, tool, tools));
+            problems.extend(ToolNames::of([&**tool]).unknown_arguments(tools, [(field.clone(), path)].into_iter()));
+        }
+        problems
+    }
+
+    fn definition(&self) -> String {
+        format!("{self:?}")
     }
 
     fn hears_all(&self) -> bool {
@@ -75,26 +102,44 @@ impl Policy for ReadBeforeWrite {
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let path = self.path(ask).ok_or_else(|| Fault::new(format!("`{}` was called without the path it writes", ask.tool.name())))?;
         let seen: Option<Digest> = ask.mark(&mark(&path))?.and_then(|seen| serde_json::from_value(seen.clone()).ok());
+        let deny = |code, message| Ok(Verdict::deny(ToolError::of(code, message)));
+        ask.note(|| Note {
+            what: format!("`{path}` was read in this session and is unchanged, or is new"),
+            found: match (ask.file(&path), seen.is_some()) {
+                (Ok(FileFact::Absent), _) => "it is new".to_owned(),
+                (Ok(FileFact::Present(_)), false) => "it exists and was not read".to_owned(),
+                (Ok(FileFact::Present(now)), true) => {
+                    if seen == Some(*now) { "read, unchanged" } else { "read, and changed since" }.to_owned()
+                }
+                (Ok(FileFact::Unreadable(why)), _) => why.clone(),
+                (Err(fault), _) => fault.to_string(),
+            },
+            holds: matches!(ask.file(&path), Ok(FileFact::Absent))
+                || matches!(ask.file(&path), Ok(FileFact::Present(now)) if seen == Some(*now)),
+        });
         let expects = match (ask.file(&path)?, seen) {
             (FileFact::Absent, _) => Expect::Absent(path),
             (FileFact::Unreadable(why), _) => return Err(Fault::new(format!("`{path}` cannot be looked at: {why}"))),
             (FileFact::Present(_), None) => {
-                return Ok(self.deny(
+                return deny(
                     code::READ_BEFORE_WRITE,
                     format!("`{path}` exists and has not been read in this session; read it before you overwrite it"),
-                    &path,
-                ));
+                );
             }
             (FileFact::Present(now), Some(seen)) if *now != seen => {
-                return Ok(self.deny(
-                    code::STALE_READ,
-                    format!("`{path}` has changed since it was read; read it again before you overwrite it"),
-                    &path,
-                ));
+                return deny(code::STALE_READ, format!("`{path}` has changed since it was read; read it again before you overwrite it"));
             }
             (FileFact::Present(now), Some(_)) => Expect::Unchanged(path, *now),
         };
         Ok(Verdict::Allow(Terms { expects: vec![expects], ..Terms::default() }))
+    }
+
+    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
+        let Some(path) = self.path(ask) else { return Vec::new() };
+        let Ok(FileFact::Present(now)) = ask.file(&path) else { return Vec::new() };
+        let arguments = [("path".to_owned(), Value::String(path.clone()))].into_iter().collect();
+        let marks = vec![(Arc::from(mark(&path)), Some(now.to_string().into()))];
+        vec![Remedy { tool: Arc::clone(&self.read_tool), arguments, marks, ..Remedy::default() }]
     }
 
     fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {

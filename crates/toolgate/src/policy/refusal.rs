@@ -1,5 +1,7 @@
 //! What a rule says when it says no.
 
+use super::Problem;
+use super::problem::unknown_tool;
 use crate::error::{Category, ToolError};
 use crate::tool::Spec;
 
@@ -23,9 +25,10 @@ impl Refusal {
     }
 
     /// A redirect to a tool that is not there leads nowhere.
-    pub(super) fn problems(&self, tools: &[&Spec]) -> Vec<String> {
-        let missing = self.redirect.as_deref().filter(|to| !tools.iter().any(|tool| tool.name() == *to));
-        missing.map(|to| format!("it redirects to `{}`, which is no tool of this agent", crate::names::shown(to))).into_iter().collect()
+    pub(super) fn problems(&self, tools: &[&Spec]) -> Option<Problem> {
+        let to = self.redirect.as_deref()?;
+        let problem = unknown_tool("redirect", to, tools)?;
+        Some(Problem { message: format!("it redirects to `{}`, which is no tool of this agent", crate::names::shown(to)), ..problem })
     }
 
     pub(super) fn error(&self) -> ToolError {

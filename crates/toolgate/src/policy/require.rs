@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use jiff::SignedDuration;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::cel::Expression;
+use super::problem::not_one;
 use super::refusal::refusal_setters;
-use super::{Ask, Fault, Needs, Policy, Refusal, ToolNames, Verdict};
-use crate::error::NextStep;
+use super::{Ask, Fault, Limit, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::json::Pointer;
 use crate::session::Evidence;
 use crate::tool::Spec;
@@ -27,9 +28,10 @@ pub struct Require {
     name: String,
     tools: ToolNames,
     /// Any of these will do.
-    any_of: Vec<Arc<str>>,
+    any_of: ToolNames,
     same: Option<(Arc<str>, Pointer)>,
     fields: Vec<(String, Wanted)>,
+    when: Option<Expression>,
     within: Option<SignedDuration>,
     reported: bool,
     refusal: Refusal,
@@ -45,7 +47,7 @@ enum Wanted {
 impl Require {
     /// These tools need a success of any of those.
     pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, any_of: impl IntoIterator<Item = &'a str>) -> Self {
-        let any_of: Vec<Arc<str>> = any_of.into_iter().map(Arc::from).collect();
+        let any_of = ToolNames::of(any_of);
         let wanted = any_of.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
         let refusal = Refusal {
             code: crate::code::PREREQUISITE_MISSING.to_owned(),
@@ -57,6 +59,7 @@ impl Require {
             any_of,
             same: None,
             fields: Vec::new(),
+            when: None,
             within: None,
             reported: false,
             refusal,
@@ -84,6 +87,22 @@ impl Require {
         self
     }
 
+    /// This must hold of it: an expression in CEL in which `result` is what it proved; see [`super::cel`].
+    #[must_use]
+    pub fn when_cel(mut self, expression: &str) -> Self {
+        self.when = Some(Expression::new(expression));
+        self
+    }
+
+    /// Lets `sum_of("name")` in the expression read how much of a limit is used.
+    #[must_use]
+    pub fn reading(mut self, limit: &Limit) -> Self {
+        if let Some(when) = &mut self.when {
+            when.reads(limit.clone());
+        }
+        self
+    }
+
     /// It must not be older than this.
     #[must_use]
     pub const fn within(mut self, age: SignedDuration) -> Self {
@@ -106,19 +125,46 @@ impl Require {
         Ok(Some((name, value)))
     }
 
-    fn satisfied_by(&self, proof: &Evidence, ask: &Ask<'_>) -> bool {
+    fn is_fresh(&self, proof: &Evidence, ask: &Ask<'_>) -> bool {
         let age = ask.facts.now.duration_since(proof.at);
         // A clock that went back makes nothing fresh.
         let fresh = self.within.is_none_or(|within| !age.is_negative() && age <= within);
-        let proved = self.fields.iter().all(|(path, wanted)| {
+        ask.note(|| Note {
+            what: self.within.map_or_else(|| format!("`{}` succeeded", proof.tool), |w| format!("`{}` succeeded within {w:#}", proof.tool)),
+            found: format!("{age:#} ago"),
+            holds: fresh,
+        });
+        fresh
+    }
+
+    fn is_proved(&self, proof: &Evidence, ask: &Ask<'_>) -> Result<bool, Fault> {
+        for (path, wanted) in &self.fields {
             let wanted = match wanted {
                 Wanted::Value(value) => Some(value),
                 Wanted::Argument(path) => ask.argument(path),
             };
             // What is missing on both sides is not the same.
-            wanted.is_some() && proof.fields.get(path) == wanted
-        });
-        fresh && proved
+            let found = proof.fields.get(path);
+            let holds = wanted.is_some() && found == wanted;
+            ask.note(|| Note {
+                what: format!(
+                    "{path} of `{}` is {}",
+                    proof.tool,
+                    wanted.map_or_else(|| "nothing".to_owned(), |v| crate::names::shown(&v.to_string()))
+                ),
+                found: found.map_or_else(|| "nothing".to_owned(), |value| crate::names::shown(&value.to_string())),
+                holds,
+            });
+            if !holds {
+                return Ok(false);
+            }
+        }
+        self.when.as_ref().map_or(Ok(true), |when| when.holds(ask, Some(proof)))
+    }
+
+    fn proof<'a>(&'a self, ask: &Ask<'a>, tool: &str) -> Result<Option<&'a Evidence>, Fault> {
+        let about = self.entity(ask)?;
+        ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.reported)
     }
 }
 
@@ -131,51 +177,97 @@ impl Policy for Require {
         self.tools.contains(tool.name())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<String> {
-        let mut problems = self.tools.unknown(tools);
-        problems.extend(self.refusal.problems(tools));
-        problems.extend(ToolNames::of(self.any_of.iter().map(AsRef::as_ref)).unknown(tools));
-        let compared = self.fields.iter().filter_map(|(_, wanted)| match wanted {
-            Wanted::Argument(path) => Some(path),
+    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+        let mut problems = self.tools.unknown("tools", tools);
+        problems.extend(self.any_of.unknown("any_of", tools));
+        let same = self.same.iter().map(|(entity, path)| (format!("same.{entity}"), path));
+        let compared = self.fields.iter().filter_map(|(field, wanted)| match wanted {
+            Wanted::Argument(path) => Some((format!("fields.{field}"), path)),
             Wanted::Value(_) => None,
         });
-        let arguments = self.same.iter().map(|(_, path)| path).chain(compared);
-        problems.extend(ToolNames::not_one(arguments.clone()));
-        problems.extend(self.tools.unknown_arguments(tools, arguments));
-        for source in tools.iter().filter(|tool| self.any_of.iter().any(|name| **name == *tool.name())) {
-            if let Some((entity, _)) = &self.same
-                && !source.entities.iter().any(|(name, _)| name == entity)
-            {
-                problems.push(format!("`{}` declares no entity `{entity}`, so nothing it proves can be compared", source.name()));
+        let arguments: Vec<(String, &Pointer)> = same.chain(compared).collect();
+        problems.extend(arguments.iter().filter_map(|(field, path)| not_one(field, path)));
+        problems.extend(self.tools.unknown_arguments(tools, arguments.iter().map(|(field, path)| (field.clone(), *path))));
+        let sources: Vec<&Spec> = tools.iter().copied().filter(|tool| self.any_of.contains(tool.name())).collect();
+        for source in &sources {
+            if let Some((entity, _)) = &self.same {
+                problems.extend(source.lacks_entity(&format!("same.{entity}"), entity));
             }
-            for (path, _) in self.fields.iter().filter(|(path, _)| !source.proves.iter().any(|p| p.to_string() == *path)) {
-                problems.push(format!("`{}` does not declare that it proves `{path}`", source.name()));
+            for (path, _) in &self.fields {
+                problems.extend(source.lacks_proof(&format!("fields.{path}"), &Pointer::from(path.as_str())));
+            }
+            if source.handler_is_external() && !self.reported {
+                let message = format!("`{}` is run by the client, and what a client reports does not count here", source.name());
+                problems.push(Problem::at("any_of", message).help("say `reported = true` to believe the client").warning());
             }
         }
+        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, Some(&sources))));
+        if self.within.is_some_and(|age| age <= SignedDuration::ZERO) {
+            problems.push(Problem::at("within", "nothing is ever that fresh").help("like `15m`"));
+        }
+        problems.extend(self.refusal.problems(tools));
         problems
+    }
+
+    fn outline(&self, _: &Spec) -> Outline<'_> {
+        Outline { after: vec![self.any_of.iter().map(|tool| &**tool).collect()], ..Outline::default() }
+    }
+
+    fn sources(&self) -> Option<Vec<&str>> {
+        self.when.as_ref().and_then(Expression::sources)
+    }
+
+    fn definition(&self) -> String {
+        format!("{self:?}")
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         let Ok(about) = self.entity(ask) else { return };
-        for tool in &self.any_of {
+        for tool in self.any_of.iter() {
             needs.evidence_of(tool, about, self.reported);
+        }
+        if let Some(when) = &self.when {
+            when.needs(ask, needs);
         }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let about = self.entity(ask)?;
-        for tool in &self.any_of {
-            let proof = ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.reported)?;
-            if proof.is_some_and(|proof| self.satisfied_by(proof, ask)) {
-                return Ok(Verdict::allow());
+        for tool in self.any_of.iter() {
+            match self.proof(ask, tool)? {
+                Some(proof) if self.is_fresh(proof, ask) && self.is_proved(proof, ask)? => return Ok(Verdict::allow()),
+                Some(_) => {}
+                None => ask.note(|| Note {
+                    what: format!(
+                        "`{tool}` succeeded{}",
+                        self.same.as_ref().map_or_else(String::new, |(entity, _)| format!(" about the same `{entity}`"))
+                    ),
+                    found: "never in this session".to_owned(),
+                    holds: false,
+                }),
             }
         }
-        let mut error = self.refusal.error();
-        // A secret is not written into an error to be helpful.
-        let secret = self.same.as_ref().is_some_and(|(_, path)| ask.is_secret(path));
-        let shown = about.filter(|_| !secret).map(|(name, value)| (name.to_string(), value.clone()));
-        let arguments: Map<String, Value> = shown.into_iter().collect();
-        error.next = self.any_of.first().map(|tool| NextStep { tool: tool.to_string(), arguments: Value::Object(arguments) });
-        Ok(Verdict::deny(error))
+        Ok(Verdict::deny(self.refusal.error()))
+    }
+
+    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
+        let Ok(about) = self.entity(ask) else { return Vec::new() };
+        let proves = self.fields.iter().filter_map(|(path, wanted)| match wanted {
+            Wanted::Value(value) => Some((path.clone(), value.clone())),
+            Wanted::Argument(argument) => ask.argument(argument).map(|value| (path.clone(), value.clone())),
+        });
+        let proves: serde_json::Map<String, Value> = proves.collect();
+        let helps = |tool: &&Arc<str>| match self.proof(ask, tool) {
+            // What was asked a moment ago and answered otherwise is not asked again.
+            Ok(Some(proof)) => !self.is_fresh(proof, ask),
+            Ok(None) => true,
+            Err(_) => false,
+        };
+        let about = about.map(|(name, value)| (Arc::clone(name), value.clone()));
+        self.any_of
+            .iter()
+            .filter(helps)
+            .map(|tool| Remedy { tool: Arc::clone(tool), about: about.clone(), proves: proves.clone(), ..Remedy::default() })
+            .collect()
     }
 }

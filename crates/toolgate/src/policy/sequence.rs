@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Ask, Fault, Needs, Policy, ToolNames, Verdict};
+use super::problem::unknown_tool;
+use super::{Ask, Fault, Needs, Note, Outline, Policy, Problem, Remedy, Verdict};
 use crate::code;
-use crate::error::{NextStep, ToolError};
+use crate::error::ToolError;
 use crate::tool::Spec;
 
 /// A graph of tools: `deploy` after `test` and `build`, `build` after `lint`.
@@ -14,7 +15,7 @@ use crate::tool::Spec;
 /// use toolgate::policy::{Policy, Sequence};
 /// let pipeline = Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]);
 /// let circular = pipeline.after("lint", ["build"]);
-/// assert!(circular.problems(&[]).contains(&"it goes in a circle: build needs lint needs build".to_owned()));
+/// assert!(circular.problems(&[]).iter().any(|p| p.message == "it goes in a circle: build needs lint needs build"));
 /// ```
 #[derive(Debug, Clone)]
 pub struct Sequence {
@@ -22,8 +23,6 @@ pub struct Sequence {
     edges: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Whether what a client reports counts.
     reported: bool,
-    /// For each tool, everything that must come before it, near and far.
-    before: BTreeMap<Arc<str>, Vec<Arc<str>>>,
 }
 
 /// Tools that wait for each other, ending where it begins.
@@ -32,14 +31,13 @@ struct Cycle(Vec<String>);
 impl Sequence {
     /// A sequence that asks for nothing yet.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), edges: BTreeMap::new(), reported: false, before: BTreeMap::new() }
+        Self { name: name.into(), edges: BTreeMap::new(), reported: false }
     }
 
     /// Says that `tool` needs a success of each of `first`.
     #[must_use]
     pub fn after<'a>(mut self, tool: &str, first: impl IntoIterator<Item = &'a str>) -> Self {
         self.edges.entry(tool.into()).or_default().extend(first.into_iter().map(Arc::from));
-        self.before = self.edges.keys().map(|tool| (Arc::clone(tool), self.all_before(tool))).collect();
         self
     }
 
@@ -76,25 +74,15 @@ impl Sequence {
         self.edges.get(tool).into_iter().flatten()
     }
 
-    fn all_before(&self, tool: &str) -> Vec<Arc<str>> {
-        let (mut all, mut todo) = (BTreeSet::new(), vec![tool]);
-        while let Some(tool) = todo.pop() {
-            for first in self.first(tool) {
-                if all.insert(first) {
-                    todo.push(first);
-                }
+    /// What must still come before the tool.
+    fn missing(&self, ask: &Ask<'_>) -> Result<Vec<&Arc<str>>, Fault> {
+        let mut missing = Vec::new();
+        for first in self.first(ask.tool.name()) {
+            if ask.evidence_of(first, None, self.reported)?.is_none() {
+                missing.push(first);
             }
         }
-        all.into_iter().cloned().collect()
-    }
-
-    /// The step to take now towards `tool`: something missing that itself has nothing missing.
-    fn next_towards<'a>(&'a self, tool: &'a str, missing: &BTreeSet<&Arc<str>>) -> &'a str {
-        let mut at = tool;
-        while let Some(first) = self.first(at).find(|first| missing.contains(first)) {
-            at = first;
-        }
-        at
+        Ok(missing)
     }
 }
 
@@ -107,33 +95,56 @@ impl Policy for Sequence {
         self.edges.contains_key(tool.name())
     }
 
-    fn problems(&self, tools: &[&Spec]) -> Vec<String> {
-        let circle = self.check_acyclic().err().map(|Cycle(tools)| format!("it goes in a circle: {}", tools.join(" needs ")));
-        let named = ToolNames::of(self.edges.iter().flat_map(|(tool, first)| first.iter().chain([tool])).map(AsRef::as_ref));
-        circle.into_iter().chain(named.unknown(tools)).collect()
+    fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
+        let circle =
+            self.check_acyclic().err().map(|Cycle(tools)| Problem::at("after", format!("it goes in a circle: {}", tools.join(" needs "))));
+        let mut problems: Vec<Problem> = circle.into_iter().collect();
+        if self.edges.is_empty() {
+            problems.push(Problem::at("after", "it names no tool, so it would never speak").help("name at least one"));
+        }
+        for (tool, first) in &self.edges {
+            problems.extend(unknown_tool(&format!("after.{tool}"), tool, tools));
+            for (index, first) in first.iter().enumerate() {
+                problems.extend(unknown_tool(&format!("after.{tool}.{index}"), first, tools));
+            }
+        }
+        problems
+    }
+
+    fn outline(&self, tool: &Spec) -> Outline<'_> {
+        Outline { after: self.first(tool.name()).map(|first| vec![&**first]).collect(), ..Outline::default() }
+    }
+
+    fn definition(&self) -> String {
+        format!("{self:?}")
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        for before in self.before.get(ask.tool.name()).into_iter().flatten() {
-            needs.evidence_of(before, None, self.reported);
+        for first in self.first(ask.tool.name()) {
+            needs.evidence_of(first, None, self.reported);
         }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let tool = ask.tool.name();
-        let mut missing = BTreeSet::new();
-        for before in self.before.get(tool).into_iter().flatten() {
-            if ask.evidence_of(before, None, self.reported)?.is_none() {
-                missing.insert(before);
-            }
+        let missing = self.missing(ask)?;
+        for first in self.first(tool) {
+            ask.note(|| Note {
+                what: format!("`{first}` succeeded"),
+                found: if missing.contains(&first) { "never in this session" } else { "yes" }.to_owned(),
+                holds: !missing.contains(&first),
+            });
         }
-        let direct: Vec<String> = self.first(tool).filter(|first| missing.contains(first)).map(|first| format!("`{first}`")).collect();
-        if direct.is_empty() {
+        if missing.is_empty() {
             return Ok(Verdict::allow());
         }
-        let message = format!("`{tool}` needs {} to have succeeded first in this session", direct.join(" and "));
-        let mut error = ToolError::of(code::PREREQUISITE_MISSING, message);
-        error.next = Some(NextStep { tool: self.next_towards(tool, &missing).to_owned(), arguments: serde_json::json!({}) });
-        Ok(Verdict::deny(error))
+        let names = missing.iter().map(|first| format!("`{first}`")).collect::<Vec<_>>().join(" and ");
+        let message = format!("`{tool}` needs {names} to have succeeded first in this session");
+        Ok(Verdict::deny(ToolError::of(code::PREREQUISITE_MISSING, message)))
+    }
+
+    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
+        let missing = self.missing(ask).unwrap_or_default();
+        missing.into_iter().take(1).map(|tool| Remedy { tool: Arc::clone(tool), ..Remedy::default() }).collect()
     }
 }

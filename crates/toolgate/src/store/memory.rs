@@ -263,6 +263,24 @@ impl Store for MemoryStore {
         })))
     }
 
+    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
+        let inner = crate::lock(&self.inner);
+        let recalled = inner.recall_any(enter.recall, enter.digest, enter.now);
+        let session = inner.sessions.get(enter.key);
+        let mut progress = session.map(|session| session.progress).unwrap_or_default();
+        if enter.counts {
+            progress.count(enter.digest, enter.now, enter.polling);
+        }
+        Ok(Box::new(Entered {
+            version: session.map_or(0, |session| session.version),
+            opened: session.and_then(|session| session.opened).unwrap_or(enter.now),
+            state: session.map(|session| Arc::clone(&session.state)).unwrap_or_default(),
+            recalled,
+            progress,
+            hold: None,
+        }))
+    }
+
     fn may_be_paused(&self) -> bool {
         self.any_paused.load(Ordering::SeqCst)
     }
@@ -338,6 +356,9 @@ impl Store for MemoryStore {
         for revoked in finish.revoked {
             Arc::make_mut(&mut session.state).revoke(revoked);
         }
+        if let Some(seen) = finish.seen {
+            Arc::make_mut(&mut session.state).values.apply(*seen);
+        }
         if let Some(changes) = finish.changes {
             session.version += u64::from(changes.needs_version());
             Arc::make_mut(&mut session.state).apply(changes);
@@ -403,7 +424,8 @@ impl Store for MemoryStore {
 
     async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let waiting = inner.approvals.get_mut(id).filter(|a| a.state == ApprovalState::Waiting && now <= a.expires);
+        let waiting =
+            inner.approvals.get_mut(id).filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.may_be_answered_by(by));
         let Some(approval) = waiting else { return Ok(false) };
         approval.state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
         approval.answered_by = Some(by.to_owned());

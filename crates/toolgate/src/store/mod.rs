@@ -29,6 +29,7 @@ use crate::policy::{Facts, Needs};
 use crate::progress::{Ended, Progress};
 use crate::session::{Changes, Revoked, State};
 use crate::tool::Polling;
+use crate::values::Seen;
 
 /// The store could not do what was asked; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -211,6 +212,8 @@ pub struct Finish {
     pub changes: Option<Changes>,
     /// Evidence that is taken away: after a failure too, if the act may have happened.
     pub revoked: Vec<Revoked>,
+    /// Values to remember, whatever happened: the model has read them.
+    pub seen: Option<Box<Seen>>,
     /// What is appended to log slices, whatever happened.
     pub logs: Vec<(Arc<str>, Value)>,
     /// How the claim ends, where there is one.
@@ -261,6 +264,9 @@ pub struct Approval {
     pub shown: Value,
     /// The rules and hooks that asked: only their "ask" is answered.
     pub asked_by: Vec<String>,
+    /// Who may answer: somebody who is in each of these lists.
+    #[serde(default)]
+    pub approvers: Vec<Vec<String>>,
     /// What the person reads.
     pub reason: String,
     /// When it was asked.
@@ -271,6 +277,14 @@ pub struct Approval {
     pub state: ApprovalState,
     /// Who answered.
     pub answered_by: Option<String>,
+}
+
+impl Approval {
+    /// Whether this person may answer.
+    #[must_use]
+    pub fn may_be_answered_by(&self, person: &str) -> bool {
+        self.approvers.iter().all(|people| people.iter().any(|name| name == person))
+    }
 }
 
 /// A backend.
@@ -286,6 +300,8 @@ pub trait Store: Send + Sync + 'static {
     /// Holds the session, then recalls, counts and loads, in one transaction. Opens the session if it
     /// is new; `None` if others hold it for too long, and then nothing is counted.
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError>;
+    /// What [`Store::enter`] would find, changing nothing.
+    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError>;
     /// Whether anything at all may be paused: `false` saves a look.
     fn may_be_paused(&self) -> bool {
         true
@@ -323,7 +339,7 @@ pub trait Store: Send + Sync + 'static {
     async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError>;
     /// An approval by name.
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError>;
-    /// Answers a waiting approval; false if it is not waiting any more.
+    /// Answers a waiting approval; false if it is not waiting any more, or is not this person's to answer.
     async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError>;
 
     /// Claims that nobody knows the end of.

@@ -25,6 +25,7 @@ use crate::gate::Permit;
 use crate::json::Pointer;
 use crate::limits::Spend;
 use crate::normalize::Rule;
+use crate::policy::Problem;
 
 /// What a tool does to the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -110,6 +111,9 @@ pub struct Spec {
     pub(crate) entities: Vec<(Arc<str>, Pointer)>,
     pub(crate) proves: Vec<Pointer>,
     pub(crate) revokes: Vec<(Arc<str>, Option<Arc<str>>)>,
+    pub(crate) untrusted: bool,
+    pub(crate) keeps: Vec<Arc<str>>,
+    pub(crate) external: bool,
     pub(crate) normalize: Vec<Rule>,
     pub(crate) max_output: Option<usize>,
     pub(crate) cost: Spend,
@@ -152,6 +156,30 @@ impl Spec {
     #[must_use]
     pub fn examples(&self) -> &[Example] {
         &self.examples
+    }
+
+    /// What is wrong where evidence about an entity is wanted that the tool does not declare.
+    pub(crate) fn lacks_entity(&self, field: &str, entity: &str) -> Option<Problem> {
+        let declared = || self.entities.iter().map(|(name, _)| name);
+        if declared().any(|name| **name == *entity) {
+            return None;
+        }
+        let message = format!("`{}` declares no entity `{}`, so nothing it proves can be compared", self.name, crate::names::shown(entity));
+        Some(Problem::at(field, message).did_you_mean(entity, declared()))
+    }
+
+    /// What is wrong where a field is wanted that the tool does not declare to prove.
+    pub(crate) fn lacks_proof(&self, field: &str, path: &Pointer) -> Option<Problem> {
+        if self.proves.contains(path) {
+            return None;
+        }
+        let problem = Problem::at(field, format!("`{}` does not declare that it proves `{path}`", self.name));
+        Some(problem.did_you_mean(&path.to_string(), self.proves.iter().map(ToString::to_string)))
+    }
+
+    /// Whether the client runs it.
+    pub(crate) const fn handler_is_external(&self) -> bool {
+        self.external
     }
 
     /// True where a second run changes nothing more.
@@ -268,6 +296,9 @@ impl Tool {
             entities: Vec::new(),
             proves: Vec::new(),
             revokes: Vec::new(),
+            untrusted: false,
+            keeps: Vec::new(),
+            external: handler.is_none(),
             normalize: Vec::new(),
             max_output: None,
             cost: Spend::default(),
@@ -393,6 +424,22 @@ impl Tool {
     #[must_use]
     pub fn revokes_about(mut self, tool: &str, entity: &str) -> Self {
         self.spec.revokes.push((tool.into(), Some(entity.into())));
+        self
+    }
+
+    /// Its results hold what strangers wrote: a web page, a mail. Rules can keep values from them out of arguments; see
+    /// [`crate::policy::Flow`].
+    #[must_use]
+    pub const fn untrusted(mut self) -> Self {
+        self.spec.untrusted = true;
+        self
+    }
+
+    /// What it writes under this entity comes back in results about it, as with a note or a record. Written after
+    /// something untrusted was seen, it is untrusted when it is read back. Files are known without being declared.
+    #[must_use]
+    pub fn keeps(mut self, entity: &str) -> Self {
+        self.spec.keeps.push(entity.into());
         self
     }
 

@@ -358,7 +358,7 @@ async fn a_negative_charge_makes_no_room() {
     let full = || toolgate::ToolError::new(toolgate::Category::Business, "full", "full");
     let world = World::new(|a| {
         a.policy(crate::support::rule("lines", move |_| {
-            Ok(Verdict::Allow(Terms { charges: vec![(charge(499), full()), (charge(-499), full())], expects: vec![] }))
+            Ok(Verdict::Allow(Terms { charges: vec![(charge(499), full()), (charge(-499), full())], ..Terms::default() }))
         }))
     });
     assert_eq!(code(&world, "act", json!({"how": "ok"})).await, "full");

@@ -357,7 +357,7 @@ fn cases() -> Vec<(&'static str, World, Step, Expected)> {
                 };
                 Ok(Verdict::Allow(toolgate::policy::Terms {
                     charges: vec![(full, ToolError::new(Category::Business, "daily_sum", "too much today"))],
-                    expects: vec![],
+                    ..Default::default()
                 }))
             }),
             acts!("ok"),

@@ -61,6 +61,9 @@ impl Store for FaultyStore {
         self.check(Fails::Enter)?;
         self.inner.enter(enter).await
     }
+    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
+        self.inner.look(enter).await
+    }
     fn may_be_paused(&self) -> bool {
         self.failing.lock().unwrap().contains(&Fails::Paused) || self.inner.may_be_paused()
     }

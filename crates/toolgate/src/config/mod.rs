@@ -1,0 +1,160 @@
+//! Rules from files. Everything in a file is a plain type of [`crate::policy`]; the file only spells it.
+//!
+//! ```
+//! use toolgate::config::Rules;
+//! let rules = Rules::parse("policy.toml", r#"
+//!     [[policy]]
+//!     name = "refund_cap"
+//!     rule = "deny"
+//!     tools = ["issue_refund"]
+//!     where = [{ argument = "/amount_usd", above = 500 }]
+//!     reason = "Refunds over $500 require human approval."
+//! "#);
+//! assert!(rules.problems().is_empty());
+//! assert_eq!(rules.names().collect::<Vec<_>>(), ["refund_cap"]);
+//! ```
+
+mod read;
+mod rule;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use annotate_snippets::renderer::DecorStyle;
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+
+use crate::policy::{Place, Policy, Problem, Severity};
+
+/// What a policy is attached to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Tools(Vec<String>),
+    Section(String),
+    Prompt,
+    Agent,
+}
+
+/// A rule, and where it is written.
+#[derive(Clone)]
+pub(crate) struct Written {
+    pub(crate) scope: Scope,
+    pub(crate) policy: Arc<dyn Policy>,
+    source: Option<Arc<Source>>,
+}
+
+/// The file of a rule, and where its parts stand in it.
+struct Source {
+    file: Arc<str>,
+    text: Arc<str>,
+    parts: BTreeMap<String, Range<usize>>,
+}
+
+impl Written {
+    /// A rule that was written in Rust.
+    pub(crate) fn in_code(scope: Scope, policy: Arc<dyn Policy>) -> Self {
+        Self { scope, policy, source: None }
+    }
+
+    /// Where a part of it stands; where there is no such part, what it would be part of.
+    pub(crate) fn place(&self, field: &str, within: Option<Range<usize>>) -> Option<Place> {
+        let source = self.source.as_ref()?;
+        let mut field = field;
+        let span = loop {
+            match (source.parts.get(field), field.rsplit_once('.')) {
+                (Some(span), _) => break span.clone(),
+                (None, Some((outer, _))) => field = outer,
+                (None, None) => break source.parts.get("")?.clone(),
+            }
+        };
+        let span = within.and_then(|within| inside(&source.text, &span, within)).unwrap_or(span);
+        Some(Place { file: Arc::clone(&source.file), text: Arc::clone(&source.text), span })
+    }
+}
+
+/// Bytes of a string's value as bytes of the file, where the file spells them as they are.
+fn inside(text: &str, span: &Range<usize>, within: Range<usize>) -> Option<Range<usize>> {
+    let raw = text.get(span.clone())?;
+    let quotes = ["\"\"\"\n", "\"\"\"", "'''\n", "'''", "\"", "'"].into_iter().find(|quotes| raw.starts_with(quotes))?;
+    if raw.contains('\\') && quotes.starts_with('"') {
+        return None;
+    }
+    let start = span.start + quotes.len();
+    let end = (start + within.end).min(span.end.saturating_sub(quotes.trim_end().len()));
+    (start + within.start < end).then(|| start + within.start..end)
+}
+
+/// The rules of one or more files.
+#[derive(Clone, Default)]
+pub struct Rules {
+    policies: Vec<Written>,
+    problems: Vec<Problem>,
+}
+
+impl Rules {
+    /// Reads the rules of a file's text. What is wrong is kept, and said when an agent is built with them.
+    #[must_use]
+    pub fn parse(file: &str, text: &str) -> Self {
+        Self::parse_all([(file, text)])
+    }
+
+    /// Reads several files as one. Rules are taken in the order of the files, then of the lines.
+    pub fn parse_all<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        rule::read(files)
+    }
+
+    /// Reads files from disk.
+    ///
+    /// # Errors
+    /// A file cannot be read; its name is in the message.
+    pub fn load(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> std::io::Result<Self> {
+        let mut files = Vec::new();
+        for path in paths {
+            let path = path.as_ref();
+            let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+            files.push((path.display().to_string(), std::fs::read_to_string(path).map_err(named)?));
+        }
+        Ok(Self::parse_all(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))))
+    }
+
+    /// What is wrong with the files themselves. What is wrong with the rules for an agent's tools is known when the
+    /// agent is built.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The names of the rules that could be read.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.policies.iter().map(|written| written.policy.name())
+    }
+
+    pub(crate) fn into_parts(self) -> (Vec<Written>, Vec<Problem>) {
+        (self.policies, self.problems)
+    }
+}
+
+/// Problems as a person reads them.
+pub(crate) fn render(problems: &[Problem], colours: bool) -> String {
+    let renderer = if colours { Renderer::styled() } else { Renderer::plain() }.decor_style(DecorStyle::Ascii);
+    let one = |problem: &Problem| {
+        let level = match problem.severity {
+            Severity::Error => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let title = match &problem.rule {
+            Some(rule) => format!("policy `{}`: {}", crate::names::shown(rule), problem.message),
+            None => problem.message.clone(),
+        };
+        let mut group =
+            level.primary_title(title).elements(problem.place.iter().map(|place| {
+                Snippet::source(&*place.text).path(&*place.file).annotation(AnnotationKind::Primary.span(place.span.clone()))
+            }));
+        if let Some(help) = &problem.help {
+            group = group.element(Level::HELP.message(help));
+        }
+        renderer.render(&[group])
+    };
+    problems.iter().map(one).collect::<Vec<_>>().join("\n\n")
+}

@@ -1,0 +1,256 @@
+//! Reading one table: each part once, each with its place, and nothing left over.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use rust_decimal::Decimal;
+use serde_json::Value;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::json::Pointer;
+use crate::policy::{Place, Problem};
+
+/// A file that is being read.
+pub(super) struct File {
+    pub(super) name: Arc<str>,
+    pub(super) text: Arc<str>,
+}
+
+impl File {
+    pub(super) fn place(&self, span: Range<usize>) -> Place {
+        Place { file: Arc::clone(&self.name), text: Arc::clone(&self.text), span }
+    }
+}
+
+/// A table that is being read.
+pub(super) struct Table<'t> {
+    file: &'t File,
+    table: &'t DeTable<'t>,
+    span: Range<usize>,
+    /// What this table is called in the rule: `where.0.`, or nothing.
+    prefix: String,
+    read: RefCell<BTreeSet<String>>,
+    shared: &'t Shared,
+}
+
+/// What is found out while a rule is read.
+#[derive(Default)]
+pub(super) struct Shared {
+    problems: RefCell<Vec<Problem>>,
+    parts: RefCell<BTreeMap<String, Range<usize>>>,
+}
+
+impl Shared {
+    pub(super) fn into_parts(self) -> (Vec<Problem>, BTreeMap<String, Range<usize>>) {
+        (self.problems.into_inner(), self.parts.into_inner())
+    }
+}
+
+impl<'t> Table<'t> {
+    pub(super) fn new(file: &'t File, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t Shared) -> Self {
+        shared.parts.borrow_mut().insert(String::new(), span.clone());
+        Self { file, table, span, prefix: String::new(), read: RefCell::default(), shared }
+    }
+
+    /// Something is wrong with a part, or with the whole where the part is not there.
+    pub(super) fn wrong(&self, key: &str, problem: Problem) {
+        let span = self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span);
+        self.say(span, problem);
+    }
+
+    fn say(&self, span: Range<usize>, problem: Problem) {
+        self.shared.problems.borrow_mut().push(Problem { place: Some(self.file.place(span)), ..problem });
+    }
+
+    /// A part, wherever it stands.
+    fn part(&self, key: &str) -> Option<&'t Spanned<DeValue<'t>>> {
+        self.read.borrow_mut().insert(key.to_owned());
+        let value = self.table.get(key)?;
+        self.shared.parts.borrow_mut().insert(format!("{}{key}", self.prefix), value.span());
+        Some(value)
+    }
+
+    fn typed<T>(&self, key: &str, wanted: &str, convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>) -> Option<T> {
+        let value = self.part(key)?;
+        let converted = convert(value.get_ref());
+        if converted.is_none() {
+            self.say(value.span(), Problem::new(format!("`{key}` must be {wanted}, and is {}", kind(value.get_ref()))));
+        }
+        converted
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<&'t str> {
+        self.typed(key, "text", DeValue::as_str)
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Option<bool> {
+        self.typed(key, "true or false", DeValue::as_bool)
+    }
+
+    pub(super) fn number(&self, key: &str) -> Option<Decimal> {
+        self.typed(key, "a number of at most 28 digits", decimal)
+    }
+
+    pub(super) fn count(&self, key: &str) -> Option<u64> {
+        self.typed(key, "a whole number", |value| match value {
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
+            _ => None,
+        })
+    }
+
+    /// The path of an argument or of a proved field.
+    pub(super) fn pointer(&self, key: &str) -> Option<Pointer> {
+        self.typed(key, "the path of an argument, like `/amount`", |value| value.as_str().filter(|t| !t.is_empty()).map(Pointer::from))
+    }
+
+    pub(super) fn duration(&self, key: &str) -> Option<SignedDuration> {
+        self.typed(key, "a duration, like `\"15m\"`, `\"24h\"` or `\"7d\"`", |value| value.as_str().and_then(crate::clock::duration))
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<Value> {
+        self.typed(key, "a value that JSON has, too", json)
+    }
+
+    /// One of a few words.
+    pub(super) fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Option<T> {
+        let text = self.text(key)?;
+        let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
+        if found.is_none() {
+            let known = words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+            let problem = Problem::new(format!("there is no {key} `{}`", crate::names::shown(text))).help(format!("there are {known}"));
+            self.wrong(key, problem.did_you_mean(text, words.iter().map(|(word, _)| *word)));
+        }
+        found
+    }
+
+    /// Names: one, or a list of them.
+    pub(super) fn names(&self, key: &str) -> Option<Vec<&'t str>> {
+        let value = self.part(key)?;
+        if let Some(one) = value.get_ref().as_str() {
+            return Some(vec![one]);
+        }
+        let names =
+            value.get_ref().as_array().and_then(|items| items.iter().map(|item| item.get_ref().as_str()).collect::<Option<Vec<_>>>());
+        match (names, value.get_ref().as_array()) {
+            (Some(names), Some(items)) => {
+                for (index, item) in items.iter().enumerate() {
+                    self.shared.parts.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+                }
+                Some(names)
+            }
+            _ => {
+                self.say(
+                    value.span(),
+                    Problem::new(format!("`{key}` must be a name or a list of names, and is {}", kind(value.get_ref()))),
+                );
+                None
+            }
+        }
+    }
+
+    pub(super) fn values(&self, key: &str) -> Option<Vec<Value>> {
+        self.typed(key, "a list of values", |value| {
+            value.as_array().and_then(|items| items.iter().map(|item| json(item.get_ref())).collect())
+        })
+    }
+
+    /// A table inside this one.
+    pub(super) fn table(&self, key: &str) -> Option<Table<'t>> {
+        let value = self.part(key)?;
+        match value.get_ref() {
+            DeValue::Table(table) => Some(self.inner(format!("{}{key}.", self.prefix), table, value.span())),
+            other => {
+                self.say(value.span(), Problem::new(format!("`{key}` must be a table, and is {}", kind(other))));
+                None
+            }
+        }
+    }
+
+    /// Tables inside this one, in a list.
+    pub(super) fn tables(&self, key: &str) -> Vec<Table<'t>> {
+        let Some(value) = self.part(key) else { return Vec::new() };
+        let wrong = |span, other: &DeValue<'_>| {
+            self.say(span, Problem::new(format!("`{key}` must be a list of tables, and there is {}", kind(other))));
+        };
+        let Some(items) = value.get_ref().as_array() else {
+            wrong(value.span(), value.get_ref());
+            return Vec::new();
+        };
+        let tables = items.iter().enumerate().filter_map(|(index, item)| match item.get_ref() {
+            DeValue::Table(table) => {
+                let prefix = format!("{}{key}.{index}", self.prefix);
+                self.shared.parts.borrow_mut().insert(prefix.clone(), item.span());
+                Some(self.inner(format!("{prefix}."), table, item.span()))
+            }
+            other => {
+                wrong(item.span(), other);
+                None
+            }
+        });
+        tables.collect()
+    }
+
+    fn inner(&self, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> Table<'t> {
+        Table { file: self.file, table, span, prefix, read: RefCell::default(), shared: self.shared }
+    }
+
+    pub(super) fn is_table(&self, key: &str) -> bool {
+        self.table.get(key).is_some_and(|value| value.get_ref().is_table())
+    }
+
+    /// The names that a table of free names holds.
+    pub(super) fn keys(&self) -> Vec<String> {
+        self.table.keys().map(|key| key.get_ref().to_string()).collect()
+    }
+
+    /// Says what nobody has read.
+    pub(super) fn finish(&self, kind: &str) {
+        let read = self.read.borrow();
+        for key in self.table.keys().filter(|key| !read.contains(&**key.get_ref())) {
+            let name = key.get_ref();
+            let problem = Problem::new(format!("{kind} has no `{}`", crate::names::shown(name)));
+            self.say(key.span(), problem.did_you_mean(name, read.iter()));
+        }
+    }
+}
+
+pub(super) fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "text",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// The number as it is written, not the double that is nearest to it.
+fn decimal(value: &DeValue<'_>) -> Option<Decimal> {
+    crate::json::decimal_of(&json(value).filter(Value::is_number)?)
+}
+
+fn json(value: &DeValue<'_>) -> Option<Value> {
+    let number = |text: &str| crate::json::canonical_number(text.trim_start_matches('+')).ok().map(Value::Number);
+    match value {
+        DeValue::String(text) => Some(Value::String(text.to_string())),
+        DeValue::Integer(written) if written.radix() == 10 => number(written.as_str()),
+        DeValue::Integer(written) => i64::from_str_radix(written.as_str(), written.radix()).ok().map(Value::from),
+        DeValue::Float(written) => number(written.as_str()),
+        DeValue::Boolean(value) => Some(Value::Bool(*value)),
+        DeValue::Datetime(_) => None,
+        DeValue::Array(items) => items.iter().map(|item| json(item.get_ref())).collect::<Option<Vec<_>>>().map(Value::Array),
+        DeValue::Table(table) => {
+            let members = table.iter().map(|(key, value)| json(value.get_ref()).map(|value| (key.get_ref().to_string(), value)));
+            members.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object)
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! From tables to rules.
+
+use std::sync::Arc;
+
+use toml::de::{DeTable, DeValue};
+
+use super::read::{File, Shared, Table, kind};
+use super::{Rules, Scope, Source, Written};
+use crate::error::Category;
+use crate::policy::{Condition, Deny, Flow, Limit, Mode, Per, Policy, Problem, Proved, ReadBeforeWrite, Require, Sequence, observe};
+
+/// The rules that can be written in a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Require,
+    Deny,
+    Ask,
+    Limit,
+    Sequence,
+    ReadBeforeWrite,
+    Flow,
+    OnlyFrom,
+}
+
+const KINDS: [(&str, Kind); 8] = [
+    ("require", Kind::Require),
+    ("deny", Kind::Deny),
+    ("ask", Kind::Ask),
+    ("limit", Kind::Limit),
+    ("sequence", Kind::Sequence),
+    ("read_before_write", Kind::ReadBeforeWrite),
+    ("flow", Kind::Flow),
+    ("only_from", Kind::OnlyFrom),
+];
+
+const CATEGORIES: [(&str, Category); 4] = [
+    ("BUSINESS", Category::Business),
+    ("PERMISSION", Category::Permission),
+    ("VALIDATION", Category::Validation),
+    ("TRANSIENT", Category::Transient),
+];
+
+/// A rule that is not at its place yet.
+enum Draft {
+    Require(Require),
+    Deny(Deny),
+    Limit(Limit),
+    Sequence(Sequence),
+    ReadBeforeWrite(ReadBeforeWrite),
+    Flow(Flow),
+}
+
+pub(super) fn read<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+    let mut problems = Vec::new();
+    let mut drafts = Vec::new();
+    for (name, text) in files {
+        let file = File { name: name.into(), text: text.into() };
+        read_file(&file, &mut drafts, &mut problems);
+    }
+    // A limit can be read by any rule of any file.
+    let limits: Vec<Limit> =
+        drafts.iter().filter_map(|(draft, ..)| if let Draft::Limit(limit) = draft { Some(limit.clone()) } else { None }).collect();
+    let policies = drafts.into_iter().map(|(draft, mode, scope, source)| {
+        let draft = match draft {
+            Draft::Deny(rule) => Draft::Deny(limits.iter().fold(rule, Deny::reading)),
+            Draft::Require(rule) => Draft::Require(limits.iter().fold(rule, Require::reading)),
+            other => other,
+        };
+        Written { scope, policy: draft.place(mode), source: Some(Arc::new(source)) }
+    });
+    Rules { policies: policies.collect(), problems }
+}
+
+impl Draft {
+    fn place(self, mode: Mode) -> Arc<dyn Policy> {
+        fn at<P: Policy + 'static>(policy: P, mode: Mode) -> Arc<dyn Policy> {
+            match mode {
+                Mode::Enforce => Arc::new(policy),
+                Mode::Observe => Arc::new(observe(policy)),
+            }
+        }
+        match self {
+            Self::Require(rule) => at(rule, mode),
+            Self::Deny(rule) => at(rule, mode),
+            Self::Limit(rule) => at(rule, mode),
+            Self::Sequence(rule) => at(rule, mode),
+            Self::ReadBeforeWrite(rule) => at(rule, mode),
+            Self::Flow(rule) => at(rule, mode),
+        }
+    }
+}
+
+fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, problems: &mut Vec<Problem>) {
+    let (document, errors) = DeTable::parse_recoverable(&file.text);
+    for error in &errors {
+        let span = error.span().unwrap_or(0..0);
+        problems.push(Problem { place: Some(file.place(span)), ..Problem::new(format!("this is no TOML: {}", error.message())) });
+    }
+    // What could be saved from a broken file is not a rule that anybody wrote.
+    if !errors.is_empty() {
+        return;
+    }
+    for (key, value) in document.get_ref() {
+        if key.get_ref() != "policy" {
+            let problem = Problem::new(format!("a policy file has no `{}`", crate::names::shown(key.get_ref())));
+            let problem = problem.help("rules are `[[policy]]` tables").did_you_mean(key.get_ref(), ["policy"].iter());
+            problems.push(Problem { place: Some(file.place(key.span())), ..problem });
+            continue;
+        }
+        let DeValue::Array(tables) = value.get_ref() else {
+            let problem = Problem::new(format!("`policy` is {}, and a list of tables is wanted", kind(value.get_ref())));
+            problems.push(Problem { place: Some(file.place(key.span())), ..problem.help("write `[[policy]]`") });
+            continue;
+        };
+        for item in tables {
+            let DeValue::Table(table) = item.get_ref() else {
+                let problem = Problem::new(format!("a rule is a table, and this is {}", kind(item.get_ref())));
+                problems.push(Problem { place: Some(file.place(item.span())), ..problem });
+                continue;
+            };
+            let shared = Shared::default();
+            let read = rule(&Table::new(file, table, item.span(), &shared));
+            let (wrong, parts) = shared.into_parts();
+            if let (Some((draft, mode, scope)), true) = (read, wrong.is_empty()) {
+                let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), parts };
+                drafts.push((draft, mode, scope, source));
+            }
+            let named = table.get("name").and_then(|name| name.get_ref().as_str());
+            problems.extend(wrong.into_iter().map(|problem| match named {
+                Some(name) => problem.of(name),
+                None => problem,
+            }));
+        }
+    }
+}
+
+fn rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
+    let name = table.text("name").filter(|name| !name.trim().is_empty());
+    if name.is_none() {
+        table.wrong("name", Problem::new("a rule needs a `name`").help("it is shown in refusals, in the ledger and in `explain`"));
+    }
+    if !table.has("rule") {
+        let kinds = KINDS.map(|(kind, _)| format!("`{kind}`")).join(", ");
+        table.wrong("rule", Problem::new("a rule says what `rule` it is").help(format!("one of {kinds}")));
+        return None;
+    }
+    let kind = table.word("rule", &KINDS)?;
+    let name = name.unwrap_or("unnamed");
+    let draft = match kind {
+        Kind::Require => require(table, name),
+        Kind::Deny | Kind::Ask => deny(table, name, kind == Kind::Ask),
+        Kind::Limit => limit(table, name),
+        Kind::Sequence => sequence(table, name),
+        Kind::ReadBeforeWrite => read_before_write(table, name),
+        Kind::Flow | Kind::OnlyFrom => flow(table, name, kind == Kind::OnlyFrom),
+    };
+    let mode = table.word("mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]).unwrap_or_default();
+    let scope = scope(table);
+    let word = KINDS.iter().find(|(_, known)| *known == kind).map_or("", |(word, _)| *word);
+    table.finish(&format!("a `{word}` rule"));
+    Some((draft?, mode, scope))
+}
+
+/// Where it is attached: closest first, tool, section, prompt, agent.
+fn scope(table: &Table<'_>) -> Scope {
+    if let Some(section) = table.text("section") {
+        if table.has("level") {
+            table.wrong("level", Problem::new("a rule is attached to a section or to a level, not to both").help("take one of them out"));
+        }
+        return Scope::Section(section.to_owned());
+    }
+    match table.word("level", &[("agent", 0), ("prompt", 1), ("tool", 2)]) {
+        Some(2) => Scope::Tools(table.names("tools").unwrap_or_default().into_iter().map(str::to_owned).collect()),
+        Some(1) => Scope::Prompt,
+        _ => Scope::Agent,
+    }
+}
+
+/// The tools that a rule governs.
+fn tools<'t>(table: &Table<'t>) -> Vec<&'t str> {
+    if !table.has("tools") {
+        table.wrong("tools", Problem::new("a rule names the `tools` that it governs").help("like `tools = [\"issue_refund\"]`"));
+    }
+    table.names("tools").unwrap_or_default()
+}
+
+/// What every rule can say when it says no.
+macro_rules! refusal {
+    ($table:expr, $rule:expr) => {{
+        let (table, mut rule) = ($table, $rule);
+        if let Some(reason) = table.text("reason") {
+            rule = rule.reason(reason);
+        }
+        if let Some(category) = table.word("category", &CATEGORIES) {
+            rule = rule.category(category);
+        }
+        if let Some(code) = table.text("code") {
+            rule = rule.code(code);
+        }
+        if let Some(to) = table.text("redirect") {
+            rule = rule.redirect(to);
+        }
+        rule
+    }};
+}
+
+fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
+    if !table.has("any_of") {
+        table.wrong(
+            "any_of",
+            Problem::new("a `require` rule names the tools `any_of` which must have succeeded")
+                .help("like `any_of = [\"verify_customer\"]`"),
+        );
+    }
+    let mut rule = Require::new(name, tools(table), table.names("any_of").unwrap_or_default());
+    if let Some(same) = table.table("same") {
+        let keys = same.keys();
+        let [entity] = keys.as_slice() else {
+            table.wrong("same", Problem::new("`same` names one entity").help("like `same = { customer_id = \"/customer_id\" }`"));
+            return None;
+        };
+        rule = rule.same(entity, same.pointer(entity)?);
+    }
+    if let Some(fields) = table.table("fields") {
+        for path in fields.keys() {
+            let argument = fields.is_table(&path).then(|| fields.table(&path)).flatten().and_then(|inner| inner.pointer("argument"));
+            rule = match argument {
+                Some(argument) => rule.field_is_argument(path.as_str(), argument),
+                None => rule.field(path.as_str(), fields.value(&path)?),
+            };
+        }
+    }
+    if let Some(when) = table.text("when") {
+        rule = rule.when_cel(when);
+    }
+    if let Some(age) = table.duration("within") {
+        rule = rule.within(age);
+    }
+    if table.bool("reported") == Some(true) {
+        rule = rule.accept_reported();
+    }
+    Some(Draft::Require(refusal!(table, rule)))
+}
+
+fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
+    let tools = tools(table);
+    let mut rule = if asks { Deny::ask(name, tools) } else { Deny::new(name, tools) };
+    for inner in table.tables("where") {
+        let argument = inner.pointer("argument");
+        if !inner.has("argument") {
+            inner.wrong(
+                "argument",
+                Problem::new("a condition names the `argument` it looks at").help("like `{ argument = \"/amount\", above = 500 }`"),
+            );
+        }
+        if let Some(condition) = condition(&inner)
+            && let Some(argument) = argument
+        {
+            rule = rule.when(argument, condition);
+        }
+        inner.finish("a condition");
+    }
+    if let Some(when) = table.text("when") {
+        rule = rule.when_cel(when);
+    }
+    if asks && let Some(people) = table.names("approvers") {
+        rule = rule.approvers(people);
+    }
+    Some(Draft::Deny(refusal!(table, rule)))
+}
+
+fn condition(table: &Table<'_>) -> Option<Condition> {
+    let pattern = |text: &str| match Condition::matches(text) {
+        Ok(condition) => Some(condition),
+        Err(error) => {
+            let why = error.to_string();
+            let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            table.wrong("matches", Problem::new(format!("this is no regular expression: {why}")));
+            None
+        }
+    };
+    let asked: Vec<&str> = ["above", "below", "in", "not_in", "glob", "matches"].into_iter().filter(|word| table.has(word)).collect();
+    let found = [
+        table.number("above").map(Condition::Above),
+        table.number("below").map(Condition::Below),
+        table.values("in").map(Condition::one_of),
+        table.values("not_in").map(Condition::none_of),
+        table.text("glob").map(|pattern| Condition::Glob(pattern.to_owned())),
+        table.text("matches").and_then(pattern),
+    ];
+    if asked.len() != 1 {
+        let problem = Problem::new(format!("a condition asks one thing, and this asks {}", asked.len()));
+        table.wrong(asked.get(1).copied().unwrap_or_default(), problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`"));
+        return None;
+    }
+    found.into_iter().flatten().next()
+}
+
+fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
+    let tools = tools(table);
+    let (calls, sum, most) = (table.count("calls"), table.pointer("sum"), table.number("most"));
+    let mut rule = match (table.has("calls"), table.has("sum")) {
+        (true, false) => {
+            if table.has("most") {
+                table.wrong("most", Problem::new("`most` belongs to `sum`, and this limit counts calls").help("take one of them out"));
+            }
+            Limit::calls(name, tools, calls?)
+        }
+        (false, true) => {
+            if !table.has("most") {
+                table.wrong("sum", Problem::new("a sum needs the `most` it may come to").help("like `most = 500`"));
+            }
+            Limit::sum(name, tools, sum?, most?)
+        }
+        (true, true) => {
+            table.wrong("calls", Problem::new("a limit counts `calls` or adds up a `sum`, not both").help("write two rules"));
+            return None;
+        }
+        (false, false) => {
+            table.wrong(
+                "calls",
+                Problem::new("a limit counts `calls` or adds up a `sum`")
+                    .help("like `calls = 3`, or `sum = \"/amount\"` with `most = 500`"),
+            );
+            return None;
+        }
+    };
+    if let Some(currency) = table.pointer("currency") {
+        rule = rule.currency(currency);
+    }
+    if table.has("per") {
+        rule = rule.per(per(table)?);
+    }
+    if let Some(window) = table.duration("within") {
+        rule = rule.within(window);
+    }
+    Some(Draft::Limit(refusal!(table, rule)))
+}
+
+fn per(table: &Table<'_>) -> Option<Per> {
+    if !table.is_table("per") {
+        return match table.text("per")? {
+            path if path.starts_with('/') => Some(Per::Entity(path.into())),
+            _ => table
+                .word("per", &[("session", false), ("principal", true)])
+                .map(|principal| if principal { Per::Principal } else { Per::Session }),
+        };
+    }
+    let inner = table.table("per")?;
+    let same = inner.table("same");
+    let (tool, field, otherwise) = (inner.text("proved_by"), inner.pointer("field"), inner.pointer("argument"));
+    inner.finish("`per`");
+    let keys = same.as_ref().map(Table::keys).unwrap_or_default();
+    let (Some(tool), Some(field), Some(same), [entity]) = (tool, field, same, keys.as_slice()) else {
+        let help = "like `per = { proved_by = \"lookup_order\", same = { order_id = \"/order_id\" }, field = \"/customer_id\" }`";
+        table.wrong("per", Problem::new("an entity from evidence needs `proved_by`, `same` with one entity, and `field`").help(help));
+        return None;
+    };
+    let same = (Arc::from(entity.as_str()), same.pointer(entity)?);
+    Some(Per::Proved(Box::new(Proved { tool: tool.into(), same, field, otherwise })))
+}
+
+fn sequence(table: &Table<'_>, name: &str) -> Option<Draft> {
+    if !table.has("after") {
+        table.wrong(
+            "after",
+            Problem::new("a sequence says what comes `after` what").help("like `after = { deploy = [\"test\", \"build\"] }`"),
+        );
+    }
+    let after = table.table("after")?;
+    let mut rule = Sequence::new(name);
+    for tool in after.keys() {
+        rule = rule.after(&tool, after.names(&tool)?);
+    }
+    if table.bool("reported") == Some(true) {
+        rule = rule.accept_reported();
+    }
+    Some(Draft::Sequence(rule))
+}
+
+fn read_before_write(table: &Table<'_>, name: &str) -> Option<Draft> {
+    let mut rule = ReadBeforeWrite::new(name);
+    match table.table("guard") {
+        Some(guard) => {
+            for tool in guard.keys() {
+                rule = rule.guard(&tool, guard.pointer(&tool)?);
+            }
+        }
+        None => rule = rule.guard("write_file", "/path"),
+    }
+    if let Some(tool) = table.text("read_with") {
+        rule = rule.read_with(tool);
+    }
+    Some(Draft::ReadBeforeWrite(rule))
+}
+
+fn flow(table: &Table<'_>, name: &str, strict: bool) -> Option<Draft> {
+    let tools = tools(table);
+    if !table.has("arguments") {
+        table.wrong("arguments", Problem::new("it names the `arguments` that it guards").help("like `arguments = [\"/to\"]`"));
+    }
+    let arguments = table.names("arguments").unwrap_or_default();
+    let mut rule = if strict { Flow::only_from(name, tools, arguments) } else { Flow::new(name, tools, arguments) };
+    rule = rule.trust_tools(table.names("trusted").unwrap_or_default());
+    if table.bool("user") == Some(true) {
+        rule = rule.trust_user();
+    }
+    rule = rule.trust_values(table.values("values").unwrap_or_default());
+    Some(Draft::Flow(refusal!(table, rule)))
+}

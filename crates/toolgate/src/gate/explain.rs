@@ -1,0 +1,314 @@
+//! Why: what would become of a call, gate by gate and rule by rule, without making it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::admit::recall_keys;
+use super::authorize::{self, verdict};
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::call::{Call, Judged};
+use crate::error::ToolError;
+use crate::ledger::Gate;
+use crate::limits::Charge;
+use crate::policy::{Ask, Level, Mode, Note, Trace};
+use crate::registry::{Agent, Registered};
+use crate::store::{Enter, Entered, Recalled, over_error, recalled_error};
+
+/// What would become of a call.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Would {
+    /// It would run.
+    Run,
+    /// It would wait for a person.
+    Ask,
+    /// It would get the outcome of an earlier run.
+    Replay,
+    /// It would be refused.
+    Refuse(Box<ToolError>),
+}
+
+/// What a gate or a rule says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    /// It lets the call pass.
+    Pass,
+    /// It refuses.
+    Deny,
+    /// It wants a person to decide.
+    Ask,
+    /// It cannot decide, which is a refusal.
+    Fault,
+    /// The call does not come this far.
+    NotReached,
+    /// It could only be found out by doing it, or the rule is about other tools.
+    NotAsked,
+}
+
+/// One gate.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GateNote {
+    /// The gate.
+    pub gate: Gate,
+    /// What it says.
+    pub said: Said,
+    /// Why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RuleNote {
+    /// Its name.
+    pub rule: String,
+    /// Where it is attached; nothing where it does not govern the tool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub level: Option<Level>,
+    /// Whether its word counts.
+    pub mode: Mode,
+    /// What it says.
+    pub said: Said,
+    /// Why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What it looked at.
+    pub looked_at: Vec<Note>,
+}
+
+/// Why a call would be let through or not. Secrets are masked.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The tool.
+    pub tool: String,
+    /// The arguments, without secrets.
+    pub arguments: Value,
+    /// Every gate, in order.
+    pub gates: Vec<GateNote>,
+    /// Every rule of the agent: first those that govern the tool, closest first.
+    pub rules: Vec<RuleNote>,
+    /// What would become of it.
+    pub would: Would,
+}
+
+/// An explanation while it is made.
+struct Walk {
+    gates: Vec<GateNote>,
+    rules: Vec<RuleNote>,
+}
+
+/// A call that would be let through, or wait, or be replayed.
+type Passing = Would;
+
+impl Toolgate {
+    /// What would become of a call, and why: every gate, every rule, matched or not, with the values that decide.
+    /// Reads the session and changes nothing: no row, no count, no hook is run.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use toolgate::policy::{Condition, Deny};
+    /// use toolgate::{Agent, Toolgate, builtin};
+    /// let no_secrets = Deny::new("no_secrets", ["write_file"]).when("/path", Condition::Glob("*.env".into()));
+    /// let agent = Agent::builder("a").files(toolgate::MemoryFs::default()).tools(builtin::files()).policy(no_secrets).build()?;
+    /// let session = Toolgate::builder().agent(agent).build()?.session("a", "alice", "s");
+    /// let why = session.explain("write_file", serde_json::json!({"path": "prod.env", "content": ""})).await;
+    /// assert!(why.to_string().contains("/path like `*.env`"), "{why}");
+    /// # Ok(()) }
+    /// ```
+    pub async fn explain(&self, call: &Call) -> Explanation {
+        let mut trail = Trail::open(self, call, None);
+        let mut walk = Walk { gates: Vec::new(), rules: Vec::new() };
+        let would = match Box::pin(self.walk(call, &mut trail, &mut walk)).await {
+            Ok(would) => would,
+            Err(stop) => {
+                let gate = stop.gate.unwrap_or_else(|| trail.gate());
+                walk.gates.push(GateNote { gate, said: Said::Deny, why: Some(stop.error.message.clone()) });
+                Would::Refuse(stop.error)
+            }
+        };
+        for gate in Gate::ALL {
+            if !walk.gates.iter().any(|note| note.gate == gate) {
+                let said = if matches!(would, Would::Run) { Said::NotAsked } else { Said::NotReached };
+                walk.gates.push(GateNote { gate, said, why: None });
+            }
+        }
+        walk.gates.sort_by_key(|note| note.gate);
+        Explanation { tool: trail.tool.to_string(), arguments: (*trail.arguments).clone(), gates: walk.gates, rules: walk.rules, would }
+    }
+
+    /// The same gates in the same order as [`Toolgate::call`], looking where that one acts.
+    async fn walk(&self, call: &Call, trail: &mut Trail, walk: &mut Walk) -> Result<Passing, Stop> {
+        let agent = self.let_in(call, trail).await?;
+        walk.pass(Gate::Admit, trail);
+        trail.at(Gate::Resolve);
+        let tool = self.resolve(&agent, call)?;
+        walk.pass(Gate::Resolve, trail);
+        trail.at(Gate::Validate);
+        let arguments = self.validate(&agent, &tool, call, None, trail)?;
+        walk.pass(Gate::Validate, trail);
+        let entered = self.look(call, &tool, &arguments, trail).await?;
+        trail.at(Gate::Policy);
+        self.load_facts(&agent, call, &tool, &arguments, &entered.state, trail).await?;
+        walk.rules = self.ask_rules(&agent, call, &tool, &arguments, trail);
+        trail.at(Gate::Recall);
+        match &entered.recalled {
+            Some(Recalled::Settled(_)) => {
+                walk.gates.push(GateNote {
+                    gate: Gate::Recall,
+                    said: Said::Pass,
+                    why: Some("it was made before; its outcome is handed back".to_owned()),
+                });
+                return Ok(Would::Replay);
+            }
+            Some(other) => return Err(recalled_error(other).into()),
+            None => walk.pass(Gate::Recall, trail),
+        }
+        trail.at(Gate::Progress);
+        self.progress(call, &tool, &entered, false, trail).await?;
+        walk.pass(Gate::Progress, trail);
+        trail.at(Gate::Limits);
+        let (budget, _) = self.limits(&agent, call, &tool, &entered, trail).await?;
+        walk.pass(Gate::Limits, trail);
+        let hooks = tool.hooks.iter().map(|hook| hook.name()).collect::<Vec<_>>().join(", ");
+        let (said, why) =
+            if hooks.is_empty() { (Said::Pass, None) } else { (Said::NotAsked, Some(format!("they are only run by a call: {hooks}"))) };
+        walk.gates.push(GateNote { gate: Gate::Hooks, said, why });
+        trail.at(Gate::Policy);
+        let judged = authorize::authorize(trail.id, &call.key, &tool, arguments, &trail.facts, Vec::new());
+        let judgement = match judged {
+            Ok((judgement, _)) => judgement,
+            Err(denied) => return Err(Box::pin(self.denied(*denied, &agent, &tool, &entered.state, trail)).await),
+        };
+        walk.pass(Gate::Policy, trail);
+        trail.at(Gate::Approval);
+        let permit = match judgement.permit(None) {
+            Ok(permit) => permit,
+            Err(asked) => {
+                let why = asked.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
+                walk.gates.push(GateNote { gate: Gate::Approval, said: Said::Ask, why: Some(why) });
+                return Ok(Would::Ask);
+            }
+        };
+        walk.pass(Gate::Approval, trail);
+        trail.at(Gate::Claim);
+        let ruled = permit.charges().iter().map(|(rule, charge, error)| (charge.clone(), Some(rule.clone()), error.clone()));
+        let all: Vec<(Charge, Option<String>, ToolError)> =
+            budget.into_iter().map(|(charge, error)| (charge, None, error)).chain(ruled).collect();
+        let charges: Vec<Charge> = all.iter().map(|(charge, ..)| charge.clone()).collect();
+        let mut used = Vec::new();
+        for (room, (charge, rule, error)) in self.0.store.room(&charges, trail.started).await?.into_iter().zip(&all) {
+            let note = walk.rules.iter_mut().find(|note| Some(&note.rule) == rule.as_ref());
+            match room {
+                Ok(so_far) => {
+                    let said = format!("{} of {} used", so_far.normalize(), charge.cap.normalize());
+                    used.push(said.clone());
+                    if let Some(note) = note {
+                        note.why = Some(said);
+                    }
+                }
+                Err(over) => {
+                    let error = over_error(error.clone(), &over);
+                    if let Some(note) = note {
+                        (note.said, note.why) = (Said::Deny, Some(error.message.clone()));
+                    }
+                    return Err(Box::pin(self.not_claimed(error.into(), &permit, &agent, &entered.state, trail)).await);
+                }
+            }
+        }
+        walk.gates.push(GateNote { gate: Gate::Claim, said: Said::Pass, why: (!used.is_empty()).then(|| used.join("; ")) });
+        Ok(Would::Run)
+    }
+
+    async fn look(&self, call: &Call, tool: &Registered, arguments: &Judged, trail: &mut Trail) -> Result<Box<Entered>, Stop> {
+        trail.asked = Some(arguments.digest());
+        let recall = recall_keys(call, tool, arguments.digest());
+        let enter = Enter {
+            key: &call.key,
+            digest: arguments.digest(),
+            recall: &recall,
+            counts: true,
+            polling: tool.spec.polling.as_ref(),
+            hold: None,
+            now: trail.started,
+        };
+        Ok(self.0.store.look(enter).await?)
+    }
+
+    fn ask_rules(&self, agent: &Agent, call: &Call, tool: &Arc<Registered>, arguments: &Judged, trail: &Trail) -> Vec<RuleNote> {
+        let governing = tool.governed_by.iter().map(|attached| {
+            let trace = Trace::default();
+            let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts).traced(&trace);
+            let (said, why) = match verdict(&*attached.policy, &ask) {
+                authorize::Said::Allow(_) => (Said::Pass, None),
+                authorize::Said::Ask(reason, _) => (Said::Ask, Some(reason)),
+                authorize::Said::Deny(error) => (Said::Deny, Some(error.message)),
+                authorize::Said::Fault(error) => (Said::Fault, Some(error.message)),
+            };
+            let (rule, mode) = (attached.policy.name().to_owned(), attached.policy.mode());
+            RuleNote { rule, level: Some(attached.level), mode, said, why, looked_at: trace.into_notes() }
+        });
+        let mut notes: Vec<RuleNote> = governing.collect();
+        for policy in &agent.rules {
+            if !notes.iter().any(|note| note.rule == policy.name()) {
+                let (rule, mode) = (policy.name().to_owned(), policy.mode());
+                notes.push(RuleNote { rule, level: None, mode, said: Said::NotAsked, why: None, looked_at: Vec::new() });
+            }
+        }
+        notes
+    }
+}
+
+impl Walk {
+    fn pass(&mut self, gate: Gate, trail: &mut Trail) {
+        trail.at(gate);
+        self.gates.push(GateNote { gate, said: Said::Pass, why: None });
+    }
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Pass => "pass",
+            Self::Deny => "deny",
+            Self::Ask => "ask",
+            Self::Fault => "fault",
+            Self::NotReached => "-",
+            Self::NotAsked => "not asked",
+        })
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} {}", self.tool, self.arguments)?;
+        match &self.would {
+            Would::Run => writeln!(f, "would run")?,
+            Would::Ask => writeln!(f, "would wait for a person")?,
+            Would::Replay => writeln!(f, "would get the outcome of an earlier run")?,
+            Would::Refuse(error) => {
+                writeln!(f, "would be refused: {error}")?;
+                if let Some(next) = &error.next {
+                    writeln!(f, "next: {} {}", next.tool, next.arguments)?;
+                }
+            }
+        }
+        writeln!(f, "\ngates")?;
+        for note in &self.gates {
+            writeln!(f, "  {:<9} {:<9} {}", note.gate, note.said, note.why.as_deref().unwrap_or_default())?;
+        }
+        writeln!(f, "\nrules")?;
+        for note in &self.rules {
+            let mode = if note.mode == Mode::Observe { " (observes)" } else { "" };
+            writeln!(f, "  {:<9} {}{mode} {}", note.said, note.rule, note.why.as_deref().unwrap_or_default())?;
+            for look in &note.looked_at {
+                writeln!(f, "            {} {}: {}", if look.holds { "+" } else { "-" }, look.what, look.found)?;
+            }
+        }
+        Ok(())
+    }
+}

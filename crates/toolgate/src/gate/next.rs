@@ -1,0 +1,336 @@
+//! The next legal move: the shortest way that the rules leave open towards what was asked, or to whom it is handed over.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use super::authorize::{Denied, Permit, Said, verdict};
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::call::{CallId, Judged, SessionKey};
+use crate::error::{NextStep, ToolError};
+use crate::policy::{Ask, Facts, Mode, Needs, Remedy};
+use crate::registry::{Agent, Registered};
+use crate::session::{Change, Evidence, Origin, Revoked, State};
+
+/// How many calls are considered, and how many in a row.
+const MAX_CONSIDERED: u32 = 200;
+const MAX_STEPS: usize = 12;
+
+/// What a step is assumed to come to.
+#[derive(Clone)]
+enum Assumed {
+    Proved(Arc<Evidence>),
+    Revoked(Revoked),
+    Marked(Change),
+}
+
+/// A call that could be made.
+#[derive(Clone)]
+struct Step {
+    tool: Arc<Registered>,
+    arguments: Map<String, Value>,
+    /// Not all of its arguments are known.
+    sketch: bool,
+    comes_to: Vec<Assumed>,
+}
+
+/// What the rules say of a step.
+enum Ruling {
+    Admitted,
+    /// Any of these would help with the first of the denials; none where one of them cannot be helped.
+    Denied(Vec<Remedy>),
+}
+
+struct Search<'a> {
+    gate: &'a Toolgate,
+    agent: &'a Agent,
+    key: &'a SessionKey,
+    state: &'a State,
+    /// What was found out about the call that was asked for.
+    facts: &'a Facts,
+    asked: &'a Map<String, Value>,
+    id: CallId,
+    now: Timestamp,
+    considered: AtomicU32,
+}
+
+impl Toolgate {
+    /// A rule said no: the refusal, with the next legal move.
+    pub(super) async fn denied(&self, denied: Denied, agent: &Agent, tool: &Arc<Registered>, state: &State, trail: &mut Trail) -> Stop {
+        let Denied { rule, error, arguments, observed } = denied;
+        trail.rule = Some(rule);
+        trail.facts.observed = observed;
+        self.advise(error, &arguments, true, agent, tool, state, trail).await.into()
+    }
+
+    /// A limit said no at the claim: nothing that the model calls makes room, but somebody else may be able to help.
+    pub(super) async fn not_claimed(&self, mut stop: Stop, permit: &Permit, agent: &Agent, state: &State, trail: &Trail) -> Stop {
+        if stop.error.redirect_tool.is_some() {
+            *stop.error = self.advise(*stop.error, permit.arguments(), false, agent, permit.tool(), state, trail).await;
+        }
+        stop
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "everything that is known of a refused call")]
+    async fn advise(
+        &self,
+        mut error: ToolError,
+        arguments: &Judged,
+        may_help: bool,
+        agent: &Agent,
+        tool: &Arc<Registered>,
+        state: &State,
+        trail: &Trail,
+    ) -> ToolError {
+        let none = Map::new();
+        let asked = arguments.value().as_object().unwrap_or(&none);
+        let search = Search {
+            gate: self,
+            agent,
+            key: &trail.key,
+            state,
+            facts: &trail.facts,
+            asked,
+            id: trail.id,
+            now: trail.started,
+            considered: AtomicU32::new(0),
+        };
+        let target = Step { tool: Arc::clone(tool), arguments: asked.clone(), sketch: false, comes_to: Vec::new() };
+        let way = if may_help { search.way(&target, &[], &mut Vec::new()).await } else { None };
+        let step = match way.and_then(|steps| steps.into_iter().next()) {
+            Some(step) => Some(step),
+            None => search.hand_over(error.redirect_tool.as_deref()).await,
+        };
+        if step.is_none() && error.redirect_tool.is_none() && error.next.is_none() && error.retry_after_ms.is_none() {
+            error.message =
+                format!("{}{} No other call changes that.", error.message, if error.message.ends_with(['.', '!', '?']) { "" } else { "." });
+        }
+        if let Some(step) = step {
+            error.next = Some(search.shown(&step, &tool.secrets));
+        }
+        error
+    }
+}
+
+impl Search<'_> {
+    /// The shortest way to make a call legal: the calls to make before it, none where it is legal already.
+    fn way<'s>(
+        &'s self,
+        target: &'s Step,
+        assumed: &'s [Assumed],
+        stack: &'s mut Vec<(Arc<str>, Map<String, Value>)>,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Option<Vec<Step>>> + Send + 's>> {
+        Box::pin(async move {
+            let remedies = match self.judge(target, assumed).await? {
+                Ruling::Admitted => return Some(Vec::new()),
+                Ruling::Denied(remedies) => remedies,
+            };
+            if stack.len() >= MAX_STEPS {
+                return None;
+            }
+            let mut best: Option<Vec<Step>> = None;
+            for remedy in remedies {
+                let Some(step) = self.step(&remedy) else { continue };
+                let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
+                if stack.contains(&this) {
+                    continue;
+                }
+                stack.push(this);
+                let found = self.through(target, step, assumed, stack).await;
+                stack.pop();
+                best = match (best, found) {
+                    (Some(best), Some(found)) if best.len() <= found.len() => Some(best),
+                    (best, found) => found.or(best),
+                };
+            }
+            best
+        })
+    }
+
+    /// The way that leads over this step.
+    async fn through(
+        &self,
+        target: &Step,
+        step: Step,
+        assumed: &[Assumed],
+        stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
+    ) -> Option<Vec<Step>> {
+        let mut steps = self.way(&step, assumed, stack).await?;
+        steps.push(step);
+        let mut assumed = assumed.to_vec();
+        assumed.extend(steps.iter().flat_map(|step| step.comes_to.iter().cloned()));
+        steps.extend(self.way(target, &assumed, stack).await?);
+        Some(steps)
+    }
+
+    /// The tool that takes such requests, or the first step towards it.
+    async fn hand_over(&self, redirect: Option<&str>) -> Option<Step> {
+        let step = self.step(&Remedy { tool: redirect?.into(), ..Remedy::default() })?;
+        let steps = self.way(&step, &[], &mut Vec::new()).await?;
+        Some(steps.into_iter().next().unwrap_or(step))
+    }
+
+    /// What the rules would say of a step, if what is assumed had come to pass. `None` where it is out of the question.
+    async fn judge(&self, step: &Step, assumed: &[Assumed]) -> Option<Ruling> {
+        let tool = &step.tool;
+        if self.considered.fetch_add(1, Ordering::Relaxed) >= MAX_CONSIDERED || !tool.is_visible_to(&self.key.principal) {
+            return None;
+        }
+        let store = &self.gate.0.store;
+        if store.may_be_paused() && !matches!(store.paused(self.key, &tool.spec.name).await, Ok(None)) {
+            return None;
+        }
+        let arguments = Judged::new(&tool.spec.name, Value::Object(step.arguments.clone()));
+        let mut facts = Facts { now: self.now, ..Facts::default() };
+        let mut needs = Needs::default();
+        let enforced =
+            || tool.governed_by.iter().filter(|attached| attached.policy.mode() == Mode::Enforce).map(|attached| &*attached.policy);
+        let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts);
+        let ask = if step.sketch { ask.as_sketch() } else { ask };
+        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| enforced().for_each(|policy| policy.needs(&ask, &mut needs))));
+        asked.ok()?;
+        self.gate.load(self.agent, self.key, &needs, self.state, &mut facts).await.ok()?;
+        assume(&mut facts, assumed);
+        let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts);
+        let ask = if step.sketch { ask.as_sketch() } else { ask };
+        let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
+        let mut remedies: Option<Vec<Remedy>> = None;
+        for policy in enforced() {
+            match verdict(policy, &ask) {
+                Said::Allow(terms) | Said::Ask(_, terms) => charges.extend(terms.charges.into_iter().map(|(charge, _)| charge)),
+                // What nobody knows yet is no reason to say no.
+                Said::Fault(_) if step.sketch => {}
+                Said::Deny(_) | Said::Fault(_) => {
+                    let helps = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(&ask))).unwrap_or_default();
+                    if helps.is_empty() {
+                        return Some(Ruling::Denied(Vec::new()));
+                    }
+                    remedies.get_or_insert(helps);
+                }
+            }
+        }
+        let room = store.room(&charges, self.now).await.ok()?;
+        if room.iter().any(Result::is_err) {
+            return Some(Ruling::Denied(Vec::new()));
+        }
+        Some(remedies.map_or(Ruling::Admitted, Ruling::Denied))
+    }
+
+    /// A remedy as a call, its arguments filled as far as they are known.
+    fn step(&self, remedy: &Remedy) -> Option<Step> {
+        let tool = Arc::clone(self.agent.tools.get(&remedy.tool)?);
+        let schema = tool.spec.input_schema();
+        let properties = schema.and_then(|schema| schema.get("properties")).and_then(Value::as_object);
+        let takes = |name: &str| properties.is_some_and(|properties| properties.contains_key(name));
+        let mut arguments = remedy.arguments.clone();
+        if let Some((entity, value)) = &remedy.about
+            && let Some((_, path)) = tool.spec.entities.iter().find(|(name, _)| name == entity)
+            && let [name] = path.parts()
+            && takes(name)
+        {
+            arguments.insert(name.clone(), value.clone());
+        }
+        let required: Vec<&str> =
+            schema.and_then(|s| s.get("required")).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        let entities =
+            tool.spec.entities.iter().filter_map(|(_, path)| path.parts().first()).map(String::as_str).filter(|name| takes(name));
+        for name in required.iter().copied().chain(entities) {
+            if arguments.contains_key(name) {
+                continue;
+            }
+            if let Some(value) = self.asked.get(name).or_else(|| self.proved(name)) {
+                arguments.insert(name.to_owned(), value.clone());
+            }
+        }
+        // What was guessed by its name and does not fit is not what was meant.
+        let fits = |arguments: &Map<String, Value>| {
+            tool.input.as_ref().is_none_or(|schema| schema.check(&tool.spec.name, &Value::Object(arguments.clone())).is_ok())
+        };
+        let mut sketch = required.iter().any(|name| !arguments.contains_key(*name)) || !fits(&arguments);
+        if sketch && required.iter().all(|name| arguments.contains_key(*name)) {
+            arguments = remedy.arguments.clone();
+            sketch = true;
+        }
+        let comes_to = comes_to(remedy, &tool, &arguments, self.now);
+        Some(Step { tool, arguments, sketch, comes_to })
+    }
+
+    /// A value of this name in what is known to be proved.
+    fn proved(&self, name: &str) -> Option<&Value> {
+        let proofs = self.facts.evidence.iter().filter_map(|(_, proof)| proof.as_deref());
+        proofs.max_by_key(|proof| proof.at).and_then(|proof| {
+            let entity = proof.entities.iter().find(|(entity, _)| **entity == *name).map(|(_, value)| value);
+            entity.or_else(|| proof.fields.get(format!("/{name}")))
+        })
+    }
+
+    /// A step as the model reads it: no secret is written into an error to be helpful.
+    fn shown(&self, step: &Step, secrets: &[crate::json::Pointer]) -> NextStep {
+        let is_secret = |name: &str| {
+            let path = crate::json::Pointer::of(vec![name.to_owned()]);
+            crate::redact::is_secret(&path, secrets) || crate::redact::is_secret(&path, &step.tool.secrets)
+        };
+        let hidden: Vec<&Value> = self.asked.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value).collect();
+        let arguments = step.arguments.iter().filter(|(name, value)| !is_secret(name) && !hidden.contains(value));
+        let arguments = arguments.map(|(name, value)| (name.clone(), value.clone())).collect();
+        NextStep { tool: step.tool.spec.name.to_string(), arguments: Value::Object(arguments) }
+    }
+}
+
+/// What a step comes to, if all goes well.
+fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, now: Timestamp) -> Vec<Assumed> {
+    let arguments = Value::Object(arguments.clone());
+    let mut entities: Vec<(Arc<str>, Value)> = remedy.about.iter().cloned().collect();
+    for (name, path) in &tool.spec.entities {
+        if let Some(value) = path.get(&arguments)
+            && !entities.iter().any(|(known, _)| known == name)
+        {
+            entities.push((Arc::clone(name), value.clone()));
+        }
+    }
+    let revoked = tool.spec.revokes.iter().map(|(of, entity)| {
+        let about = entity.as_ref().and_then(|entity| entities.iter().find(|(name, _)| name == entity).cloned());
+        Assumed::Revoked(Revoked { tool: Arc::clone(of), about })
+    });
+    let mut all: Vec<Assumed> = revoked.collect();
+    all.push(Assumed::Proved(Arc::new(Evidence {
+        tool: Arc::clone(&tool.spec.name),
+        entities,
+        fields: Value::Object(remedy.proves.clone()),
+        at: now,
+        origin: if tool.spec.handler_is_external() { Origin::Reported } else { Origin::RunHere },
+        epoch: 0,
+    })));
+    all.extend(remedy.marks.iter().cloned().map(Assumed::Marked));
+    all
+}
+
+/// Facts as they would be.
+fn assume(facts: &mut Facts, assumed: &[Assumed]) {
+    for assumed in assumed {
+        match assumed {
+            Assumed::Proved(proof) => {
+                let keys: Vec<_> = proof.keys().collect();
+                for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| keys.contains(key)) {
+                    *found = Some(Arc::clone(proof));
+                }
+            }
+            Assumed::Revoked(revoked) => {
+                for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| key.tool == revoked.tool) {
+                    let about = |proof: &Arc<Evidence>| revoked.about.as_ref().is_none_or(|about| proof.entities.contains(about));
+                    if found.as_ref().is_some_and(about) {
+                        *found = None;
+                    }
+                }
+            }
+            Assumed::Marked((name, value)) => {
+                if let Some(mark) = facts.marks.get_mut(&**name) {
+                    mark.clone_from(value);
+                }
+            }
+        }
+    }
+}

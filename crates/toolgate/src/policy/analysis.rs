@@ -1,0 +1,196 @@
+//! An agent's rules, looked at together: what can never be called, what never speaks, what contradicts itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rust_decimal::Decimal;
+
+use super::{Attached, Caps, Condition, Forbids, Mode, Problem};
+use crate::tool::Spec;
+
+/// A tool with the rules that govern it, closest first.
+pub(crate) type Governed<'a> = (&'a Spec, &'a [Attached]);
+
+/// What is wrong with the rules of an agent as a whole.
+pub(crate) fn analyse(tools: &[Governed<'_>]) -> Vec<Problem> {
+    let mut problems = unreachable(tools);
+    problems.extend(never_speak(tools));
+    for (tool, rules) in tools {
+        problems.extend(contradictions(tool, rules));
+    }
+    problems
+}
+
+fn enforced(rules: &[Attached]) -> impl Iterator<Item = &Attached> + Clone {
+    rules.iter().filter(|attached| attached.policy.mode() == Mode::Enforce)
+}
+
+fn is_always_denied(tool: &Spec, rules: &[Attached]) -> bool {
+    let always = |f: Forbids<'_>| f.conditions.is_empty() && !f.more && !f.asks;
+    enforced(rules).any(|rule| rule.policy.outline(tool).forbids.is_some_and(always))
+}
+
+/// Tools that nothing leads to.
+fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
+    let denied: BTreeSet<&str> = tools.iter().filter(|(tool, rules)| is_always_denied(tool, rules)).map(|(tool, _)| tool.name()).collect();
+    let mut reachable: BTreeSet<&str> = BTreeSet::new();
+    loop {
+        let before = reachable.len();
+        for (tool, rules) in tools.iter().filter(|(tool, _)| !denied.contains(tool.name())) {
+            let mut groups = enforced(rules).flat_map(|rule| rule.policy.outline(tool).after);
+            if groups.all(|group| group.iter().any(|first| reachable.contains(first))) {
+                reachable.insert(tool.name());
+            }
+        }
+        if reachable.len() == before {
+            break;
+        }
+    }
+    let mut problems = Vec::new();
+    for (tool, rules) in tools.iter().filter(|(tool, _)| !reachable.contains(tool.name()) && !denied.contains(tool.name())) {
+        for rule in enforced(rules) {
+            for group in rule.policy.outline(tool).after {
+                // Tools that are not there at all are said elsewhere.
+                let known = group.iter().any(|first| tools.iter().any(|(tool, _)| tool.name() == *first));
+                if known && !group.iter().any(|first| reachable.contains(first)) {
+                    let chain = chain(tool.name(), tools, &reachable, &denied);
+                    let problem = Problem::new(format!("`{}` can never be called: {chain}", tool.name())).of(rule.policy.name());
+                    problems.push(problem.help("take one of these requirements away"));
+                }
+            }
+        }
+    }
+    for name in denied {
+        let spoken = tools.iter().filter(|(tool, _)| tool.name() == name).flat_map(|(tool, rules)| {
+            enforced(rules)
+                .filter(move |rule| rule.policy.outline(tool).forbids.is_some_and(|f| f.conditions.is_empty() && !f.more && !f.asks))
+        });
+        let help = "if that is meant, take the tool out of the agent instead";
+        problems
+            .extend(spoken.map(|rule| Problem::new(format!("`{name}` can never be called")).of(rule.policy.name()).help(help).warning()));
+    }
+    problems
+}
+
+/// Why a tool cannot be reached: what it needs, and what that needs, until it comes round.
+fn chain(tool: &str, tools: &[Governed<'_>], reachable: &BTreeSet<&str>, denied: &BTreeSet<&str>) -> String {
+    let mut path = vec![tool.to_owned()];
+    loop {
+        let at = path.last().cloned().unwrap_or_default();
+        let missing = tools.iter().filter(|(spec, _)| spec.name() == at).find_map(|(spec, rules)| {
+            let groups = enforced(rules)
+                .flat_map(|rule| rule.policy.outline(spec).after.into_iter().map(|g| g.into_iter().map(str::to_owned).collect::<Vec<_>>()));
+            groups.filter(|group| !group.iter().any(|first| reachable.contains(first.as_str()))).find_map(|group| group.into_iter().next())
+        });
+        let Some(next) = missing else {
+            let end = if denied.contains(at.as_str()) { ", which is always denied" } else { "" };
+            return format!("{}{end}", path.join(" needs "));
+        };
+        let round = path.contains(&next);
+        path.push(next);
+        if round {
+            return path.join(" needs ");
+        }
+    }
+}
+
+/// Whether everything that one rule speaks of, another speaks of too.
+fn covers(wider: &Forbids<'_>, narrower: &Forbids<'_>) -> bool {
+    !wider.more
+        && wider
+            .conditions
+            .iter()
+            .all(|(path, condition)| narrower.conditions.iter().any(|(other, inner)| other == path && inner.implies(condition)))
+}
+
+/// Whether one limit is reached before the other, always.
+fn is_stricter(a: &Caps<'_>, b: &Caps<'_>) -> bool {
+    let same = a.amount == b.amount && a.currency == b.currency && a.per == b.per;
+    let longer = match (a.window, b.window) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(a), Some(b)) => a >= b,
+    };
+    same && a.most <= b.most && longer
+}
+
+/// Rules that others always speak before.
+fn never_speak(tools: &[Governed<'_>]) -> Vec<Problem> {
+    // For each rule: who is before it on each tool that it governs.
+    let mut before: BTreeMap<&str, Option<BTreeSet<&str>>> = BTreeMap::new();
+    for (tool, rules) in tools {
+        for (index, rule) in rules.iter().enumerate() {
+            let outline = rule.policy.outline(tool);
+            let others = rules.iter().enumerate().filter(|(other, r)| *other != index && r.policy.mode() == Mode::Enforce);
+            let found: BTreeSet<&str> = others
+                .filter(|(other, r)| {
+                    let theirs = r.policy.outline(tool);
+                    let shadowed = matches!((&theirs.forbids, &outline.forbids), (Some(wide), Some(narrow))
+                        if covers(wide, narrow) && !wide.asks && (narrow.asks || *other < index));
+                    let capped = matches!((&theirs.caps, &outline.caps), (Some(a), Some(b))
+                        if is_stricter(a, b) && (*other < index || !is_stricter(b, a)));
+                    shadowed || capped
+                })
+                .map(|(_, r)| r.policy.name())
+                .collect();
+            let known = before.entry(rule.policy.name()).or_insert(None);
+            *known = Some(match known.take() {
+                None => found,
+                Some(earlier) => earlier.intersection(&found).copied().collect(),
+            });
+        }
+    }
+    let shadowed = before.into_iter().filter_map(|(rule, by)| by.and_then(|by| by.into_iter().next()).map(|by| (rule, by)));
+    shadowed
+        .map(|(rule, by)| {
+            let problem = Problem::new(format!("it never speaks: `{by}` always speaks before it")).of(rule);
+            problem.help(format!("take it out, or make it stricter than `{by}`")).warning()
+        })
+        .collect()
+}
+
+/// Rules that leave no call of a tool over.
+fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
+    let bounds = |wanted: fn(&Condition) -> Option<Decimal>| {
+        enforced(rules).filter_map(move |rule| {
+            let outline = rule.policy.outline(tool);
+            let forbids = outline.forbids.filter(|f| !f.more && !f.asks)?;
+            match forbids.conditions {
+                [(path, condition)] => wanted(condition).map(|limit| (rule.policy.name(), path.clone(), limit)),
+                _ => None,
+            }
+        })
+    };
+    let least = |c: &Condition| if let Condition::Below(limit) = c { Some(*limit) } else { None };
+    let most = |c: &Condition| if let Condition::Above(limit) = c { Some(*limit) } else { None };
+    let name = tool.name();
+    let mut problems = Vec::new();
+    for (low_rule, path, low) in bounds(least) {
+        for (high_rule, other, high) in bounds(most) {
+            if path == other && high < low {
+                let message = format!(
+                    "`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}` and at most {high} by `{high_rule}`"
+                );
+                problems.push(Problem::new(message).of(high_rule));
+            }
+        }
+        for rule in enforced(rules) {
+            if let Some(caps) = rule.policy.outline(tool).caps
+                && caps.amount == Some(&path)
+                && caps.most < low
+            {
+                let message = format!(
+                    "`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}`, and this limit is {}",
+                    caps.most
+                );
+                problems.push(Problem::at("most", message).of(rule.policy.name()));
+            }
+        }
+    }
+    for rule in enforced(rules) {
+        if rule.policy.outline(tool).caps.is_some_and(|caps| caps.amount.is_none() && caps.most < Decimal::ONE) {
+            let problem = Problem::at("calls", format!("`{name}` can never be called: the limit is 0 calls")).of(rule.policy.name());
+            problems.push(problem.help("use `deny` if that is meant"));
+        }
+    }
+    problems
+}

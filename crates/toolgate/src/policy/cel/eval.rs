@@ -1,0 +1,460 @@
+//! Evaluation. Whatever cannot be said exactly is a fault, and a fault is a denial.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::cmp::Ordering;
+
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
+use rust_decimal::Decimal;
+use serde_json::Value;
+
+use super::{Arithmetic, Compare, Each, Expression, Function, Kind, Name, Node, Part, places};
+use crate::json::{Pointer, decimal_of};
+use crate::policy::{Ask, Fault};
+use crate::session::Evidence;
+use crate::values::leaves;
+
+/// Most steps of one evaluation: macros walk lists that a model has written.
+const MAX_STEPS: u32 = 20_000;
+
+#[derive(Debug, Clone)]
+enum Val<'a> {
+    Null,
+    Bool(bool),
+    Number(Decimal),
+    Text(Cow<'a, str>),
+    Time(Timestamp),
+    Span(SignedDuration),
+    /// An array or object of the arguments or of evidence.
+    Json(&'a Value),
+    List(Vec<Val<'a>>),
+}
+
+impl<'a> Val<'a> {
+    fn of(value: &'a Value) -> Result<Self, Fault> {
+        Ok(match value {
+            Value::Null => Self::Null,
+            Value::Bool(value) => Self::Bool(*value),
+            Value::Number(_) => Self::Number(decimal_of(value).ok_or_else(|| Fault::new("a number cannot be compared exactly"))?),
+            Value::String(text) => Self::Text(text.as_str().into()),
+            Value::Array(_) | Value::Object(_) => Self::Json(value),
+        })
+    }
+
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "true or false",
+            Self::Number(_) => "a number",
+            Self::Text(_) => "text",
+            Self::Time(_) => "a time",
+            Self::Span(_) => "a duration",
+            Self::Json(Value::Object(_)) => "an object",
+            Self::Json(_) | Self::List(_) => "a list",
+        }
+    }
+
+    fn bool(&self) -> Result<bool, Fault> {
+        match self {
+            Self::Bool(value) => Ok(*value),
+            other => Err(unfit("true or false", other)),
+        }
+    }
+
+    fn text(&self) -> Result<&str, Fault> {
+        match self {
+            Self::Text(text) => Ok(text),
+            other => Err(unfit("text", other)),
+        }
+    }
+
+    fn items(&self) -> Result<Vec<Self>, Fault> {
+        match self {
+            Self::List(items) => Ok(items.clone()),
+            Self::Json(Value::Array(items)) => items.iter().map(Self::of).collect(),
+            // As in CEL, going through an object is going through its keys.
+            Self::Json(Value::Object(map)) => Ok(map.keys().map(|key| Self::Text(key.as_str().into())).collect()),
+            other => Err(unfit("a list", other)),
+        }
+    }
+
+    fn equals(&self, other: &Self) -> Result<bool, Fault> {
+        Ok(match (self, other) {
+            (Self::Null, Self::Null) => true,
+            (Self::Bool(a), Self::Bool(b)) => a == b,
+            (Self::Number(a), Self::Number(b)) => a == b,
+            (Self::Text(a), Self::Text(b)) => a == b,
+            (Self::Time(a), Self::Time(b)) => a == b,
+            (Self::Span(a), Self::Span(b)) => a == b,
+            (Self::Json(a @ Value::Object(_)), Self::Json(b @ Value::Object(_))) => a == b,
+            (Self::Json(_) | Self::List(_), Self::Json(_) | Self::List(_)) => {
+                let (a, b) = (self.items()?, other.items()?);
+                let mut same = a.len() == b.len();
+                for (a, b) in a.iter().zip(&b) {
+                    same = same && a.equals(b)?;
+                }
+                same
+            }
+            _ => false,
+        })
+    }
+}
+
+fn unfit(wanted: &str, got: &Val<'_>) -> Fault {
+    Fault(format!("{wanted} is wanted, and there is {}", got.kind()))
+}
+
+pub(super) struct Evaluation<'a> {
+    ask: Ask<'a>,
+    proof: Option<&'a Evidence>,
+    expression: &'a Expression,
+    steps: Cell<u32>,
+}
+
+impl<'a> Evaluation<'a> {
+    pub(super) fn new(ask: &Ask<'a>, proof: Option<&'a Evidence>, expression: &'a Expression) -> Self {
+        Self { ask: *ask, proof, expression, steps: Cell::new(0) }
+    }
+
+    pub(super) fn holds(&self, root: &'a Node) -> Result<bool, Fault> {
+        self.eval(root, &mut Vec::new())?.bool()
+    }
+
+    fn eval(&self, node: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<Val<'a>, Fault> {
+        self.steps.set(self.steps.get() + 1);
+        if self.steps.get() > MAX_STEPS {
+            return Err(Fault::new("the expression takes too many steps on these arguments"));
+        }
+        Ok(match &node.kind {
+            Kind::Null => Val::Null,
+            Kind::Bool(value) => Val::Bool(*value),
+            Kind::Number(value) => Val::Number(*value),
+            Kind::Text(text) => Val::Text((&**text).into()),
+            Kind::Input(path) => Val::of(self.argument(path)?)?,
+            Kind::Result(path) => Val::of(self.proved(path)?)?,
+            Kind::Name(name) => self.name(*name),
+            Kind::Local(slot) => locals.get(*slot).cloned().ok_or_else(|| Fault::new("a local name is gone"))?,
+            Kind::Field(of, name) => field(&self.eval(of, locals)?, name)?,
+            Kind::Index(of, index) => index_of(&self.eval(of, locals)?, &self.eval(index, locals)?)?,
+            Kind::Has(of) => Val::Bool(self.has(of, locals)?),
+            Kind::Not(of) => Val::Bool(!self.eval(of, locals)?.bool()?),
+            Kind::Negate(of) => match self.eval(of, locals)? {
+                Val::Number(number) => Val::Number(-number),
+                Val::Span(span) => Val::Span(span.checked_neg().ok_or_else(too_large)?),
+                other => return Err(unfit("a number", &other)),
+            },
+            Kind::And(nodes) => {
+                for node in nodes {
+                    if !self.eval(node, locals)?.bool()? {
+                        return Ok(Val::Bool(false));
+                    }
+                }
+                Val::Bool(true)
+            }
+            Kind::Or(nodes) => {
+                for node in nodes {
+                    if self.eval(node, locals)?.bool()? {
+                        return Ok(Val::Bool(true));
+                    }
+                }
+                Val::Bool(false)
+            }
+            Kind::If(nodes) => {
+                let [condition, then, otherwise] = &**nodes;
+                let chosen = if self.eval(condition, locals)?.bool()? { then } else { otherwise };
+                self.eval(chosen, locals)?
+            }
+            Kind::Compare(op, nodes) => {
+                let [a, b] = &**nodes;
+                Val::Bool(compare(*op, &self.eval(a, locals)?, &self.eval(b, locals)?)?)
+            }
+            Kind::Arithmetic(op, nodes) => {
+                let [a, b] = &**nodes;
+                arithmetic(*op, self.eval(a, locals)?, self.eval(b, locals)?)?
+            }
+            Kind::In(nodes) => {
+                let [a, b] = &**nodes;
+                Val::Bool(self.is_in(&self.eval(a, locals)?, b, locals)?)
+            }
+            Kind::List(nodes) => Val::List(nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<_, _>>()?),
+            Kind::Call(Function::Same, nodes) => Val::Bool(self.same(nodes, locals)?),
+            Kind::Call(function, nodes) => {
+                let values = nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<Vec<_>, _>>()?;
+                apply(*function, &values)?
+            }
+            Kind::Matches(of, pattern) => Val::Bool(pattern.is_match(self.eval(of, locals)?.text()?)),
+            Kind::CameFrom(path, source) => Val::Bool(self.came_from(path, source)?),
+            Kind::Used(name) => {
+                let limit = self.expression.limit(name).ok_or_else(|| Fault(format!("there is no limit `{name}`")))?;
+                Val::Number(self.ask.counter(&limit.counter(&self.ask)?, limit.window())?)
+            }
+            Kind::Each(each) => self.walk(each, locals)?,
+        })
+    }
+
+    fn argument(&self, path: &Pointer) -> Result<&'a Value, Fault> {
+        self.ask.argument(path).ok_or_else(|| Fault(format!("there is no `{path}`, and the rule hangs on it")))
+    }
+
+    /// A proved field, or something inside one.
+    fn proved(&self, path: &Pointer) -> Result<&'a Value, Fault> {
+        let gone = || Fault(format!("the evidence holds no `{path}`"));
+        let fields = self.proof.and_then(|proof| proof.fields.as_object()).ok_or_else(gone)?;
+        proved_in(fields.keys().map(String::as_str), path)
+            .and_then(|(field, rest)| fields.get(field).and_then(|value| rest.get(value)))
+            .ok_or_else(gone)
+    }
+
+    fn name(&self, name: Name) -> Val<'a> {
+        match name {
+            Name::Session => Val::Text((&*self.ask.key.session).into()),
+            Name::Principal => Val::Text((&*self.ask.key.principal).into()),
+            Name::Agent => Val::Text((&*self.ask.key.agent).into()),
+            Name::Tool => Val::Text(self.ask.tool.name().into()),
+            Name::Now => Val::Time(self.ask.facts.now),
+        }
+    }
+
+    fn has(&self, of: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
+        Ok(match &of.kind {
+            Kind::Input(path) => self.ask.argument(path).is_some(),
+            Kind::Result(path) => self.proved(path).is_ok(),
+            Kind::Field(inner, name) => match self.eval(inner, locals)? {
+                Val::Json(Value::Object(map)) => map.contains_key(name),
+                other => return Err(unfit("an object", &other)),
+            },
+            _ => true,
+        })
+    }
+
+    /// What is absent is not the same as anything.
+    fn same(&self, nodes: &'a [Node], locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
+        let [a, b] = nodes else { return Err(Fault::new("`same` compares two values")) };
+        for node in [a, b] {
+            if matches!(node.kind, Kind::Input(_) | Kind::Result(_) | Kind::Field(..)) && !self.has(node, locals)? {
+                return Ok(false);
+            }
+        }
+        self.eval(a, locals)?.equals(&self.eval(b, locals)?)
+    }
+
+    fn is_in(&self, a: &Val<'a>, list: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
+        // A literal list need not be built to be looked through.
+        if let Kind::List(nodes) = &list.kind {
+            for node in nodes {
+                if a.equals(&self.eval(node, locals)?)? {
+                    return Ok(true);
+                }
+            }
+            return Ok(false);
+        }
+        let list = self.eval(list, locals)?;
+        if let (Val::Text(key), Val::Json(Value::Object(map))) = (a, &list) {
+            return Ok(map.contains_key(&**key));
+        }
+        for item in list.items()? {
+            if a.equals(&item)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Of many values one from an untrusted source is enough, and all must be from a trusted one.
+    fn came_from(&self, path: &Pointer, source: &str) -> Result<bool, Fault> {
+        let (mut any, mut all, mut fault) = (false, true, None);
+        let places = places(&self.ask, path);
+        if places.is_empty() {
+            return Err(Fault(format!("there is no `{path}`, and the rule hangs on it")));
+        }
+        for (place, value) in places {
+            leaves(value, &place, &mut |place, _| match self.ask.origin(place) {
+                Ok(known) => {
+                    any |= known.may_be_untrusted();
+                    all &= known.comes_from(source);
+                }
+                Err(missing) => fault = Some(missing),
+            });
+        }
+        match fault {
+            Some(fault) => Err(fault),
+            None => Ok(if source == "untrusted" { any } else { all }),
+        }
+    }
+
+    fn walk(&self, each: &'a Each, locals: &mut Vec<Val<'a>>) -> Result<Val<'a>, Fault> {
+        let items = self.eval(&each.range, locals)?.items()?;
+        let depth = locals.len();
+        let accumulated = self.eval(&each.init, locals)?;
+        locals.push(accumulated);
+        let walked = (|| {
+            for item in items {
+                locals.push(item);
+                let go_on = self.eval(&each.condition, locals)?.bool()?;
+                let next = if go_on { Some(self.eval(&each.step, locals)?) } else { None };
+                locals.pop();
+                let Some(next) = next else { break };
+                if let Some(slot) = locals.get_mut(depth) {
+                    *slot = next;
+                }
+            }
+            self.eval(&each.result, locals)
+        })();
+        locals.truncate(depth);
+        walked
+    }
+}
+
+/// The declared field that a path lies in, and the rest of the path.
+pub(super) fn proved_in<'f>(fields: impl Iterator<Item = &'f str>, path: &Pointer) -> Option<(&'f str, Pointer)> {
+    let inside = |field: &'f str| {
+        let declared = Pointer::from(field);
+        let rest = path.parts().strip_prefix(declared.parts())?.to_vec();
+        Some((field, Pointer::of(rest)))
+    };
+    fields.filter_map(inside).min_by_key(|(_, rest)| rest.parts().len())
+}
+
+fn too_large() -> Fault {
+    Fault::new("the figures are too large or too fine to be kept exactly")
+}
+
+fn field<'a>(of: &Val<'a>, name: &str) -> Result<Val<'a>, Fault> {
+    match of {
+        Val::Json(Value::Object(map)) => map.get(name).map_or_else(|| Err(Fault(format!("there is no `{name}`"))), Val::of),
+        other => Err(unfit("an object", other)),
+    }
+}
+
+fn index_of<'a>(of: &Val<'a>, index: &Val<'a>) -> Result<Val<'a>, Fault> {
+    match (of, index) {
+        (Val::Json(Value::Object(_)), Val::Text(name)) => field(of, name),
+        (_, Val::Number(number)) => {
+            let at = usize::try_from(*number).ok().filter(|_| number.is_integer()).ok_or_else(|| Fault::new("there is no such index"))?;
+            of.items()?.into_iter().nth(at).ok_or_else(|| Fault(format!("the list has no item {at}")))
+        }
+        (_, other) => Err(unfit("an index", other)),
+    }
+}
+
+fn compare(op: Compare, a: &Val<'_>, b: &Val<'_>) -> Result<bool, Fault> {
+    match op {
+        Compare::Equal => return a.equals(b),
+        Compare::NotEqual => return a.equals(b).map(|same| !same),
+        _ => {}
+    }
+    let order = match (a, b) {
+        (Val::Number(a), Val::Number(b)) => a.cmp(b),
+        (Val::Text(a), Val::Text(b)) => a.cmp(b),
+        (Val::Time(a), Val::Time(b)) => a.cmp(b),
+        (Val::Span(a), Val::Span(b)) => a.cmp(b),
+        _ => return Err(Fault(format!("{} cannot be compared with {}", a.kind(), b.kind()))),
+    };
+    Ok(match op {
+        Compare::Less => order == Ordering::Less,
+        Compare::LessOrEqual => order != Ordering::Greater,
+        Compare::Greater => order == Ordering::Greater,
+        Compare::GreaterOrEqual | Compare::Equal | Compare::NotEqual => order != Ordering::Less,
+    })
+}
+
+fn arithmetic<'a>(op: Arithmetic, a: Val<'a>, b: Val<'a>) -> Result<Val<'a>, Fault> {
+    use Arithmetic::{Add, Divide, Multiply, Remainder, Subtract};
+    Ok(match (op, a, b) {
+        (Add, Val::Number(a), Val::Number(b)) => Val::Number(add(a, b)?),
+        (Subtract, Val::Number(a), Val::Number(b)) => Val::Number(add(a, -b)?),
+        (Multiply, Val::Number(a), Val::Number(b)) => {
+            let product = a.checked_mul(b).ok_or_else(too_large)?;
+            let exact = b.is_zero() || product.checked_div(b) == Some(a);
+            Val::Number(if exact { product } else { return Err(too_large()) })
+        }
+        (Divide, Val::Number(a), Val::Number(b)) => Val::Number(a.checked_div(b).ok_or_else(|| Fault::new("nothing is divided by zero"))?),
+        (Remainder, Val::Number(a), Val::Number(b)) => {
+            Val::Number(a.checked_rem(b).ok_or_else(|| Fault::new("nothing is divided by zero"))?)
+        }
+        (Add, Val::Text(a), Val::Text(b)) => Val::Text(format!("{a}{b}").into()),
+        (Add, Val::List(mut a), Val::List(b)) => {
+            a.extend(b);
+            Val::List(a)
+        }
+        (Add, Val::Time(time), Val::Span(span)) | (Add, Val::Span(span), Val::Time(time)) => {
+            Val::Time(time.checked_add(span).map_err(|_| too_large())?)
+        }
+        (Subtract, Val::Time(time), Val::Span(span)) => Val::Time(time.checked_sub(span).map_err(|_| too_large())?),
+        (Subtract, Val::Time(a), Val::Time(b)) => Val::Span(a.duration_since(b)),
+        (Add, Val::Span(a), Val::Span(b)) => Val::Span(a.checked_add(b).ok_or_else(too_large)?),
+        (Subtract, Val::Span(a), Val::Span(b)) => Val::Span(a.checked_sub(b).ok_or_else(too_large)?),
+        (_, a, b) => return Err(Fault(format!("there is no arithmetic of {} with {}", a.kind(), b.kind()))),
+    })
+}
+
+/// Exact, or a fault.
+fn add(a: Decimal, b: Decimal) -> Result<Decimal, Fault> {
+    let sum = a.checked_add(b).ok_or_else(too_large)?;
+    if sum.checked_sub(a) == Some(b) { Ok(sum) } else { Err(too_large()) }
+}
+
+fn apply<'a>(function: Function, values: &[Val<'a>]) -> Result<Val<'a>, Fault> {
+    let missing = || Fault::new("a function lacks an argument");
+    let first = values.first().ok_or_else(missing)?;
+    let second = || values.get(1).ok_or_else(missing);
+    Ok(match function {
+        Function::Decimal => match first {
+            Val::Number(number) => Val::Number(*number),
+            Val::Text(text) => Val::Number(decimal(text)?),
+            other => return Err(unfit("a number", other)),
+        },
+        Function::Duration => Val::Span(duration(first.text()?)?),
+        Function::Timestamp => match first {
+            Val::Time(time) => Val::Time(*time),
+            other => Val::Time(other.text()?.parse().map_err(|_| Fault::new("this is no RFC 3339 time"))?),
+        },
+        Function::Glob => Val::Bool(crate::names::glob(second()?.text()?, first.text()?)),
+        Function::SumOf => {
+            let mut sum = Decimal::ZERO;
+            for item in first.items()? {
+                match item {
+                    Val::Number(number) => sum = add(sum, number)?,
+                    other => return Err(unfit("a number", &other)),
+                }
+            }
+            Val::Number(sum)
+        }
+        Function::Size => Val::Number(match first {
+            Val::Text(text) => text.chars().count().into(),
+            other => other.items()?.len().into(),
+        }),
+        Function::StartsWith => Val::Bool(first.text()?.starts_with(second()?.text()?)),
+        Function::EndsWith => Val::Bool(first.text()?.ends_with(second()?.text()?)),
+        Function::Contains => Val::Bool(first.text()?.contains(second()?.text()?)),
+        Function::LowerAscii => Val::Text(first.text()?.to_ascii_lowercase().into()),
+        Function::Part(part) => {
+            let Val::Time(time) = first else { return Err(unfit("a time", first)) };
+            let zone = match values.get(1) {
+                Some(name) => TimeZone::get(name.text()?).map_err(|_| Fault::new("this is no time zone"))?,
+                None => TimeZone::UTC,
+            };
+            let zoned = time.to_zoned(zone);
+            Val::Number(match part {
+                Part::Year => zoned.year().into(),
+                // CEL counts months and days of the month from zero.
+                Part::Month => (zoned.month() - 1).into(),
+                Part::Day => (zoned.day() - 1).into(),
+                Part::Weekday => zoned.weekday().to_sunday_zero_offset().into(),
+                Part::Hour => zoned.hour().into(),
+                Part::Minute => zoned.minute().into(),
+            })
+        }
+        Function::Same => return Err(missing()),
+    })
+}
+
+pub(super) fn decimal(text: &str) -> Result<Decimal, Fault> {
+    let number = crate::json::canonical_number(text.trim()).ok().map(Value::Number);
+    number.as_ref().and_then(decimal_of).ok_or_else(|| Fault::new("this is no number that can be kept exactly"))
+}
+
+pub(super) fn duration(text: &str) -> Result<SignedDuration, Fault> {
+    crate::clock::duration(text).ok_or_else(|| Fault::new("this is no duration, like `15m` or `24h`"))
+}

@@ -1,0 +1,346 @@
+//! From CEL's tree to ours: names are resolved, patterns compiled, and what is not understood is refused.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cel::common::ast::operators as op;
+use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, LiteralValue, SelectExpr, SourceInfo};
+use cel::parser::{Expression as Tree, Parser};
+
+use super::{Arithmetic, Compare, Each, Function, Kind, MAX_DEPTH, MAX_LENGTH, Name, Node, Part};
+use crate::json::Pointer;
+use crate::policy::{Condition, Problem};
+
+const VARIABLES: [&str; 7] = ["input", "result", "session", "principal", "agent", "tool", "now"];
+
+/// Functions, how many arguments each takes, the first being what it is called on where it is called on something.
+const FUNCTIONS: [(&str, Function, Range<usize>); 17] = [
+    ("decimal", Function::Decimal, 1..2),
+    ("duration", Function::Duration, 1..2),
+    ("timestamp", Function::Timestamp, 1..2),
+    ("glob", Function::Glob, 2..3),
+    ("same", Function::Same, 2..3),
+    ("sum_of", Function::SumOf, 1..2),
+    ("size", Function::Size, 1..2),
+    ("startsWith", Function::StartsWith, 2..3),
+    ("endsWith", Function::EndsWith, 2..3),
+    ("contains", Function::Contains, 2..3),
+    ("lowerAscii", Function::LowerAscii, 1..2),
+    ("getFullYear", Function::Part(Part::Year), 1..3),
+    ("getMonth", Function::Part(Part::Month), 1..3),
+    ("getDate", Function::Part(Part::Day), 1..3),
+    ("getDayOfWeek", Function::Part(Part::Weekday), 1..3),
+    ("getHours", Function::Part(Part::Hour), 1..3),
+    ("getMinutes", Function::Part(Part::Minute), 1..3),
+];
+
+pub(super) fn compile(source: &str) -> Result<Node, Vec<Problem>> {
+    bounds(source).map_err(|problem| vec![problem])?;
+    let parsed = Parser::new().max_recursion_depth(96).parse_with_source_info(source);
+    let (tree, info) = parsed.map_err(|errors| errors.errors.iter().map(|e| unparsable(source, e)).take(1).collect::<Vec<_>>())?;
+    let mut lowering = Lowering { source, info, locals: Vec::new(), depth: 0 };
+    lowering.node(&tree).map_err(|problem| vec![problem])
+}
+
+/// The parser recurses: what is too long or too deep never reaches it.
+fn bounds(source: &str) -> Result<(), Problem> {
+    if source.len() > MAX_LENGTH {
+        return Err(Problem::new(format!("the expression has {} bytes; {MAX_LENGTH} are allowed", source.len()))
+            .help("say part of it in a rule of its own"));
+    }
+    if source.trim().is_empty() {
+        return Err(Problem::new("the expression is empty").help("write a condition, or leave `when` out"));
+    }
+    let (mut depth, mut signs) = (0usize, 0usize);
+    for (at, byte) in source.bytes().enumerate() {
+        match byte {
+            b'(' | b'[' | b'{' | b'?' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        signs = if matches!(byte, b'!' | b'-') { signs + 1 } else { 0 };
+        if depth > MAX_DEPTH || signs > MAX_DEPTH {
+            return Err(Problem::new(format!("the expression is nested more than {MAX_DEPTH} deep"))
+                .within(at..at + 1)
+                .help("say part of it in a rule of its own"));
+        }
+    }
+    Ok(())
+}
+
+fn unparsable(source: &str, error: &cel::ParseError) -> Problem {
+    let (line, column) = (usize::try_from(error.pos.0).unwrap_or(1).max(1), usize::try_from(error.pos.1).unwrap_or(1).max(1));
+    let start: usize = source.split_inclusive('\n').take(line - 1).map(str::len).sum();
+    let rest = source.get(start..).unwrap_or_default();
+    let at = start + rest.char_indices().nth(column.saturating_sub(1)).map_or(rest.len(), |(at, _)| at);
+    let at = at.min(source.len().saturating_sub(1));
+    let end = source.get(at..).and_then(|rest| rest.chars().next()).map_or(at + 1, |c| at + c.len_utf8());
+    // The parser speaks of tokens that it would have liked better; the first sentence is enough.
+    let said = error.msg.lines().next().unwrap_or_default();
+    let said = said.split(" expecting ").next().unwrap_or(said).trim_start_matches("Syntax error: ");
+    Problem::new(format!("this is no CEL: {said}")).within(at..end)
+}
+
+struct Lowering<'s> {
+    source: &'s str,
+    info: SourceInfo,
+    /// Names of locals, innermost last.
+    locals: Vec<String>,
+    depth: usize,
+}
+
+impl Lowering<'_> {
+    fn node(&mut self, tree: &Tree) -> Result<Node, Problem> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH * 4 {
+            return Err(
+                Problem::new(format!("the expression is nested more than {MAX_DEPTH} deep")).help("say part of it in a rule of its own")
+            );
+        }
+        let kind = self.kind(tree);
+        self.depth -= 1;
+        let kind = kind?;
+        let span = self.span(tree);
+        Ok(Node { kind, span })
+    }
+
+    /// All of what a part says: from its first to its last byte.
+    fn span(&self, tree: &Tree) -> Range<usize> {
+        let (mut start, mut end) = (usize::MAX, 0);
+        walk(tree, &mut |id| {
+            if let Some((from, to)) = self.info.offset_for(id) {
+                start = start.min(byte(self.source, from as usize));
+                end = end.max(byte(self.source, to as usize));
+            }
+        });
+        // The parser tells where a token begins: the name or literal that begins there belongs to it.
+        let rest = self.source.get(end..).unwrap_or_default();
+        let word = rest.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '"' | '\'')).unwrap_or(rest.len());
+        if start == usize::MAX { 0..self.source.len() } else { start..(end + word.max(1)).min(self.source.len()) }
+    }
+
+    fn at(&self, tree: &Tree, message: impl Into<String>) -> Problem {
+        Problem::new(message).within(self.span(tree))
+    }
+
+    fn kind(&mut self, tree: &Tree) -> Result<Kind, Problem> {
+        Ok(match &tree.expr {
+            Expr::Literal(literal) => self.literal(tree, literal)?,
+            Expr::Ident(name) => self.name(tree, name)?,
+            Expr::Select(select) => self.select(select)?,
+            Expr::Call(call) => self.call(tree, call)?,
+            Expr::List(list) => Kind::List(list.elements.iter().map(|e| self.node(e)).collect::<Result<_, _>>()?),
+            Expr::Comprehension(each) => self.comprehension(each)?,
+            Expr::Map(_) | Expr::Struct(_) | Expr::Unspecified => {
+                return Err(self.at(tree, "maps and messages cannot be written in a rule").help("compare field by field"));
+            }
+        })
+    }
+
+    fn literal(&self, tree: &Tree, literal: &LiteralValue) -> Result<Kind, Problem> {
+        Ok(match literal {
+            LiteralValue::Null => Kind::Null,
+            LiteralValue::Boolean(value) => Kind::Bool(*value.inner()),
+            LiteralValue::Int(value) => Kind::Number((*value.inner()).into()),
+            LiteralValue::UInt(value) => Kind::Number((*value.inner()).into()),
+            LiteralValue::String(value) => Kind::Text(value.inner().into()),
+            // What was written, not the double that is nearest to it.
+            LiteralValue::Double(value) => {
+                let written = self.source.get(self.span(tree)).unwrap_or_default();
+                let exact =
+                    crate::json::canonical_number(written).ok().and_then(|n| crate::json::decimal_of(&serde_json::Value::Number(n)));
+                let shortest = || value.inner().to_string().parse().ok();
+                Kind::Number(
+                    exact.or_else(shortest).ok_or_else(|| self.at(tree, "this number cannot be kept exactly").help("use fewer digits"))?,
+                )
+            }
+            LiteralValue::Bytes(_) => return Err(self.at(tree, "bytes cannot be compared with anything here")),
+        })
+    }
+
+    fn name(&self, tree: &Tree, name: &str) -> Result<Kind, Problem> {
+        if let Some(slot) = self.locals.iter().rposition(|local| local == name) {
+            return Ok(Kind::Local(slot));
+        }
+        Ok(match name {
+            "input" => Kind::Input(Pointer::default()),
+            "result" => Kind::Result(Pointer::default()),
+            "session" => Kind::Name(Name::Session),
+            "principal" => Kind::Name(Name::Principal),
+            "agent" => Kind::Name(Name::Agent),
+            "tool" => Kind::Name(Name::Tool),
+            "now" => Kind::Name(Name::Now),
+            _ => {
+                let problem = self.at(tree, format!("there is no variable `{}`", crate::names::shown(name)));
+                let guess = crate::suggest::closest(name, VARIABLES);
+                let help = guess.map_or_else(
+                    || {
+                        format!(
+                            "arguments are written `input.{}`; there are {}",
+                            crate::names::shown(name),
+                            VARIABLES.map(|v| format!("`{v}`")).join(", ")
+                        )
+                    },
+                    |guess| format!("did you mean `{guess}`?"),
+                );
+                return Err(problem.help(help));
+            }
+        })
+    }
+
+    fn select(&mut self, select: &SelectExpr) -> Result<Kind, Problem> {
+        let operand = self.node(&select.operand)?;
+        let span = operand.span.clone();
+        let inner = step(operand, &select.field);
+        Ok(if select.test { Kind::Has(Box::new(Node { kind: inner, span })) } else { inner })
+    }
+
+    fn pair(&mut self, call: &CallExpr) -> Result<Box<[Node; 2]>, Problem> {
+        match call.args.as_slice() {
+            [a, b] => Ok(Box::new([self.node(a)?, self.node(b)?])),
+            _ => Err(Problem::new("an operator lacks an operand")),
+        }
+    }
+
+    fn call(&mut self, tree: &Tree, call: &CallExpr) -> Result<Kind, Problem> {
+        let compare = |c: Compare| move |pair| Kind::Compare(c, pair);
+        let arithmetic = |a: Arithmetic| move |pair| Kind::Arithmetic(a, pair);
+        match (call.func_name.as_str(), call.args.as_slice()) {
+            (op::LOGICAL_AND, _) => Ok(Kind::And(self.operands(tree, op::LOGICAL_AND)?)),
+            (op::LOGICAL_OR, _) => Ok(Kind::Or(self.operands(tree, op::LOGICAL_OR)?)),
+            (op::LOGICAL_NOT, [a]) => Ok(Kind::Not(Box::new(self.node(a)?))),
+            // Made by `all`: a fault is no reason to stop, it is found again in the step.
+            (op::NOT_STRICTLY_FALSE, [a]) => Ok(self.node(a)?.kind),
+            (op::NEGATE, [a]) => Ok(Kind::Negate(Box::new(self.node(a)?))),
+            (op::CONDITIONAL, [c, a, b]) => Ok(Kind::If(Box::new([self.node(c)?, self.node(a)?, self.node(b)?]))),
+            (op::EQUALS, _) => self.pair(call).map(compare(Compare::Equal)),
+            (op::NOT_EQUALS, _) => self.pair(call).map(compare(Compare::NotEqual)),
+            (op::LESS, _) => self.pair(call).map(compare(Compare::Less)),
+            (op::LESS_EQUALS, _) => self.pair(call).map(compare(Compare::LessOrEqual)),
+            (op::GREATER, _) => self.pair(call).map(compare(Compare::Greater)),
+            (op::GREATER_EQUALS, _) => self.pair(call).map(compare(Compare::GreaterOrEqual)),
+            (op::ADD, _) => self.pair(call).map(arithmetic(Arithmetic::Add)),
+            (op::SUBSTRACT, _) => self.pair(call).map(arithmetic(Arithmetic::Subtract)),
+            (op::MULTIPLY, _) => self.pair(call).map(arithmetic(Arithmetic::Multiply)),
+            (op::DIVIDE, _) => self.pair(call).map(arithmetic(Arithmetic::Divide)),
+            (op::MODULO, _) => self.pair(call).map(arithmetic(Arithmetic::Remainder)),
+            (op::IN, _) => self.pair(call).map(Kind::In),
+            (op::INDEX, [a, b]) => {
+                let (a, b) = (self.node(a)?, self.node(b)?);
+                Ok(match &b.kind {
+                    Kind::Text(name) => step(a, name),
+                    _ => Kind::Index(Box::new(a), Box::new(b)),
+                })
+            }
+            (name, _) => self.function(tree, name, call),
+        }
+    }
+
+    /// `a && b && c` is one node, however the parser has balanced it.
+    fn operands(&mut self, tree: &Tree, operator: &str) -> Result<Vec<Node>, Problem> {
+        match &tree.expr {
+            Expr::Call(call) if call.func_name == operator => {
+                let mut all = Vec::new();
+                for arg in &call.args {
+                    all.append(&mut self.operands(arg, operator)?);
+                }
+                Ok(all)
+            }
+            _ => Ok(vec![self.node(tree)?]),
+        }
+    }
+
+    fn function(&mut self, tree: &Tree, name: &str, call: &CallExpr) -> Result<Kind, Problem> {
+        let given: Vec<&Tree> = call.target.as_deref().into_iter().chain(&call.args).collect();
+        match (name, given.as_slice()) {
+            ("matches", [text, pattern]) => {
+                let Kind::Text(source) = self.node(pattern)?.kind else {
+                    return Err(self
+                        .at(pattern, "a pattern must be written out")
+                        .help("a pattern from an argument would be the model's own"));
+                };
+                let compiled = Condition::matches(&source).map_err(|e| {
+                    let why = e.to_string();
+                    let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+                    self.at(pattern, format!("`{}` is no regular expression: {why}", crate::names::shown(&source)))
+                })?;
+                let Condition::Matches(regex) = compiled else { return Err(self.at(pattern, "this is no pattern")) };
+                Ok(Kind::Matches(Box::new(self.node(text)?), regex))
+            }
+            ("came_from", [value, source]) => {
+                let (value_node, source_node) = (self.node(value)?, self.node(source)?);
+                let Kind::Input(path) = value_node.kind else {
+                    return Err(self.at(value, "only arguments have an origin").help("write `came_from(input.name, \"tool\")`"));
+                };
+                let Kind::Text(of) = source_node.kind else {
+                    return Err(self.at(source, "the source must be written out").help("a tool's name, \"user\" or \"untrusted\""));
+                };
+                Ok(Kind::CameFrom(path, of))
+            }
+            ("matches" | "came_from", _) => Err(self.at(tree, format!("`{name}` takes 2 arguments"))),
+            _ => {
+                let known = FUNCTIONS.iter().find(|(known, ..)| *known == name);
+                let Some((_, function, counts)) = known else {
+                    let names = FUNCTIONS.iter().map(|(name, ..)| *name).chain(["matches", "came_from"]);
+                    return Err(self.at(tree, format!("there is no function `{}`", crate::names::shown(name))).did_you_mean(name, names));
+                };
+                if !counts.contains(&given.len()) {
+                    return Err(self.at(tree, format!("`{name}` takes {} argument(s), and is given {}", counts.start, given.len())));
+                }
+                let nodes = given.into_iter().map(|tree| self.node(tree)).collect::<Result<Vec<_>, _>>()?;
+                if let (Function::SumOf, [Node { kind: Kind::Text(limit), .. }]) = (function, nodes.as_slice()) {
+                    return Ok(Kind::Used(Arc::clone(limit)));
+                }
+                Ok(Kind::Call(*function, nodes))
+            }
+        }
+    }
+
+    fn comprehension(&mut self, each: &ComprehensionExpr) -> Result<Kind, Problem> {
+        if each.iter_var2.is_some() {
+            return Err(self.at(&each.iter_range, "a macro with two variables is not understood").help("use one variable"));
+        }
+        let range = self.node(&each.iter_range)?;
+        let init = self.node(&each.accu_init)?;
+        self.locals.push(each.accu_var.clone());
+        self.locals.push(each.iter_var.clone());
+        let inner = (|| Ok((self.node(&each.loop_cond)?, self.node(&each.loop_step)?)))();
+        self.locals.pop();
+        let result = self.node(&each.result);
+        self.locals.pop();
+        let (condition, step) = inner?;
+        Ok(Kind::Each(Box::new(Each { range, init, condition, step, result: result? })))
+    }
+}
+
+/// `a.name`, where `a` may be the arguments themselves.
+fn step(operand: Node, name: &str) -> Kind {
+    let deeper = |path: &Pointer| {
+        let mut path = path.clone();
+        path.push(name.to_owned());
+        path
+    };
+    match &operand.kind {
+        // In a path a star means every item.
+        _ if name == "*" => Kind::Field(Box::new(operand), name.to_owned()),
+        Kind::Input(path) => Kind::Input(deeper(path)),
+        Kind::Result(path) => Kind::Result(deeper(path)),
+        _ => Kind::Field(Box::new(operand), name.to_owned()),
+    }
+}
+
+/// The parser counts characters.
+fn byte(source: &str, character: usize) -> usize {
+    if source.is_ascii() { character } else { source.char_indices().nth(character).map_or(source.len(), |(at, _)| at) }
+}
+
+fn walk(tree: &Tree, f: &mut dyn FnMut(u64)) {
+    f(tree.id);
+    match &tree.expr {
+        Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).for_each(|t| walk(t, f)),
+        Expr::Select(select) => walk(&select.operand, f),
+        Expr::List(list) => list.elements.iter().for_each(|t| walk(t, f)),
+        Expr::Comprehension(each) => walk(&each.iter_range, f),
+        _ => {}
+    }
+}

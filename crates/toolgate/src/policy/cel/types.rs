@@ -1,0 +1,546 @@
+//! What an expression can be, seen from the schemas of the tools: found out before the first call.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rust_decimal::Decimal;
+use serde_json::Value;
+
+use super::eval::{decimal, duration, proved_in};
+use super::{Arithmetic, Compare, Each, Function, Kind, Name, Node};
+use crate::json::{Pointer, decimal_of};
+use crate::policy::{Limit, Problem};
+use crate::tool::Spec;
+
+/// How deep a schema is looked into.
+const MAX_DEPTH: usize = 12;
+
+#[derive(Debug, Clone, PartialEq)]
+enum Ty {
+    /// Nothing is known.
+    Any,
+    Null,
+    /// Whether it is known which.
+    Bool(Option<bool>),
+    /// Within these bounds.
+    Number(Option<Decimal>, Option<Decimal>),
+    /// One of these, where that is known.
+    Text(Option<Vec<String>>),
+    Time,
+    Span,
+    List(Box<Ty>),
+    /// With these members; whether there may be others.
+    Object(BTreeMap<String, Ty>, bool),
+}
+
+impl Ty {
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Any => "anything",
+            Self::Null => "null",
+            Self::Bool(_) => "true or false",
+            Self::Number(..) => "a number",
+            Self::Text(_) => "text",
+            Self::Time => "a time",
+            Self::Span => "a duration",
+            Self::List(_) => "a list",
+            Self::Object(..) => "an object",
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        matches!(self, Self::Any) || matches!(other, Self::Any) || std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    fn join(self, other: Self) -> Self {
+        match (self, other) {
+            (a, b) if a == b => a,
+            // What may be absent is what it is when it is there.
+            (Self::Null, other) | (other, Self::Null) => other,
+            (Self::Bool(_), Self::Bool(_)) => Self::Bool(None),
+            (Self::Text(Some(mut a)), Self::Text(Some(b))) => {
+                a.extend(b);
+                Self::Text(Some(a))
+            }
+            (Self::Text(_), Self::Text(_)) => Self::Text(None),
+            (Self::Number(a, b), Self::Number(c, d)) => Self::Number(a.zip(c).map(|(a, c)| a.min(c)), b.zip(d).map(|(b, d)| b.max(d))),
+            (Self::List(a), Self::List(b)) => Self::List(Box::new(a.join(*b))),
+            _ => Self::Any,
+        }
+    }
+}
+
+/// What a schema lets a value be.
+fn of_schema(schema: &Value, root: &Value, depth: usize) -> Ty {
+    let Some(map) = schema.as_object().filter(|_| depth < MAX_DEPTH) else { return Ty::Any };
+    if let Some(reference) = map.get("$ref").and_then(Value::as_str) {
+        let found = reference.strip_prefix('#').and_then(|path| Pointer::from(path).get(root));
+        return found.map_or(Ty::Any, |schema| of_schema(schema, root, depth + 1));
+    }
+    if let Some(constant) = map.get("const") {
+        return of_value(constant);
+    }
+    if let Some(values) = map.get("enum").and_then(Value::as_array) {
+        return values.iter().map(of_value).reduce(Ty::join).unwrap_or(Ty::Any);
+    }
+    if let Some(options) = map.get("anyOf").or_else(|| map.get("oneOf")).and_then(Value::as_array) {
+        return options.iter().map(|option| of_schema(option, root, depth + 1)).reduce(Ty::join).unwrap_or(Ty::Any);
+    }
+    let number = |name: &str| map.get(name).and_then(decimal_of);
+    let one = |name: &str| match name {
+        "null" => Ty::Null,
+        "boolean" => Ty::Bool(None),
+        "integer" | "number" => Ty::Number(
+            number("minimum").max(number("exclusiveMinimum")),
+            number("maximum").into_iter().chain(number("exclusiveMaximum")).min(),
+        ),
+        "string" => Ty::Text(None),
+        "array" => Ty::List(Box::new(map.get("items").map_or(Ty::Any, |items| of_schema(items, root, depth + 1)))),
+        "object" => object(map, root, depth),
+        _ => Ty::Any,
+    };
+    match map.get("type") {
+        Some(Value::String(name)) => one(name),
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(one).reduce(Ty::join).unwrap_or(Ty::Any),
+        _ if map.contains_key("properties") => object(map, root, depth),
+        _ => Ty::Any,
+    }
+}
+
+fn object(map: &serde_json::Map<String, Value>, root: &Value, depth: usize) -> Ty {
+    let Some(properties) = map.get("properties").and_then(Value::as_object) else { return Ty::Any };
+    let composed = ["allOf", "anyOf", "oneOf", "patternProperties", "if"].iter().any(|word| map.contains_key(*word));
+    let open = composed || map.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
+    Ty::Object(properties.iter().map(|(name, schema)| (name.clone(), of_schema(schema, root, depth + 1))).collect(), open)
+}
+
+fn of_value(value: &Value) -> Ty {
+    match value {
+        Value::Null => Ty::Null,
+        Value::Bool(value) => Ty::Bool(Some(*value)),
+        Value::Number(_) => decimal_of(value).map_or(Ty::Number(None, None), |n| Ty::Number(Some(n), Some(n))),
+        Value::String(text) => Ty::Text(Some(vec![text.clone()])),
+        Value::Array(_) | Value::Object(_) => Ty::Any,
+    }
+}
+
+/// What is wrong with an expression for one tool.
+pub(super) fn check(root: &Node, tool: &Spec, evidence: Option<&[&Spec]>, limits: &[Limit]) -> Vec<Problem> {
+    let mut checking = Checking { tool, evidence, limits, problems: Vec::new(), never: None };
+    let ty = checking.ty(root, &mut Vec::new());
+    if checking.problems.is_empty() {
+        match ty {
+            Ty::Any | Ty::Bool(None | Some(true)) => {}
+            Ty::Bool(Some(false)) => {
+                let (span, help) =
+                    checking.never.take().unwrap_or_else(|| (root.span.clone(), "a rule that never speaks is no rule".to_owned()));
+                checking.problems.push(Problem::new("this can never be true").within(span).help(help));
+            }
+            other => {
+                let problem = Problem::new(format!("a condition is true or false, and this is {}", other.kind()));
+                checking.problems.push(problem.within(root.span.clone()).help("compare it with something"));
+            }
+        }
+    }
+    checking.problems
+}
+
+struct Checking<'s> {
+    tool: &'s Spec,
+    evidence: Option<&'s [&'s Spec]>,
+    limits: &'s [Limit],
+    problems: Vec<Problem>,
+    /// The comparison that a schema rules out, and why.
+    never: Option<(Range<usize>, String)>,
+}
+
+impl Checking<'_> {
+    fn wrong(&mut self, node: &Node, problem: Problem) -> Ty {
+        self.problems.push(problem.within(node.span.clone()));
+        Ty::Any
+    }
+
+    fn ty(&mut self, node: &Node, locals: &mut Vec<Ty>) -> Ty {
+        match &node.kind {
+            Kind::Null => Ty::Null,
+            Kind::Bool(value) => Ty::Bool(Some(*value)),
+            Kind::Number(number) => Ty::Number(Some(*number), Some(*number)),
+            Kind::Text(text) => Ty::Text(Some(vec![text.to_string()])),
+            Kind::Input(path) => self.input(node, path),
+            Kind::Result(path) => self.result(node, path),
+            Kind::Name(Name::Now) => Ty::Time,
+            Kind::Name(_) => Ty::Text(None),
+            Kind::Local(slot) => locals.get(*slot).cloned().unwrap_or(Ty::Any),
+            Kind::Field(of, name) => {
+                let of = self.ty(of, locals);
+                self.member(node, of, name)
+            }
+            Kind::Index(of, index) => {
+                self.ty(index, locals);
+                match self.ty(of, locals) {
+                    Ty::List(item) => *item,
+                    Ty::Any | Ty::Object(..) => Ty::Any,
+                    other => self.wrong(node, Problem::new(format!("{} has no items", other.kind()))),
+                }
+            }
+            Kind::Has(of) => {
+                self.ty(of, locals);
+                Ty::Bool(None)
+            }
+            Kind::Not(of) => match self.bool(of, locals) {
+                Some(value) => Ty::Bool(Some(!value)),
+                None => Ty::Bool(None),
+            },
+            Kind::Negate(of) => match self.ty(of, locals) {
+                Ty::Number(low, high) => Ty::Number(high.map(|n| -n), low.map(|n| -n)),
+                ty @ (Ty::Any | Ty::Span) => ty,
+                other => self.wrong(node, Problem::new(format!("{} has no opposite", other.kind()))),
+            },
+            Kind::And(nodes) => Ty::Bool(self.logic(nodes, locals, false)),
+            Kind::Or(nodes) => Ty::Bool(self.logic(nodes, locals, true)),
+            Kind::If(nodes) => {
+                let [condition, then, otherwise] = &**nodes;
+                self.bool(condition, locals);
+                self.ty(then, locals).join(self.ty(otherwise, locals))
+            }
+            Kind::Compare(op, nodes) => {
+                let [a, b] = &**nodes;
+                let (left, right) = (self.ty(a, locals), self.ty(b, locals));
+                self.compare(node, *op, &left, &right)
+            }
+            Kind::Arithmetic(op, nodes) => {
+                let [a, b] = &**nodes;
+                let (left, right) = (self.ty(a, locals), self.ty(b, locals));
+                self.arithmetic(node, *op, left, right)
+            }
+            Kind::In(nodes) => {
+                let [a, list] = &**nodes;
+                let (item, list) = (self.ty(a, locals), self.ty(list, locals));
+                self.is_in(node, &item, &list)
+            }
+            Kind::List(nodes) => Ty::List(Box::new(nodes.iter().map(|node| self.ty(node, locals)).reduce(Ty::join).unwrap_or(Ty::Any))),
+            Kind::Call(function, nodes) => self.call(node, *function, nodes, locals),
+            Kind::Matches(of, _) => {
+                self.wants(of, &Ty::Text(None), locals);
+                Ty::Bool(None)
+            }
+            Kind::CameFrom(path, _) => {
+                self.input(node, path);
+                Ty::Bool(None)
+            }
+            Kind::Used(name) => {
+                if !self.limits.iter().any(|limit| limit.is_called(name)) {
+                    let problem = Problem::new(format!("there is no limit `{}`", crate::names::shown(name)));
+                    let names: Vec<&str> = self.limits.iter().map(crate::policy::Policy::name).collect();
+                    let problem = problem.help("`sum_of` reads a `limit` rule by its name").did_you_mean(name, names.iter());
+                    return self.wrong(node, problem);
+                }
+                Ty::Number(Some(Decimal::ZERO), None)
+            }
+            Kind::Each(each) => self.each(each, locals),
+        }
+    }
+
+    fn input(&mut self, node: &Node, path: &Pointer) -> Ty {
+        let Some(schema) = self.tool.input_schema() else { return Ty::Any };
+        let mut ty = of_schema(schema, schema, 0);
+        let mut whole = "input".to_owned();
+        for part in path.parts() {
+            let Ty::Object(members, open) = &ty else {
+                return match ty {
+                    Ty::Any => Ty::Any,
+                    other => {
+                        self.wrong(node, Problem::new(format!("`{whole}` is {}, and has no `{}`", other.kind(), crate::names::shown(part))))
+                    }
+                };
+            };
+            let Some(member) = members.get(part) else {
+                if *open {
+                    return Ty::Any;
+                }
+                let what = if whole == "input" { "argument" } else { "member" };
+                let of = if whole == "input" { self.tool.name() } else { &whole };
+                let problem =
+                    Problem::new(format!("`{of}` has no {what} `{}`", crate::names::shown(part))).did_you_mean(part, members.keys());
+                return self.wrong(node, problem);
+            };
+            ty = member.clone();
+            whole = format!("{whole}.{part}");
+        }
+        ty
+    }
+
+    fn result(&mut self, node: &Node, path: &Pointer) -> Ty {
+        let Some(sources) = self.evidence else {
+            return self
+                .wrong(node, Problem::new("there is no `result` here").help("what a tool has proved is asked for in a `require` rule"));
+        };
+        let mut joined: Option<Ty> = None;
+        for source in sources {
+            let declared: Vec<String> = source.proves.iter().map(ToString::to_string).collect();
+            let Some((field, _)) = proved_in(declared.iter().map(String::as_str), path) else {
+                let wanted = path.parts().join(".");
+                let known: Vec<String> = source.proves.iter().map(|p| p.parts().join(".")).collect();
+                let problem = Problem::new(format!("`{}` does not declare that it proves `{path}`", source.name()));
+                return self.wrong(node, problem.help("declare it with `proves`").did_you_mean(&wanted, known.iter()));
+            };
+            let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(Ty::Any, |schema| {
+                let found = path.parts().iter().try_fold(of_schema(schema, schema, 0), |ty, part| match ty {
+                    Ty::Object(mut members, _) => members.remove(part),
+                    _ => None,
+                });
+                found.unwrap_or(Ty::Any)
+            });
+            joined = Some(joined.map_or(ty.clone(), |known| known.join(ty)));
+        }
+        joined.unwrap_or(Ty::Any)
+    }
+
+    fn member(&mut self, node: &Node, of: Ty, name: &str) -> Ty {
+        match of {
+            Ty::Any => Ty::Any,
+            Ty::Object(mut members, open) => match members.remove(name) {
+                Some(ty) => ty,
+                None if open => Ty::Any,
+                None => self.wrong(
+                    node,
+                    Problem::new(format!("there is no member `{}`", crate::names::shown(name))).did_you_mean(name, members.keys()),
+                ),
+            },
+            other => self.wrong(node, Problem::new(format!("{} has no `{}`", other.kind(), crate::names::shown(name)))),
+        }
+    }
+
+    fn wants(&mut self, node: &Node, wanted: &Ty, locals: &mut Vec<Ty>) -> Ty {
+        let ty = self.ty(node, locals);
+        if ty.is_like(wanted) {
+            ty
+        } else {
+            self.wrong(node, Problem::new(format!("{} is wanted here, and this is {}", wanted.kind(), ty.kind())))
+        }
+    }
+
+    fn bool(&mut self, node: &Node, locals: &mut Vec<Ty>) -> Option<bool> {
+        match self.wants(node, &Ty::Bool(None), locals) {
+            Ty::Bool(known) => known,
+            _ => None,
+        }
+    }
+
+    /// `short` is what ends it: false for "and", true for "or".
+    fn logic(&mut self, nodes: &[Node], locals: &mut Vec<Ty>, short: bool) -> Option<bool> {
+        let known: Vec<Option<bool>> = nodes.iter().map(|node| self.bool(node, locals)).collect();
+        if known.contains(&Some(short)) {
+            return Some(short);
+        }
+        known.iter().all(|k| *k == Some(!short)).then_some(!short)
+    }
+
+    fn compare(&mut self, node: &Node, op: Compare, a: &Ty, b: &Ty) -> Ty {
+        let ordered = !matches!(op, Compare::Equal | Compare::NotEqual);
+        let unordered = |ty: &Ty| matches!(ty, Ty::Null | Ty::Bool(_) | Ty::List(_) | Ty::Object(..));
+        let null = matches!(a, Ty::Null) || matches!(b, Ty::Null);
+        if (ordered && (unordered(a) || unordered(b))) || !(a.is_like(b) || null) {
+            let help = match (a, b) {
+                (Ty::Text(_), Ty::Number(..)) | (Ty::Number(..), Ty::Text(_)) => "turn the text into a number with `decimal(…)`",
+                (Ty::Text(_), Ty::Time) | (Ty::Time, Ty::Text(_)) => "turn the text into a time with `timestamp(…)`",
+                (Ty::Text(_), Ty::Span) | (Ty::Span, Ty::Text(_)) => "turn the text into a duration with `duration(…)`",
+                _ => "compare values of one kind",
+            };
+            return self.wrong(node, Problem::new(format!("{} cannot be compared with {}", a.kind(), b.kind())).help(help));
+        }
+        let known = match (a, b) {
+            (Ty::Number(al, ah), Ty::Number(bl, bh)) => numbers(op, (*al, *ah), (*bl, *bh)),
+            (Ty::Text(Some(a)), Ty::Text(Some(b))) => texts(op, a, b),
+            _ => None,
+        };
+        if known == Some(false) {
+            let allowed = |ty: &Ty| match ty {
+                Ty::Number(Some(low), Some(high)) if low == high => None,
+                Ty::Number(Some(low), Some(high)) => Some(format!("between {low} and {high}")),
+                Ty::Number(None, Some(high)) => Some(format!("at most {high}")),
+                Ty::Number(Some(low), None) => Some(format!("at least {low}")),
+                Ty::Text(Some(values)) if values.len() > 1 => {
+                    Some(format!("one of {}", values.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ")))
+                }
+                _ => None,
+            };
+            let help = allowed(a)
+                .or_else(|| allowed(b))
+                .map_or_else(|| "both sides are always the same".to_owned(), |allowed| format!("the schema lets it be {allowed}"));
+            self.never.get_or_insert((node.span.clone(), help));
+        }
+        Ty::Bool(known)
+    }
+
+    fn is_in(&mut self, node: &Node, item: &Ty, list: &Ty) -> Ty {
+        match list {
+            Ty::List(of) if !item.is_like(of) && !matches!(**of, Ty::Null) => {
+                self.wrong(node, Problem::new(format!("{} is in no list of {}", item.kind(), of.kind())))
+            }
+            Ty::List(of) => match (item, &**of) {
+                (Ty::Text(Some(a)), Ty::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => {
+                    let allowed = a.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ");
+                    self.never.get_or_insert((node.span.clone(), format!("the schema lets it be one of {allowed}")));
+                    Ty::Bool(Some(false))
+                }
+                _ => Ty::Bool(None),
+            },
+            Ty::Any | Ty::Object(..) => Ty::Bool(None),
+            other => self.wrong(node, Problem::new(format!("nothing is in {}", other.kind()))),
+        }
+    }
+
+    fn arithmetic(&mut self, node: &Node, op: Arithmetic, a: Ty, b: Ty) -> Ty {
+        use Arithmetic::{Add, Subtract};
+        match (op, a, b) {
+            (_, Ty::Number(..) | Ty::Any, Ty::Number(..)) | (_, Ty::Number(..), Ty::Any) => Ty::Number(None, None),
+            (Add, Ty::Text(_), Ty::Text(_) | Ty::Any) | (Add, Ty::Any, Ty::Text(_)) => Ty::Text(None),
+            (Add, Ty::List(a), Ty::List(b)) => Ty::List(Box::new(if *a == Ty::Any { *b } else { a.join(*b) })),
+            (Add, Ty::Time, Ty::Span) | (Add, Ty::Span, Ty::Time) | (Subtract, Ty::Time, Ty::Span) => Ty::Time,
+            (Subtract, Ty::Time, Ty::Time) | (Add | Subtract, Ty::Span, Ty::Span) => Ty::Span,
+            (_, Ty::Any, _) | (_, _, Ty::Any) => Ty::Any,
+            (_, a, b) => self.wrong(node, Problem::new(format!("there is no arithmetic of {} with {}", a.kind(), b.kind()))),
+        }
+    }
+
+    fn call(&mut self, node: &Node, function: Function, nodes: &[Node], locals: &mut Vec<Ty>) -> Ty {
+        let text = Ty::Text(None);
+        let mut literal = |parse: &dyn Fn(&str) -> bool, wants: &str| {
+            if let Some(Node { kind: Kind::Text(text), span }) = nodes.first()
+                && !parse(text)
+            {
+                self.problems.push(Problem::new(format!("`{}` is no {wants}", crate::names::shown(text))).within(span.clone()));
+            }
+        };
+        match function {
+            Function::Decimal => literal(&|t| decimal(t).is_ok(), "number"),
+            Function::Duration => literal(&|t| duration(t).is_ok(), "duration, like `15m` or `24h`"),
+            Function::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), "RFC 3339 time"),
+            _ => {}
+        }
+        match function {
+            Function::Decimal => {
+                let ty = nodes.first().map_or(Ty::Any, |n| self.ty(n, locals));
+                match ty {
+                    Ty::Number(..) => ty,
+                    Ty::Any | Ty::Text(_) => Ty::Number(None, None),
+                    other => self.wrong(node, Problem::new(format!("{} is no number", other.kind()))),
+                }
+            }
+            Function::Same => {
+                let [a, b] = nodes else { return Ty::Bool(None) };
+                let (a, b) = (self.ty(a, locals), self.ty(b, locals));
+                if !a.is_like(&b) {
+                    return self.wrong(node, Problem::new(format!("{} is never the same as {}", a.kind(), b.kind())));
+                }
+                Ty::Bool(None)
+            }
+            Function::SumOf => {
+                let Some(of) = nodes.first() else { return Ty::Any };
+                match self.wants(of, &Ty::List(Box::new(Ty::Any)), locals) {
+                    Ty::List(item) if !item.is_like(&Ty::Number(None, None)) => {
+                        self.wrong(of, Problem::new(format!("only numbers add up, and these are {}", item.kind())))
+                    }
+                    _ => Ty::Number(None, None),
+                }
+            }
+            Function::Size => {
+                let Some(of) = nodes.first() else { return Ty::Any };
+                match self.ty(of, locals) {
+                    Ty::Any | Ty::Text(_) | Ty::List(_) | Ty::Object(..) => Ty::Number(Some(Decimal::ZERO), None),
+                    other => self.wrong(node, Problem::new(format!("{} has no size", other.kind()))),
+                }
+            }
+            Function::Part(_) => {
+                if let Some((time, zone)) = nodes.split_first() {
+                    self.wants(time, &Ty::Time, locals);
+                    if let Some(Node { kind: Kind::Text(name), span }) = zone.first()
+                        && jiff::tz::TimeZone::get(name).is_err()
+                    {
+                        let problem = Problem::new(format!("`{}` is no time zone", crate::names::shown(name))).within(span.clone());
+                        self.problems.push(problem.help("like `Europe/Berlin`"));
+                    }
+                }
+                Ty::Number(None, None)
+            }
+            Function::Duration | Function::Timestamp | Function::LowerAscii => {
+                for of in nodes {
+                    self.wants(of, &text, locals);
+                }
+                match function {
+                    Function::Duration => Ty::Span,
+                    Function::Timestamp => Ty::Time,
+                    _ => text,
+                }
+            }
+            Function::Glob | Function::StartsWith | Function::EndsWith | Function::Contains => {
+                for of in nodes {
+                    self.wants(of, &text, locals);
+                }
+                Ty::Bool(None)
+            }
+        }
+    }
+
+    fn each(&mut self, each: &Each, locals: &mut Vec<Ty>) -> Ty {
+        let item = match self.ty(&each.range, locals) {
+            Ty::List(item) => *item,
+            Ty::Object(..) => Ty::Text(None),
+            Ty::Any => Ty::Any,
+            other => return self.wrong(&each.range, Problem::new(format!("{} cannot be gone through", other.kind()))),
+        };
+        let init = match self.ty(&each.init, locals) {
+            // It starts with a literal and changes.
+            Ty::Bool(_) => Ty::Bool(None),
+            Ty::Number(..) => Ty::Number(None, None),
+            other => other,
+        };
+        locals.push(init);
+        locals.push(item);
+        self.ty(&each.condition, locals);
+        let stepped = self.ty(&each.step, locals);
+        locals.pop();
+        if let Some(slot) = locals.last_mut() {
+            *slot = match (slot.clone(), stepped) {
+                (Ty::List(_), stepped @ Ty::List(_)) => stepped,
+                (known, _) => known,
+            };
+        }
+        let result = self.ty(&each.result, locals);
+        locals.pop();
+        match result {
+            Ty::Bool(_) => Ty::Bool(None),
+            other => other,
+        }
+    }
+}
+
+type Bounds = (Option<Decimal>, Option<Decimal>);
+
+/// What is known of a comparison of numbers within bounds.
+fn numbers(op: Compare, (al, ah): Bounds, (bl, bh): Bounds) -> Option<bool> {
+    let below = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high < low);
+    let at_most = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high <= low);
+    let (yes, no) = match op {
+        Compare::Less => (below(ah, bl), at_most(bh, al)),
+        Compare::LessOrEqual => (at_most(ah, bl), below(bh, al)),
+        Compare::Greater => (below(bh, al), at_most(ah, bl)),
+        Compare::GreaterOrEqual => (at_most(bh, al), below(ah, bl)),
+        Compare::Equal => (al.is_some() && al == ah && al == bl && bl == bh, below(ah, bl) || below(bh, al)),
+        Compare::NotEqual => (below(ah, bl) || below(bh, al), al.is_some() && al == ah && al == bl && bl == bh),
+    };
+    if yes { Some(true) } else { no.then_some(false) }
+}
+
+fn texts(op: Compare, a: &[String], b: &[String]) -> Option<bool> {
+    let apart = !a.iter().any(|a| b.contains(a));
+    let same = matches!((a, b), ([a], [b]) if a == b);
+    match op {
+        Compare::Equal if apart => Some(false),
+        Compare::Equal if same => Some(true),
+        Compare::NotEqual if apart => Some(true),
+        Compare::NotEqual if same => Some(false),
+        _ => None,
+    }
+}

@@ -1,0 +1,129 @@
+//! What a decision rests on, loaded before it is made and recorded with it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use rust_decimal::Decimal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::json::Digest;
+use crate::session::{Evidence, EvidenceKey, State};
+use crate::values::Known;
+
+/// What a policy wants to know before it decides. What is not named here is not there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Needs {
+    /// Evidence to look up.
+    pub evidence: Vec<EvidenceKey>,
+    /// Counters to read, each with its window.
+    pub counters: Vec<(String, Option<SignedDuration>)>,
+    /// What policies remembered.
+    pub marks: Vec<String>,
+    /// Files to look at.
+    pub files: Vec<String>,
+    /// Values whose origin matters, each under the place where it stands in the arguments.
+    pub origins: Vec<(String, Value)>,
+}
+
+impl Needs {
+    /// Evidence of a tool's success, about one entity where one is given.
+    /// `reported` says whether what a client told is wanted beside what ran here.
+    pub fn evidence_of(&mut self, tool: &Arc<str>, about: Option<(&Arc<str>, &Value)>, reported: bool) {
+        let key = EvidenceKey::tool(Arc::clone(tool));
+        let key = match about {
+            Some((name, value)) => key.about(Arc::clone(name), value),
+            None => key,
+        };
+        if reported {
+            self.evidence.push(key.clone().reported());
+        }
+        self.evidence.push(key);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.evidence.is_empty() && self.counters.is_empty() && self.marks.is_empty() && self.files.is_empty() && self.origins.is_empty()
+    }
+}
+
+/// What is known of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileFact {
+    /// There is nothing at the path.
+    Absent,
+    /// There is a file with this content.
+    Present(Digest),
+    /// It cannot be looked at; why.
+    Unreadable(String),
+}
+
+/// What a decision rests on. It is recorded with the decision, so that the decision can be made again.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Facts {
+    /// The clock.
+    pub now: Timestamp,
+    /// Evidence, found or not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<(EvidenceKey, Option<Arc<Evidence>>)>,
+    /// Counters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counters: Vec<(String, Option<SignedDuration>, Decimal)>,
+    /// What policies remembered.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub marks: BTreeMap<String, Option<Value>>,
+    /// Files.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, FileFact>,
+    /// Where values of the arguments were seen before, by place.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub origins: BTreeMap<String, Known>,
+    /// What hooks answered, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<HookFact>,
+    /// What rules that only observe would have said, where it was not "yes".
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub observed: Vec<Observed>,
+}
+
+impl Facts {
+    /// Takes evidence, marks and origins from a snapshot of the session.
+    pub(crate) fn take_from(&mut self, needs: &Needs, state: &State) {
+        self.evidence.reserve_exact(needs.evidence.len());
+        for key in &needs.evidence {
+            self.evidence.push((key.clone(), state.evidence(key).cloned()));
+        }
+        for mark in &needs.marks {
+            let found = state.marks.get(mark.as_str()).map(|m| m.as_ref().clone());
+            self.marks.insert(mark.clone(), found);
+        }
+        for (place, value) in &needs.origins {
+            self.origins.insert(place.clone(), state.values.known(value));
+        }
+    }
+}
+
+/// What one hook answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookFact {
+    /// The hook.
+    pub hook: String,
+    /// `allow`, `deny` or `ask`.
+    pub said: String,
+    /// Whether it rewrote the arguments.
+    pub rewrote: bool,
+}
+
+/// What a rule that only observes would have said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    /// The rule.
+    pub rule: String,
+    /// `deny`, `ask` or `fault`.
+    pub said: String,
+    /// The code of the refusal.
+    pub code: String,
+    /// Why.
+    pub message: String,
+}

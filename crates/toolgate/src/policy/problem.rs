@@ -1,0 +1,203 @@
+//! What is wrong with a rule, said so that it can be mended.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::Condition;
+use crate::json::Pointer;
+use crate::names::shown;
+use crate::tool::Spec;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Nothing is built.
+    Error,
+    /// It is built; somebody should look.
+    Warning,
+}
+
+/// Where in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file's name.
+    pub file: Arc<str>,
+    /// All of its text.
+    pub text: Arc<str>,
+    /// In bytes.
+    pub span: Range<usize>,
+}
+
+impl Place {
+    /// Line and column, counted from one, in characters.
+    #[must_use]
+    pub fn line_column(&self) -> (usize, usize) {
+        let before = self.text.get(..self.span.start).unwrap_or(&self.text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        (line, column)
+    }
+}
+
+/// Something that is wrong with an agent or with one of its rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The rule, where one is at fault.
+    pub rule: Option<String>,
+    /// The part of the rule as a policy file spells it: `tools.0`, `where.1.argument`; empty for the whole rule.
+    pub field: String,
+    /// Which bytes of that part, where it is an expression.
+    pub within: Option<Range<usize>>,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub help: Option<String>,
+    /// How bad it is.
+    pub severity: Severity,
+    /// Where the part stands, for rules that come from a file.
+    pub place: Option<Place>,
+}
+
+impl Problem {
+    /// An error in a part of a rule.
+    pub fn at(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { rule: None, field: field.into(), within: None, message: message.into(), help: None, severity: Severity::Error, place: None }
+    }
+
+    /// An error that is no single part's.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self::at("", message)
+    }
+
+    /// Says what to do about it.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Points at some bytes of the part.
+    #[must_use]
+    pub fn within(mut self, range: Range<usize>) -> Self {
+        self.within = Some(range);
+        self
+    }
+
+    /// Says whose it is.
+    #[must_use]
+    pub fn of(mut self, rule: &str) -> Self {
+        self.rule = Some(rule.to_owned());
+        self
+    }
+
+    /// Only a warning.
+    #[must_use]
+    pub const fn warning(mut self) -> Self {
+        self.severity = Severity::Warning;
+        self
+    }
+
+    /// Suggests the name that was probably meant.
+    #[must_use]
+    pub(crate) fn did_you_mean(self, wrong: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {
+        let known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
+        match crate::suggest::closest(wrong, known.iter().map(String::as_str)) {
+            Some(guess) => self.help(format!("did you mean `{guess}`?")),
+            None => self,
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            let (line, column) = place.line_column();
+            write!(f, "{}:{line}:{column}: ", place.file)?;
+        }
+        if let Some(rule) = &self.rule {
+            write!(f, "policy `{}`: ", shown(rule))?;
+        }
+        f.write_str(&self.message)?;
+        self.help.as_ref().map_or(Ok(()), |help| write!(f, "; {help}"))
+    }
+}
+
+/// The tools that a rule speaks of, in the order it names them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ToolNames(Vec<Arc<str>>);
+
+impl ToolNames {
+    pub(super) fn of<'a>(tools: impl IntoIterator<Item = &'a str>) -> Self {
+        Self(tools.into_iter().map(Arc::from).collect())
+    }
+
+    pub(super) fn contains(&self, tool: &str) -> bool {
+        self.0.iter().any(|name| **name == *tool)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.0.iter()
+    }
+
+    /// Names that are no tool of the agent: a rule that speaks of nothing would never speak.
+    pub(super) fn unknown(&self, field: &str, tools: &[&Spec]) -> Vec<Problem> {
+        if self.0.is_empty() {
+            return vec![Problem::at(field, "it names no tool, so it would never speak").help("name at least one")];
+        }
+        let places = self.0.iter().enumerate();
+        places.filter_map(|(index, name)| unknown_tool(&format!("{field}.{index}"), name, tools)).collect()
+    }
+
+    /// Arguments that a tool does not take: a rule that looks at nothing would never match.
+    pub(super) fn unknown_arguments<'p>(
+        &self,
+        tools: &[&Spec],
+        paths: impl Iterator<Item = (String, &'p Pointer)> + Clone,
+    ) -> Vec<Problem> {
+        let governed = tools.iter().filter(|tool| self.contains(tool.name()));
+        governed.flat_map(|tool| paths.clone().filter_map(|(field, path)| unknown_argument(&field, path, tool))).collect()
+    }
+}
+
+/// A name that is no tool of the agent.
+pub(super) fn unknown_tool(field: &str, name: &str, tools: &[&Spec]) -> Option<Problem> {
+    if tools.iter().any(|tool| tool.name() == name) {
+        return None;
+    }
+    let problem = Problem::at(field, format!("`{}` is no tool of this agent", shown(name)));
+    Some(problem.did_you_mean(name, tools.iter().map(|tool| tool.name())))
+}
+
+fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem> {
+    let properties = tool.input_schema()?.get("properties").and_then(Value::as_object)?;
+    let name = path.parts().first().filter(|name| !properties.contains_key(*name))?;
+    let problem = Problem::at(field, format!("`{}` has no argument `{}`", tool.name(), shown(name)));
+    Some(problem.did_you_mean(name, properties.keys()))
+}
+
+/// A path that names more than one value where one is wanted.
+pub(super) fn not_one(field: &str, path: &Pointer) -> Option<Problem> {
+    let many = path.parts().iter().any(|part| part == "*");
+    many.then(|| Problem::at(field, format!("`{path}` names more than one value, and one is wanted here")))
+}
+
+/// A condition that can be asked of no value that the schema lets an argument have.
+pub(super) fn unfit(field: &str, tool: &Spec, path: &Pointer, condition: &Condition) -> Option<Problem> {
+    let wanted = condition.wants()?;
+    let schema = tool.input_schema()?;
+    let property = path.parts().iter().try_fold(schema, |schema, part| match part.as_str() {
+        "*" => schema.get("items"),
+        name => schema.get("properties")?.get(name),
+    })?;
+    let declared = property.get("type").and_then(Value::as_str)?;
+    let fits = match wanted {
+        "number" => matches!(declared, "number" | "integer"),
+        other => declared == other,
+    };
+    let message =
+        format!("`{path}` of `{}` is declared as {declared}, and `{}` can be asked of a {wanted} only", tool.name(), condition.describe());
+    (!fits).then(|| Problem::at(field, message))
+}

@@ -1,0 +1,321 @@
+//! Values without their disguise.
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use unicode_normalization::UnicodeNormalization;
+
+/// Shorter than this, a text stands for nothing in particular.
+const SHORTEST: usize = 3;
+/// Numbers with fewer digits are everywhere.
+const SHORTEST_NUMBER: usize = 5;
+/// A value of more letters than this is looked for only as a whole.
+const LONGEST_SPLIT: usize = 96;
+/// How often an encoding is looked through.
+const MAX_LAYERS: usize = 3;
+/// How many words in a row are one value: `DE89 3704 0044 0532 0130 00`.
+const MAX_WORDS: usize = 8;
+
+/// Letters and digits only, in small letters, look-alikes as what they look like.
+fn fold(text: &str) -> String {
+    if text.is_ascii() {
+        return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
+    }
+    let plain = text.nfkd().flat_map(char::to_lowercase).map(plain_letter);
+    // Decomposed, an accent is a mark of its own, and no letter.
+    plain.filter(|c| c.is_alphanumeric()).collect()
+}
+
+/// The Latin letter that a letter of another alphabet looks like.
+const fn plain_letter(c: char) -> char {
+    match c {
+        'а' | 'α' | 'ɑ' => 'a',
+        'в' | 'β' | 'ь' => 'b',
+        'с' | 'ϲ' | 'ς' => 'c',
+        'ԁ' | 'ɗ' => 'd',
+        'е' | 'ε' | 'є' | 'ҽ' => 'e',
+        'ғ' | 'ϝ' => 'f',
+        'ɡ' | 'ց' => 'g',
+        'н' | 'һ' | 'η' | 'հ' => 'h',
+        'і' | 'ι' | 'ı' | 'ɩ' | 'ӏ' | 'ї' => 'i',
+        'ј' | 'ϳ' => 'j',
+        'к' | 'κ' => 'k',
+        'ł' | 'ⅼ' => 'l',
+        'м' | 'μ' => 'm',
+        'п' | 'ո' => 'n',
+        'о' | 'ο' | 'σ' | 'օ' | 'ø' => 'o',
+        'р' | 'ρ' => 'p',
+        'ԛ' => 'q',
+        'г' | 'ɾ' => 'r',
+        'ѕ' => 's',
+        'т' | 'τ' => 't',
+        'υ' | 'ս' => 'u',
+        'ν' | 'ѵ' => 'v',
+        'ѡ' | 'ω' | 'ԝ' => 'w',
+        'х' | 'χ' => 'x',
+        'у' | 'γ' | 'ү' => 'y',
+        'з' => 'z',
+        other => other,
+    }
+}
+
+/// FNV-1a, letter by letter, so that the prints of all beginnings cost no more than that of the whole. A collision
+/// only ever distrusts one value more.
+const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn letter(print: u64, c: char) -> u64 {
+    let mut buffer = [0; 4];
+    c.encode_utf8(&mut buffer).bytes().fold(print, |print, byte| (print ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn print(folded: &str) -> u64 {
+    folded.chars().fold(OFFSET, letter)
+}
+
+/// A text, and what it is once decoded.
+fn layers(text: &str) -> Vec<String> {
+    let mut all = vec![text.to_owned()];
+    let mut next = 0;
+    for _ in 0..MAX_LAYERS {
+        let end = all.len();
+        let fresh: Vec<String> =
+            all.iter().skip(next).flat_map(|text| [percent(text), base64(text), hex(text), entities(text)]).flatten().collect();
+        next = end;
+        for text in fresh {
+            if !all.contains(&text) {
+                all.push(text);
+            }
+        }
+    }
+    all
+}
+
+fn is_readable(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| !c.is_control() || c.is_whitespace())
+}
+
+fn percent(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return None;
+    }
+    let bytes = text.as_bytes();
+    let (mut decoded, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while let Some(byte) = bytes.get(at) {
+        let code = (*byte == b'%').then(|| bytes.get(at + 1..at + 3)).flatten().and_then(|pair| std::str::from_utf8(pair).ok());
+        match code.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
+            Some(value) => {
+                decoded.push(value);
+                at += 3;
+            }
+            None => {
+                decoded.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8(decoded).ok().filter(|decoded| decoded != text)
+}
+
+fn base64(text: &str) -> Option<String> {
+    let packed: String = text.trim_end_matches('=').chars().filter(|c| !c.is_whitespace()).collect();
+    if packed.len() < 6 {
+        return None;
+    }
+    let decoded = STANDARD_NO_PAD.decode(&packed).or_else(|_| URL_SAFE_NO_PAD.decode(&packed)).ok()?;
+    String::from_utf8(decoded).ok().filter(|text| is_readable(text))
+}
+
+fn hex(text: &str) -> Option<String> {
+    let digits: String = text.trim_start_matches("0x").chars().filter(|c| !matches!(c, ' ' | ':' | '-')).collect();
+    if digits.len() < 8 || !digits.len().is_multiple_of(2) || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let bytes: Option<Vec<u8>> =
+        digits.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok())).collect();
+    String::from_utf8(bytes?).ok().filter(|text| is_readable(text))
+}
+
+/// `&#64;` and `&#x40;`, as web pages spell what they do not want found.
+fn entities(text: &str) -> Option<String> {
+    if !text.contains("&#") {
+        return None;
+    }
+    let mut decoded = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("&#") {
+        decoded.push_str(before);
+        let (code, tail) = after.split_once(';').unwrap_or((after, ""));
+        let number = match code.strip_prefix(['x', 'X']) {
+            Some(hex) => u32::from_str_radix(hex, 16).ok(),
+            None => code.parse().ok(),
+        };
+        match number.and_then(char::from_u32) {
+            Some(c) => {
+                decoded.push(c);
+                rest = tail;
+            }
+            None => {
+                decoded.push_str("&#");
+                rest = after;
+            }
+        }
+    }
+    decoded.push_str(rest);
+    Some(decoded)
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| {
+        c.is_whitespace() || matches!(c, ',' | ';' | '<' | '>' | '(' | ')' | '[' | ']' | '{' | '}' | '"' | '\'' | '|' | '`')
+    })
+    .filter(|word| !word.is_empty())
+}
+
+/// Whether a folded text may stand for a whole value, or only for a part of one.
+fn is_whole(folded: &str) -> bool {
+    let letters = folded.chars().count();
+    let number = folded.bytes().all(|b| b.is_ascii_digit());
+    letters >= if number { SHORTEST_NUMBER } else { SHORTEST }
+}
+
+/// The prints of everything in a text that may be used as a value.
+pub(super) fn prints(text: &str, number: bool, f: &mut dyn FnMut(u64, bool)) {
+    let mut say = |folded: &str| {
+        if folded.chars().count() >= SHORTEST {
+            f(print(folded), is_whole(folded));
+        }
+    };
+    if number {
+        say(&fold(text));
+        return;
+    }
+    for text in layers(text) {
+        let whole = fold(&text);
+        if whole.chars().count() <= 4 * LONGEST_SPLIT {
+            say(&whole);
+        }
+        let mut row: Vec<String> = Vec::new();
+        for word in words(&text) {
+            for (depth, word) in layers(word).iter().enumerate() {
+                say(&fold(word));
+                // `mailto:a@b`, `a@b`, `https://host/path?to=value`: each part on its own, too.
+                for part in word.split(['/', '?', '&', '=', ':', '#', '@', '.', '-', '_']).filter(|part| part.len() < word.len()) {
+                    for part in layers(part) {
+                        say(&fold(&part));
+                    }
+                }
+                for part in word.split(['?', '&', '=', ':', '#']).chain(word.split('/')).filter(|part| part.len() < word.len()) {
+                    say(&fold(part));
+                }
+                if depth == 0 {
+                    row.push(fold(word));
+                }
+            }
+            // Words in a row that are one value: grouped digits, and letters with a space between each.
+            let short: Vec<&String> = row.iter().rev().take_while(|word| word.len() <= 8).take(4 * MAX_WORDS).collect();
+            let mut joined = String::new();
+            for (count, word) in short.iter().enumerate() {
+                joined.insert_str(0, word);
+                let spelled = joined.chars().count() == count + 1;
+                let grouped = count < MAX_WORDS && joined.bytes().filter(u8::is_ascii_digit).count() >= 4;
+                if count > 0 && (spelled || grouped) {
+                    say(&joined);
+                } else if count >= MAX_WORDS {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Whether a value, in whatever disguise, is one of the known prints, holds one, or is put together from several.
+pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+    let is_known = |folded: &str| known(print(folded)) == Some(true);
+    for text in layers(text) {
+        let folded = fold(&text);
+        if is_known(&folded) {
+            return true;
+        }
+        if number {
+            return false;
+        }
+        if is_split(&folded, known) {
+            return true;
+        }
+        // An address inside a longer text is the address still.
+        let telling = |folded: &str| folded.chars().count() >= 6;
+        for word in words(&text) {
+            let telling_word = word.contains(['@', '/', '.', ':']) || word.bytes().filter(u8::is_ascii_digit).count() >= SHORTEST_NUMBER;
+            let parts = std::iter::once(word).chain(word.split(['?', '&', '=', '#'])).chain(word.split('/'));
+            if telling_word && parts.map(fold).any(|part| telling(&part) && (is_known(&part) || is_split(&part, known))) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Whether a folded value is nothing but known pieces, one after the other.
+fn is_split(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+    let letters: Vec<char> = folded.chars().take(LONGEST_SPLIT + 1).collect();
+    if letters.len() > LONGEST_SPLIT || letters.len() < 2 * SHORTEST {
+        return false;
+    }
+    let mut reached = vec![false; letters.len() + 1];
+    if let Some(start) = reached.first_mut() {
+        *start = true;
+    }
+    for start in 0..letters.len() {
+        if !reached.get(start).copied().unwrap_or(false) {
+            continue;
+        }
+        let mut so_far = OFFSET;
+        for (taken, c) in letters.iter().skip(start).enumerate() {
+            so_far = letter(so_far, *c);
+            if taken + 1 >= SHORTEST
+                && known(so_far).is_some()
+                && let Some(end) = reached.get_mut(start + taken + 1)
+            {
+                *end = true;
+            }
+        }
+    }
+    reached.last().copied().unwrap_or(false)
+}
+
+/// The spellings under which a whole value is believed: itself, and grouped digits without their spaces.
+pub(super) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
+    let text = text.trim();
+    f(text);
+    if let Some(compact) = compact(text) {
+        f(&compact);
+    }
+}
+
+/// Everything in a text that is believed: the whole, its words, and words in a row.
+pub(super) fn exact_parts(text: &str, f: &mut dyn FnMut(&str)) {
+    exact_whole(text, f);
+    let words: Vec<&str> = text.split_whitespace().take(20_000).collect();
+    if words.len() < 2 {
+        let bare = words.first().map_or("", |word| bare(word));
+        exact_whole(bare, f);
+        return;
+    }
+    for start in 0..words.len() {
+        for count in 1..=MAX_WORDS {
+            let Some(row) = words.get(start..start + count) else { break };
+            exact_whole(bare(&row.join(" ")), f);
+        }
+    }
+}
+
+/// Without the punctuation around it.
+fn bare(word: &str) -> &str {
+    word.trim_matches(|c: char| matches!(c, ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'))
+}
+
+/// `DE89 3704 0044` is `DE893704 0044`: only plain letters and digits, at least four digits.
+fn compact(text: &str) -> Option<String> {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b' ');
+    let digits = text.bytes().filter(u8::is_ascii_digit).count() >= 4;
+    (plain && digits).then(|| text.bytes().filter(|b| *b != b' ').map(|b| char::from(b.to_ascii_uppercase())).collect())
+}
