@@ -74,11 +74,12 @@ impl<'t> Table<'t> {
         Some(value)
     }
 
-    fn typed<T>(&self, key: &str, wanted: &str, convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>) -> Option<T> {
+    fn typed<T>(&self, key: &str, wanted: (&str, &str), convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>) -> Option<T> {
         let value = self.part(key)?;
         let converted = convert(value.get_ref());
         if converted.is_none() {
-            self.say(value.span(), Problem::new(format!("`{key}` must be {wanted}, and is {}", kind(value.get_ref()))));
+            let problem = Problem::new(format!("`{key}` must be {}, and is {}", wanted.0, kind(value.get_ref())));
+            self.say(value.span(), problem.help(format!("like `{key} = {}`", wanted.1)));
         }
         converted
     }
@@ -88,19 +89,19 @@ impl<'t> Table<'t> {
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&'t str> {
-        self.typed(key, "text", DeValue::as_str)
+        self.typed(key, ("text", "\"…\""), DeValue::as_str)
     }
 
     pub(super) fn bool(&self, key: &str) -> Option<bool> {
-        self.typed(key, "true or false", DeValue::as_bool)
+        self.typed(key, ("true or false", "true"), DeValue::as_bool)
     }
 
     pub(super) fn number(&self, key: &str) -> Option<Decimal> {
-        self.typed(key, "a number of at most 28 digits", decimal)
+        self.typed(key, ("a number of at most 28 digits", "500"), decimal)
     }
 
     pub(super) fn count(&self, key: &str) -> Option<u64> {
-        self.typed(key, "a whole number", |value| match value {
+        self.typed(key, ("a whole number", "3"), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
             _ => None,
         })
@@ -108,15 +109,15 @@ impl<'t> Table<'t> {
 
     /// The path of an argument or of a proved field.
     pub(super) fn pointer(&self, key: &str) -> Option<Pointer> {
-        self.typed(key, "the path of an argument, like `/amount`", |value| value.as_str().filter(|t| !t.is_empty()).map(Pointer::from))
+        self.typed(key, ("the path of an argument", "\"/amount\""), |value| value.as_str().filter(|t| !t.is_empty()).map(Pointer::from))
     }
 
     pub(super) fn duration(&self, key: &str) -> Option<SignedDuration> {
-        self.typed(key, "a duration, like `\"15m\"`, `\"24h\"` or `\"7d\"`", |value| value.as_str().and_then(crate::clock::duration))
+        self.typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), |value| value.as_str().and_then(crate::clock::duration))
     }
 
     pub(super) fn value(&self, key: &str) -> Option<Value> {
-        self.typed(key, "a value that JSON has, too", json)
+        self.typed(key, ("a value that JSON has, too", "true"), json)
     }
 
     /// One of a few words.
@@ -157,7 +158,7 @@ impl<'t> Table<'t> {
     }
 
     pub(super) fn values(&self, key: &str) -> Option<Vec<Value>> {
-        self.typed(key, "a list of values", |value| {
+        self.typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
             value.as_array().and_then(|items| items.iter().map(|item| json(item.get_ref())).collect())
         })
     }

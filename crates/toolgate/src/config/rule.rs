@@ -94,7 +94,10 @@ fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, proble
     let (document, errors) = DeTable::parse_recoverable(&file.text);
     for error in &errors {
         let span = error.span().unwrap_or(0..0);
-        problems.push(Problem { place: Some(file.place(span)), ..Problem::new(format!("this is no TOML: {}", error.message())) });
+        problems.push(Problem {
+            place: Some(file.place(span)),
+            ..Problem::new(format!("this is no TOML: {}", error.message())).help("text stands in quotes, a list in `[ ]`, a table in `{ }`")
+        });
     }
     // What could be saved from a broken file is not a rule that anybody wrote.
     if !errors.is_empty() {
@@ -156,9 +159,10 @@ fn rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
     };
     let mode = table.word("mode", &[("enforce", Mode::Enforce), ("observe", Mode::Observe)]).unwrap_or_default();
     let scope = scope(table);
+    let draft = draft?;
     let word = KINDS.iter().find(|(_, known)| *known == kind).map_or("", |(word, _)| *word);
     table.finish(&format!("a `{word}` rule"));
-    Some((draft?, mode, scope))
+    Some((draft, mode, scope))
 }
 
 /// Where it is attached: closest first, tool, section, prompt, agent.
@@ -275,7 +279,11 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         Err(error) => {
             let why = error.to_string();
             let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            table.wrong("matches", Problem::new(format!("this is no regular expression: {why}")));
+            table.wrong(
+                "matches",
+                Problem::new(format!("this is no regular expression: {why}"))
+                    .help("in the syntax of the `regex` crate; `\\\\` before what is meant literally"),
+            );
             None
         }
     };

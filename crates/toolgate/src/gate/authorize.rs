@@ -154,11 +154,12 @@ pub(super) fn observed(policy: &dyn Policy, said: &Said) -> Option<Observed> {
 }
 
 /// Somebody said no.
-#[derive(Debug)]
 pub(super) struct Denied {
     /// The one that is shown.
     pub(super) rule: String,
     pub(super) error: ToolError,
+    /// Everyone who said no.
+    pub(super) by: Vec<Arc<dyn Policy>>,
     pub(super) arguments: Judged,
     pub(super) observed: Vec<Observed>,
 }
@@ -175,6 +176,7 @@ pub(super) fn authorize(
     mut asked: Vec<Asked>,
 ) -> Result<(Judgement, Vec<Observed>), Box<Denied>> {
     let (mut charges, mut watched, mut expects, mut taken_down) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut by: Vec<Arc<dyn Policy>> = Vec::new();
     let mut denial: Option<(String, ToolError)> = None;
     // Closest first: the order of `governed_by` is the order of precedence.
     for Attached { policy, .. } in &tool.governed_by {
@@ -195,6 +197,7 @@ pub(super) fn authorize(
             }
             Said::Deny(error) | Said::Fault(error) => {
                 denial.get_or_insert_with(|| (name.to_owned(), error));
+                by.push(Arc::clone(policy));
                 continue;
             }
         };
@@ -202,7 +205,7 @@ pub(super) fn authorize(
         expects.extend(terms.expects);
     }
     if let Some((rule, error)) = denial {
-        return Err(Box::new(Denied { rule, error, arguments, observed: taken_down }));
+        return Err(Box::new(Denied { rule, error, by, arguments, observed: taken_down }));
     }
     let definition = tool.definition;
     let permit = Permit { call, arguments, definition, charges, watched, expects, tool: ToolRef(Arc::clone(tool)) };

@@ -11,7 +11,7 @@ use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{CallId, Judged, SessionKey};
 use crate::error::{NextStep, ToolError};
-use crate::policy::{Ask, Facts, Mode, Needs, Remedy};
+use crate::policy::{Ask, Facts, Mode, Needs, Policy, Remedy};
 use crate::registry::{Agent, Registered};
 use crate::session::{Change, Evidence, Origin, Revoked, State};
 
@@ -60,16 +60,18 @@ struct Search<'a> {
 impl Toolgate {
     /// A rule said no: the refusal, with the next legal move.
     pub(super) async fn denied(&self, denied: Denied, agent: &Agent, tool: &Arc<Registered>, state: &State, trail: &mut Trail) -> Stop {
-        let Denied { rule, error, arguments, observed } = denied;
+        let Denied { rule, error, by, arguments, observed } = denied;
         trail.rule = Some(rule);
         trail.facts.observed = observed;
-        self.advise(error, &arguments, true, agent, tool, state, trail).await.into()
+        let ask = Ask::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
+        let remedies = helped(&ask, by.iter().map(AsRef::as_ref));
+        self.advise(error, &arguments, remedies, agent, tool, state, trail).await.into()
     }
 
     /// A limit said no at the claim: nothing that the model calls makes room, but somebody else may be able to help.
     pub(super) async fn not_claimed(&self, mut stop: Stop, permit: &Permit, agent: &Agent, state: &State, trail: &Trail) -> Stop {
         if stop.error.redirect_tool.is_some() {
-            *stop.error = self.advise(*stop.error, permit.arguments(), false, agent, permit.tool(), state, trail).await;
+            *stop.error = self.advise(*stop.error, permit.arguments(), None, agent, permit.tool(), state, trail).await;
         }
         stop
     }
@@ -79,7 +81,7 @@ impl Toolgate {
         &self,
         mut error: ToolError,
         arguments: &Judged,
-        may_help: bool,
+        remedies: Option<Vec<Remedy>>,
         agent: &Agent,
         tool: &Arc<Registered>,
         state: &State,
@@ -99,12 +101,13 @@ impl Toolgate {
             considered: AtomicU32::new(0),
         };
         let target = Step { tool: Arc::clone(tool), arguments: asked.clone(), sketch: false, comes_to: Vec::new() };
-        let way = if may_help { search.way(&target, &[], &mut Vec::new()).await } else { None };
+        let nothing_helps = remedies.as_ref().is_some_and(Vec::is_empty);
+        let way = search.by_any(&target, remedies.unwrap_or_default(), &[], &mut Vec::new()).await;
         let step = match way.and_then(|steps| steps.into_iter().next()) {
             Some(step) => Some(step),
             None => search.hand_over(error.redirect_tool.as_deref()).await,
         };
-        if step.is_none() && error.redirect_tool.is_none() && error.next.is_none() && error.retry_after_ms.is_none() {
+        if step.is_none() && nothing_helps && error.redirect_tool.is_none() {
             error.message =
                 format!("{}{} No other call changes that.", error.message, if error.message.ends_with(['.', '!', '?']) { "" } else { "." });
         }
@@ -128,26 +131,34 @@ impl Search<'_> {
                 Ruling::Admitted => return Some(Vec::new()),
                 Ruling::Denied(remedies) => remedies,
             };
-            if stack.len() >= MAX_STEPS {
-                return None;
-            }
-            let mut best: Option<Vec<Step>> = None;
-            for remedy in remedies {
-                let Some(step) = self.step(&remedy) else { continue };
-                let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
-                if stack.contains(&this) {
-                    continue;
-                }
-                stack.push(this);
-                let found = self.through(target, step, assumed, stack).await;
-                stack.pop();
-                best = match (best, found) {
-                    (Some(best), Some(found)) if best.len() <= found.len() => Some(best),
-                    (best, found) => found.or(best),
-                };
-            }
-            best
+            self.by_any(target, remedies, assumed, stack).await
         })
+    }
+
+    /// The shortest way to a denied call that begins with one of these.
+    async fn by_any(
+        &self,
+        target: &Step,
+        remedies: Vec<Remedy>,
+        assumed: &[Assumed],
+        stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
+    ) -> Option<Vec<Step>> {
+        let mut best: Option<Vec<Step>> = None;
+        for remedy in remedies {
+            let Some(step) = self.step(&remedy) else { continue };
+            let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
+            if stack.len() >= MAX_STEPS || stack.contains(&this) {
+                continue;
+            }
+            stack.push(this);
+            let found = self.through(target, step, assumed, stack).await;
+            stack.pop();
+            best = match (best, found) {
+                (Some(best), Some(found)) if best.len() <= found.len() => Some(best),
+                (best, found) => found.or(best),
+            };
+        }
+        best
     }
 
     /// The way that leads over this step.
@@ -197,26 +208,20 @@ impl Search<'_> {
         let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts);
         let ask = if step.sketch { ask.as_sketch() } else { ask };
         let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
-        let mut remedies: Option<Vec<Remedy>> = None;
+        let mut by = Vec::new();
         for policy in enforced() {
             match verdict(policy, &ask) {
                 Said::Allow(terms) | Said::Ask(_, terms) => charges.extend(terms.charges.into_iter().map(|(charge, _)| charge)),
                 // What nobody knows yet is no reason to say no.
                 Said::Fault(_) if step.sketch => {}
-                Said::Deny(_) | Said::Fault(_) => {
-                    let helps = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(&ask))).unwrap_or_default();
-                    if helps.is_empty() {
-                        return Some(Ruling::Denied(Vec::new()));
-                    }
-                    remedies.get_or_insert(helps);
-                }
+                Said::Deny(_) | Said::Fault(_) => by.push(policy),
             }
         }
         let room = store.room(&charges, self.now).await.ok()?;
         if room.iter().any(Result::is_err) {
             return Some(Ruling::Denied(Vec::new()));
         }
-        Some(remedies.map_or(Ruling::Admitted, Ruling::Denied))
+        Some(if by.is_empty() { Ruling::Admitted } else { Ruling::Denied(helped(&ask, by.into_iter()).unwrap_or_default()) })
     }
 
     /// A remedy as a call, its arguments filled as far as they are known.
@@ -278,6 +283,15 @@ impl Search<'_> {
         let arguments = arguments.map(|(name, value)| (name.clone(), value.clone())).collect();
         NextStep { tool: step.tool.spec.name.to_string(), arguments: Value::Object(arguments) }
     }
+}
+
+/// What would help with the first of those who said no: nothing where one of them cannot be helped, `None` where one
+/// of them does not know.
+fn helped<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Remedy>> {
+    let remedies =
+        |policy: &dyn Policy| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(ask))).unwrap_or_default();
+    let all: Vec<Vec<Remedy>> = deniers.map(remedies).collect::<Option<_>>()?;
+    if all.iter().any(Vec::is_empty) { Some(Vec::new()) } else { all.into_iter().next() }
 }
 
 /// What a step comes to, if all goes well.

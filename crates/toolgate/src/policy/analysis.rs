@@ -37,7 +37,7 @@ fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
         let before = reachable.len();
         for (tool, rules) in tools.iter().filter(|(tool, _)| !denied.contains(tool.name())) {
             let mut groups = enforced(rules).flat_map(|rule| rule.policy.outline(tool).after);
-            if groups.all(|group| group.iter().any(|first| reachable.contains(first))) {
+            if groups.all(|(_, group)| group.iter().any(|first| reachable.contains(first))) {
                 reachable.insert(tool.name());
             }
         }
@@ -48,12 +48,12 @@ fn unreachable(tools: &[Governed<'_>]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (tool, rules) in tools.iter().filter(|(tool, _)| !reachable.contains(tool.name()) && !denied.contains(tool.name())) {
         for rule in enforced(rules) {
-            for group in rule.policy.outline(tool).after {
+            for (field, group) in rule.policy.outline(tool).after {
                 // Tools that are not there at all are said elsewhere.
                 let known = group.iter().any(|first| tools.iter().any(|(tool, _)| tool.name() == *first));
                 if known && !group.iter().any(|first| reachable.contains(first)) {
                     let chain = chain(tool.name(), tools, &reachable, &denied);
-                    let problem = Problem::new(format!("`{}` can never be called: {chain}", tool.name())).of(rule.policy.name());
+                    let problem = Problem::at(field, format!("`{}` can never be called: {chain}", tool.name())).of(rule.policy.name());
                     problems.push(problem.help("take one of these requirements away"));
                 }
             }
@@ -77,8 +77,9 @@ fn chain(tool: &str, tools: &[Governed<'_>], reachable: &BTreeSet<&str>, denied:
     loop {
         let at = path.last().cloned().unwrap_or_default();
         let missing = tools.iter().filter(|(spec, _)| spec.name() == at).find_map(|(spec, rules)| {
-            let groups = enforced(rules)
-                .flat_map(|rule| rule.policy.outline(spec).after.into_iter().map(|g| g.into_iter().map(str::to_owned).collect::<Vec<_>>()));
+            let groups = enforced(rules).flat_map(|rule| {
+                rule.policy.outline(spec).after.into_iter().map(|(_, g)| g.into_iter().map(str::to_owned).collect::<Vec<_>>())
+            });
             groups.filter(|group| !group.iter().any(|first| reachable.contains(first.as_str()))).find_map(|group| group.into_iter().next())
         });
         let Some(next) = missing else {
@@ -170,7 +171,7 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
                 let message = format!(
                     "`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}` and at most {high} by `{high_rule}`"
                 );
-                problems.push(Problem::new(message).of(high_rule));
+                problems.push(Problem::new(message).of(high_rule).help("leave room between the two"));
             }
         }
         for rule in enforced(rules) {
@@ -182,14 +183,14 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
                     "`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}`, and this limit is {}",
                     caps.most
                 );
-                problems.push(Problem::at("most", message).of(rule.policy.name()));
+                problems.push(Problem::at("most", message).of(rule.policy.name()).help("raise the limit, or let smaller amounts pass"));
             }
         }
     }
     for rule in enforced(rules) {
         if rule.policy.outline(tool).caps.is_some_and(|caps| caps.amount.is_none() && caps.most < Decimal::ONE) {
             let problem = Problem::at("calls", format!("`{name}` can never be called: the limit is 0 calls")).of(rule.policy.name());
-            problems.push(problem.help("use `deny` if that is meant"));
+            problems.push(problem.help("if that is meant, take the tool out of the agent instead").warning());
         }
     }
     problems

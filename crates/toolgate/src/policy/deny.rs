@@ -3,7 +3,7 @@
 use super::cel::Expression;
 use super::problem::unfit;
 use super::refusal::refusal_setters;
-use super::{Ask, Condition, Fault, Forbids, Limit, Needs, Note, Outline, Policy, Problem, Refusal, Terms, ToolNames, Verdict};
+use super::{Ask, Condition, Fault, Forbids, Limit, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
 use crate::tool::Spec;
@@ -175,5 +175,9 @@ impl Policy for Deny {
         let mut error = self.refusal.error();
         error.errors = errors;
         Ok(Verdict::deny(error))
+    }
+
+    fn remedies(&self, _: &Ask<'_>) -> Option<Vec<Remedy>> {
+        Some(Vec::new())
     }
 }

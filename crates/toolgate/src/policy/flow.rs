@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::problem::unknown_tool;
 use super::refusal::refusal_setters;
-use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, ToolNames, Verdict};
+use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
 use crate::tool::Spec;
@@ -192,5 +192,9 @@ impl Policy for Flow {
                 Ok(Verdict::deny(error))
             }
         }
+    }
+
+    fn remedies(&self, _: &Ask<'_>) -> Option<Vec<Remedy>> {
+        Some(Vec::new())
     }
 }

@@ -110,8 +110,8 @@ pub enum Mode {
 /// What can be known of a rule, as it governs one tool, before any call.
 #[derive(Debug, Clone, Default)]
 pub struct Outline<'a> {
-    /// Of each group, one tool must have succeeded.
-    pub after: Vec<Vec<&'a str>>,
+    /// Of each group, one tool must have succeeded; with the part of the rule that says so.
+    pub after: Vec<(String, Vec<&'a str>)>,
     /// What it forbids or asks about.
     pub forbids: Option<Forbids<'a>>,
     /// What it caps.
@@ -253,10 +253,11 @@ pub trait Policy: Send + Sync {
     /// A fault, which is a denial.
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault>;
 
-    /// After it has denied a call: calls any one of which would be a step towards a "yes". None where nothing helps.
-    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
+    /// After it has denied a call: calls any one of which would be a step towards a "yes", empty where nothing helps;
+    /// `None` where that is not known.
+    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
         let _ = ask;
-        Vec::new()
+        None
     }
 
     /// Takes note of a success. What it remembers commits with the call.

@@ -62,7 +62,7 @@ impl<P: Policy> Policy for Observe<P> {
         self.0.check(ask)
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
+    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
         self.0.remedies(ask)
     }
 

@@ -103,10 +103,16 @@ impl Problem {
     /// Suggests the name that was probably meant.
     #[must_use]
     pub(crate) fn did_you_mean(self, wrong: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {
-        let known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
+        let mut known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
+        known.dedup();
         match crate::suggest::closest(wrong, known.iter().map(String::as_str)) {
             Some(guess) => self.help(format!("did you mean `{guess}`?")),
-            None => self,
+            None if self.help.is_some() || known.is_empty() => self,
+            None => {
+                let (shown, more) =
+                    (known.iter().take(12).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "), known.len() > 12);
+                self.help(format!("there is {shown}{}", if more { " and more" } else { "" }))
+            }
         }
     }
 }
@@ -181,7 +187,7 @@ fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem>
 /// A path that names more than one value where one is wanted.
 pub(super) fn not_one(field: &str, path: &Pointer) -> Option<Problem> {
     let many = path.parts().iter().any(|part| part == "*");
-    many.then(|| Problem::at(field, format!("`{path}` names more than one value, and one is wanted here")))
+    many.then(|| Problem::at(field, format!("`{path}` names more than one value, and one is wanted here")).help("name one, without `*`"))
 }
 
 /// A condition that can be asked of no value that the schema lets an argument have.
@@ -199,5 +205,6 @@ pub(super) fn unfit(field: &str, tool: &Spec, path: &Pointer, condition: &Condit
     };
     let message =
         format!("`{path}` of `{}` is declared as {declared}, and `{}` can be asked of a {wanted} only", tool.name(), condition.describe());
-    (!fits).then(|| Problem::at(field, message))
+    let help = if wanted == "number" { "compare numbers with numbers, or use `in`" } else { "use `above`, `below` or `in`" };
+    (!fits).then(|| Problem::at(field, message).help(help))
 }

@@ -134,12 +134,12 @@ impl Policy for ReadBeforeWrite {
         Ok(Verdict::Allow(Terms { expects: vec![expects], ..Terms::default() }))
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
-        let Some(path) = self.path(ask) else { return Vec::new() };
-        let Ok(FileFact::Present(now)) = ask.file(&path) else { return Vec::new() };
+    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
+        let path = self.path(ask)?;
+        let Ok(FileFact::Present(now)) = ask.file(&path) else { return None };
         let arguments = [("path".to_owned(), Value::String(path.clone()))].into_iter().collect();
         let marks = vec![(Arc::from(mark(&path)), Some(now.to_string().into()))];
-        vec![Remedy { tool: Arc::clone(&self.read_tool), arguments, marks, ..Remedy::default() }]
+        Some(vec![Remedy { tool: Arc::clone(&self.read_tool), arguments, marks, ..Remedy::default() }])
     }
 
     fn on_result(&self, done: &Done<'_>) -> Result<Vec<Change>, Fault> {

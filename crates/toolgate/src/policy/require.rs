@@ -211,7 +211,7 @@ impl Policy for Require {
     }
 
     fn outline(&self, _: &Spec) -> Outline<'_> {
-        Outline { after: vec![self.any_of.iter().map(|tool| &**tool).collect()], ..Outline::default() }
+        Outline { after: vec![("any_of".to_owned(), self.any_of.iter().map(|tool| &**tool).collect())], ..Outline::default() }
     }
 
     fn sources(&self) -> Option<Vec<&str>> {
@@ -250,8 +250,8 @@ impl Policy for Require {
         Ok(Verdict::deny(self.refusal.error()))
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
-        let Ok(about) = self.entity(ask) else { return Vec::new() };
+    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
+        let about = self.entity(ask).ok()?;
         let proves = self.fields.iter().filter_map(|(path, wanted)| match wanted {
             Wanted::Value(value) => Some((path.clone(), value.clone())),
             Wanted::Argument(argument) => ask.argument(argument).map(|value| (path.clone(), value.clone())),
@@ -264,10 +264,7 @@ impl Policy for Require {
             Err(_) => false,
         };
         let about = about.map(|(name, value)| (Arc::clone(name), value.clone()));
-        self.any_of
-            .iter()
-            .filter(helps)
-            .map(|tool| Remedy { tool: Arc::clone(tool), about: about.clone(), proves: proves.clone(), ..Remedy::default() })
-            .collect()
+        let remedy = |tool: &Arc<str>| Remedy { tool: Arc::clone(tool), about: about.clone(), proves: proves.clone(), ..Remedy::default() };
+        Some(self.any_of.iter().filter(helps).map(remedy).collect())
     }
 }

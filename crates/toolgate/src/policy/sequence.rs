@@ -96,23 +96,30 @@ impl Policy for Sequence {
     }
 
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
-        let circle =
-            self.check_acyclic().err().map(|Cycle(tools)| Problem::at("after", format!("it goes in a circle: {}", tools.join(" needs "))));
+        let circle = self.check_acyclic().err().map(|Cycle(tools)| {
+            Problem::at("after", format!("it goes in a circle: {}", tools.join(" needs "))).help("take one of these requirements away")
+        });
         let mut problems: Vec<Problem> = circle.into_iter().collect();
         if self.edges.is_empty() {
             problems.push(Problem::at("after", "it names no tool, so it would never speak").help("name at least one"));
         }
+        let mut names = BTreeSet::new();
         for (tool, first) in &self.edges {
-            problems.extend(unknown_tool(&format!("after.{tool}"), tool, tools));
-            for (index, first) in first.iter().enumerate() {
-                problems.extend(unknown_tool(&format!("after.{tool}.{index}"), first, tools));
+            let inner = first.iter().enumerate().map(|(index, first)| (format!("after.{tool}.{index}"), first));
+            for (field, name) in std::iter::once((format!("after.{tool}"), tool)).chain(inner) {
+                if names.insert(name) {
+                    problems.extend(unknown_tool(&field, name, tools));
+                }
             }
         }
         problems
     }
 
     fn outline(&self, tool: &Spec) -> Outline<'_> {
-        Outline { after: self.first(tool.name()).map(|first| vec![&**first]).collect(), ..Outline::default() }
+        Outline {
+            after: self.first(tool.name()).map(|first| (format!("after.{}", tool.name()), vec![&**first])).collect(),
+            ..Outline::default()
+        }
     }
 
     fn definition(&self) -> String {
@@ -143,8 +150,8 @@ impl Policy for Sequence {
         Ok(Verdict::deny(ToolError::of(code::PREREQUISITE_MISSING, message)))
     }
 
-    fn remedies(&self, ask: &Ask<'_>) -> Vec<Remedy> {
-        let missing = self.missing(ask).unwrap_or_default();
-        missing.into_iter().take(1).map(|tool| Remedy { tool: Arc::clone(tool), ..Remedy::default() }).collect()
+    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
+        let missing = self.missing(ask).ok()?;
+        Some(missing.into_iter().take(1).map(|tool| Remedy { tool: Arc::clone(tool), ..Remedy::default() }).collect())
     }
 }

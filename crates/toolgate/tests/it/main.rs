@@ -4,6 +4,7 @@
 
 mod approvals;
 mod batch;
+mod broken;
 mod concurrency;
 mod difflib;
 mod errors;

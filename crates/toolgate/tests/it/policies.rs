@@ -135,11 +135,11 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
         .unwrap_err();
     insta::assert_snapshot!(error, @"
     agent `a` cannot be built:
-      - policy `typo` is attached to `twise`, which is no tool of this agent; did you mean `twice`?
-      - two policies are called `same`
-      - policy `circle`: it goes in a circle: a needs b needs a
-      - policy `circle`: `a` is no tool of this agent
-      - policy `circle`: `b` is no tool of this agent
+      - policy `typo`: it is attached to `twise`, which is no tool of this agent; did you mean `twice`?
+      - two policies are called `same`; one name, one rule
+      - policy `circle`: it goes in a circle: a needs b needs a; take one of these requirements away
+      - policy `circle`: `a` is no tool of this agent; there is `Bad Name`, `shown`, `twice`, `ungoverned`
+      - policy `circle`: `b` is no tool of this agent; there is `Bad Name`, `shown`, `twice`, `ungoverned`
       - `Bad Name` is no tool name: 1 to 64 of a-z, 0-9, `_` and `-`
       - the description of `Bad Name` has 0 characters; 1 to 1,024 are allowed
       - input schema of `Bad Name`: \"strange\" is not valid under any of the schemas listed in the 'anyOf' keyword (at `/properties/type/anyOf`)
@@ -153,8 +153,13 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
 
 #[test]
 fn a_tool_with_effects_and_no_rule_is_refused_and_hearing_is_not_ruling() {
-    let build = |tool: Tool| Agent::builder("a").tool(tool).policy(ReadBeforeWrite::default()).build();
-    assert!(build(plain("refund")).unwrap_err().to_string().contains("has effects and no policy governs it"));
+    let write = || {
+        Tool::dynamic("write_file", "Writes.", json!({"type": "object", "properties": {"path": {"type": "string"}}}), |_, _| async {
+            Ok(json!(1))
+        })
+    };
+    let build = |tool: Tool| Agent::builder("a").tool(write()).tool(tool).policy(ReadBeforeWrite::default()).build();
+    assert!(build(plain("refund")).unwrap_err().to_string().contains("has effects and no enforced policy governs it"));
     assert!(build(plain("refund").effect(Effect::Read)).is_ok());
     assert!(build(plain("refund").open()).is_ok());
 }

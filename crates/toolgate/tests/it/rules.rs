@@ -235,11 +235,11 @@ fn rules_about_nothing_do_not_load() {
       - policy `argument`: `act` has no argument `amont`; did you mean `amount`?
       - policy `limit`: `act` has no argument `amuont`; did you mean `amount`?
       - policy `limit`: `act` has no argument `entty`; did you mean `entity`?
-      - policy `require`: `gone` is no tool of this agent
-      - policy `require`: `act` has no argument `customer`
+      - policy `require`: `gone` is no tool of this agent; there is `act`, `plain`
+      - policy `require`: `act` has no argument `customer`; there is `amount`, `currency`, `entity`, `fail`, `lose`, `n`, `ok`, `pin`, `to`
       - policy `require`: `plain` declares no entity `customer`, so nothing it proves can be compared
       - policy `require`: `plain` does not declare that it proves `/active`
-      - policy `sequence`: `verfy` is no tool of this agent
+      - policy `sequence`: `verfy` is no tool of this agent; there is `act`, `plain`
     ");
 }
 

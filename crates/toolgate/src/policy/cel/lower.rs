@@ -78,7 +78,7 @@ fn unparsable(source: &str, error: &cel::ParseError) -> Problem {
     // The parser speaks of tokens that it would have liked better; the first sentence is enough.
     let said = error.msg.lines().next().unwrap_or_default();
     let said = said.split(" expecting ").next().unwrap_or(said).trim_start_matches("Syntax error: ");
-    Problem::new(format!("this is no CEL: {said}")).within(at..end)
+    Problem::new(format!("this is no CEL: {said}")).within(at..end).help("like `input.amount > 500 && input.currency == \"EUR\"`")
 }
 
 struct Lowering<'s> {
@@ -113,6 +113,11 @@ impl Lowering<'_> {
                 end = end.max(byte(self.source, to as usize));
             }
         });
+        // A call begins with its name.
+        if self.source.as_bytes().get(start) == Some(&b'(') {
+            let before = self.source.get(..start).unwrap_or_default();
+            start = before.rfind(|c: char| !c.is_alphanumeric() && c != '_').map_or(0, |at| at + 1);
+        }
         // The parser tells where a token begins: the name or literal that begins there belongs to it.
         let rest = self.source.get(end..).unwrap_or_default();
         let word = rest.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '"' | '\'')).unwrap_or(rest.len());
@@ -263,6 +268,7 @@ impl Lowering<'_> {
                     let why = e.to_string();
                     let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
                     self.at(pattern, format!("`{}` is no regular expression: {why}", crate::names::shown(&source)))
+                        .help("in the syntax of the `regex` crate")
                 })?;
                 let Condition::Matches(regex) = compiled else { return Err(self.at(pattern, "this is no pattern")) };
                 Ok(Kind::Matches(Box::new(self.node(text)?), regex))

@@ -406,17 +406,18 @@ impl Checking<'_> {
 
     fn call(&mut self, node: &Node, function: Function, nodes: &[Node], locals: &mut Vec<Ty>) -> Ty {
         let text = Ty::Text(None);
-        let mut literal = |parse: &dyn Fn(&str) -> bool, wants: &str| {
+        let mut literal = |parse: &dyn Fn(&str) -> bool, wants: (&str, &str)| {
             if let Some(Node { kind: Kind::Text(text), span }) = nodes.first()
                 && !parse(text)
             {
-                self.problems.push(Problem::new(format!("`{}` is no {wants}", crate::names::shown(text))).within(span.clone()));
+                let problem = Problem::new(format!("`{}` is no {}", crate::names::shown(text), wants.0)).within(span.clone());
+                self.problems.push(problem.help(format!("like `{}`", wants.1)));
             }
         };
         match function {
-            Function::Decimal => literal(&|t| decimal(t).is_ok(), "number"),
-            Function::Duration => literal(&|t| duration(t).is_ok(), "duration, like `15m` or `24h`"),
-            Function::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), "RFC 3339 time"),
+            Function::Decimal => literal(&|t| decimal(t).is_ok(), ("number", "12.50")),
+            Function::Duration => literal(&|t| duration(t).is_ok(), ("duration", "15m` or `24h")),
+            Function::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), ("RFC 3339 time", "2026-01-31T12:00:00Z")),
             _ => {}
         }
         match function {

@@ -1,5 +1,7 @@
 //! An agent: a named registry of tools with its policies, hooks, limits and resources, checked as a whole.
 
+mod checks;
+
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -8,16 +10,17 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::config::{Rules, Scope, Written};
+use checks::{check_examples, check_words, watched};
+
 use crate::error::Effects;
 use crate::hook::Hook;
 use crate::json::{Bounds, Digest, Pointer, digest_of};
 use crate::limits::Limits;
-use crate::names::{is_tool_name, shown};
+use crate::names::shown;
 use crate::policy::{Attached, Level, Mode, Policy, Problem, Severity, analyse};
 use crate::resource::{FileSystem, Resources};
 use crate::schema::Schema;
 use crate::tool::{Effect, Extra, Handler, Spec, Tool};
-use crate::values::USER;
 
 /// A tool at its place in an agent, with everything that has a say about it.
 pub(crate) struct Registered {
@@ -104,6 +107,12 @@ impl Agent {
     #[must_use]
     pub fn warnings(&self) -> &[Problem] {
         &self.warnings
+    }
+
+    /// The warnings as a person reads them, with the lines of the policy files they stand in.
+    #[must_use]
+    pub fn render_warnings(&self, colours: bool) -> String {
+        crate::config::render(&self.warnings, colours)
     }
 
     /// Digest of its definition. Rules take part with all they say, policies and hooks written in Rust by name.
@@ -341,7 +350,7 @@ impl AgentBuilder {
                 Ok(registered) => {
                     tools.insert(name, Arc::new(registered));
                 }
-                Err(wrong) => problems.extend(wrong.into_iter().map(Problem::new)),
+                Err(wrong) => problems.extend(wrong.into_iter().map(|problem| self.placed(problem))),
             }
         }
         problems.extend(
@@ -351,7 +360,10 @@ impl AgentBuilder {
         );
         let governed: Vec<_> =
             order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| (&t.spec, t.governed_by.as_slice())).collect();
-        problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
+        // What broken rules come to together is anybody's guess.
+        if problems.iter().all(|problem| problem.severity != Severity::Error) {
+            problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
+        }
         let (problems, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(|problem| problem.severity == Severity::Error);
         if !problems.is_empty() {
             return Err(BuildError { agent: self.name.to_string(), problems: problems.into_iter().chain(warnings).collect() });
@@ -384,71 +396,7 @@ impl AgentBuilder {
         problem
     }
 
-    fn check_attachments(&self, problems: &mut Vec<Problem>) {
-        let specs: Vec<&Spec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
-        let sections: BTreeSet<&str> = self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
-        let mut names = BTreeSet::new();
-        for written in &self.policies {
-            let policy = &written.policy;
-            let place = |problem: Problem| {
-                let place = written.place(&problem.field, problem.within.clone());
-                Problem { place, ..problem }.of(policy.name())
-            };
-            if !names.insert(policy.name()) {
-                problems.push(Problem {
-                    rule: None,
-                    ..place(Problem::at("name", format!("two policies are called `{}`", shown(policy.name()))))
-                });
-            }
-            problems.extend(policy.problems(&specs).into_iter().map(place));
-            match &written.scope {
-                Scope::Tools(tools) => {
-                    for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
-                        let problem = Problem::at("tools", format!("it is attached to `{}`, which is no tool of this agent", shown(tool)));
-                        problems.push(place(problem.did_you_mean(tool, specs.iter().map(|spec| spec.name()))));
-                    }
-                }
-                Scope::Section(name) if !sections.contains(name.as_str()) => {
-                    let problem = Problem::at("section", format!("there is no section `{}` with tools", shown(name)));
-                    problems.push(place(problem.did_you_mean(name, sections.iter())));
-                }
-                Scope::Section(_) | Scope::Prompt | Scope::Agent => {}
-            }
-        }
-        if self.policies.iter().any(|written| written.policy.sources().is_some()) && specs.iter().any(|spec| spec.name() == USER) {
-            problems.push(
-                Problem::new("a tool is called `user`, and rules about where values come from mean the user by it").help("rename the tool"),
-            );
-        }
-    }
-
-    /// Evidence of a tool that is not there cannot be taken away.
-    fn check_revocations(&self, problems: &mut Vec<Problem>) {
-        let names: BTreeSet<&str> = self.tools.iter().map(|(_, tool)| tool.spec().name()).collect();
-        for (_, tool) in &self.tools {
-            for (of, _) in tool.spec().revokes.iter().filter(|(of, _)| !names.contains(&**of)) {
-                let message =
-                    format!("`{}` takes away evidence of `{}`, which is no tool of this agent", shown(tool.spec().name()), shown(of));
-                problems.push(Problem::new(message));
-            }
-        }
-    }
-
-    /// Approvals remember who asked by name, so a name must mean one thing.
-    fn check_hooks(&self, problems: &mut Vec<Problem>) {
-        let mut names: BTreeSet<&str> = self.policies.iter().map(|written| written.policy.name()).collect();
-        for hook in &self.hooks {
-            if !names.insert(hook.name()) {
-                problems.push(Problem::new(format!("the hook `{}` has the name of another hook or policy", shown(hook.name()))));
-            }
-            if !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name())) {
-                let message = format!("the hook `{}` is meant for no tool of this agent, so it would never be asked", shown(hook.name()));
-                problems.push(Problem::new(message));
-            }
-        }
-    }
-
-    fn register(&self, mut spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<String>> {
+    fn register(&self, mut spec: Spec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<Registered, Vec<Problem>> {
         let mut problems = check_words(&spec);
         let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<String>| {
             let compiled = Schema::compile(schema?, extra, secrets);
@@ -482,13 +430,16 @@ impl AgentBuilder {
             .filter(|w| w.policy.hears_all() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
             .map(|written| Arc::clone(&written.policy))
             .collect();
+        let mut problems: Vec<Problem> = problems.into_iter().map(Problem::new).collect();
         // A rule that only observes governs nothing.
         let is_governed = governed_by.iter().any(|attached| attached.policy.mode() == Mode::Enforce);
         if spec.effect != Effect::Read && !spec.open && !is_governed {
-            problems.push(format!(
-                "`{}` has effects and no enforced policy governs it; attach one, declare it `.effect(Effect::Read)`, or say `.open()`",
-                shown(&spec.name)
-            ));
+            let problem = Problem::at("mode", format!("`{}` has effects and no enforced policy governs it", shown(&spec.name)));
+            let problem = problem.help("attach one, declare it `.effect(Effect::Read)`, or say `.open()`");
+            problems.push(match governed_by.first() {
+                Some(observing) => problem.of(observing.policy.name()),
+                None => problem,
+            });
         }
         if !problems.is_empty() {
             return Err(problems);
@@ -505,60 +456,5 @@ impl AgentBuilder {
             "once": spec.once, "idempotent": spec.idempotent, "policies": policies,
         }));
         Ok(Registered { spec, handler, input, output, secrets, governed_by, heard_by, hooks, definition })
-    }
-}
-
-/// The sources that rules ask about, if any does.
-fn watched(policies: &[Written]) -> Option<BTreeSet<String>> {
-    let asked: Vec<Vec<&str>> = policies.iter().filter_map(|written| written.policy.sources()).collect();
-    (!asked.is_empty()).then(|| asked.into_iter().flatten().map(str::to_owned).collect())
-}
-
-fn check_words(spec: &Spec) -> Vec<String> {
-    let mut problems = Vec::new();
-    let name = shown(&spec.name);
-    if !is_tool_name(&spec.name) {
-        problems.push(format!("`{name}` is no tool name: 1 to 64 of a-z, 0-9, `_` and `-`"));
-    }
-    let length = spec.description.chars().count();
-    if !(1..=1_024).contains(&length) {
-        problems.push(format!("the description of `{name}` has {length} characters; 1 to 1,024 are allowed"));
-    }
-    for entity in spec.revokes.iter().filter_map(|(_, entity)| entity.as_ref()) {
-        if !spec.entities.iter().any(|(name, _)| name == entity) {
-            problems.push(format!("`{name}` takes away evidence about `{entity}`, and declares no such entity"));
-        }
-    }
-    for entity in spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity)) {
-        problems.push(format!("`{name}` keeps what it writes under `{entity}`, and declares no such entity"));
-    }
-    for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
-        if path.parts().iter().any(|part| part == "*") {
-            problems.push(format!("`{path}` of `{name}` names more than one value; an entity or a proved field is one"));
-        }
-    }
-    if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
-        problems.push(format!("`{name}` may be polled 0 times, so it could never be called"));
-    }
-    for example in &spec.examples {
-        if example.description.chars().count() > 200 {
-            problems.push(format!("an example of `{name}` has a description of more than 200 characters"));
-        }
-    }
-    problems
-}
-
-fn check_examples(spec: &Spec, input: Option<&Schema>, output: Option<&Schema>, problems: &mut Vec<String>) {
-    for example in &spec.examples {
-        let checks = [(input, &example.input, "input"), (output, &example.output, "output")];
-        for (schema, value, what) in checks {
-            if let Some(Err(invalid)) = schema.map(|schema| schema.check(&spec.name, value)) {
-                problems.push(format!(
-                    "the example `{}` has an {what} that does not fit: {}",
-                    shown(&example.description),
-                    invalid.message
-                ));
-            }
-        }
     }
 }

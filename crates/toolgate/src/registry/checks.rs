@@ -1,0 +1,132 @@
+//! What must be right about an agent before it is built.
+
+use std::collections::BTreeSet;
+
+use super::AgentBuilder;
+use crate::config::{Scope, Written};
+use crate::names::{is_tool_name, shown};
+use crate::policy::Problem;
+use crate::schema::Schema;
+use crate::tool::Spec;
+use crate::values::USER;
+
+impl AgentBuilder {
+    pub(super) fn check_attachments(&self, problems: &mut Vec<Problem>) {
+        let specs: Vec<&Spec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
+        let sections: BTreeSet<&str> = self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
+        let mut names = BTreeSet::new();
+        for written in &self.policies {
+            let policy = &written.policy;
+            let place = |problem: Problem| {
+                let place = written.place(&problem.field, problem.within.clone());
+                Problem { place, ..problem }.of(policy.name())
+            };
+            if !names.insert(policy.name()) {
+                problems.push(Problem {
+                    rule: None,
+                    ..place(Problem::at("name", format!("two policies are called `{}`", shown(policy.name()))).help("one name, one rule"))
+                });
+            }
+            problems.extend(policy.problems(&specs).into_iter().map(place));
+            match &written.scope {
+                Scope::Tools(tools) => {
+                    for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
+                        let problem = Problem::at("tools", format!("it is attached to `{}`, which is no tool of this agent", shown(tool)));
+                        problems.push(place(problem.did_you_mean(tool, specs.iter().map(|spec| spec.name()))));
+                    }
+                }
+                Scope::Section(name) if !sections.contains(name.as_str()) => {
+                    let problem = Problem::at("section", format!("there is no section `{}` with tools", shown(name)));
+                    problems.push(place(problem.did_you_mean(name, sections.iter())));
+                }
+                Scope::Section(_) | Scope::Prompt | Scope::Agent => {}
+            }
+        }
+        if self.policies.iter().any(|written| written.policy.sources().is_some()) && specs.iter().any(|spec| spec.name() == USER) {
+            problems.push(
+                Problem::new("a tool is called `user`, and rules about where values come from mean the user by it").help("rename the tool"),
+            );
+        }
+    }
+
+    /// Evidence of a tool that is not there cannot be taken away.
+    pub(super) fn check_revocations(&self, problems: &mut Vec<Problem>) {
+        let names: BTreeSet<&str> = self.tools.iter().map(|(_, tool)| tool.spec().name()).collect();
+        for (_, tool) in &self.tools {
+            for (of, _) in tool.spec().revokes.iter().filter(|(of, _)| !names.contains(&**of)) {
+                let message =
+                    format!("`{}` takes away evidence of `{}`, which is no tool of this agent", shown(tool.spec().name()), shown(of));
+                problems.push(Problem::new(message));
+            }
+        }
+    }
+
+    /// Approvals remember who asked by name, so a name must mean one thing.
+    pub(super) fn check_hooks(&self, problems: &mut Vec<Problem>) {
+        let mut names: BTreeSet<&str> = self.policies.iter().map(|written| written.policy.name()).collect();
+        for hook in &self.hooks {
+            if !names.insert(hook.name()) {
+                problems.push(Problem::new(format!("the hook `{}` has the name of another hook or policy", shown(hook.name()))));
+            }
+            if !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name())) {
+                let message = format!("the hook `{}` is meant for no tool of this agent, so it would never be asked", shown(hook.name()));
+                problems.push(Problem::new(message));
+            }
+        }
+    }
+}
+
+/// The sources that rules ask about, if any does.
+pub(super) fn watched(policies: &[Written]) -> Option<BTreeSet<String>> {
+    let asked: Vec<Vec<&str>> = policies.iter().filter_map(|written| written.policy.sources()).collect();
+    (!asked.is_empty()).then(|| asked.into_iter().flatten().map(str::to_owned).collect())
+}
+
+pub(super) fn check_words(spec: &Spec) -> Vec<String> {
+    let mut problems = Vec::new();
+    let name = shown(&spec.name);
+    if !is_tool_name(&spec.name) {
+        problems.push(format!("`{name}` is no tool name: 1 to 64 of a-z, 0-9, `_` and `-`"));
+    }
+    let length = spec.description.chars().count();
+    if !(1..=1_024).contains(&length) {
+        problems.push(format!("the description of `{name}` has {length} characters; 1 to 1,024 are allowed"));
+    }
+    for entity in spec.revokes.iter().filter_map(|(_, entity)| entity.as_ref()) {
+        if !spec.entities.iter().any(|(name, _)| name == entity) {
+            problems.push(format!("`{name}` takes away evidence about `{entity}`, and declares no such entity"));
+        }
+    }
+    for entity in spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity)) {
+        problems.push(format!("`{name}` keeps what it writes under `{entity}`, and declares no such entity"));
+    }
+    for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
+        if path.parts().iter().any(|part| part == "*") {
+            problems.push(format!("`{path}` of `{name}` names more than one value; an entity or a proved field is one"));
+        }
+    }
+    if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
+        problems.push(format!("`{name}` may be polled 0 times, so it could never be called"));
+    }
+    for example in &spec.examples {
+        if example.description.chars().count() > 200 {
+            problems.push(format!("an example of `{name}` has a description of more than 200 characters"));
+        }
+    }
+    problems
+}
+
+pub(super) fn check_examples(spec: &Spec, input: Option<&Schema>, output: Option<&Schema>, problems: &mut Vec<String>) {
+    for example in &spec.examples {
+        let checks = [(input, &example.input, "input"), (output, &example.output, "output")];
+        for (schema, value, what) in checks {
+            if let Some(Err(invalid)) = schema.map(|schema| schema.check(&spec.name, value)) {
+                problems.push(format!(
+                    "the example `{}` has an {what} that does not fit: {}",
+                    shown(&example.description),
+                    invalid.message
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Policies that cannot be right: what each is told, where, and what to do. Each file in `tests/broken` stands beside
+//! the exact text that it produces.
+
+use serde_json::{Value, json};
+use toolgate::config::Rules;
+use toolgate::{Agent, Effect, Tool};
+
+pub(crate) fn desk() -> toolgate::AgentBuilder {
+    let dynamic = |name: &str, properties: Value| {
+        let schema = json!({"type": "object", "properties": properties});
+        Tool::dynamic(name, "A tool.", schema, |_, _| async { Ok(Value::Null) })
+    };
+    let text = || json!({"type": "string"});
+    Agent::builder("desk")
+        .tool(dynamic("verify_customer", json!({"customer_id": text()})).effect(Effect::Read).entity("customer_id", "/customer_id").proves("/active"))
+        .tool(dynamic("lookup_order", json!({"order_id": text()})).effect(Effect::Read).entity("order_id", "/order_id").proves("/customer_id"))
+        .tool(dynamic("read_mail", json!({})).effect(Effect::Read).untrusted())
+        .tool(
+            dynamic(
+                "issue_refund",
+                json!({"order_id": text(), "customer_id": text(), "amount_usd": {"type": "number", "maximum": 10_000}, "currency": {"enum": ["USD", "EUR"]}}),
+            )
+            .open(),
+        )
+        .tool(dynamic("escalate_to_human", json!({"order_id": text()})).open())
+}
+
+/// The tools that a case needs beside the usual ones.
+fn agent(case: &str) -> toolgate::AgentBuilder {
+    let mail = Tool::dynamic("send_mail", "Sends.", json!({"type": "object", "properties": {"to": {"type": "string"}}}), |_, _| async {
+        Ok(Value::Null)
+    });
+    // A tool with effects that is not declared open needs an enforced rule.
+    desk().tool(if case == "only_observed" { mail } else { mail.open() })
+}
+
+#[test]
+fn every_broken_policy_is_told_what_where_and_how() {
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
+    let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    files.sort();
+    assert!(files.len() >= 30, "{}", files.len());
+    for path in files {
+        let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let said = match agent(&case).rules(Rules::parse("policy.toml", &text)).build() {
+            Err(error) => error.render(false),
+            Ok(agent) => {
+                assert!(!agent.warnings().is_empty(), "{case} is not broken at all");
+                agent.render_warnings(false)
+            }
+        };
+        // An agent with a tool that nothing governs is at fault itself, not a line of the file.
+        assert!(said.contains("--> policy.toml:"), "{case} has no place:\n{said}");
+        insta::with_settings!({snapshot_path => "../broken", prepend_module_to_snapshot => false, omit_expression => true}, {
+            insta::assert_snapshot!(case.as_str(), said);
+        });
+    }
+}
