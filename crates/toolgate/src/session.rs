@@ -185,6 +185,8 @@ pub enum Origin {
     RunHere,
     /// A client ran the tool and said so.
     Reported,
+    /// Nobody ran it yet: what if, while a next step is looked for. It proves whatever is wanted, and is never kept.
+    Assumed,
 }
 
 /// What a successful call proved.
@@ -207,9 +209,13 @@ pub struct Evidence {
 
 impl Evidence {
     pub(crate) fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
+        self.keys_if(self.origin == Origin::Reported)
+    }
+
+    /// The keys it has, or would have, run by this side or by the client.
+    pub(crate) fn keys_if(&self, reported: bool) -> impl Iterator<Item = EvidenceKey> {
         let bare = EvidenceKey::tool(Arc::clone(&self.tool));
         let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));
-        let reported = self.origin == Origin::Reported;
         std::iter::once(bare).chain(about).map(move |key| EvidenceKey { reported, ..key })
     }
 }

@@ -22,7 +22,8 @@ const MAX_STEPS: usize = 12;
 /// What a step is assumed to come to.
 #[derive(Clone)]
 enum Assumed {
-    Proved(Arc<Evidence>),
+    /// And whether the client runs the tool.
+    Proved(Arc<Evidence>, bool),
     Revoked(Revoked),
     Marked(Change),
 }
@@ -310,14 +311,8 @@ fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, 
         Assumed::Revoked(Revoked { tool: Arc::clone(of), about })
     });
     let mut all: Vec<Assumed> = revoked.collect();
-    all.push(Assumed::Proved(Arc::new(Evidence {
-        tool: Arc::clone(&tool.spec.name),
-        entities,
-        fields: Value::Object(remedy.proves.clone()),
-        at: now,
-        origin: if tool.spec.handler_is_external() { Origin::Reported } else { Origin::RunHere },
-        epoch: 0,
-    })));
+    let proof = Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: Origin::Assumed, epoch: 0 };
+    all.push(Assumed::Proved(Arc::new(proof), tool.spec.handler_is_external()));
     all.extend(remedy.marks.iter().cloned().map(Assumed::Marked));
     all
 }
@@ -326,8 +321,8 @@ fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, 
 fn assume(facts: &mut Facts, assumed: &[Assumed]) {
     for assumed in assumed {
         match assumed {
-            Assumed::Proved(proof) => {
-                let keys: Vec<_> = proof.keys().collect();
+            Assumed::Proved(proof, reported) => {
+                let keys: Vec<_> = proof.keys_if(*reported).collect();
                 for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| keys.contains(key)) {
                     *found = Some(Arc::clone(proof));
                 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use super::problem::{not_one, unknown_tool};
 use super::refusal::refusal_setters;
-use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Terms, ToolNames, Verdict};
+use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::json::{Pointer, decimal_of, with_canonical};
 use crate::limits::{Charge, Unit};
+use crate::session::Origin;
 use crate::tool::Spec;
 
 /// Whose limit it is.
@@ -148,6 +149,13 @@ impl Limit {
         }
     }
 
+    fn is_assumed(&self, ask: &Ask<'_>) -> bool {
+        let Per::Proved(proved) = &self.per else { return false };
+        let Some(about) = ask.argument(&proved.same.1) else { return false };
+        let evidence = ask.evidence_of(&proved.tool, Some((&proved.same.0, about)), false);
+        matches!(evidence, Ok(Some(proof)) if proof.origin == Origin::Assumed)
+    }
+
     /// The counter that a call is charged to.
     pub(super) fn counter(&self, ask: &Ask<'_>) -> Result<String, Fault> {
         let whose = match &self.per {
@@ -224,7 +232,23 @@ impl Policy for Limit {
         }
     }
 
+    fn remedies(&self, ask: &Ask<'_>) -> Option<Vec<Remedy>> {
+        let Per::Proved(proved) = &self.per else { return None };
+        let (entity, argument) = &proved.same;
+        let about = (Arc::clone(entity), ask.argument(argument)?.clone());
+        let known = ask.evidence_of(&proved.tool, Some((&about.0, &about.1)), false).ok()?;
+        Some(if known.is_some() {
+            Vec::new()
+        } else {
+            vec![Remedy { tool: Arc::clone(&proved.tool), about: Some(about), ..Remedy::default() }]
+        })
+    }
+
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        // Whose limit it is will only be known once the tool has said so.
+        if self.is_assumed(ask) {
+            return Ok(Verdict::allow());
+        }
         let amount = match &self.amount {
             None => Decimal::ONE,
             Some(path) => Self::total(ask, path)?,

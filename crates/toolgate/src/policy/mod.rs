@@ -153,8 +153,6 @@ pub struct Remedy {
     pub about: Option<(Arc<str>, Value)>,
     /// Arguments that are known.
     pub arguments: serde_json::Map<String, Value>,
-    /// Fields that it must prove, by path.
-    pub proves: serde_json::Map<String, Value>,
     /// What a policy will remember of it.
     pub marks: Vec<Change>,
 }
