@@ -103,18 +103,26 @@ impl Toolgate {
         at: &State,
         trail: &mut Trail,
     ) -> Result<(), Stop> {
-        let mut needs = Needs::default();
-        for attached in &tool.governed_by {
-            let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts);
-            let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.needs(&ask, &mut needs)));
-            // One that only observes will say itself that it lacks something.
-            if asked.is_err() && attached.policy.mode() == Mode::Enforce {
-                trail.rule = Some(attached.policy.name().to_owned());
-                let message = format!("the policy `{}` panicked, so the call is refused", attached.policy.name());
-                return Err(ToolError::of(code::POLICY_FAULT, message).into());
+        for round in 0..2 {
+            let mut needs = Needs::default();
+            for attached in &tool.governed_by {
+                let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts);
+                let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.needs(&ask, &mut needs)));
+                // One that only observes will say itself that it lacks something.
+                if asked.is_err() && attached.policy.mode() == Mode::Enforce {
+                    trail.rule = Some(attached.policy.name().to_owned());
+                    let message = format!("the policy `{}` panicked, so the call is refused", attached.policy.name());
+                    return Err(ToolError::of(code::POLICY_FAULT, message).into());
+                }
+            }
+            if round > 0 {
+                needs.less(&trail.facts);
+            }
+            self.load(agent, &call.key, &needs, at, &mut trail.facts).await?;
+            if !needs.again {
+                break;
             }
         }
-        self.load(agent, &call.key, &needs, at, &mut trail.facts).await?;
         Ok(())
     }
 

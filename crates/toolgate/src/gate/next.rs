@@ -197,17 +197,24 @@ impl Search<'_> {
         }
         let arguments = Judged::new(&tool.spec.name, Value::Object(step.arguments.clone()));
         let mut facts = Facts { now: self.now, ..Facts::default() };
-        let mut needs = Needs::default();
         let enforced =
             || tool.governed_by.iter().filter(|attached| attached.policy.mode() == Mode::Enforce).map(|attached| &*attached.policy);
-        let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts);
-        let ask = if step.sketch { ask.as_sketch() } else { ask };
-        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| enforced().for_each(|policy| policy.needs(&ask, &mut needs))));
-        asked.ok()?;
-        self.gate.load(self.agent, self.key, &needs, self.state, &mut facts).await.ok()?;
-        assume(&mut facts, assumed);
-        let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts);
-        let ask = if step.sketch { ask.as_sketch() } else { ask };
+        for round in 0..2 {
+            let mut needs = Needs::default();
+            let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts).sketched(step.sketch);
+            let asked =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| enforced().for_each(|policy| policy.needs(&ask, &mut needs))));
+            asked.ok()?;
+            if round > 0 {
+                needs.less(&facts);
+            }
+            self.gate.load(self.agent, self.key, &needs, self.state, &mut facts).await.ok()?;
+            assume(&mut facts, assumed);
+            if !needs.again {
+                break;
+            }
+        }
+        let ask = Ask::new(self.id, self.key, &tool.spec, &arguments, &facts).sketched(step.sketch);
         let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
         let mut by = Vec::new();
         for policy in enforced() {

@@ -59,10 +59,10 @@ impl<'a> Ask<'a> {
         Self { call, key, tool, arguments, facts, sketch: false, trace: None }
     }
 
-    /// The same call, not all of whose arguments are known.
+    /// The same call; whether not all of its arguments are known.
     #[must_use]
-    pub(crate) const fn as_sketch(mut self) -> Self {
-        self.sketch = true;
+    pub(crate) const fn sketched(mut self, sketch: bool) -> Self {
+        self.sketch = sketch;
         self
     }
 

@@ -25,9 +25,20 @@ pub struct Needs {
     pub files: Vec<String>,
     /// Values whose origin matters, each under the place where it stands in the arguments.
     pub origins: Vec<(String, Value)>,
+    /// Set where what else is wanted hangs on the evidence: `needs` is asked once more when that is there.
+    pub again: bool,
 }
 
 impl Needs {
+    /// Leaves out what is known already.
+    pub(crate) fn less(&mut self, facts: &Facts) {
+        self.evidence.retain(|key| !facts.evidence.iter().any(|(known, _)| known == key));
+        self.counters.retain(|(name, window)| !facts.counters.iter().any(|(known, w, _)| known == name && w == window));
+        self.marks.retain(|mark| !facts.marks.contains_key(mark));
+        self.files.retain(|file| !facts.files.contains_key(file));
+        self.origins.retain(|(place, _)| !facts.origins.contains_key(place));
+    }
+
     /// Evidence of a tool's success, about one entity where one is given.
     /// `reported` says whether what a client told is wanted beside what ran here.
     pub fn evidence_of(&mut self, tool: &Arc<str>, about: Option<(&Arc<str>, &Value)>, reported: bool) {

@@ -245,8 +245,8 @@ pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
         let telling = |folded: &str| folded.chars().count() >= 6;
         for word in words(&text) {
             let telling_word = word.contains(['@', '/', '.', ':']) || word.bytes().filter(u8::is_ascii_digit).count() >= SHORTEST_NUMBER;
-            let parts = std::iter::once(word).chain(word.split(['?', '&', '=', '#'])).chain(word.split('/'));
-            if telling_word && parts.map(fold).any(|part| telling(&part) && (is_known(&part) || is_split(&part, known))) {
+            let parts = std::iter::once(word).chain(word.split(['?', '&', '=', '#', ':'])).chain(word.split('/'));
+            if telling_word && parts.map(fold).any(|part| telling(&part) && is_known(&part)) {
                 return true;
             }
         }

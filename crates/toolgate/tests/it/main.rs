@@ -8,6 +8,7 @@ mod broken;
 mod concurrency;
 mod difflib;
 mod errors;
+mod examples;
 mod files;
 mod hooks;
 mod hostile;

@@ -200,8 +200,12 @@ impl Expression {
                 }
             }
             Kind::Used(name) => {
-                if let Some(counter) = self.limit(name).and_then(|limit| limit.counter(ask).ok().map(|counter| (counter, limit.window()))) {
-                    needs.counters.push(counter);
+                let Some(limit) = self.limit(name) else { return };
+                crate::policy::Policy::needs(limit, ask, needs);
+                match limit.counter(ask) {
+                    Ok(counter) => needs.counters.push((counter, limit.window())),
+                    // Whose counter it is may hang on evidence that is not there yet.
+                    Err(_) => needs.again = true,
                 }
             }
             _ => {}

@@ -1,0 +1,43 @@
+//! The worked policies in `examples/`: every call goes as its script says.
+
+use std::sync::Arc;
+
+use toolgate::{Agent, BuildError, ManualClock, Timestamp, Toolgate};
+
+#[path = "../../../../examples/play.rs"]
+mod play;
+
+macro_rules! example {
+    ($name:ident) => {
+        #[path = "."]
+        mod $name {
+            #[path = "../../../../examples/"]
+            mod root {
+                pub(super) mod $name {
+                    pub(in super::super) mod tools;
+                }
+            }
+            #[tokio::test]
+            async fn goes_as_its_script_says() {
+                super::goes(root::$name::tools::agent(), include_str!(concat!("../../../../examples/", stringify!($name), "/calls.txt")))
+                    .await;
+            }
+        }
+    };
+}
+
+example!(refund_desk);
+example!(file_editor);
+example!(deployment);
+example!(bank_transfers);
+
+async fn goes(agent: Result<Agent, BuildError>, script: &str) {
+    let agent = agent.unwrap_or_else(|error| panic!("{}", error.render(false)));
+    assert!(agent.warnings().is_empty(), "{}", agent.render_warnings(false));
+    let name = agent.name().to_owned();
+    let clock = Arc::new(ManualClock::at("2026-03-02T09:00:00Z".parse::<Timestamp>().unwrap()));
+    let gate = Toolgate::builder().agent(agent).clock(clock.clone()).build().unwrap();
+    let tally = play::play(&gate, &name, &clock, script, |_| {}).await;
+    assert!(tally.wrong.is_empty(), "{}", tally.wrong.join("\n"));
+    assert!(tally.allowed >= 15 && tally.refused >= 15, "{tally:?}");
+}

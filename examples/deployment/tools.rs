@@ -1,0 +1,50 @@
+//! The tools of a deployment pipeline. What they would do is made up; what they answer is not always good news.
+
+use serde_json::{Value, json};
+use toolgate::config::Rules;
+use toolgate::{Agent, BuildError, Effect, Tool};
+
+fn commit() -> Value {
+    json!({"type": "object", "properties": {"commit": {"type": "string"}}, "required": ["commit"]})
+}
+
+fn tests(name: &str) -> Tool {
+    Tool::dynamic(name, "Run tests of a commit.", commit(), |_, args: Value| async move {
+        Ok(if args["commit"] == "bad0000" { json!({"passed": 11, "failed": 1}) } else { json!({"passed": 12, "failed": 0}) })
+    })
+    .effect(Effect::Read)
+    .entity("commit", "/commit")
+    .proves("/passed")
+    .proves("/failed")
+}
+
+/// The pipeline with its rules.
+pub(crate) fn agent() -> Result<Agent, BuildError> {
+    let environment = json!({"enum": ["staging", "production"]});
+    Agent::builder("pipeline")
+        .tool(Tool::dynamic("lint", "Lint.", json!({"type": "object", "properties": {}}), |_, _| async { Ok(json!({"warnings": 0})) }).effect(Effect::Read))
+        .tool(tests("run_tests"))
+        .tool(tests("run_smoke_tests"))
+        .tool(
+            Tool::dynamic("build", "Build a commit.", commit(), |_, args: Value| async move { Ok(json!({"image": format!("app:{}", args["commit"])})) })
+                .effect(Effect::Write)
+                .entity("commit", "/commit"),
+        )
+        .tool(Tool::dynamic(
+            "deploy",
+            "Deploy a commit.",
+            json!({"type": "object", "required": ["commit", "environment"], "properties": {"commit": {"type": "string"}, "environment": environment}}),
+            |_, args: Value| async move { Ok(json!({"live": args["commit"]})) },
+        ))
+        .tool(Tool::dynamic(
+            "roll_back",
+            "Go back to the version before.",
+            json!({"type": "object", "required": ["environment"], "properties": {"environment": environment, "reason": {"type": "string"}}}),
+            |_, _| async { Ok(json!({"live": "before"})) },
+        ))
+        .tool(Tool::dynamic("page_on_call", "Wake somebody up.", json!({"type": "object", "properties": {"why": {"type": "string"}}}), |_, _| async {
+            Ok(json!({"paged": true}))
+        }))
+        .rules(Rules::parse("deployment/policy.toml", include_str!("policy.toml")))
+        .build()
+}

@@ -1,0 +1,91 @@
+//! Plays a script of calls against a gate and compares what happens with what the script expects. A line is
+//!
+//! ```text
+//! ok          alice/s1  lookup_order {"order_id": "A-7"}
+//! refund_cap  alice/s1  issue_refund {"order_id": "A-7", "amount_usd": 600}
+//! > wait 16m
+//! > user alice/s1 Please pay DE02 1203 0000 0000 2020 51.
+//! > approve lead
+//! ```
+//!
+//! where the first word is `ok` or the code of the refusal, and `approve` answers the last request for approval.
+
+use std::sync::Arc;
+
+use toolgate::{ManualClock, SignedDuration, Toolgate};
+
+/// What a script came to.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) allowed: usize,
+    pub(crate) refused: usize,
+    /// Lines that went otherwise than they say.
+    pub(crate) wrong: Vec<String>,
+}
+
+/// Plays it, telling each line and what came of it.
+pub(crate) async fn play(gate: &Toolgate, agent: &str, clock: &Arc<ManualClock>, script: &str, mut tell: impl FnMut(&str)) -> Tally {
+    let mut tally = Tally::default();
+    let mut approval: Option<String> = None;
+    for (number, line) in script.lines().enumerate().map(|(n, line)| (n + 1, line.trim())) {
+        let mut wrong = |what: String| tally.wrong.push(format!("line {number}: {line}\n  {what}"));
+        if let Some(comment) = line.strip_prefix('#') {
+            tell(&format!("\n{}", comment.trim()));
+            continue;
+        }
+        if let Some(directive) = line.strip_prefix('>') {
+            let (verb, rest) = directive.trim().split_once(' ').unwrap_or((directive.trim(), ""));
+            match verb {
+                "wait" => clock.advance(rest.parse::<SignedDuration>().unwrap_or_default()),
+                "user" => {
+                    let (who, text) = rest.split_once(' ').unwrap_or((rest, ""));
+                    let (principal, session) = who.split_once('/').unwrap_or((who, "s"));
+                    if let Err(error) = gate.session(agent, principal, session).user_said(text).await {
+                        wrong(error.to_string());
+                    }
+                }
+                "approve" | "cannot-approve" => {
+                    let id = approval.clone().unwrap_or_default();
+                    let answered = gate.answer_approval(&id, true, rest).await;
+                    if answered != Ok(verb == "approve") {
+                        wrong(format!("answered: {answered:?}"));
+                    }
+                }
+                _ => wrong("there is no such directive".to_owned()),
+            }
+            tell(&format!("  > {directive}"));
+            continue;
+        }
+        let mut words = line.splitn(4, char::is_whitespace).map(str::trim).filter(|word| !word.is_empty());
+        let Some(expected) = words.next() else { continue };
+        let rest = line.strip_prefix(expected).unwrap_or_default().trim_start();
+        let (who, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (tool, arguments) = rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), "{}"));
+        let (principal, session) = who.split_once('/').unwrap_or((who, "s"));
+        let answer = gate.session(agent, principal, session).call(tool, arguments.trim()).await;
+        let error = answer.outcome.error();
+        if let Some(waits) = error.and_then(|error| error.approval.as_ref()) {
+            approval = Some(waits.id.clone());
+        }
+        let came = error.map_or("ok", |error| &error.code);
+        if came == "ok" {
+            tally.allowed += 1
+        } else {
+            tally.refused += 1
+        }
+        let told = error.map(|error| {
+            let next = error.next.as_ref().map(|next| format!("\n           next: {} {}", next.tool, next.arguments)).unwrap_or_default();
+            format!("\n           {}{next}", error.message)
+        });
+        tell(&format!(
+            "  {} {tool} {}\n         {came}{}",
+            if came == "ok" { "+" } else { "-" },
+            arguments.trim(),
+            told.clone().unwrap_or_default()
+        ));
+        if came != expected {
+            tally.wrong.push(format!("line {number}: {line}\n  came to {came}{}", told.unwrap_or_default()));
+        }
+    }
+    tally
+}
