@@ -138,8 +138,8 @@ fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, proble
 }
 
 fn rule(table: &Table<'_>) -> Option<(Draft, Mode, Scope)> {
-    let name = table.text("name").filter(|name| !name.trim().is_empty());
-    if name.is_none() {
+    let name = table.text("name");
+    if !table.has("name") || name.is_some_and(|name| name.trim().is_empty()) {
         table.wrong("name", Problem::new("a rule needs a `name`").help("it is shown in refusals, in the ledger and in `explain`"));
     }
     if !table.has("rule") {

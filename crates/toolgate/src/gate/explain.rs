@@ -299,12 +299,14 @@ impl fmt::Display for Explanation {
         }
         writeln!(f, "\ngates")?;
         for note in &self.gates {
-            writeln!(f, "  {:<9} {:<9} {}", note.gate, note.said, note.why.as_deref().unwrap_or_default())?;
+            let line = format!("  {:<9} {:<9} {}", note.gate, note.said, note.why.as_deref().unwrap_or_default());
+            writeln!(f, "{}", line.trim_end())?;
         }
         writeln!(f, "\nrules")?;
         for note in &self.rules {
             let mode = if note.mode == Mode::Observe { " (observes)" } else { "" };
-            writeln!(f, "  {:<9} {}{mode} {}", note.said, note.rule, note.why.as_deref().unwrap_or_default())?;
+            let line = format!("  {:<9} {}{mode} {}", note.said, note.rule, note.why.as_deref().unwrap_or_default());
+            writeln!(f, "{}", line.trim_end())?;
             for look in &note.looked_at {
                 writeln!(f, "            {} {}: {}", if look.holds { "+" } else { "-" }, look.what, look.found)?;
             }

@@ -37,6 +37,12 @@ impl Session {
         &self.key
     }
 
+    /// The runtime it belongs to.
+    #[must_use]
+    pub const fn gate(&self) -> &Toolgate {
+        &self.gate
+    }
+
     /// A call that can be given a turn, a key, a deadline, before it is made with [`Toolgate::call`].
     pub fn prepare(&self, tool: &str, arguments: impl Into<Arguments>) -> Call {
         Call::new(self.key.clone(), tool, arguments)

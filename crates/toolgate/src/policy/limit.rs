@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use std::sync::Arc;
 
-use super::problem::{not_one, unknown_tool};
+use super::problem::{not_one, secret_key, unknown_tool};
 use super::refusal::refusal_setters;
 use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::json::{Pointer, decimal_of, with_canonical};
@@ -195,6 +195,8 @@ impl Policy for Limit {
         }
         let mut problems = self.tools.unknown("tools", tools);
         problems.extend(single.iter().filter_map(|(field, path)| not_one(field, path)));
+        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(single.iter().filter_map(|(field, path)| secret_key(field, path, &governed)));
         arguments.append(&mut single);
         problems.extend(self.tools.unknown_arguments(tools, arguments.into_iter()));
         if let Per::Proved(proved) = &self.per {
@@ -256,7 +258,7 @@ impl Policy for Limit {
         ask.note(|| {
             let secret = self.amount.as_ref().is_some_and(|path| ask.is_secret(path));
             let found = if secret { "(hidden)".to_owned() } else { format!("{amount} more") };
-            Note { what: format!("at most {}", self.most), found, holds: amount > self.most }
+            Note { what: format!("at most {}", self.most), found, holds: amount <= self.most }
         });
         let charge = Charge { counter: self.counter(ask)?, amount, cap: self.most, window: self.window, unit: Unit::Fixed };
         Ok(Verdict::Allow(Terms { charges: vec![(charge, self.refusal.error())], ..Terms::default() }))

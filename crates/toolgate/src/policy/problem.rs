@@ -184,6 +184,13 @@ fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem>
     Some(problem.did_you_mean(name, properties.keys()))
 }
 
+/// A secret that something is looked up by would have to be written down.
+pub(super) fn secret_key(field: &str, path: &Pointer, tools: &[&Spec]) -> Option<Problem> {
+    let tool = tools.iter().find(|tool| tool.is_secret(path))?;
+    let problem = Problem::at(field, format!("`{path}` of `{}` is secret, and what is looked up by it would be written down", tool.name()));
+    Some(problem.help("use an argument that is no secret"))
+}
+
 /// A path that names more than one value where one is wanted.
 pub(super) fn not_one(field: &str, path: &Pointer) -> Option<Problem> {
     let many = path.parts().iter().any(|part| part == "*");

@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use serde_json::Value;
 
 use super::cel::Expression;
-use super::problem::not_one;
+use super::problem::{not_one, secret_key};
 use super::refusal::refusal_setters;
 use super::{Ask, Fault, Limit, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::json::Pointer;
@@ -190,6 +190,8 @@ impl Policy for Require {
         });
         let arguments: Vec<(String, &Pointer)> = same.chain(compared).collect();
         problems.extend(arguments.iter().filter_map(|(field, path)| not_one(field, path)));
+        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(self.same.iter().filter_map(|(entity, path)| secret_key(&format!("same.{entity}"), path, &governed)));
         problems.extend(self.tools.unknown_arguments(tools, arguments.iter().map(|(field, path)| (field.clone(), *path))));
         let sources: Vec<&Spec> = tools.iter().copied().filter(|tool| self.any_of.contains(tool.name())).collect();
         for source in &sources {
@@ -204,7 +206,6 @@ impl Policy for Require {
                 problems.push(Problem::at("any_of", message).help("say `reported = true` to believe the client").warning());
             }
         }
-        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, Some(&sources))));
         if self.within.is_some_and(|age| age <= SignedDuration::ZERO) {
             problems.push(Problem::at("within", "nothing is ever that fresh").help("like `15m`"));

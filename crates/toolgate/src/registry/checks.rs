@@ -100,6 +100,9 @@ pub(super) fn check_words(spec: &Spec) -> Vec<String> {
     for entity in spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity)) {
         problems.push(format!("`{name}` keeps what it writes under `{entity}`, and declares no such entity"));
     }
+    for (entity, path) in spec.entities.iter().filter(|(_, path)| spec.is_secret(path)) {
+        problems.push(format!("the entity `{entity}` of `{name}` is its secret `{path}`; what is looked up by it would be written down"));
+    }
     for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
         if path.parts().iter().any(|part| part == "*") {
             problems.push(format!("`{path}` of `{name}` names more than one value; an entity or a proved field is one"));

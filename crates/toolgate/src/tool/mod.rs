@@ -177,6 +177,16 @@ impl Spec {
         Some(problem.did_you_mean(&path.to_string(), self.proves.iter().map(ToString::to_string)))
     }
 
+    /// Whether an argument is declared secret, here or in the schema.
+    pub(crate) fn is_secret(&self, path: &Pointer) -> bool {
+        let mut schema = self.input.as_ref();
+        let marked = path.parts().iter().any(|part| {
+            schema = schema.and_then(|schema| if part == "*" { schema.get("items") } else { schema.get("properties")?.get(part) });
+            schema.is_some_and(|schema| schema.get("writeOnly") == Some(&Value::Bool(true)))
+        });
+        marked || crate::redact::is_secret(path, &self.secrets)
+    }
+
     /// Whether the client runs it.
     pub(crate) const fn handler_is_external(&self) -> bool {
         self.external

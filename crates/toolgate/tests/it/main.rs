@@ -2,14 +2,17 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
 
+mod advice;
 mod approvals;
 mod batch;
 mod broken;
+mod cel;
 mod concurrency;
 mod difflib;
 mod errors;
 mod examples;
 mod files;
+mod flow;
 mod hooks;
 mod hostile;
 mod limits;

@@ -7,9 +7,12 @@ use cel::common::ast::operators as op;
 use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, LiteralValue, SelectExpr, SourceInfo};
 use cel::parser::{Expression as Tree, Parser};
 
-use super::{Arithmetic, Compare, Each, Function, Kind, MAX_DEPTH, MAX_LENGTH, Name, Node, Part};
+use super::{Arithmetic, Compare, Each, Function, Kind, MAX_DEPTH, MAX_LENGTH, MAX_OPERATORS, Name, Node, Part};
 use crate::json::Pointer;
 use crate::policy::{Condition, Problem};
+
+/// Enough for an expression at all its bounds, several times over.
+const STACK: usize = 64 << 20;
 
 const VARIABLES: [&str; 7] = ["input", "result", "session", "principal", "agent", "tool", "now"];
 
@@ -36,6 +39,15 @@ const FUNCTIONS: [(&str, Function, Range<usize>); 17] = [
 
 pub(super) fn compile(source: &str) -> Result<Node, Vec<Problem>> {
     bounds(source).map_err(|problem| vec![problem])?;
+    // The parser needs much stack for each level, and who calls may have little.
+    std::thread::scope(|scope| {
+        let parsing = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || parse(source));
+        let parsed = parsing.ok().and_then(|thread| thread.join().ok());
+        parsed.unwrap_or_else(|| Err(vec![Problem::new("the expression cannot be parsed")]))
+    })
+}
+
+fn parse(source: &str) -> Result<Node, Vec<Problem>> {
     let parsed = Parser::new().max_recursion_depth(96).parse_with_source_info(source);
     let (tree, info) = parsed.map_err(|errors| errors.errors.iter().map(|e| unparsable(source, e)).take(1).collect::<Vec<_>>())?;
     let mut lowering = Lowering { source, info, locals: Vec::new(), depth: 0 };
@@ -51,16 +63,30 @@ fn bounds(source: &str) -> Result<(), Problem> {
     if source.trim().is_empty() {
         return Err(Problem::new("the expression is empty").help("write a condition, or leave `when` out"));
     }
-    let (mut depth, mut signs) = (0usize, 0usize);
+    let (mut depth, mut signs, mut operators, mut quote) = (0usize, 0usize, 0usize, None);
+    let mut before = b' ';
     for (at, byte) in source.bytes().enumerate() {
-        match byte {
-            b'(' | b'[' | b'{' | b'?' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+        match (quote, byte) {
+            // What is quoted is no operator.
+            (Some(open), _) if byte == open && before != b'\\' => quote = None,
+            (Some(_), _) => {}
+            (None, b'"' | b'\'') => quote = Some(byte),
+            (None, b'(' | b'[' | b'{' | b'?') => depth += 1,
+            (None, b')' | b']' | b'}') => depth = depth.saturating_sub(1),
+            // Each makes the tree one deeper, at worst; of `&&` and `>=` one half counts.
+            (None, b'.' | b'+' | b'*' | b'/' | b'%' | b'<' | b'>' | b'-' | b'!') => operators += 1,
+            (None, b'&' | b'|' | b'=') if before == byte => operators += 1,
             _ => {}
         }
-        signs = if matches!(byte, b'!' | b'-') { signs + 1 } else { 0 };
+        signs = if quote.is_none() && matches!(byte, b'!' | b'-') { signs + 1 } else { 0 };
+        before = byte;
         if depth > MAX_DEPTH || signs > MAX_DEPTH {
             return Err(Problem::new(format!("the expression is nested more than {MAX_DEPTH} deep"))
+                .within(at..at + 1)
+                .help("say part of it in a rule of its own"));
+        }
+        if operators > MAX_OPERATORS {
+            return Err(Problem::new(format!("the expression has more than {MAX_OPERATORS} operators"))
                 .within(at..at + 1)
                 .help("say part of it in a rule of its own"));
         }
@@ -92,7 +118,7 @@ struct Lowering<'s> {
 impl Lowering<'_> {
     fn node(&mut self, tree: &Tree) -> Result<Node, Problem> {
         self.depth += 1;
-        if self.depth > MAX_DEPTH * 4 {
+        if self.depth > MAX_OPERATORS + 2 * MAX_DEPTH {
             return Err(
                 Problem::new(format!("the expression is nested more than {MAX_DEPTH} deep")).help("say part of it in a rule of its own")
             );

@@ -24,6 +24,8 @@ use crate::values::leaves;
 
 /// Longest expression, in bytes.
 pub const MAX_LENGTH: usize = 2_000;
+/// Most operators and dots.
+pub const MAX_OPERATORS: usize = 200;
 /// Deepest nesting.
 pub const MAX_DEPTH: usize = 32;
 

@@ -1,0 +1,201 @@
+//! Conditions in CEL: what they mean, that they are exact, and that nothing they meet lets a call through.
+
+use serde_json::{Value, json};
+use toolgate::policy::{Deny, Limit, Per, Policy, Require};
+use toolgate::{Agent, Effect, ManualClock, Tool, Toolgate};
+
+fn act() -> Tool {
+    let schema = json!({"type": "object", "properties": {
+        "n": {"type": "number"}, "m": {"type": "number"}, "text": {"type": "string"}, "flag": {"type": "boolean"}, "when": {"type": "string"},
+        "list": {"type": "array", "items": {"type": "number"}}, "names": {"type": "array", "items": {"type": "string"}},
+        "lines": {"type": "array", "items": {"type": "object", "properties": {"amount": {"type": "number"}, "to": {"type": "string"}}}},
+        "at": {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": ["string", "null"]}}},
+        "any": {}, "map": {"type": "object"}, "pin": {"type": "string", "writeOnly": true},
+    }});
+    Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) })
+}
+
+async fn under(rule: impl Policy + 'static, args: Value) -> String {
+    let clock = ManualClock::at("2026-03-02T09:30:00Z".parse().unwrap());
+    let agent = Agent::builder("a").tool(act()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let gate = Toolgate::builder().agent(agent).clock(std::sync::Arc::new(clock)).build().unwrap();
+    let answer = gate.session("a", "alice", "s").call("act", args).await;
+    answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
+}
+
+#[tokio::test]
+async fn what_expressions_mean() {
+    let (yes, no, fault) = ("rule", "ok", "policy_fault");
+    let cases: Vec<(&str, Value, &str)> = vec![
+        // Numbers are exact, and of one kind.
+        ("input.n > 500", json!({"n": 500}), no),
+        ("input.n > 500", json!({"n": 500.000_000_000_000_1}), yes),
+        ("input.n == 0.3", json!({"n": 0.3}), yes),
+        ("input.n + input.m == 0.3", json!({"n": 0.1, "m": 0.2}), yes),
+        ("0.1 + 0.2 == input.n", json!({"n": 0.3}), yes),
+        ("input.n * 3 == 0.3", json!({"n": 0.1}), yes),
+        ("input.n / 4 == 0.25", json!({"n": 1}), yes),
+        ("input.n % 2 == 1", json!({"n": 7}), yes),
+        ("-input.n < 0", json!({"n": 1}), yes),
+        ("input.n == 9007199254740993.0", json!({"n": 9_007_199_254_740_993_u64}), yes),
+        ("input.n == 9007199254740993.0", json!({"n": 9_007_199_254_740_992_u64}), no),
+        ("input.n == decimal(\"1.10\")", json!({"n": 1.1}), yes),
+        ("decimal(input.text) >= 10", json!({"text": "10.0"}), yes),
+        ("decimal(input.text) >= 10", json!({"text": "ten"}), fault),
+        ("input.n > 1", json!({"n": 1e30}), fault),
+        ("input.n / input.m > 1", json!({"n": 1, "m": 0}), fault),
+        ("input.n + input.m > 1", json!({"n": 70_000_000_000_000_000_000_000_000_000_f64, "m": 0.000_000_000_1}), fault),
+        // Logic stops where it knows; a fault on the way is a fault.
+        ("has(input.n) && input.n > 5", json!({}), no),
+        ("has(input.n) && input.n > 5", json!({"n": 6}), yes),
+        ("input.n > 5", json!({}), fault),
+        ("input.n > 5 && false == input.flag", json!({"flag": true}), fault),
+        ("input.flag || input.n > 5", json!({"flag": true}), yes),
+        ("input.n > 5 || input.flag", json!({"flag": true}), fault),
+        ("!input.flag", json!({"flag": false}), yes),
+        ("input.flag ? input.n > 1 : input.m > 1", json!({"flag": true, "n": 2}), yes),
+        ("input.flag ? input.n > 1 : input.m > 1", json!({"flag": false, "m": 1}), no),
+        // Text.
+        ("input.text == \"x\"", json!({"text": "x"}), yes),
+        ("input.text in [\"a\", \"b\"]", json!({"text": "b"}), yes),
+        ("!(input.text in [\"a\", \"b\"])", json!({"text": "c"}), yes),
+        ("input.text.startsWith(\"/etc\")", json!({"text": "/etc/passwd"}), yes),
+        ("input.text.endsWith(\".pem\")", json!({"text": "a.pem"}), yes),
+        ("input.text.contains(\"://\")", json!({"text": "see http://x"}), yes),
+        ("input.text.lowerAscii() == \"abc\"", json!({"text": "ABC"}), yes),
+        ("input.text.matches(\"^[A-Z]{2}[0-9]+$\")", json!({"text": "DE12"}), yes),
+        ("matches(input.text, \"^[A-Z]{2}[0-9]+$\")", json!({"text": "DE12x"}), no),
+        ("glob(input.text, \"*@evil.example\")", json!({"text": "a@evil.example"}), yes),
+        ("size(input.text) > 3", json!({"text": "äöü"}), no),
+        ("input.text + \"!\" == \"hi!\"", json!({"text": "hi"}), yes),
+        ("input.text < \"b\"", json!({"text": "a"}), yes),
+        // Lists and objects.
+        ("size(input.list) > 2", json!({"list": [1, 2, 3]}), yes),
+        ("sum_of(input.list) > 500", json!({"list": [250.5, 249.5]}), no),
+        ("sum_of(input.list) > 500", json!({"list": [250.5, 249.50001]}), yes),
+        ("sum_of(input.lines.map(l, l.amount)) > 10", json!({"lines": [{"amount": 6}, {"amount": 5}]}), yes),
+        ("input.lines.exists(l, l.amount > 500)", json!({"lines": [{"amount": 1}, {"amount": 501}]}), yes),
+        ("input.lines.exists(l, l.amount > 500)", json!({"lines": [{"amount": 1}]}), no),
+        ("input.lines.exists(l, l.amount > 500)", json!({"lines": [{}]}), fault),
+        ("!input.lines.all(l, l.to == \"me\")", json!({"lines": [{"to": "me"}, {"to": "you"}]}), yes),
+        ("size(input.lines.filter(l, l.amount > 1)) == 1", json!({"lines": [{"amount": 1}, {"amount": 2}]}), yes),
+        ("input.list.exists_one(i, i == 2)", json!({"list": [1, 2, 2]}), no),
+        ("input.list[0] == 7", json!({"list": [7]}), yes),
+        ("input.list[1] == 7", json!({"list": [7]}), fault),
+        ("3 in input.list", json!({"list": [1, 2, 3]}), yes),
+        ("input.at.city == \"Bonn\"", json!({"at": {"city": "Bonn"}}), yes),
+        ("input[\"at\"][\"city\"] == \"Bonn\"", json!({"at": {"city": "Bonn"}}), yes),
+        ("has(input.at.zip)", json!({"at": {}}), no),
+        ("input.at.zip == null", json!({"at": {"zip": null}}), yes),
+        ("\"x\" in input.map", json!({"map": {"x": 1}}), yes),
+        ("input.map[\"*\"] == 1", json!({"map": {"a": 1}}), fault),
+        ("input.any > 1", json!({"any": "text"}), fault),
+        ("input.any.deep.er == 1", json!({"any": {"deep": {"er": 1.0}}}), yes),
+        ("same(input.n, input.m)", json!({"n": 1.0, "m": 1}), yes),
+        ("!same(input.text, input.at.city)", json!({"text": "x"}), yes),
+        ("input.list == [1, 2]", json!({"list": [1, 2.0]}), yes),
+        // Who, what, when.
+        ("principal == \"alice\" && agent == \"a\" && tool == \"act\" && session == \"s\"", json!({}), yes),
+        ("now.getHours() == 9 && now.getMinutes() == 30 && now.getFullYear() == 2026", json!({}), yes),
+        ("now.getMonth() == 2 && now.getDate() == 1 && now.getDayOfWeek() == 1", json!({}), yes),
+        ("now.getHours(\"America/New_York\") == 4", json!({}), yes),
+        ("now - timestamp(input.when) > duration(\"24h\")", json!({"when": "2026-03-01T09:29:59Z"}), yes),
+        ("now - timestamp(input.when) > duration(\"1d\")", json!({"when": "2026-03-01T09:30:00Z"}), no),
+        ("now + duration(\"30m\") >= timestamp(\"2026-03-02T10:00:00Z\")", json!({}), yes),
+        ("timestamp(input.when) < now", json!({"when": "yesterday"}), fault),
+    ];
+    for (expression, args, expected) in cases {
+        let shown = format!("{expression} of {args}");
+        assert_eq!(under(Deny::new("rule", ["act"]).when_cel(expression), args).await, expected, "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_it_meets_is_a_way_through() {
+    // Lists that a model makes long are walked in bounded time, and a fault is a denial.
+    let long: Vec<i64> = (0..20_000).collect();
+    let walks = "input.list.all(i, i >= 0 && i < 100000) && size(input.list) > 30000";
+    let agent = |rule: Deny| {
+        Agent::builder("a").tool(act()).policy(rule).bounds(toolgate::json::Bounds { nodes: 50_000, ..Default::default() }).build().unwrap()
+    };
+    let session = Toolgate::builder().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).build().unwrap().session("a", "p", "s");
+    let answer = session.call("act", json!({"list": long})).await;
+    assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
+    // What a fault says never holds the value.
+    let pin = Deny::new("rule", ["act"]).when_cel("decimal(input.pin) > 5");
+    let session = Toolgate::builder().agent(agent(pin)).build().unwrap().session("a", "p", "s");
+    let answer = session.call("act", json!({"pin": "hunter2"})).await;
+    assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
+    assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"));
+}
+
+#[test]
+fn what_is_too_long_or_too_deep_is_refused_before_it_is_parsed() {
+    let problems = |expression: &str| {
+        let built = Agent::builder("a").tool(act()).policy(Deny::new("rule", ["act"]).when_cel(expression)).build();
+        built.err().map(|e| e.problems.into_iter().map(|p| p.message).collect::<Vec<_>>().join("; ")).unwrap_or_default()
+    };
+    for (expression, expected) in [
+        ("(".repeat(100_000), "bytes; 2000 are allowed"),
+        ("(".repeat(1_900), "nested more than 32 deep"),
+        ("[".repeat(500), "nested more than 32 deep"),
+        ("!".repeat(1_900) + "true", "nested more than 32 deep"),
+        ("- ".repeat(900) + "1 > 0", "more than 200 operators"),
+        ("true ? ".repeat(200), "nested more than 32 deep"),
+        (format!("1{} > 0", "+1".repeat(900)), "more than 200 operators"),
+        (format!("input{} == 1", ".a".repeat(900)), "more than 200 operators"),
+        // At the bounds, nothing breaks.
+        (format!("input.n{} > 0", "+1".repeat(198)), ""),
+        (format!("input.any{} == 1", ".a".repeat(198)), ""),
+        (format!("input.flag{}", " && input.flag".repeat(90)), ""),
+        (format!("{}input.n > 0{}", "(".repeat(32), ")".repeat(32)), ""),
+        (format!("{}input.flag", "!".repeat(32)), ""),
+        (format!("{}input.n > 1", "- ".repeat(190)), ""),
+        ("input.flag ? true : ".repeat(30) + "false", ""),
+        (format!("input.list.all(a, {}true{})", "input.list.all(b, ".repeat(25), ")".repeat(25)), ""),
+        ("input.text == \"((((((((((((((((((((((((((((((((((((((((((\"".to_owned(), ""),
+    ] {
+        let said = problems(&expression);
+        assert!(
+            if expected.is_empty() { said.is_empty() } else { said.contains(expected) },
+            "{} …: {said}",
+            expression.chars().take(20).collect::<String>()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_soft_threshold_reads_a_limit() {
+    let daily = Limit::sum("daily", ["act"], "/n", 500.into()).per(Per::Entity("/text".into()));
+    let soft = Deny::ask("soft", ["act"]).when_cel("sum_of(\"daily\") + input.n > 300").reading(&daily);
+    let agent = Agent::builder("a").tool(act()).policy(daily).policy(soft).build().unwrap();
+    let session = Toolgate::builder().agent(agent).build().unwrap().session("a", "p", "s");
+    for (n, text, expected) in
+        [(200, "x", "ok"), (100, "x", "ok"), (1, "x", "approval_required"), (300, "y", "ok"), (501, "z", "approval_required")]
+    {
+        let answer = session.call("act", json!({"n": n, "text": text})).await;
+        assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), expected, "{n} {text}");
+    }
+}
+
+#[tokio::test]
+async fn requirements_look_into_what_was_proved() {
+    let check = Tool::dynamic(
+        "check",
+        "Checks.",
+        json!({"type": "object", "properties": {"who": {"type": "string"}, "risk": {"type": "number"}}}),
+        |_, args: Value| async move { Ok(json!({"report": {"risk": args["risk"], "who": args["who"]}})) },
+    );
+    let check = check.effect(Effect::Read).entity("who", "/who").proves("/report");
+    let rule = Require::new("low_risk", ["act"], ["check"]).same("who", "/text").when_cel("result.report.risk <= input.n").code("risky");
+    let agent = Agent::builder("a").tool(check).tool(act()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let session = Toolgate::builder().agent(agent).build().unwrap().session("a", "p", "s");
+    let code = async |tool: &str, args: Value| {
+        session.call(tool, args).await.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
+    };
+    assert_eq!(code("act", json!({"text": "bob", "n": 5})).await, "risky");
+    assert_eq!(code("check", json!({"who": "bob", "risk": 5.5})).await, "ok");
+    assert_eq!(code("act", json!({"text": "bob", "n": 5})).await, "risky");
+    assert_eq!(code("act", json!({"text": "bob", "n": 5.5})).await, "ok");
+    assert_eq!(code("act", json!({"text": "bob"})).await, "policy_fault");
+}
