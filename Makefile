@@ -12,7 +12,7 @@ test: deps ## Install what is missing, then check everything
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
 
 bench: ## Print a table and write target/bench.json
-	cargo bench --package toolgate --bench call --locked
+	cargo bench --package toolgate --bench call --bench rules --locked
 
 soak: ## Long random runs of what `make test` runs shortly
 	TOOLGATE_SOAK=1 cargo test --release --package toolgate --locked -- --nocapture

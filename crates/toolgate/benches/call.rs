@@ -3,11 +3,14 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
+mod report;
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use report::{Line, line, write};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -162,27 +165,6 @@ async fn floor(validator: &Arc<jsonschema::Validator>, count: usize) -> f64 {
     start.elapsed().as_nanos() as f64 / count as f64
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-#[derive(Serialize, Deserialize)]
-struct Line {
-    name: String,
-    value: f64,
-    unit: String,
-    floor: f64,
-    ratio: f64,
-    note: String,
-}
-
-fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> Line {
-    let (value, floor) = (median(values) / 1_000.0, median(floors) / 1_000.0);
-    let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
-    Line { name: name.into(), value: round(value), unit: "µs".into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
-}
-
 async fn measure() -> Vec<Line> {
     let mut schema = schemars::schema_for!(Refund).to_value();
     schema["additionalProperties"] = json!(false);
@@ -223,13 +205,5 @@ fn main() {
         note: "the same on a runtime with two workers".into(),
         ..line
     }));
-    println!("{:<28} {:>10} {:>10} {:>7}  note", "name", "value µs", "floor µs", "ratio");
-    for line in &lines {
-        println!("{:<28} {:>10.2} {:>10.2} {:>7.2}  {}", line.name, line.value, line.floor, line.ratio, line.note);
-    }
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench.json");
-    let mut all: Vec<Line> = std::fs::read(&path).ok().and_then(|old| serde_json::from_slice(&old).ok()).unwrap_or_default();
-    all.retain(|old| !lines.iter().any(|new| new.name == old.name));
-    all.extend(lines);
-    std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap()).expect("target/bench.json can be written");
+    write(lines);
 }

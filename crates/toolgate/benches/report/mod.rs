@@ -1,0 +1,37 @@
+//! A table for people and `target/bench.json` for programs. Lines of other benchmarks are kept.
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) value: f64,
+    pub(crate) unit: String,
+    pub(crate) floor: f64,
+    pub(crate) ratio: f64,
+    pub(crate) note: String,
+}
+
+pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> Line {
+    let (value, floor) = (median(values) / 1_000.0, median(floors) / 1_000.0);
+    let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
+    Line { name: name.into(), value: round(value), unit: "µs".into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
+}
+
+/// Prints and writes them.
+pub(crate) fn write(lines: Vec<Line>) {
+    println!("{:<28} {:>10} {:>10} {:>7}  note", "name", "value µs", "floor µs", "ratio");
+    for line in &lines {
+        println!("{:<28} {:>10.2} {:>10.2} {:>7.2}  {}", line.name, line.value, line.floor, line.ratio, line.note);
+    }
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench.json");
+    let mut all: Vec<Line> = std::fs::read(&path).ok().and_then(|old| serde_json::from_slice(&old).ok()).unwrap_or_default();
+    all.retain(|old| !lines.iter().any(|new| new.name == old.name));
+    all.extend(lines);
+    std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap()).expect("target/bench.json can be written");
+}

@@ -1,0 +1,170 @@
+//! What rules cost: one typed rule, one expression, a thousand rules of which three apply, and an old session.
+//! One rule is measured as the difference between a call under many of its kind and under one.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+
+mod report;
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use report::{Line, line, median, write};
+use serde_json::{Value, json};
+use toolgate::json::{Pointer, decimal_of};
+use toolgate::policy::{Ask, Condition, Deny, Fault, Limit, Per, Policy, Require, Verdict};
+use toolgate::{Agent, AgentBuilder, Category, Effect, Session, Tool, ToolError, Toolgate};
+
+const STRETCH: usize = 1_000;
+const ROUNDS: usize = 21;
+/// How many rules of a kind are measured at once.
+const MANY: usize = 40;
+const WHEN: &str = "input.amount > 500 && input.currency == \"EUR\"";
+
+/// A rule as one would write it by hand.
+struct ByHand(String, Pointer);
+
+impl Policy for ByHand {
+    fn name(&self) -> &str {
+        &self.0
+    }
+    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        let amount = ask.argument(&self.1).and_then(decimal_of).ok_or_else(|| Fault::new("no amount"))?;
+        if amount > 500.into() {
+            return Ok(Verdict::deny(ToolError::new(Category::Business, "cap", "over 500")));
+        }
+        Ok(Verdict::allow())
+    }
+}
+
+fn tool(name: &str) -> Tool {
+    let schema = json!({"type": "object", "properties": {
+        "customer": {"type": "string"}, "amount": {"type": "number"}, "currency": {"type": "string"}, "n": {"type": "integer"},
+    }});
+    Tool::dynamic(name, "A tool.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).entity("customer", "/customer")
+}
+
+fn start(agent: AgentBuilder) -> Session {
+    Toolgate::builder().agent(agent.build().unwrap()).build().unwrap().session("a", "alice", "s")
+}
+
+/// A session whose tool `act` is governed by so many rules of a kind.
+fn under(count: usize, rule: impl Fn(AgentBuilder, &str) -> AgentBuilder) -> Session {
+    start((0..count).fold(Agent::builder("a").tool(tool("act")), |agent, n| rule(agent, &format!("r{n}"))))
+}
+
+/// So many rules, of which three govern `act`.
+fn three_of(count: usize) -> Session {
+    let others = (0..count.div_ceil(10)).map(|n| tool(&format!("other_{n}")));
+    let mut agent = Agent::builder("a").tool(tool("act")).tool(tool("proof")).tools(others);
+    for n in 3..count {
+        let other = format!("other_{}", n % count.div_ceil(10));
+        agent = agent.policy(Deny::new(&format!("r{n}"), [other.as_str()]).when("/amount", Condition::Above(n.into())));
+    }
+    let rules = [1, 2, 3].into_iter().take(count);
+    for n in rules {
+        agent = match n {
+            1 => agent.policy(Require::new("proved", ["act"], ["proof"]).same("customer", "/customer")),
+            2 => agent.policy(Deny::new("cap", ["act"]).when("/amount", Condition::Above(500.into()))),
+            _ => agent.policy(Limit::calls("limit", ["act"], 1_000_000_000).per(Per::Entity("/customer".into()))),
+        };
+    }
+    start(agent)
+}
+
+async fn calls(session: &Session, from: usize, count: usize) -> f64 {
+    let calls: Vec<Value> =
+        (from..from + count).map(|n| json!({"customer": "C-1", "amount": n % 400, "currency": "EUR", "n": n})).collect();
+    let start = Instant::now();
+    for arguments in calls {
+        let answer = session.call("act", arguments).await;
+        assert!(answer.outcome.success().is_some(), "{answer:?}");
+    }
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+async fn proved(session: &Session) {
+    let answer = session.call("proof", json!({"customer": "C-1"})).await;
+    assert!(answer.outcome.success().is_some(), "{answer:?}");
+}
+
+/// The same expression, evaluated by the `cel` crate as its documentation has it: compiled once, root context shared.
+fn peer(count: usize) -> f64 {
+    let program = cel::Program::compile(WHEN).unwrap();
+    let root = cel::Context::default();
+    let text = |text: &str| Plain::Text(text.to_owned());
+    let calls: Vec<std::collections::HashMap<&str, Plain>> = (0..count as i64)
+        .map(|n| {
+            [("customer", text("C-1")), ("amount", Plain::Integer(n % 400)), ("currency", text("EUR")), ("n", Plain::Integer(n))].into()
+        })
+        .collect();
+    let start = Instant::now();
+    for input in &calls {
+        let mut context = root.new_inner_scope();
+        context.add_variable("input", cel::to_value(input).unwrap()).unwrap();
+        black_box(program.execute(&context).unwrap());
+    }
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+/// What the peer takes.
+#[derive(serde::Serialize)]
+#[serde(untagged)]
+enum Plain {
+    Integer(i64),
+    Text(String),
+}
+
+async fn measure() -> Vec<Line> {
+    let typed = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when("/amount", Condition::Above(500.into())));
+    let by_hand = |agent: AgentBuilder, name: &str| agent.policy(ByHand(name.to_owned(), "/amount".into()));
+    let in_cel = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when_cel(WHEN));
+    let pairs = [
+        [under(1, typed), under(1 + MANY, typed)],
+        [under(1, by_hand), under(1 + MANY, by_hand)],
+        [under(1, in_cel), under(1 + MANY, in_cel)],
+    ];
+    let sized: Vec<Session> = [3, 10, 100, 1_000].into_iter().map(three_of).collect();
+    for session in &sized {
+        proved(session).await;
+    }
+    let old = three_of(3);
+    proved(&old).await;
+    calls(&old, 0, 100_000).await;
+    let mut each: Vec<Vec<f64>> = vec![Vec::new(); 3];
+    let mut by_size: Vec<Vec<f64>> = vec![Vec::new(); 4];
+    let (mut peers, mut fresh, mut aged) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        for (index, [one, many]) in pairs.iter().enumerate() {
+            let (one, many) = (calls(one, round * STRETCH, STRETCH).await, calls(many, round * STRETCH, STRETCH).await);
+            each[index].push((many - one) / MANY as f64);
+        }
+        peers.push(peer(STRETCH));
+        for (index, session) in sized.iter().enumerate() {
+            by_size[index].push(calls(session, round * STRETCH, STRETCH).await);
+        }
+        // In the same store: what ages is the session.
+        let young = old.gate().session("a", "alice", &format!("young-{round}"));
+        proved(&young).await;
+        calls(&young, 0, 10).await;
+        fresh.push(calls(&young, 10, STRETCH).await);
+        aged.push(calls(&old, 100_000 + round * STRETCH, STRETCH).await);
+    }
+    let smallest = by_size.iter().min_by(|a, b| median((*a).clone()).total_cmp(&median((*b).clone()))).unwrap().clone();
+    vec![
+        line("rule_typed", each[0].clone(), each[1].clone(), "one `deny` on an argument; floor: the same by hand in Rust"),
+        line("rule_cel", each[2].clone(), peers, "one `when` of two comparisons; floor: the `cel` crate, compiled once, shared context"),
+        line("rules_1000", by_size[3].clone(), smallest.clone(), "1,000 rules, 3 apply; floor: the cheapest of 3, 10, 100, 1,000"),
+        line("rules_100", by_size[2].clone(), smallest.clone(), "100 rules, 3 apply; same floor"),
+        line("rules_10", by_size[1].clone(), smallest, "10 rules, 3 apply; same floor"),
+        line("policy_old_session", aged, fresh, "3 rules after 100,000 calls; floor: calls 10 to 1,010 of a session"),
+    ]
+}
+
+fn main() {
+    // `cargo test --benches` runs this with `--test`: nothing is measured then.
+    if std::env::args().any(|arg| arg == "--test") {
+        return;
+    }
+    let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    write(one.block_on(async { tokio::spawn(measure()).await.unwrap() }));
+}
