@@ -29,13 +29,40 @@ pub(crate) enum Whose {
 /// A rule about the tools `act` and `other`.
 #[derive(Debug, Clone)]
 pub(crate) enum Meaning {
-    Require { any_of: Vec<&'static str>, same: bool, ok: bool, within: Option<i64> },
+    Require {
+        any_of: Vec<&'static str>,
+        same: bool,
+        ok: bool,
+        within: Option<i64>,
+    },
     DenyAbove(i64),
     DenyEntity(u8),
     AskBelow(i64),
-    Calls { most: u64, whose: Whose, window: Option<i64> },
-    Sum { most: i64, whose: Whose, window: Option<i64>, by_currency: bool },
+    Calls {
+        most: u64,
+        whose: Whose,
+        window: Option<i64>,
+    },
+    Sum {
+        most: i64,
+        whose: Whose,
+        window: Option<i64>,
+        by_currency: bool,
+    },
     After(&'static str),
+    /// In CEL: the amount is above this, or the entity is that one.
+    When(i64, u8),
+    /// What `page` brought in stays out of `to`, unless `contacts` says it as well; strictly: only what `contacts` says.
+    Flow {
+        strict: bool,
+    },
+    /// At most so many calls for an owner, who is known from `check`; else for the entity.
+    OwnerCalls {
+        most: u64,
+        window: Option<i64>,
+    },
+    /// A rule on trial.
+    Observed(Box<Meaning>),
 }
 
 /// What becomes of a call: `None` is yes.
@@ -46,7 +73,7 @@ pub(crate) fn judge(rules: &[(String, Meaning)], history: &[Past], call: &Past) 
     };
     let level = |m: &Meaning| match m {
         Meaning::AskBelow(_) => 1,
-        Meaning::Calls { .. } | Meaning::Sum { .. } => 2,
+        Meaning::Calls { .. } | Meaning::Sum { .. } | Meaning::OwnerCalls { .. } => 2,
         _ => 0,
     };
     first(level, 0).or_else(|| first(level, 1).map(|_| "approval_required".to_owned())).or_else(|| first(level, 2))
@@ -62,6 +89,27 @@ fn latest<'h>(history: &'h [Past], in_session: &dyn Fn(&&Past) -> bool, tool: &s
         _ => later().any(|p| p.tool == "forget" && p.entity == found.entity),
     };
     (!revoked).then_some(found)
+}
+
+/// Whose limit a call counts against: the owner that `check` had named by then, or the entity.
+fn owner(history: &[Past], call: &Past) -> (bool, u8) {
+    let in_session = |p: &&Past| p.principal == call.principal && p.session == call.session;
+    let proof = latest(history, &in_session, "check", |p| p.entity == call.entity);
+    proof.map_or((false, call.entity), |p| (true, p.entity % 2))
+}
+
+/// Whether `page` has said a value in this session, and whether `contacts` has, before the model had written it.
+fn said(history: &[Past], call: &Past) -> (bool, bool) {
+    let (mut by_page, mut by_contacts, mut written) = (false, false, false);
+    for p in history.iter().filter(|p| p.principal == call.principal && p.session == call.session && p.entity == call.entity) {
+        match p.tool {
+            "page" => by_page = true,
+            "contacts" => by_contacts |= !written,
+            "act" | "other" => written |= !by_contacts,
+            _ => {}
+        }
+    }
+    (by_page, by_contacts)
 }
 
 fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
@@ -95,6 +143,18 @@ fn objects(rule: &Meaning, history: &[Past], call: &Past) -> bool {
                 .sum();
             Decimal::from(sum + call.amount) > Decimal::from(*most)
         }
+        Meaning::When(limit, entity) => call.amount > *limit || call.entity == *entity,
+        Meaning::Flow { strict } => {
+            let (by_page, by_contacts) = said(history, call);
+            !by_contacts && (*strict || by_page)
+        }
+        Meaning::OwnerCalls { most, window } => {
+            let whose = owner(history, call);
+            let counted = history.iter().enumerate().filter(|(_, p)| governed(p) && in_window(p, *window));
+            let made = counted.filter(|(index, p)| history.get(..*index).is_some_and(|before| owner(before, p) == whose)).count();
+            made as u64 + 1 > *most
+        }
+        Meaning::Observed(_) => false,
         Meaning::After(tool) => latest(history, &in_session, tool, |_| true).is_none(),
     }
 }

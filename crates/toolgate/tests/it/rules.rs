@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
-use toolgate::policy::{Condition, Deny, Limit, Per, Require, Sequence};
+use toolgate::policy::{Condition, Deny, Flow, Limit, Per, Policy, Proved, Require, Sequence, observe};
 use toolgate::{Agent, AgentBuilder, Category, Effect, Failure, ManualClock, Tool, Toolgate};
 
 use crate::reference::{Meaning, Past, Whose, judge};
@@ -24,11 +24,17 @@ fn tool(name: &str) -> Tool {
         if args["fail"] == true {
             Err(Failure::business("failed", "told to").effects(toolgate::Effects::None))
         } else {
-            Ok(json!({"ok": args["ok"]}))
+            let entity = args["entity"].as_u64().unwrap_or_default();
+            Ok(json!({"ok": args["ok"], "owner": format!("o{}", entity % 2), "says": account(entity)}))
         }
     })
     .entity("entity", "/entity")
     .proves("/ok")
+    .proves("/owner")
+}
+
+fn account(entity: u64) -> String {
+    format!("acct-{entity}00")
 }
 
 fn agent(rules: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Agent {
@@ -37,6 +43,8 @@ fn agent(rules: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Agent {
         .tool(tool("check").effect(Effect::Read))
         .tool(tool("act").open())
         .tool(tool("other").open())
+        .tool(tool("page").effect(Effect::Read).untrusted())
+        .tool(tool("contacts").effect(Effect::Read))
         .tool(tool("logout").open().revokes("proof"))
         .tool(tool("forget").open().revokes_about("check", "entity"));
     rules(agent).build().unwrap()
@@ -243,9 +251,13 @@ fn rules_about_nothing_do_not_load() {
     ");
 }
 
-const TOOLS: [&str; 6] = ["proof", "check", "act", "other", "logout", "forget"];
+const TOOLS: [&str; 8] = ["proof", "check", "act", "other", "logout", "forget", "page", "contacts"];
 
 fn any_rule() -> impl Strategy<Value = Meaning> {
+    prop_oneof![8 => any_enforced(), 1 => any_enforced().prop_map(|rule| Meaning::Observed(Box::new(rule)))]
+}
+
+fn any_enforced() -> impl Strategy<Value = Meaning> {
     let whose = || prop::sample::select(vec![Whose::Session, Whose::Principal, Whose::Entity]);
     let window = || prop::option::of(1..200i64);
     prop_oneof![
@@ -262,6 +274,9 @@ fn any_rule() -> impl Strategy<Value = Meaning> {
             by_currency
         }),
         prop::sample::select(vec!["proof", "check"]).prop_map(Meaning::After),
+        (0..30i64, 0..5u8).prop_map(|(limit, entity)| Meaning::When(limit, entity)),
+        any::<bool>().prop_map(|strict| Meaning::Flow { strict }),
+        (0..4u64, window()).prop_map(|(most, window)| Meaning::OwnerCalls { most, window }),
     ]
 }
 
@@ -274,6 +289,30 @@ fn any_step() -> impl Strategy<Value = (i64, Past)> {
 }
 
 fn attach(agent: AgentBuilder, name: &str, rule: &Meaning) -> AgentBuilder {
+    match rule {
+        Meaning::Observed(rule) => made(name, rule, Trial(agent)),
+        rule => made(name, rule, Enforced(agent)),
+    }
+}
+
+/// Where a rule goes.
+trait Place {
+    fn put(self, rule: impl Policy + 'static) -> AgentBuilder;
+}
+struct Enforced(AgentBuilder);
+struct Trial(AgentBuilder);
+impl Place for Enforced {
+    fn put(self, rule: impl Policy + 'static) -> AgentBuilder {
+        self.0.policy(rule)
+    }
+}
+impl Place for Trial {
+    fn put(self, rule: impl Policy + 'static) -> AgentBuilder {
+        self.0.policy(observe(rule))
+    }
+}
+
+fn made(name: &str, rule: &Meaning, agent: impl Place) -> AgentBuilder {
     let seconds = |w: &Option<i64>| w.map(SignedDuration::from_secs);
     let on = ["act", "other"];
     let per = |whose: &Whose| match whose {
@@ -287,17 +326,35 @@ fn attach(agent: AgentBuilder, name: &str, rule: &Meaning) -> AgentBuilder {
             let mut rule = Require::new(name, on, any_of.iter().copied()).code(name);
             rule = if *same { rule.same("entity", "/entity") } else { rule };
             rule = if *ok { rule.field("/ok", json!(true)) } else { rule };
-            agent.policy(seconds(within).into_iter().fold(rule, Require::within))
+            agent.put(seconds(within).into_iter().fold(rule, Require::within))
         }
-        Meaning::DenyAbove(limit) => agent.policy(Deny::new(name, on).when("/amount", Condition::Above((*limit).into()))),
-        Meaning::DenyEntity(entity) => agent.policy(Deny::new(name, on).when("/entity", Condition::one_of([json!(entity)]))),
-        Meaning::AskBelow(limit) => agent.policy(Deny::ask(name, on).when("/amount", Condition::Below((*limit).into()))),
-        Meaning::Calls { most, whose, window } => agent.policy(windowed(Limit::calls(name, on, *most).per(per(whose)), window)),
+        Meaning::DenyAbove(limit) => agent.put(Deny::new(name, on).when("/amount", Condition::Above((*limit).into()))),
+        Meaning::DenyEntity(entity) => agent.put(Deny::new(name, on).when("/entity", Condition::one_of([json!(entity)]))),
+        Meaning::AskBelow(limit) => agent.put(Deny::ask(name, on).when("/amount", Condition::Below((*limit).into()))),
+        Meaning::Calls { most, whose, window } => agent.put(windowed(Limit::calls(name, on, *most).per(per(whose)), window)),
         Meaning::Sum { most, whose, window, by_currency } => {
             let limit = windowed(Limit::sum(name, on, "/amount", (*most).into()).per(per(whose)), window);
-            agent.policy(if *by_currency { limit.currency("/currency") } else { limit })
+            agent.put(if *by_currency { limit.currency("/currency") } else { limit })
         }
-        Meaning::After(tool) => agent.policy(Sequence::new(name).after("act", [*tool]).after("other", [*tool])),
+        Meaning::After(tool) => agent.put(Sequence::new(name).after("act", [*tool]).after("other", [*tool])),
+        Meaning::When(limit, entity) => {
+            agent.put(Deny::new(name, on).when_cel(&format!("input.amount > {limit} || input.entity == {entity}")))
+        }
+        Meaning::Flow { strict } => {
+            let rule = if *strict { Flow::only_from(name, on, ["/to"]) } else { Flow::new(name, on, ["/to"]) };
+            agent.put(rule.trust_tools(["contacts"]).code(name))
+        }
+        Meaning::OwnerCalls { most, window } => {
+            let proved = Proved {
+                tool: "check".into(),
+                same: ("entity".into(), "/entity".into()),
+                field: "/owner".into(),
+                otherwise: Some("/entity".into()),
+            };
+            agent.put(windowed(Limit::calls(name, on, *most).per(Per::Proved(Box::new(proved))), window))
+        }
+        // One trial is enough.
+        Meaning::Observed(rule) => made(name, rule, agent),
     }
 }
 
@@ -313,7 +370,10 @@ async fn compare(rules: &[(String, Meaning)], histories: &[Vec<(i64, Past)>]) ->
             clock.advance(SignedDuration::from_secs(*pause));
             let call = Past { at: toolgate::Clock::now(&*clock), ..step.clone() };
             let session = gate.session("a", &format!("p{}", call.principal), &format!("s{}", call.session));
-            let args = json!({"entity": call.entity, "amount": call.amount, "currency": call.currency, "ok": call.ok, "n": n});
+            let mut args = json!({"entity": call.entity, "amount": call.amount, "currency": call.currency, "ok": call.ok, "n": n});
+            if call.tool == "act" || call.tool == "other" {
+                args["to"] = json!(account(call.entity.into()));
+            }
             let answer = session.call(call.tool, args).await;
             let said = answer
                 .outcome
