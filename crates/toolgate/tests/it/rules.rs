@@ -280,8 +280,9 @@ fn any_enforced() -> impl Strategy<Value = Meaning> {
     ]
 }
 
-fn any_step() -> impl Strategy<Value = (i64, Past)> {
-    (0..90i64, prop::sample::select(TOOLS.to_vec()), 0..2usize, 0..2usize, 0..3u8, 0..30i64, 0..2u8, any::<bool>()).prop_map(
+/// Steps of so many principals, sessions and entities.
+fn any_step(people: usize, sessions: usize, entities: u8) -> impl Strategy<Value = (i64, Past)> {
+    (0..90i64, prop::sample::select(TOOLS.to_vec()), 0..people, 0..sessions, 0..entities, 0..30i64, 0..2u8, any::<bool>()).prop_map(
         |(pause, tool, principal, session, entity, amount, currency, ok)| {
             (pause, Past { tool, principal, session, entity, amount, currency, ok, at: Timestamp::UNIX_EPOCH })
         },
@@ -397,7 +398,9 @@ async fn compare(rules: &[(String, Meaning)], histories: &[Vec<(i64, Past)>]) ->
 async fn the_rules_mean_what_they_say() {
     let sets = if std::env::var_os("TOOLGATE_SOAK").is_some() { 25_000 } else { 250 };
     let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[3; 32]));
-    let strategy = (prop::collection::vec(any_rule(), 1..5), prop::collection::vec(prop::collection::vec(any_step(), 1..24), 4));
+    // Some histories are spread over many, some are one conversation about little.
+    let history = || prop_oneof![prop::collection::vec(any_step(2, 2, 3), 1..24), prop::collection::vec(any_step(1, 1, 2), 1..32)];
+    let strategy = (prop::collection::vec(any_rule(), 1..5), prop::collection::vec(history(), 4));
     let (mut allowed, mut refused) = (0, 0);
     for _ in 0..sets {
         let (rules, histories) = strategy.new_tree(&mut runner).unwrap().current();
