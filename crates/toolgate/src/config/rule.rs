@@ -413,6 +413,9 @@ fn flow(table: &Table<'_>, name: &str, strict: bool) -> Option<Draft> {
     if table.bool("user") == Some(true) {
         rule = rule.trust_user();
     }
+    if table.bool("reported") == Some(true) {
+        rule = rule.accept_reported();
+    }
     rule = rule.trust_values(table.values("values").unwrap_or_default());
     Some(Draft::Flow(refusal!(table, rule)))
 }

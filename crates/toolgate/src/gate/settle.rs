@@ -22,7 +22,7 @@ use crate::progress::Ended;
 use crate::session::{Changes, Revoked};
 use crate::store::{Conflict, Finish, Settle, StoreError};
 use crate::tool::Effect;
-use crate::values::{Seen, Values};
+use crate::values::{self, Seen};
 
 /// How a call ends.
 struct End {
@@ -192,7 +192,7 @@ impl Toolgate {
     pub(super) async fn refuse(&self, stop: Stop, trail: Box<Trail>) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
         let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
-        self.conclude(end, trail).await
+        self.conclude(end, None, trail).await
     }
 
     /// A call that was made before ends with what it came to then.
@@ -203,6 +203,14 @@ impl Toolgate {
             Outcome::Signal(_) => {}
         }
         let effects = outcome.error().map_or(Effects::None, |error| error.effects);
+        // Perhaps another session heard it first: this one hears it now.
+        let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.watched.is_some());
+        let strange = agent.and_then(|agent| agent.tools.get(&trail.tool)).is_some_and(|tool| tool.spec.untrusted);
+        let seen = strange.then(|| {
+            let mut seen = Seen::default();
+            seen.distrust(&said(&outcome, None), true);
+            Box::new(seen)
+        });
         let end = End {
             outcome,
             gate: Gate::Recall,
@@ -213,11 +221,11 @@ impl Toolgate {
             outputs: Vec::new(),
             result: None,
         };
-        self.conclude(end, trail).await
+        self.conclude(end, seen, trail).await
     }
 
     /// Records an end that changes nothing.
-    async fn conclude(&self, end: End, mut trail: Box<Trail>) -> Answer {
+    async fn conclude(&self, end: End, seen: Option<Box<Seen>>, mut trail: Box<Trail>) -> Answer {
         let row = self.row(&end, &mut trail);
         let finish = Box::new(Finish {
             ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, trail.asked, None) },
@@ -225,7 +233,7 @@ impl Toolgate {
             version: 0,
             changes: None,
             revoked: Vec::new(),
-            seen: None,
+            seen,
             logs: Vec::new(),
             settle: end.settle,
             outcome: None,
@@ -356,43 +364,38 @@ fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
     let spec = &passed.permit.tool().spec;
     let given = passed.permit.arguments().value();
     let mut seen = Seen::default();
-    let answer = match &end.outcome {
-        Outcome::Success(output) => {
-            let full = end.outputs.first().map(|(_, text)| serde_json::Value::String(text.to_string()));
-            serde_json::json!([full.as_ref().unwrap_or(&output.value), output.message])
-        }
-        Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
-        Outcome::Signal(_) => serde_json::Value::Null,
+    let whole = end.outputs.first().map(|(_, text)| text.as_ref());
+    let answer = said(&end.outcome, whole);
+    let about = |(name, path): &(Arc<str>, json::Pointer)| {
+        path.get(given).map(|value| json::with_canonical(value, |text| Arc::from(format!("{name}\u{1f}{text}"))))
     };
-    let state = passed.state.as_ref();
-    let values = state.map(|state| &state.values);
-    let about: Vec<Arc<str>> = spec
-        .entities
-        .iter()
-        .filter_map(|(name, path)| path.get(given).map(|value| json::with_canonical(value, |text| format!("{name}\u{1f}{text}").into())))
-        .collect();
-    let read = |file: &str| values.is_some_and(|values| values.is_carried_by(file));
-    let carried =
-        txn.observed.iter().any(|o| matches!(o, Observation::Read(path, _) if read(path))) || about.iter().any(|entity| read(entity));
-    if spec.untrusted || carried {
-        seen.distrust(&answer);
-    } else if sources.contains(spec.name()) && matches!(end.outcome, Outcome::Success(_)) {
-        seen.trust(&spec.name, &answer, given);
+    let observed =
+        |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).map(|path| Arc::from(path.as_str()));
+    seen.read_from(observed(|seen| if let Observation::Read(path, _) = seen { Some(path) } else { None }));
+    seen.read_from(spec.entities.iter().filter_map(about));
+    seen.wrote_to(observed(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }));
+    seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).filter_map(about));
+    if spec.untrusted || seen.has_read() {
+        seen.distrust(&answer, spec.untrusted);
+    }
+    if sources.contains(spec.name()) && matches!(end.outcome, Outcome::Success(_)) {
+        let source = if passed.reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
+        seen.trust(&source, &answer, given);
     }
     seen.write(given);
-    // Whatever the model writes after it has read something untrusted may stem from it, in whatever form.
-    if carried || values.is_some_and(Values::is_tainted) {
-        for observed in &txn.observed {
-            if let Observation::Wrote(path, _) = observed {
-                seen.carry(path.as_str().into());
-            }
-        }
-        for (name, _) in spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)) {
-            let prefix = format!("{name}\u{1f}");
-            about.iter().filter(|entity| entity.starts_with(&prefix)).for_each(|entity| seen.carry(Arc::clone(entity)));
-        }
-    }
     Some(Box::new(seen))
+}
+
+/// Everything that the model reads of an outcome.
+fn said(outcome: &Outcome, whole: Option<&str>) -> serde_json::Value {
+    match outcome {
+        Outcome::Success(output) => match whole {
+            Some(text) => serde_json::json!([text, output.message]),
+            None => serde_json::json!([output.value, output.message]),
+        },
+        Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
+        Outcome::Signal(_) => serde_json::Value::Null,
+    }
 }
 
 fn unrecorded(error: &StoreError) -> ToolError {

@@ -8,7 +8,7 @@ use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, Remedy
 use crate::error::FieldError;
 use crate::json::Pointer;
 use crate::tool::Spec;
-use crate::values::{USER, leaves};
+use crate::values::{USER, leaves, reported};
 
 /// Keeps values that untrusted results brought in out of some arguments; or, stronger, lets only values from some
 /// sources in.
@@ -26,6 +26,8 @@ pub struct Flow {
     /// Whether a value of unknown origin is refused as well.
     strict: bool,
     trusted: Vec<String>,
+    /// Whether what a client reports of the trusted tools counts.
+    reported: bool,
     literals: Vec<Value>,
     refusal: Refusal,
 }
@@ -39,6 +41,7 @@ impl Flow {
             arguments: arguments.into_iter().map(Pointer::from).collect(),
             strict: false,
             trusted: Vec::new(),
+            reported: false,
             literals: Vec::new(),
             refusal: Refusal {
                 category: crate::error::Category::Permission,
@@ -59,6 +62,13 @@ impl Flow {
     #[must_use]
     pub fn trust_tools<'a>(mut self, tools: impl IntoIterator<Item = &'a str>) -> Self {
         self.trusted.extend(tools.into_iter().map(str::to_owned));
+        self
+    }
+
+    /// Believes what a client reports of these tools as well.
+    #[must_use]
+    pub const fn accept_reported(mut self) -> Self {
+        self.reported = true;
         self
     }
 
@@ -162,7 +172,8 @@ impl Policy for Flow {
                     return;
                 }
             };
-            let trusted = self.literals.contains(leaf) || self.trusted.iter().any(|source| known.comes_from(source));
+            let trusted = self.literals.contains(leaf)
+                || self.trusted.iter().any(|source| known.comes_from(source) || (self.reported && known.comes_from(&reported(source))));
             let refused = !trusted && (self.strict || known.may_be_untrusted());
             let shown = ask.shown(&Pointer::from(place), leaf);
             ask.note(|| {

@@ -75,16 +75,22 @@ pub struct Values {
 /// What a call adds to it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Seen {
+    /// What it says, for when it is not to be trusted.
     untrusted: Vec<(u64, bool)>,
+    overflowed: bool,
+    /// Whether it is never to be trusted, wherever it was read from.
+    strange: bool,
     trusted: Option<(Arc<str>, Vec<Exact>)>,
     written: Vec<Exact>,
-    carries: Vec<Arc<str>>,
-    overflowed: bool,
+    /// Files and entities that it may come from, and that it was written to.
+    read: Vec<Arc<str>>,
+    wrote: Vec<Arc<str>>,
 }
 
 impl Seen {
-    /// What an untrusted result said.
-    pub(crate) fn distrust(&mut self, value: &Value) {
+    /// What a result says that is untrusted: always, or if what it was read from carries something untrusted.
+    pub(crate) fn distrust(&mut self, value: &Value, always: bool) {
+        self.strange = always;
         let mut budget = MAX_TEXT;
         leaves(value, "", &mut |_, leaf| {
             let text = text_of(leaf);
@@ -118,9 +124,19 @@ impl Seen {
         self.written.dedup();
     }
 
+    /// Where it was read from.
+    pub(crate) fn read_from(&mut self, carriers: impl IntoIterator<Item = Arc<str>>) {
+        self.read.extend(carriers);
+    }
+
+    /// Whether it may come from something that carries.
+    pub(crate) fn has_read(&self) -> bool {
+        !self.read.is_empty()
+    }
+
     /// Where it was written to.
-    pub(crate) fn carry(&mut self, carrier: Arc<str>) {
-        self.carries.push(carrier);
+    pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Arc<str>>) {
+        self.wrote.extend(carriers);
     }
 }
 
@@ -145,14 +161,8 @@ impl Values {
 
     /// Whether anything untrusted was seen.
     #[must_use]
-    pub(crate) fn is_tainted(&self) -> bool {
+    fn is_tainted(&self) -> bool {
         self.overflowed || !self.untrusted.is_empty()
-    }
-
-    /// Whether what a file or entity holds was written after something untrusted was seen.
-    #[must_use]
-    pub(crate) fn is_carried_by(&self, carrier: &str) -> bool {
-        self.carriers.get(carrier).is_some()
     }
 
     /// The user's own words are always believed.
@@ -162,8 +172,9 @@ impl Values {
     }
 
     pub(crate) fn apply(&mut self, seen: Seen) {
-        self.overflowed |= seen.overflowed;
-        for (print, whole) in seen.untrusted {
+        let distrusted = seen.strange || seen.read.iter().any(|carrier| self.carriers.get(carrier).is_some());
+        self.overflowed |= distrusted && seen.overflowed;
+        for (print, whole) in seen.untrusted.into_iter().filter(|_| distrusted) {
             let known = self.untrusted.get(&print).copied();
             if known.is_none() && self.untrusted.size() >= MAX_UNTRUSTED {
                 self.overflowed = true;
@@ -173,7 +184,7 @@ impl Values {
                 self.untrusted.insert_mut(print, whole);
             }
         }
-        if let Some((source, prints)) = seen.trusted {
+        if let Some((source, prints)) = seen.trusted.filter(|_| !distrusted) {
             // When it is not known any more what the model wrote, nothing that is read back is believed.
             let believed = self.written.size() < MAX_TRUSTED;
             for print in prints.into_iter().filter(|_| believed) {
@@ -187,7 +198,9 @@ impl Values {
                 self.written.insert_mut(print, ());
             }
         }
-        for carrier in seen.carries {
+        // Whatever is written after something untrusted was seen may stem from it, in whatever form.
+        let tainted = self.is_tainted();
+        for carrier in seen.wrote.into_iter().filter(|_| tainted) {
             self.carriers.insert_mut(carrier, ());
         }
     }
@@ -204,6 +217,11 @@ impl Values {
 
 /// The user's own words, as a source.
 pub const USER: &str = "user";
+
+/// A tool that a client ran, as a source: what it reports is kept apart from what was seen here.
+pub(crate) fn reported(tool: &str) -> String {
+    format!("{tool} (reported)")
+}
 
 fn text_of(leaf: &Value) -> std::borrow::Cow<'_, str> {
     match leaf {

@@ -338,3 +338,38 @@ async fn came_from_asks_the_same_in_an_expression() {
     session.user_said("mallory@evil.example").await.unwrap();
     assert!(sends(&session, "mallory@evil.example").await);
 }
+
+#[tokio::test]
+async fn what_a_client_reports_vouches_only_where_the_rule_says_so() {
+    for accepts in [false, true] {
+        let rule = Flow::only_from("known", ["send"], ["/to"]).trust_tools(["contacts"]);
+        let rule = if accepts { rule.accept_reported() } else { rule };
+        let session =
+            gate(Agent::builder("a").tool(Tool::external("contacts", "Run by the client.", None).open()).tool(send()).policy(rule));
+        let pass = session.admit("contacts", json!({})).await.ok().unwrap();
+        pass.report(Ok(json!(["mum@family.example"]))).await;
+        assert_eq!(sends(&session, "mum@family.example").await, accepts);
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_another_session_heard_first_is_heard_now() {
+    let agent = Agent::builder("a").tool(oracle("page", PAGE).untrusted()).tool(send()).policy(Flow::new("f", ["send"], ["/to"]));
+    let first = gate(agent);
+    let keyed = |session: &Session| session.prepare("page", json!({})).idempotency_key("k");
+    assert!(first.gate().call(keyed(&first)).await.outcome.success().is_some());
+    let second = first.gate().session("a", "alice", "another");
+    assert!(sends(&second, "mallory@evil.example").await, "not heard yet");
+    let replayed = first.gate().call(keyed(&second)).await;
+    assert!(replayed.outcome.success().is_some_and(|output| output.replayed));
+    assert!(!sends(&second, "mallory@evil.example").await);
+}
+
+#[tokio::test]
+async fn going_back_in_time_unreads_nothing() {
+    let session = guarded();
+    let before = session.snapshot().await.unwrap();
+    assert_eq!(said(&session, "page", json!({})).await, "ok");
+    session.restore(&before).await.unwrap();
+    assert!(!sends(&session, "mallory@evil.example").await);
+}
