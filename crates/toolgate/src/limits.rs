@@ -138,14 +138,24 @@ impl Counter {
     /// What is used, and when there will be room.
     pub fn fits(&mut self, now: Timestamp, charge: &Charge) -> Result<(), Over> {
         let used = self.used(now, charge.window);
+        // What is only watched always fits.
+        if charge.cap == Decimal::MAX {
+            return Ok(());
+        }
         let fits = used.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
         // A budget that is used up exactly has no room for a call whose cost is not known yet.
         let open_ended = !charge.unit.is_spent() || used < charge.cap;
         if fits && open_ended && charge.amount >= Decimal::ZERO {
             return Ok(());
         }
-        let first = self.entries.front();
-        let retry_after = charge.window.and_then(|window| first.map(|(at, ..)| window.saturating_sub(now.duration_since(*at))));
+        // When enough has left the window; never, where the charge alone is too much.
+        let mut left = used;
+        let room = |left: Decimal| left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
+        let frees = self.entries.iter().find(|(.., amount)| {
+            left = left.saturating_sub(*amount);
+            room(left)
+        });
+        let retry_after = charge.window.and_then(|window| frees.map(|(at, ..)| window.saturating_sub(now.duration_since(*at))));
         Err(Over { used, retry_after })
     }
 
@@ -225,7 +235,17 @@ mod tests {
         assert_eq!(counter.fits(at(0), &charge), Ok(()));
         counter.reserve(at(0), call, &charge);
         assert_eq!(counter.fits(at(20), &charge), Err(Over { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) }));
-        assert_eq!(counter.fits(at(60), &charge), Ok(()));
+        let two = Charge { amount: 100.into(), ..charge.clone() };
+        counter.reserve(at(10), CallId::fresh(), &two);
+        let most = Charge { amount: 450.into(), ..charge.clone() };
+        assert_eq!(
+            counter.fits(at(20), &most),
+            Err(Over { used: 400.into(), retry_after: Some(SignedDuration::from_secs(50)) }),
+            "both must leave"
+        );
+        let never = Charge { amount: 501.into(), ..charge.clone() };
+        assert_eq!(counter.fits(at(20), &never), Err(Over { used: 400.into(), retry_after: None }), "it would not fit an empty counter");
+        assert_eq!(counter.fits(at(70), &charge), Ok(()));
         counter.reserve(at(60), call, &charge);
         counter.settle(call, &charge, 0.into());
         assert_eq!(counter.used(at(60), charge.window), Decimal::ZERO);

@@ -27,8 +27,10 @@ pub struct State {
     pub evidence: Map<EvidenceKey, Arc<Evidence>>,
     /// What policies remember.
     pub marks: Slices,
-    /// How often everything that a tool had proved was taken away again.
-    pub revocations: Map<Arc<str>, u64>,
+    /// When evidence was last taken away: of a tool altogether, or about one entity.
+    pub revocations: Map<EvidenceKey, u64>,
+    /// Counts what was proved and taken away, so that it is known what came first.
+    pub stamp: u64,
     /// Where values were seen.
     pub values: Values,
 }
@@ -48,30 +50,23 @@ impl State {
     /// The latest evidence under a key.
     #[must_use]
     pub fn evidence(&self, key: &EvidenceKey) -> Option<&Arc<Evidence>> {
-        self.evidence.get(key).filter(|proof| proof.epoch == self.epoch(&proof.tool))
+        self.evidence.get(key).filter(|proof| self.stands(proof))
     }
 
-    fn epoch(&self, tool: &Arc<str>) -> u64 {
-        // Most sessions never take anything away.
-        if self.revocations.is_empty() { 0 } else { self.revocations.get(tool).copied().unwrap_or(0) }
+    /// Whether nothing has taken it away since. Most sessions never take anything away.
+    fn stands(&self, proof: &Evidence) -> bool {
+        self.revocations.is_empty() || proof.keys_if(false).all(|key| self.revocations.get(&key).is_none_or(|at| *at < proof.stamp))
     }
 
     pub(crate) fn revoke(&mut self, revoked: Revoked) {
-        let Some((name, value)) = revoked.about else {
+        let key = EvidenceKey::tool(revoked.tool);
+        let key = match revoked.about {
+            Some((name, value)) => key.about(name, &value),
             // All of it at once, however much it is.
-            let next = self.epoch(&revoked.tool) + 1;
-            self.revocations.insert_mut(revoked.tool, next);
-            return;
+            None => key,
         };
-        let key = EvidenceKey::tool(revoked.tool).about(name, &value);
-        for key in [key.clone(), key.reported()] {
-            let Some(proof) = self.evidence.get(&key).cloned() else { continue };
-            for other in proof.keys() {
-                if self.evidence.get(&other).is_some_and(|known| Arc::ptr_eq(known, &proof)) {
-                    self.evidence.remove_mut(&other);
-                }
-            }
-        }
+        self.stamp += 1;
+        self.revocations.insert_mut(key, self.stamp);
     }
 
     /// Puts back what a rollback puts back: everything but the logs, and what the model has read and cannot unread.
@@ -95,7 +90,8 @@ impl State {
             set(&mut self.marks, name, value);
         }
         if let Some(mut evidence) = changes.evidence {
-            evidence.epoch = self.epoch(&evidence.tool);
+            self.stamp += 1;
+            evidence.stamp = self.stamp;
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {
                 self.evidence.insert_mut(key, Arc::clone(&evidence));
@@ -202,9 +198,9 @@ pub struct Evidence {
     pub at: Timestamp,
     /// Who ran it.
     pub origin: Origin,
-    /// How often the tool's evidence had been taken away before.
+    /// When in the session it was proved, counted against what was taken away.
     #[serde(default)]
-    pub epoch: u64,
+    pub stamp: u64,
 }
 
 impl Evidence {

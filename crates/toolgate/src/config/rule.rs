@@ -174,7 +174,15 @@ fn scope(table: &Table<'_>) -> Scope {
         return Scope::Section(section.to_owned());
     }
     match table.word("level", &[("agent", 0), ("prompt", 1), ("tool", 2)]) {
-        Some(2) => Scope::Tools(table.names("tools").unwrap_or_default().into_iter().map(str::to_owned).collect()),
+        Some(2) => {
+            let named = ["tools", "after", "guard"].into_iter().find(|key| table.has(key));
+            let tools = match named {
+                Some("tools") => table.names("tools").unwrap_or_default().into_iter().map(str::to_owned).collect(),
+                Some(key) => table.table(key).map(|inner| inner.keys()).unwrap_or_default(),
+                None => vec!["write_file".to_owned()],
+            };
+            Scope::Tools(tools)
+        }
         Some(1) => Scope::Prompt,
         _ => Scope::Agent,
     }
@@ -227,9 +235,18 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
     }
     if let Some(fields) = table.table("fields") {
         for path in fields.keys() {
-            let argument = fields.is_table(&path).then(|| fields.table(&path)).flatten().and_then(|inner| inner.pointer("argument"));
-            rule = match argument {
-                Some(argument) => rule.field_is_argument(path.as_str(), argument),
+            rule = match fields.is_table(&path).then(|| fields.table(&path)).flatten() {
+                Some(inner) => {
+                    let argument = inner.pointer("argument");
+                    inner.finish("a field that is compared with an argument");
+                    if !inner.has("argument") {
+                        inner.wrong(
+                            "argument",
+                            Problem::new("it names the `argument` to compare with").help("like `{ argument = \"/customer_id\" }`"),
+                        );
+                    }
+                    rule.field_is_argument(path.as_str(), argument?)
+                }
                 None => rule.field(path.as_str(), fields.value(&path)?),
             };
         }
@@ -267,10 +284,17 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
     if let Some(when) = table.text("when") {
         rule = rule.when_cel(when);
     }
-    if asks && let Some(people) = table.names("approvers") {
+    if !asks {
+        return Some(Draft::Deny(refusal!(table, rule)));
+    }
+    // The model always reads `approval_required`: there is no code, category or redirect to choose.
+    if let Some(people) = table.names("approvers") {
         rule = rule.approvers(people);
     }
-    Some(Draft::Deny(refusal!(table, rule)))
+    if let Some(reason) = table.text("reason") {
+        rule = rule.reason(reason);
+    }
+    Some(Draft::Deny(rule))
 }
 
 fn condition(table: &Table<'_>) -> Option<Condition> {

@@ -110,7 +110,12 @@ impl Judgement {
     pub(super) fn permit(self, approval: Option<&Approval>) -> Result<Permit, Self> {
         let answered = |asked: &Asked| {
             approval.is_some_and(|a| {
-                a.state == ApprovalState::Approved && a.digest == self.permit.arguments.digest() && a.asked_by.contains(&asked.by)
+                let by_the_right_person =
+                    asked.approvers.is_empty() || a.answered_by.as_ref().is_some_and(|by| asked.approvers.contains(by));
+                a.state == ApprovalState::Approved
+                    && a.digest == self.permit.arguments.digest()
+                    && a.asked_by.contains(&asked.by)
+                    && by_the_right_person
             })
         };
         if self.asked.iter().all(answered) { Ok(self.permit) } else { Err(self) }

@@ -16,7 +16,7 @@ use crate::ledger::Gate;
 use crate::limits::Charge;
 use crate::policy::{Ask, Level, Mode, Note, Trace};
 use crate::registry::{Agent, Registered};
-use crate::store::{Enter, Entered, Recalled, over_error, recalled_error};
+use crate::store::{ApprovalState, Enter, Entered, Recalled, over_error, recalled_error};
 
 /// What would become of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -149,7 +149,9 @@ impl Toolgate {
         let tool = self.resolve(&agent, call)?;
         walk.pass(Gate::Resolve, trail);
         trail.at(Gate::Validate);
-        let arguments = self.validate(&agent, &tool, call, None, trail)?;
+        let resumed = self.resume(call, &tool, trail).await?;
+        trail.at(Gate::Validate);
+        let arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
         walk.pass(Gate::Validate, trail);
         let entered = self.look(call, &tool, &arguments, trail).await?;
         trail.at(Gate::Policy);
@@ -158,6 +160,7 @@ impl Toolgate {
         trail.at(Gate::Recall);
         match &entered.recalled {
             Some(Recalled::Settled(_)) => {
+                self.still_permitted(&agent, call, &tool, &arguments, &entered.state, trail).await?;
                 walk.gates.push(GateNote {
                     gate: Gate::Recall,
                     said: Said::Pass,
@@ -169,7 +172,7 @@ impl Toolgate {
             None => walk.pass(Gate::Recall, trail),
         }
         trail.at(Gate::Progress);
-        self.progress(call, &tool, &entered, false, trail).await?;
+        self.progress(call, &tool, &entered, resumed.is_some(), trail).await?;
         walk.pass(Gate::Progress, trail);
         trail.at(Gate::Limits);
         let (budget, _) = self.limits(&agent, call, &tool, &entered, trail).await?;
@@ -186,7 +189,16 @@ impl Toolgate {
         };
         walk.pass(Gate::Policy, trail);
         trail.at(Gate::Approval);
-        let permit = match judgement.permit(None) {
+        let known = match &resumed {
+            Some(approval) => Some((**approval).clone()),
+            None => {
+                self.0.store.approval_for(&call.key, judgement.arguments().digest()).await?.filter(|known| trail.started <= known.expires)
+            }
+        };
+        if let Some(refused) = known.as_ref().filter(|known| known.state == ApprovalState::Denied && !judgement.asked().is_empty()) {
+            return Err(super::approve::unusable(refused).into());
+        }
+        let permit = match judgement.permit(known.as_ref()) {
             Ok(permit) => permit,
             Err(asked) => {
                 let why = asked.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
@@ -218,6 +230,12 @@ impl Toolgate {
                     }
                     return Err(Box::pin(self.not_claimed(error.into(), &permit, &agent, &entered.state, trail)).await);
                 }
+            }
+        }
+        let watched: Vec<Charge> = permit.watched().iter().map(|(_, charge, _)| charge.clone()).collect();
+        for (room, (rule, _, error)) in self.0.store.room(&watched, trail.started).await?.into_iter().zip(permit.watched()) {
+            if let (Err(over), Some(note)) = (room, walk.rules.iter_mut().find(|note| note.rule == *rule)) {
+                (note.said, note.why) = (Said::Deny, Some(over_error(error.clone(), &over).message));
             }
         }
         walk.gates.push(GateNote { gate: Gate::Claim, said: Said::Pass, why: (!used.is_empty()).then(|| used.join("; ")) });

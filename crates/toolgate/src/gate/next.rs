@@ -88,6 +88,9 @@ impl Toolgate {
         state: &State,
         trail: &Trail,
     ) -> ToolError {
+        // Whoever may not see a tool is not sent to it.
+        let visible = |to: &String| agent.tools.get(to.as_str()).is_some_and(|tool| tool.is_visible_to(&trail.key.principal));
+        error.redirect_tool = error.redirect_tool.filter(visible);
         let none = Map::new();
         let asked = arguments.value().as_object().unwrap_or(&none);
         let search = Search {
@@ -254,19 +257,19 @@ impl Search<'_> {
             if arguments.contains_key(name) {
                 continue;
             }
-            if let Some(value) = self.asked.get(name).or_else(|| self.proved(name)) {
-                arguments.insert(name.to_owned(), value.clone());
+            let Some(value) = self.asked.get(name).or_else(|| self.proved(name)) else { continue };
+            // What has the name and not the shape is not what is meant.
+            let mut with = arguments.clone();
+            with.insert(name.to_owned(), value.clone());
+            let complaint = tool.input.as_ref().and_then(|schema| schema.check(&tool.spec.name, &Value::Object(with.clone())).err());
+            let about_it = |invalid: &crate::schema::Invalid| {
+                invalid.errors.iter().any(|error| error.path.starts_with(&format!("/{name}")) && error.got != "nothing")
+            };
+            if !complaint.as_ref().is_some_and(about_it) {
+                arguments = with;
             }
         }
-        // What was guessed by its name and does not fit is not what was meant.
-        let fits = |arguments: &Map<String, Value>| {
-            tool.input.as_ref().is_none_or(|schema| schema.check(&tool.spec.name, &Value::Object(arguments.clone())).is_ok())
-        };
-        let mut sketch = required.iter().any(|name| !arguments.contains_key(*name)) || !fits(&arguments);
-        if sketch && required.iter().all(|name| arguments.contains_key(*name)) {
-            arguments = remedy.arguments.clone();
-            sketch = true;
-        }
+        let sketch = required.iter().any(|name| !arguments.contains_key(*name));
         let comes_to = comes_to(remedy, &tool, &arguments, self.now);
         Some(Step { tool, arguments, sketch, comes_to })
     }
@@ -318,7 +321,7 @@ fn comes_to(remedy: &Remedy, tool: &Registered, arguments: &Map<String, Value>, 
         Assumed::Revoked(Revoked { tool: Arc::clone(of), about })
     });
     let mut all: Vec<Assumed> = revoked.collect();
-    let proof = Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: Origin::Assumed, epoch: 0 };
+    let proof = Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: Origin::Assumed, stamp: 0 };
     all.push(Assumed::Proved(Arc::new(proof), tool.spec.handler_is_external()));
     all.extend(remedy.marks.iter().cloned().map(Assumed::Marked));
     all

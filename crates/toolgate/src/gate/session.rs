@@ -103,12 +103,13 @@ impl Session {
         self.replace(|now| now.restored_to(&snapshot.state)).await
     }
 
-    /// Clears slices, evidence and what policies remember. Limits and claims stay.
+    /// Clears slices, evidence and what policies remember. Limits and claims stay, and so does where values were seen: what
+    /// a model has read, it has read.
     ///
     /// # Errors
     /// The store cannot take it, or the session is busy.
     pub async fn reset(&self) -> Result<(), StoreError> {
-        self.replace(|_| State::default()).await
+        self.replace(|now| State { values: now.values.clone(), ..State::default() }).await
     }
 
     /// Tells what the user said, word for word, so that rules can tell the user's values from a stranger's.

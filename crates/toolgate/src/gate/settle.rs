@@ -22,7 +22,7 @@ use crate::progress::Ended;
 use crate::session::{Changes, Revoked};
 use crate::store::{Conflict, Finish, Settle, StoreError};
 use crate::tool::Effect;
-use crate::values::{self, Seen};
+use crate::values::{self, Carrier, Seen};
 
 /// How a call ends.
 struct End {
@@ -33,6 +33,8 @@ struct End {
     settle: Settle,
     changes: Option<Changes>,
     outputs: Vec<(String, Arc<str>)>,
+    /// The result before it was cut, where somebody wants to know.
+    whole: Option<serde_json::Value>,
     /// What a poll came to.
     result: Option<json::Digest>,
 }
@@ -50,6 +52,7 @@ impl End {
             settle: Settle::by(effects),
             changes: None,
             outputs: Vec::new(),
+            whole: None,
             result,
         }
     }
@@ -91,6 +94,7 @@ impl Toolgate {
                         settle: Settle::Done,
                         changes: Some(shaped.changes),
                         outputs: shaped.stored.into_iter().collect(),
+                        whole: shaped.whole,
                         result: shaped.digest,
                     },
                     Err(error) => End::failed(error.with_effects(passed.effects_of_run()), Gate::Shape),
@@ -107,6 +111,7 @@ impl Toolgate {
                     settle: Settle::Released,
                     changes: None,
                     outputs: Vec::new(),
+                    whole: None,
                     result: None,
                 },
             },
@@ -207,7 +212,7 @@ impl Toolgate {
         let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.watched.is_some());
         let strange = agent.and_then(|agent| agent.tools.get(&trail.tool)).is_some_and(|tool| tool.spec.untrusted);
         let seen = strange.then(|| {
-            let mut seen = Seen::default();
+            let mut seen = Seen::new(&trail.key.agent);
             seen.distrust(&said(&outcome, None), true);
             Box::new(seen)
         });
@@ -219,6 +224,7 @@ impl Toolgate {
             settle: Settle::Released,
             changes: None,
             outputs: Vec::new(),
+            whole: None,
             result: None,
         };
         self.conclude(end, seen, trail).await
@@ -352,7 +358,7 @@ fn revoked(passed: &Passed, end: &End, row: &Row) -> Vec<Revoked> {
     let about = |entity: &Arc<str>| {
         let (name, path) = spec.entities.iter().find(|(name, _)| name == entity)?;
         let value = path.get(&row.arguments).or_else(|| result.and_then(|value| path.get(value)))?;
-        Some((Arc::clone(name), value.clone()))
+        Some((Arc::clone(name), json::plain(value.clone())))
     };
     spec.revokes.iter().map(|(tool, entity)| Revoked { tool: Arc::clone(tool), about: entity.as_ref().and_then(about) }).collect()
 }
@@ -363,36 +369,33 @@ fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
     let sources = passed.agent.watched.as_ref()?;
     let spec = &passed.permit.tool().spec;
     let given = passed.permit.arguments().value();
-    let mut seen = Seen::default();
-    let whole = end.outputs.first().map(|(_, text)| text.as_ref());
-    let answer = said(&end.outcome, whole);
-    let about = |(name, path): &(Arc<str>, json::Pointer)| {
-        path.get(given).map(|value| json::with_canonical(value, |text| Arc::from(format!("{name}\u{1f}{text}"))))
+    let mut seen = Seen::new(&passed.agent.name);
+    let answer = said(&end.outcome, end.whole.as_ref());
+    let result = end.whole.as_ref().or_else(|| end.outcome.success().map(|output| &output.value));
+    let entity = |(name, path): &(Arc<str>, json::Pointer)| {
+        let value = path.get(given).or_else(|| result.and_then(|result| path.get(result)));
+        Carrier::Entity(Arc::clone(name), value.map(|value| json::with_canonical(value, str::to_owned)))
     };
-    let observed =
-        |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).map(|path| Arc::from(path.as_str()));
-    seen.read_from(observed(|seen| if let Observation::Read(path, _) = seen { Some(path) } else { None }));
-    seen.read_from(spec.entities.iter().filter_map(about));
-    seen.wrote_to(observed(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }));
-    seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).filter_map(about));
+    let files = |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).cloned().map(Carrier::File);
+    seen.read_from(files(|seen| if let Observation::Read(path, _) = seen { Some(path) } else { None }));
+    seen.read_from(spec.entities.iter().map(entity));
+    seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }));
+    seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).map(entity));
     if spec.untrusted || seen.has_read() {
         seen.distrust(&answer, spec.untrusted);
     }
     if sources.contains(spec.name()) && matches!(end.outcome, Outcome::Success(_)) {
         let source = if passed.reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
-        seen.trust(&source, &answer, given);
+        seen.trust(source, &answer);
     }
     seen.write(given);
     Some(Box::new(seen))
 }
 
 /// Everything that the model reads of an outcome.
-fn said(outcome: &Outcome, whole: Option<&str>) -> serde_json::Value {
+fn said(outcome: &Outcome, whole: Option<&serde_json::Value>) -> serde_json::Value {
     match outcome {
-        Outcome::Success(output) => match whole {
-            Some(text) => serde_json::json!([text, output.message]),
-            None => serde_json::json!([output.value, output.message]),
-        },
+        Outcome::Success(output) => serde_json::json!([whole.unwrap_or(&output.value), output.message]),
         Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
         Outcome::Signal(_) => serde_json::Value::Null,
     }

@@ -30,6 +30,8 @@ pub(super) struct Shaped {
     pub(super) stored: Option<(String, Arc<str>)>,
     pub(super) changes: Changes,
     pub(super) digest: Option<json::Digest>,
+    /// The result before it was cut, where rules ask where values come from.
+    pub(super) whole: Option<Value>,
 }
 
 impl Toolgate {
@@ -67,8 +69,10 @@ impl Toolgate {
         let changes = self.changes(&value, empty, passed, txn, trail)?;
         let digest = tool.spec.polling.map(|_| json::digest_of(&value));
         let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, ..Output::default() };
-        let stored = cap(&mut output, tool.spec.max_output.unwrap_or(passed.agent.max_output));
-        Ok(Shaped { output, stored, changes, digest })
+        let most = tool.spec.max_output.unwrap_or(passed.agent.max_output);
+        let whole = (passed.agent.watched.is_some() && !is_small(&output.value, most)).then(|| output.value.clone());
+        let stored = cap(&mut output, most);
+        Ok(Shaped { output, stored, changes, digest, whole })
     }
 
     async fn after_hooks(&self, value: &mut Value, passed: &Passed, trail: &mut Trail) -> Result<(), ToolError> {
@@ -135,16 +139,16 @@ impl Toolgate {
             }
         }
         let entities = tool.spec.entities.iter().filter_map(|(name, path)| {
-            path.get(&trail.arguments).or_else(|| path.get(value)).map(|entity| (Arc::clone(name), entity.clone()))
+            path.get(&trail.arguments).or_else(|| path.get(value)).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
         });
-        let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), field.clone())));
+        let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
         let evidence = Evidence {
             tool: Arc::clone(&tool.spec.name),
             entities: entities.collect(),
             fields: Value::Object(fields.collect()),
             at: trail.started,
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
-            epoch: 0,
+            stamp: 0,
         };
         // That there is nothing proves nothing.
         let evidence = (!empty).then_some(evidence);

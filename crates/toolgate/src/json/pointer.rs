@@ -68,6 +68,22 @@ impl Pointer {
         })
     }
 
+    /// Like [`Pointer::places`], except that a path which goes into something that has no inside ends there.
+    pub(crate) fn reach<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
+        let (mut found, mut ended) = (vec![(String::new(), value)], Vec::new());
+        for part in &self.0 {
+            let (inner, scalars): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, value)| value.is_array() || value.is_object());
+            ended.extend(scalars);
+            let one = Self(vec![part.clone()]);
+            found = inner
+                .into_iter()
+                .flat_map(|(at, value)| one.places(value).into_iter().map(move |(step, item)| (format!("{at}{step}"), item)))
+                .collect();
+        }
+        found.extend(ended);
+        found
+    }
+
     pub(crate) fn push(&mut self, part: String) {
         self.0.push(part);
     }

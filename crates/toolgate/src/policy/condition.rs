@@ -4,7 +4,7 @@ use rust_decimal::Decimal;
 use serde_json::Value;
 
 use super::Fault;
-use crate::json::{Pointer, canonicalize_numbers, decimal_of};
+use crate::json::{decimal_of, plain};
 use crate::names::glob;
 
 /// A condition on one argument. Numbers compare exactly.
@@ -114,11 +114,4 @@ impl Condition {
             Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
         }
     }
-}
-
-/// A value as judged arguments spell it.
-fn plain(mut value: Value) -> Value {
-    // What cannot be brought into form equals nothing.
-    let _ = canonicalize_numbers(&mut value, &mut Pointer::default());
-    value
 }

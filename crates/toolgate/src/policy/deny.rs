@@ -135,7 +135,7 @@ impl Policy for Deny {
         for (index, (path, condition)) in self.conditions.iter().enumerate() {
             problems.extend(governed.iter().filter_map(|tool| unfit(&format!("where.{index}"), tool, path, condition)));
         }
-        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, None)));
+        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));
         if !self.approvers.is_empty() && !self.asks {
             problems.push(Problem::at("approvers", "nobody is asked by a rule that denies").help("use `ask`"));
         }

@@ -7,8 +7,12 @@ use super::refusal::refusal_setters;
 use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
+use crate::schema::{At, at};
 use crate::tool::Spec;
-use crate::values::{USER, leaves, reported};
+use crate::values::{USER, leaves, names, reported};
+
+/// How many values of one call are looked at.
+const MAX_VALUES: usize = 1_000;
 
 /// Keeps values that untrusted results brought in out of some arguments; or, stronger, lets only values from some
 /// sources in.
@@ -90,11 +94,17 @@ impl Flow {
 
     refusal_setters!();
 
-    /// Every text and number in the guarded arguments, with its place.
-    fn each_leaf<'a>(&self, ask: &Ask<'a>, f: &mut dyn FnMut(&str, &Value)) {
+    /// Every text and number in the guarded arguments, with its place; and names of members that no schema declares,
+    /// because those are values, too.
+    fn each_leaf(&self, ask: &Ask<'_>, f: &mut dyn FnMut(&str, &Value)) {
         for path in &self.arguments {
-            for (place, value) in path.places(ask.arguments.value()) {
+            for (place, value) in path.reach(ask.arguments.value()) {
                 leaves(value, &place, f);
+                names(value, &place, &mut |place, name| {
+                    if !matches!(at(ask.tool, &Pointer::from(place)), At::Known(_)) {
+                        f(&format!("{place} (its name)"), &Value::String(name.to_owned()));
+                    }
+                });
             }
         }
     }
@@ -128,6 +138,10 @@ impl Policy for Flow {
         for (index, source) in sources.clone() {
             problems.extend(unknown_tool(&format!("trusted.{index}"), source, tools));
         }
+        for (index, source) in sources.clone() {
+            let external = tools.iter().filter(|tool| tool.name() == source && !self.reported);
+            problems.extend(external.filter_map(|tool| tool.run_by_client(&format!("trusted.{index}"))));
+        }
         for (index, source) in sources {
             if tools.iter().any(|tool| tool.name() == source && tool.untrusted) {
                 let problem =
@@ -158,13 +172,25 @@ impl Policy for Flow {
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        self.each_leaf(ask, &mut |place, leaf| needs.origins.push((place.to_owned(), leaf.clone())));
+        let mut count = 0;
+        self.each_leaf(ask, &mut |place, leaf| {
+            count += 1;
+            if count <= MAX_VALUES {
+                needs.origins.push((place.to_owned(), leaf.clone()));
+            }
+        });
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let mut fault = None;
         let mut errors = Vec::new();
+        let mut count = 0;
         self.each_leaf(ask, &mut |place, leaf| {
+            count += 1;
+            if count > MAX_VALUES {
+                fault = Some(Fault(format!("there are more than {MAX_VALUES} values in what is guarded")));
+                return;
+            }
             let known = match ask.origin(place) {
                 Ok(known) => known,
                 Err(missing) => {
@@ -185,7 +211,8 @@ impl Policy for Flow {
                 };
                 Note { what: format!("origin of {place}"), found: format!("{shown}: {from}"), holds: refused }
             });
-            if refused {
+            // Twenty are enough to see what is meant.
+            if refused && errors.len() < 20 {
                 let expected = if self.strict {
                     format!("a value from {}", self.sources())
                 } else {

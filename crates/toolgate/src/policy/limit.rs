@@ -113,6 +113,16 @@ impl Limit {
         self.window
     }
 
+    /// An argument that its counter hangs on and a tool does not take.
+    pub(super) fn lacks(&self, tool: &Spec) -> Option<&Pointer> {
+        let whose = match &self.per {
+            Per::Session | Per::Principal => None,
+            Per::Entity(path) => Some(path),
+            Per::Proved(proved) => Some(&proved.same.1),
+        };
+        self.currency.iter().chain(whose).find(|path| matches!(crate::schema::at(tool, path), crate::schema::At::Missing(..)))
+    }
+
     pub(super) fn is_called(&self, name: &str) -> bool {
         self.name == name
     }
@@ -141,9 +151,12 @@ impl Limit {
         let (entity, argument) = &proved.same;
         let about = Self::argument(ask, argument)?;
         let evidence = ask.evidence_of(&proved.tool, Some((entity, about)), false)?;
-        let named = evidence.and_then(|proof| proof.fields.get(proved.field.to_string()));
-        match (named, &proved.otherwise) {
-            (Some(value), _) => Ok(value),
+        match (evidence, &proved.otherwise) {
+            // Where there is evidence, it must say whose limit it is: the model does not get to.
+            (Some(proof), _) => proof
+                .fields
+                .get(proved.field.to_string())
+                .ok_or_else(|| Fault::new(format!("what `{}` has proved does not say whose limit this is", proved.tool))),
             (None, Some(path)) => Self::argument(ask, path),
             (None, None) => Err(Fault::new(format!("`{}` has proved nothing yet about whose limit this is", proved.tool))),
         }
@@ -204,6 +217,7 @@ impl Policy for Limit {
             for source in tools.iter().filter(|tool| *proved.tool == *tool.name()) {
                 problems.extend(source.lacks_entity(&format!("per.same.{}", proved.same.0), &proved.same.0));
                 problems.extend(source.lacks_proof("per.field", &proved.field));
+                problems.extend(source.run_by_client("per.proved_by"));
             }
         }
         if self.most < Decimal::ZERO {

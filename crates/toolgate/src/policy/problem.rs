@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::Condition;
 use crate::json::Pointer;
 use crate::names::shown;
+use crate::schema::{At, at, resolve};
 use crate::tool::Spec;
 
 /// How bad it is.
@@ -178,15 +179,18 @@ pub(super) fn unknown_tool(field: &str, name: &str, tools: &[&Spec]) -> Option<P
 }
 
 fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem> {
-    let properties = tool.input_schema()?.get("properties").and_then(Value::as_object)?;
-    let name = path.parts().first().filter(|name| !properties.contains_key(*name))?;
-    let problem = Problem::at(field, format!("`{}` has no argument `{}`", tool.name(), shown(name)));
-    Some(problem.did_you_mean(name, properties.keys()))
+    let At::Missing(name, known) = at(tool, path) else { return None };
+    let what = if path.parts().first() == Some(&name) {
+        format!("argument `{}`", shown(&name))
+    } else {
+        format!("`{}` in `{path}`", shown(&name))
+    };
+    Some(Problem::at(field, format!("`{}` has no {what}", tool.name())).did_you_mean(&name, known.iter()))
 }
 
 /// A secret that something is looked up by would have to be written down.
 pub(super) fn secret_key(field: &str, path: &Pointer, tools: &[&Spec]) -> Option<Problem> {
-    let tool = tools.iter().find(|tool| tool.is_secret(path))?;
+    let tool = tools.iter().find(|tool| crate::redact::is_secret(path, &tool.secrets))?;
     let problem = Problem::at(field, format!("`{path}` of `{}` is secret, and what is looked up by it would be written down", tool.name()));
     Some(problem.help("use an argument that is no secret"))
 }
@@ -200,12 +204,8 @@ pub(super) fn not_one(field: &str, path: &Pointer) -> Option<Problem> {
 /// A condition that can be asked of no value that the schema lets an argument have.
 pub(super) fn unfit(field: &str, tool: &Spec, path: &Pointer, condition: &Condition) -> Option<Problem> {
     let wanted = condition.wants()?;
-    let schema = tool.input_schema()?;
-    let property = path.parts().iter().try_fold(schema, |schema, part| match part.as_str() {
-        "*" => schema.get("items"),
-        name => schema.get("properties")?.get(name),
-    })?;
-    let declared = property.get("type").and_then(Value::as_str)?;
+    let At::Known(schema) = at(tool, path) else { return None };
+    let declared = resolve(schema, tool.input_schema()?)?.get("type").and_then(Value::as_str)?;
     let fits = match wanted {
         "number" => matches!(declared, "number" | "integer"),
         other => declared == other,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::problem::{ToolNames, unknown_tool};
-use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Policy, Problem, Remedy, Terms, Verdict};
+use super::problem::{ToolNames, not_one, unknown_tool};
+use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Policy, Problem, Remedy, Severity, Terms, Verdict};
 use crate::code;
 use crate::error::ToolError;
 use crate::json::{Digest, Pointer};
@@ -78,7 +78,18 @@ impl Policy for ReadBeforeWrite {
         for (tool, path) in &self.guarded {
             let field = format!("guard.{tool}");
             problems.extend(unknown_tool(&field, tool, tools));
+            problems.extend(not_one(&field, path));
             problems.extend(ToolNames::of([&**tool]).unknown_arguments(tools, [(field.clone(), path)].into_iter()));
+        }
+        // A model is told to read with it, so it must be there and take a path.
+        let reader = tools.iter().find(|tool| *self.read_tool == *tool.name());
+        match reader {
+            None => problems.extend(
+                unknown_tool("read_with", &self.read_tool, tools).map(|problem| Problem { severity: Severity::Warning, ..problem }),
+            ),
+            Some(tool) => problems.extend(
+                ToolNames::of([tool.name()]).unknown_arguments(tools, [("read_with".to_owned(), &Pointer::from("/path"))].into_iter()),
+            ),
         }
         problems
     }

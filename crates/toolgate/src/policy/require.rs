@@ -76,7 +76,7 @@ impl Require {
     /// A field that it proved must have this value.
     #[must_use]
     pub fn field(mut self, path: impl Into<Pointer>, value: Value) -> Self {
-        self.fields.push((path.into().to_string(), Wanted::Value(value)));
+        self.fields.push((path.into().to_string(), Wanted::Value(crate::json::plain(value))));
         self
     }
 
@@ -142,6 +142,10 @@ impl Require {
             return Ok(true);
         }
         for (path, wanted) in &self.fields {
+            let shown = |value: &Value| match wanted {
+                Wanted::Value(_) => crate::names::shown(&value.to_string()),
+                Wanted::Argument(path) => ask.shown(path, value),
+            };
             let wanted = match wanted {
                 Wanted::Value(value) => Some(value),
                 Wanted::Argument(path) => ask.argument(path),
@@ -150,12 +154,8 @@ impl Require {
             let found = proof.fields.get(path);
             let holds = wanted.is_some() && found == wanted;
             ask.note(|| Note {
-                what: format!(
-                    "{path} of `{}` is {}",
-                    proof.tool,
-                    wanted.map_or_else(|| "nothing".to_owned(), |v| crate::names::shown(&v.to_string()))
-                ),
-                found: found.map_or_else(|| "nothing".to_owned(), |value| crate::names::shown(&value.to_string())),
+                what: format!("{path} of `{}` is {}", proof.tool, wanted.map_or_else(|| "nothing".to_owned(), shown)),
+                found: found.map_or_else(|| "nothing".to_owned(), shown),
                 holds,
             });
             if !holds {
@@ -201,12 +201,9 @@ impl Policy for Require {
             for (path, _) in &self.fields {
                 problems.extend(source.lacks_proof(&format!("fields.{path}"), &Pointer::from(path.as_str())));
             }
-            if source.handler_is_external() && !self.reported {
-                let message = format!("`{}` is run by the client, and what a client reports does not count here", source.name());
-                problems.push(Problem::at("any_of", message).help("say `reported = true` to believe the client").warning());
-            }
+            problems.extend(source.run_by_client("any_of").filter(|_| !self.reported));
         }
-        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, Some(&sources))));
+        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, Some(&sources))));
         if self.within.is_some_and(|age| age <= SignedDuration::ZERO) {
             problems.push(Problem::at("within", "nothing is ever that fresh").help("like `15m`"));
         }
@@ -264,6 +261,8 @@ impl Policy for Require {
         };
         let about = about.map(|(name, value)| (Arc::clone(name), value.clone()));
         let remedy = |tool: &Arc<str>| Remedy { tool: Arc::clone(tool), about: about.clone(), ..Remedy::default() };
-        Some(self.any_of.iter().filter(helps).map(remedy).collect())
+        let remedies: Vec<Remedy> = self.any_of.iter().filter(helps).map(remedy).collect();
+        // Another day the answer may be another.
+        (!remedies.is_empty()).then_some(remedies)
     }
 }

@@ -28,6 +28,7 @@ impl AgentBuilder {
                 });
             }
             problems.extend(policy.problems(&specs).into_iter().map(place));
+            self.check_reach(written).into_iter().for_each(|problem| problems.push(place(problem)));
             match &written.scope {
                 Scope::Tools(tools) => {
                     for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
@@ -47,6 +48,24 @@ impl AgentBuilder {
                 Problem::new("a tool is called `user`, and rules about where values come from mean the user by it").help("rename the tool"),
             );
         }
+    }
+
+    /// A rule that is attached where it has nothing to say would never speak.
+    fn check_reach(&self, written: &Written) -> Option<Problem> {
+        let within = |section: &Option<String>, tool: &Spec| match &written.scope {
+            Scope::Tools(names) => names.iter().any(|name| name == tool.name()),
+            Scope::Section(name) => section.as_ref() == Some(name),
+            Scope::Prompt | Scope::Agent => true,
+        };
+        let mut governed = self.tools.iter().map(|(section, tool)| (section, tool.spec())).filter(|(_, spec)| written.policy.governs(spec));
+        // A policy that governs whatever there is cannot miss anything.
+        if self.tools.iter().all(|(_, tool)| written.policy.governs(tool.spec())) {
+            return None;
+        }
+        let (_, outside) = governed.find(|(section, spec)| !within(section, spec))?;
+        let field = if matches!(written.scope, Scope::Section(_)) { "section" } else { "level" };
+        let problem = Problem::at(field, format!("it is about `{}`, which is not where the rule is attached", outside.name()));
+        Some(problem.help("attach it to the agent, or to where all its tools are"))
     }
 
     /// Evidence of a tool that is not there cannot be taken away.
@@ -100,7 +119,7 @@ pub(super) fn check_words(spec: &Spec) -> Vec<String> {
     for entity in spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity)) {
         problems.push(format!("`{name}` keeps what it writes under `{entity}`, and declares no such entity"));
     }
-    for (entity, path) in spec.entities.iter().filter(|(_, path)| spec.is_secret(path)) {
+    for (entity, path) in spec.entities.iter().filter(|(_, path)| crate::redact::is_secret(path, &spec.secrets)) {
         problems.push(format!("the entity `{entity}` of `{name}` is its secret `{path}`; what is looked up by it would be written down"));
     }
     for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {

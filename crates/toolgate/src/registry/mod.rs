@@ -328,6 +328,7 @@ impl AgentBuilder {
         let mut problems = std::mem::take(&mut self.unreadable);
         let mut tools = HashMap::new();
         let mut order = Vec::new();
+        self.tools.iter_mut().for_each(|(_, tool)| tool.find_secrets());
         self.check_attachments(&mut problems);
         self.check_hooks(&mut problems);
         self.check_revocations(&mut problems);

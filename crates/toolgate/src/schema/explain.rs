@@ -24,7 +24,7 @@ const MOST: usize = 20;
 ///
 /// # Errors
 /// The schema is too tangled to tell.
-pub(super) fn write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
+pub(crate) fn write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
     let mut walk = Walk { root: schema, at: Pointer::default(), found: Vec::new(), inside: Vec::new(), places: 0 };
     walk.schema(schema);
     if walk.places > MOST_PLACES {

@@ -2,11 +2,15 @@
 
 mod close;
 mod explain;
+mod path;
 
 use std::collections::HashSet;
 
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
+
+pub(crate) use explain::write_only;
+pub(crate) use path::{At, at, resolve};
 
 use crate::error::FieldError;
 use crate::json::{Bounds, Pointer};

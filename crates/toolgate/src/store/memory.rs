@@ -23,6 +23,7 @@ use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs};
 use crate::progress::Progress;
 use crate::session::State;
+use crate::values::Carriers;
 
 /// How many large outputs are kept, and how many rows unless said. Claims, limits and sessions are all kept.
 const OUTPUTS: usize = 256;
@@ -55,6 +56,7 @@ struct Inner {
     outputs: HashMap<(SessionKey, String), Arc<str>>,
     output_order: VecDeque<(SessionKey, String)>,
     rows: VecDeque<Arc<Row>>,
+    carriers: Carriers,
 }
 
 struct Session {
@@ -155,6 +157,13 @@ impl Inner {
         })
     }
 
+    /// What is used of a counter, if a charge fits. Looking makes no counter.
+    fn fits(&mut self, charge: &Charge, now: Timestamp) -> Result<Decimal, Over> {
+        let mut fresh = Counter::default();
+        let counter = self.counters.get_mut(&(charge.counter.clone(), charge.window)).unwrap_or(&mut fresh);
+        counter.fits(now, charge).map(|()| counter.used(now, charge.window))
+    }
+
     fn over(&mut self, charges: &[Charge], now: Timestamp) -> Option<(usize, Over)> {
         charges.iter().enumerate().find_map(|(index, charge)| {
             if charge.amount < Decimal::ZERO {
@@ -164,8 +173,7 @@ impl Inner {
             let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
             let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
             let charge = Charge { amount, ..charge.clone() };
-            let counter = self.counters.entry((charge.counter.clone(), charge.window)).or_default();
-            counter.fits(now, &charge).err().map(|over| (index, over))
+            self.fits(&charge, now).err().map(|over| (index, over))
         })
     }
 
@@ -301,11 +309,7 @@ impl Store for MemoryStore {
 
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let room = charges.iter().map(|charge| {
-            let counter = inner.counters.entry((charge.counter.clone(), charge.window)).or_default();
-            counter.fits(now, charge).map(|()| counter.used(now, charge.window))
-        });
-        Ok(room.collect())
+        Ok(charges.iter().map(|charge| inner.fits(charge, now)).collect())
     }
 
     async fn begin(
@@ -356,15 +360,17 @@ impl Store for MemoryStore {
         for revoked in finish.revoked {
             Arc::make_mut(&mut session.state).revoke(revoked);
         }
-        if let Some(seen) = finish.seen {
-            Arc::make_mut(&mut session.state).values.apply(*seen);
-        }
         if let Some(changes) = finish.changes {
             session.version += u64::from(changes.needs_version());
             Arc::make_mut(&mut session.state).apply(changes);
         }
         if let Some(ended) = &finish.ended {
             session.progress.ended(ended);
+        }
+        if let Some(seen) = finish.seen {
+            let mut carriers = std::mem::take(&mut inner.carriers);
+            Arc::make_mut(&mut inner.session(&finish.row.key).state).values.apply(*seen, &mut carriers);
+            inner.carriers = carriers;
         }
         inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome);
         for (handle, text) in finish.outputs {

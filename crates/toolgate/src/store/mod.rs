@@ -376,6 +376,8 @@ pub(crate) fn recalled_error(recalled: &Recalled) -> ToolError {
 pub(crate) fn over_error(mut error: ToolError, over: &Over) -> ToolError {
     if let Some(wait) = over.retry_after.filter(|wait| wait.is_positive()) {
         error.retry_after_ms = u64::try_from(wait.as_millis()).ok().map(|ms| ms + 1);
+        // The identical call may succeed once there is room again.
+        error.retryable = true;
     }
     if over.used > Decimal::ZERO {
         error.message = format!("{} (used: {})", error.message, over.used.normalize());

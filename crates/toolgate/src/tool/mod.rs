@@ -177,14 +177,10 @@ impl Spec {
         Some(problem.did_you_mean(&path.to_string(), self.proves.iter().map(ToString::to_string)))
     }
 
-    /// Whether an argument is declared secret, here or in the schema.
-    pub(crate) fn is_secret(&self, path: &Pointer) -> bool {
-        let mut schema = self.input.as_ref();
-        let marked = path.parts().iter().any(|part| {
-            schema = schema.and_then(|schema| if part == "*" { schema.get("items") } else { schema.get("properties")?.get(part) });
-            schema.is_some_and(|schema| schema.get("writeOnly") == Some(&Value::Bool(true)))
-        });
-        marked || crate::redact::is_secret(path, &self.secrets)
+    /// What is odd about asking for evidence of a tool that the client runs.
+    pub(crate) fn run_by_client(&self, field: &str) -> Option<Problem> {
+        let message = || format!("`{}` is run by the client, and what a client reports does not count here", self.name);
+        self.external.then(|| Problem::at(field, message()).help("say `reported = true` to believe the client").warning())
     }
 
     /// Whether the client runs it.
@@ -499,6 +495,15 @@ impl Tool {
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// Takes in what the schemas mark as secret, so that everybody knows who looks at the tool.
+    pub(crate) fn find_secrets(&mut self) {
+        let schemas = [&self.spec.input, &self.spec.output].into_iter().flatten();
+        let marked: Vec<Pointer> = schemas.filter_map(|schema| crate::schema::write_only(schema).ok()).flatten().collect();
+        self.spec.secrets.extend(marked);
+        self.spec.secrets.sort();
+        self.spec.secrets.dedup();
     }
 
     pub(crate) fn into_parts(self) -> (Spec, Option<Arc<dyn Handler>>) {

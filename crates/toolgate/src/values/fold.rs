@@ -1,8 +1,12 @@
 //! Values without their disguise.
 
+use ahash::HashMap;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use serde_json::Value;
 use unicode_normalization::UnicodeNormalization;
+
+use super::{MAX_TEXT, leaves, names, text_of};
 
 /// Shorter than this, a text stands for nothing in particular.
 const SHORTEST: usize = 3;
@@ -10,13 +14,15 @@ const SHORTEST: usize = 3;
 const SHORTEST_NUMBER: usize = 5;
 /// A value of more letters than this is looked for only as a whole.
 const LONGEST_SPLIT: usize = 96;
-/// How often an encoding is looked through.
+/// How often an encoding is looked through, how many readings of a text there may be, and of how long a text.
 const MAX_LAYERS: usize = 3;
+const MAX_READINGS: usize = 8;
+const LONGEST_DECODED: usize = 64 << 10;
 /// How many words in a row are one value: `DE89 3704 0044 0532 0130 00`.
 const MAX_WORDS: usize = 8;
 
 /// Letters and digits only, in small letters, look-alikes as what they look like.
-fn fold(text: &str) -> String {
+pub(super) fn fold(text: &str) -> String {
     if text.is_ascii() {
         return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
     }
@@ -74,6 +80,9 @@ fn print(folded: &str) -> u64 {
 /// A text, and what it is once decoded.
 fn layers(text: &str) -> Vec<String> {
     let mut all = vec![text.to_owned()];
+    if text.len() > LONGEST_DECODED {
+        return all;
+    }
     let mut next = 0;
     for _ in 0..MAX_LAYERS {
         let end = all.len();
@@ -81,12 +90,23 @@ fn layers(text: &str) -> Vec<String> {
             all.iter().skip(next).flat_map(|text| [percent(text), base64(text), hex(text), entities(text)]).flatten().collect();
         next = end;
         for text in fresh {
-            if !all.contains(&text) {
+            if all.len() < MAX_READINGS && !all.contains(&text) {
                 all.push(text);
             }
         }
     }
     all
+}
+
+/// Every word of a text, as it stands and decoded.
+fn each_word(text: &str, f: &mut dyn FnMut(&str)) {
+    for word in words(text) {
+        f(word);
+        for decoded in layers(word).iter().skip(1) {
+            f(decoded);
+            words(decoded).for_each(&mut *f);
+        }
+    }
 }
 
 fn is_readable(text: &str) -> bool {
@@ -136,31 +156,31 @@ fn hex(text: &str) -> Option<String> {
 
 /// `&#64;` and `&#x40;`, as web pages spell what they do not want found.
 fn entities(text: &str) -> Option<String> {
-    if !text.contains("&#") {
-        return None;
-    }
-    let mut decoded = String::with_capacity(text.len());
-    let mut rest = text;
+    let mut decoded = String::new();
+    let (mut rest, mut any) = (text, false);
     while let Some((before, after)) = rest.split_once("&#") {
         decoded.push_str(before);
-        let (code, tail) = after.split_once(';').unwrap_or((after, ""));
-        let number = match code.strip_prefix(['x', 'X']) {
+        // No code is longer than this.
+        let end = after.bytes().take(9).position(|byte| byte == b';');
+        let code = end.and_then(|end| after.get(..end));
+        let number = code.and_then(|code| match code.strip_prefix(['x', 'X']) {
             Some(hex) => u32::from_str_radix(hex, 16).ok(),
             None => code.parse().ok(),
-        };
-        match number.and_then(char::from_u32) {
-            Some(c) => {
+        });
+        match (number.and_then(char::from_u32), end) {
+            (Some(c), Some(end)) => {
                 decoded.push(c);
-                rest = tail;
+                any = true;
+                rest = after.get(end + 1..).unwrap_or_default();
             }
-            None => {
+            _ => {
                 decoded.push_str("&#");
                 rest = after;
             }
         }
     }
     decoded.push_str(rest);
-    Some(decoded)
+    any.then_some(decoded)
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -177,51 +197,107 @@ fn is_whole(folded: &str) -> bool {
     letters >= if number { SHORTEST_NUMBER } else { SHORTEST }
 }
 
-/// The prints of everything in a text that may be used as a value.
-pub(super) fn prints(text: &str, number: bool, f: &mut dyn FnMut(u64, bool)) {
-    let mut say = |folded: &str| {
-        if folded.chars().count() >= SHORTEST {
-            f(print(folded), is_whole(folded));
-        }
-    };
-    if number {
-        say(&fold(text));
-        return;
+/// Prints, a bounded number of them; for each, whether it may stand for a whole value.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Prints {
+    prints: HashMap<u64, bool>,
+    /// Bytes that may still be looked at.
+    budget: usize,
+    most: usize,
+    overflowed: bool,
+}
+
+impl Prints {
+    /// Of everything in a value that may be used as one, names of members included.
+    pub(super) fn of(value: &Value, most: usize) -> Self {
+        let mut all = Self { budget: MAX_TEXT, most, ..Self::default() };
+        leaves(value, "", &mut |_, leaf| all.text(&text_of(leaf), leaf.is_number()));
+        names(value, "", &mut |_, name| all.text(name, false));
+        all
     }
-    for text in layers(text) {
-        let whole = fold(&text);
-        if whole.chars().count() <= 4 * LONGEST_SPLIT {
-            say(&whole);
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, bool)> {
+        self.prints.iter().map(|(print, whole)| (*print, *whole))
+    }
+
+    pub(super) const fn overflowed(&self) -> bool {
+        self.overflowed
+    }
+
+    fn say(&mut self, folded: &str) {
+        if folded.chars().count() < SHORTEST {
+            return;
         }
-        let mut row: Vec<String> = Vec::new();
-        for word in words(&text) {
-            for (depth, word) in layers(word).iter().enumerate() {
-                say(&fold(word));
-                // `mailto:a@b`, `a@b`, `https://host/path?to=value`: each part on its own, too.
-                for part in word.split(['/', '?', '&', '=', ':', '#', '@', '.', '-', '_']).filter(|part| part.len() < word.len()) {
-                    for part in layers(part) {
-                        say(&fold(&part));
-                    }
-                }
-                for part in word.split(['?', '&', '=', ':', '#']).chain(word.split('/')).filter(|part| part.len() < word.len()) {
-                    say(&fold(part));
-                }
-                if depth == 0 {
-                    row.push(fold(word));
+        if self.prints.len() >= self.most {
+            self.overflowed = true;
+            return;
+        }
+        *self.prints.entry(print(folded)).or_default() |= is_whole(folded);
+    }
+
+    fn text(&mut self, text: &str, number: bool) {
+        if number {
+            self.say(&fold(text));
+            return;
+        }
+        for text in layers(text) {
+            if text.len() > self.budget || self.overflowed {
+                self.overflowed = true;
+                return;
+            }
+            self.budget -= text.len();
+            let whole = fold(&text);
+            if whole.chars().count() <= 4 * LONGEST_SPLIT {
+                self.say(&whole);
+            }
+            each_word(&text, &mut |word| self.word(word));
+            self.rows(&text);
+        }
+    }
+
+    fn word(&mut self, word: &str) {
+        if word.len() > self.budget {
+            self.overflowed = true;
+            return;
+        }
+        self.budget -= word.len();
+        self.say(&fold(word));
+        // `mailto:a@b`, `a@b`, `https://host/path?to=value`: each part on its own, too.
+        for separators in [&['/', '?', '&', '=', ':', '#', '@', '.', '-', '_'][..], &['?', '&', '=', ':', '#'], &['/']] {
+            for part in word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len()) {
+                for part in layers(part) {
+                    self.say(&fold(&part));
                 }
             }
-            // Words in a row that are one value: grouped digits, and letters with a space between each.
-            let short: Vec<&String> = row.iter().rev().take_while(|word| word.len() <= 8).take(4 * MAX_WORDS).collect();
+        }
+    }
+
+    /// Words in a row that are one value: grouped digits, and letters with a space between each.
+    fn rows(&mut self, text: &str) {
+        let mut row: Vec<String> = Vec::new();
+        for word in words(text) {
+            let folded = fold(word);
+            if folded.len() > 8 {
+                row.clear();
+                continue;
+            }
+            if row.len() >= 4 * MAX_WORDS {
+                row.remove(0);
+            }
+            row.push(folded);
             let mut joined = String::new();
-            for (count, word) in short.iter().enumerate() {
+            for (count, word) in row.iter().rev().enumerate() {
                 joined.insert_str(0, word);
                 let spelled = joined.chars().count() == count + 1;
                 let grouped = count < MAX_WORDS && joined.bytes().filter(u8::is_ascii_digit).count() >= 4;
                 if count > 0 && (spelled || grouped) {
-                    say(&joined);
+                    self.say(&joined);
                 } else if count >= MAX_WORDS {
                     break;
                 }
+            }
+            if self.overflowed {
+                return;
             }
         }
     }
@@ -229,29 +305,27 @@ pub(super) fn prints(text: &str, number: bool, f: &mut dyn FnMut(u64, bool)) {
 
 /// Whether a value, in whatever disguise, is one of the known prints, holds one, or is put together from several.
 pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
-    let is_known = |folded: &str| known(print(folded)) == Some(true);
-    for text in layers(text) {
-        let folded = fold(&text);
-        if is_known(&folded) {
-            return true;
-        }
-        if number {
-            return false;
-        }
-        if is_split(&folded, known) {
-            return true;
-        }
-        // An address inside a longer text is the address still.
-        let telling = |folded: &str| folded.chars().count() >= 6;
-        for word in words(&text) {
-            let telling_word = word.contains(['@', '/', '.', ':']) || word.bytes().filter(u8::is_ascii_digit).count() >= SHORTEST_NUMBER;
-            let parts = std::iter::once(word).chain(word.split(['?', '&', '=', '#', ':'])).chain(word.split('/'));
-            if telling_word && parts.map(fold).any(|part| telling(&part) && is_known(&part)) {
-                return true;
-            }
-        }
+    if number {
+        return known(print(&fold(text))) == Some(true);
     }
-    false
+    layers(text).iter().any(|text| {
+        if is_put_together(&fold(text), known) {
+            return true;
+        }
+        let mut found = false;
+        // An address inside a longer text is the address still.
+        each_word(text, &mut |word| {
+            let telling = word.contains(['@', '/', '.', ':']) || word.bytes().filter(u8::is_ascii_digit).count() >= SHORTEST_NUMBER;
+            let mut parts = std::iter::once(word).chain(word.split(['?', '&', '=', '#', ':'])).chain(word.split('/')).map(fold);
+            found |= !found && telling && parts.any(|part| part.chars().count() >= 6 && known(print(&part)) == Some(true));
+        });
+        found
+    })
+}
+
+/// Whether a folded value is a known one, or nothing but known pieces.
+pub(super) fn is_put_together(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+    known(print(folded)) == Some(true) || is_split(folded, known)
 }
 
 /// Whether a folded value is nothing but known pieces, one after the other.
@@ -294,7 +368,8 @@ pub(super) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
 /// Everything in a text that is believed: the whole, its words, and words in a row.
 pub(super) fn exact_parts(text: &str, f: &mut dyn FnMut(&str)) {
     exact_whole(text, f);
-    let words: Vec<&str> = text.split_whitespace().take(20_000).collect();
+    // What comes later is not believed.
+    let words: Vec<&str> = text.split_whitespace().take(4_000).collect();
     if words.len() < 2 {
         let bare = words.first().map_or("", |word| bare(word));
         exact_whole(bare, f);

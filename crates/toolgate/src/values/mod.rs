@@ -5,6 +5,7 @@
 
 mod fold;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -12,13 +13,16 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::session::Map;
+use fold::Prints;
 
 /// How many prints of untrusted values a session remembers; after that, what is not known as trusted counts as untrusted.
 pub const MAX_UNTRUSTED: usize = 50_000;
 /// How many prints of trusted values, and of what the model wrote.
 pub const MAX_TRUSTED: usize = 50_000;
-/// How much text of one result is looked at.
-pub const MAX_TEXT: usize = 1 << 20;
+/// How many files and entities an agent's store remembers as carrying something untrusted; after that, all do.
+pub const MAX_CARRIERS: usize = 100_000;
+/// How much text of one result is looked at, decoded forms included.
+pub const MAX_TEXT: usize = 2 << 20;
 
 /// A value, to the letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,67 +69,124 @@ pub struct Values {
     /// Folded; whether it may stand for a whole value or only for a part of one.
     untrusted: Map<u64, bool>,
     trusted: Map<Exact, Arc<[Arc<str>]>>,
-    /// What the model has put into calls: read back, it proves nothing.
-    written: Map<Exact, ()>,
-    /// Files and entities that hold what was written after something untrusted was seen.
-    carriers: Map<Arc<str>, ()>,
+    /// What the model has put into calls, folded: read back, it proves nothing.
+    written: Map<u64, bool>,
+    /// Something untrusted was heard, if only a word.
+    tainted: bool,
+    /// There was more of it than could be remembered.
+    overflowed: bool,
+    /// The model wrote more than could be remembered: nothing that tools say is believed any more.
+    lost: bool,
+}
+
+/// Files and entities of agents that hold what was written after something untrusted was seen. Kept with the store,
+/// because files outlive sessions.
+#[derive(Debug, Clone, Default)]
+pub struct Carriers {
+    known: BTreeSet<String>,
     overflowed: bool,
 }
 
-/// What a call adds to it.
+impl Carriers {
+    fn carries(&self, carrier: &str) -> bool {
+        self.overflowed || self.known.contains(carrier)
+    }
+
+    fn add(&mut self, carrier: String) {
+        if self.known.len() < MAX_CARRIERS {
+            self.known.insert(carrier);
+        } else {
+            self.overflowed |= !self.known.contains(&carrier);
+        }
+    }
+}
+
+/// Something that keeps what is written to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    File(String),
+    /// An entity of this name; which one, in canonical JSON, where that is known.
+    Entity(Arc<str>, Option<String>),
+}
+
+/// Which entity of a name: some, or one that nobody could name.
+const SOME: &str = "*";
+const UNNAMED: &str = "?";
+
+impl Carrier {
+    fn key(agent: &str, kind: &str, name: &str) -> String {
+        format!("{agent}\u{1f}{kind}\u{1f}{name}")
+    }
+
+    /// The keys under which it is remembered.
+    fn written(&self, agent: &str) -> Vec<String> {
+        match self {
+            Self::File(path) => vec![Self::key(agent, "file", path)],
+            Self::Entity(name, value) => vec![Self::key(agent, name, SOME), Self::key(agent, name, value.as_deref().unwrap_or(UNNAMED))],
+        }
+    }
+
+    /// The keys any one of which makes what is read from it untrusted.
+    fn read(&self, agent: &str) -> Vec<String> {
+        match self {
+            Self::File(path) => vec![Self::key(agent, "file", path)],
+            Self::Entity(name, Some(value)) => vec![Self::key(agent, name, value), Self::key(agent, name, UNNAMED)],
+            Self::Entity(name, None) => vec![Self::key(agent, name, SOME)],
+        }
+    }
+}
+
+/// Values, to the letter and folded.
+type Parts = Vec<(Exact, String)>;
+
+/// What a call adds to what is remembered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Seen {
+    agent: Arc<str>,
     /// What it says, for when it is not to be trusted.
-    untrusted: Vec<(u64, bool)>,
-    overflowed: bool,
+    untrusted: Prints,
     /// Whether it is never to be trusted, wherever it was read from.
     strange: bool,
-    trusted: Option<(Arc<str>, Vec<Exact>)>,
-    written: Vec<Exact>,
-    /// Files and entities that it may come from, and that it was written to.
-    read: Vec<Arc<str>>,
-    wrote: Vec<Arc<str>>,
+    /// What a source says.
+    trusted: Option<(Arc<str>, Parts)>,
+    written: Prints,
+    read: Vec<Carrier>,
+    wrote: Vec<Carrier>,
 }
 
 impl Seen {
+    pub(crate) fn new(agent: &Arc<str>) -> Self {
+        Self { agent: Arc::clone(agent), ..Self::default() }
+    }
+
     /// What a result says that is untrusted: always, or if what it was read from carries something untrusted.
     pub(crate) fn distrust(&mut self, value: &Value, always: bool) {
         self.strange = always;
-        let mut budget = MAX_TEXT;
-        leaves(value, "", &mut |_, leaf| {
-            let text = text_of(leaf);
-            self.overflowed |= text.len() > budget;
-            budget = budget.saturating_sub(text.len());
-            if budget > 0 {
-                fold::prints(&text, leaf.is_number(), &mut |print, whole| self.untrusted.push((print, whole)));
-            }
-        });
-        // Names of members are said too.
-        keys(value, &mut |key| fold::prints(key, false, &mut |print, whole| self.untrusted.push((print, whole))));
-        self.untrusted.sort_unstable();
-        self.untrusted.dedup();
+        self.untrusted = Prints::of(value, MAX_UNTRUSTED);
     }
 
-    /// What a trusted source said. What the call itself was given, it only echoes.
-    pub(crate) fn trust(&mut self, source: &Arc<str>, value: &Value, given: &Value) {
-        let (mut said, mut own) = (Vec::new(), Vec::new());
-        leaves(value, "", &mut |_, leaf| fold::exact_parts(&text_of(leaf), &mut |part| said.push(Exact::of(part))));
-        leaves(given, "", &mut |_, leaf| fold::exact_parts(&text_of(leaf), &mut |part| own.push(Exact::of(part))));
-        said.retain(|print| !own.contains(print));
+    /// What a trusted source says.
+    pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value) {
+        let mut said = Vec::new();
+        leaves(value, "", &mut |_, leaf| {
+            fold::exact_parts(&text_of(leaf), &mut |part| {
+                if said.len() < MAX_TRUSTED {
+                    said.push((Exact::of(part), fold::fold(part)));
+                }
+            });
+        });
         said.sort_unstable();
         said.dedup();
-        self.trusted = Some((Arc::clone(source), said));
+        self.trusted = Some((source, said));
     }
 
     /// What the model put into a call.
     pub(crate) fn write(&mut self, given: &Value) {
-        leaves(given, "", &mut |_, leaf| fold::exact_parts(&text_of(leaf), &mut |part| self.written.push(Exact::of(part))));
-        self.written.sort_unstable();
-        self.written.dedup();
+        self.written = Prints::of(given, MAX_TRUSTED);
     }
 
     /// Where it was read from.
-    pub(crate) fn read_from(&mut self, carriers: impl IntoIterator<Item = Arc<str>>) {
+    pub(crate) fn read_from(&mut self, carriers: impl IntoIterator<Item = Carrier>) {
         self.read.extend(carriers);
     }
 
@@ -135,7 +196,7 @@ impl Seen {
     }
 
     /// Where it was written to.
-    pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Arc<str>>) {
+    pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Carrier>) {
         self.wrote.extend(carriers);
     }
 }
@@ -159,49 +220,41 @@ impl Values {
         Known { untrusted, overflowed: self.overflowed, sources }
     }
 
-    /// Whether anything untrusted was seen.
-    #[must_use]
-    fn is_tainted(&self) -> bool {
-        self.overflowed || !self.untrusted.is_empty()
-    }
-
     /// The user's own words are always believed.
     pub(crate) fn heard_from_user(&mut self, text: &str) {
-        let user: Arc<str> = crate::values::USER.into();
+        let user: Arc<str> = USER.into();
         fold::exact_parts(text, &mut |part| self.believe(Exact::of(part), &user));
     }
 
-    pub(crate) fn apply(&mut self, seen: Seen) {
-        let distrusted = seen.strange || seen.read.iter().any(|carrier| self.carriers.get(carrier).is_some());
-        self.overflowed |= distrusted && seen.overflowed;
-        for (print, whole) in seen.untrusted.into_iter().filter(|_| distrusted) {
-            let known = self.untrusted.get(&print).copied();
-            if known.is_none() && self.untrusted.size() >= MAX_UNTRUSTED {
-                self.overflowed = true;
-                break;
-            }
-            if known.is_none_or(|known| whole && !known) {
-                self.untrusted.insert_mut(print, whole);
-            }
+    /// Takes in what a call has brought, and settles what its files and entities carry from now on.
+    pub fn apply(&mut self, seen: Seen, carriers: &mut Carriers) {
+        let agent = &*seen.agent;
+        let distrusted = seen.strange || seen.read.iter().flat_map(|carrier| carrier.read(agent)).any(|key| carriers.carries(&key));
+        if distrusted {
+            self.tainted = true;
+            self.overflowed |= add(&mut self.untrusted, &seen.untrusted, MAX_UNTRUSTED);
         }
-        if let Some((source, prints)) = seen.trusted.filter(|_| !distrusted) {
-            // When it is not known any more what the model wrote, nothing that is read back is believed.
-            let believed = self.written.size() < MAX_TRUSTED;
-            for print in prints.into_iter().filter(|_| believed) {
-                if self.written.get(&print).is_none() {
+        // What the model wrote counts first: what a call was given, its answer only echoes.
+        self.lost |= add(&mut self.written, &seen.written, MAX_TRUSTED);
+        if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && !self.lost) {
+            for (print, folded) in parts {
+                let known = self.trusted.get(&print).is_some();
+                // A value that the model had, or could have put together from what it had, proves nothing.
+                if known || !fold::is_put_together(&folded, &|print| self.written.get(&print).copied()) {
                     self.believe(print, &source);
                 }
             }
         }
-        for print in seen.written {
-            if self.written.size() < MAX_TRUSTED && self.trusted.get(&print).is_none() {
-                self.written.insert_mut(print, ());
+        // Whatever is written after something untrusted was heard may stem from it, in whatever form.
+        for carrier in &seen.wrote {
+            for key in carrier.written(agent) {
+                if self.tainted {
+                    carriers.add(key);
+                } else if matches!(carrier, Carrier::File(_)) {
+                    // The whole of the file is new.
+                    carriers.known.remove(&key);
+                }
             }
-        }
-        // Whatever is written after something untrusted was seen may stem from it, in whatever form.
-        let tainted = self.is_tainted();
-        for carrier in seen.wrote.into_iter().filter(|_| tainted) {
-            self.carriers.insert_mut(carrier, ());
         }
     }
 
@@ -215,6 +268,20 @@ impl Values {
     }
 }
 
+/// Adds prints to a memory; true where there is no room for all.
+fn add(memory: &mut Map<u64, bool>, prints: &Prints, most: usize) -> bool {
+    for (print, whole) in prints.iter() {
+        let known = memory.get(&print).copied();
+        if known.is_none() && memory.size() >= most {
+            return true;
+        }
+        if known.is_none_or(|known| whole && !known) {
+            memory.insert_mut(print, whole);
+        }
+    }
+    prints.overflowed()
+}
+
 /// The user's own words, as a source.
 pub const USER: &str = "user";
 
@@ -223,9 +290,14 @@ pub(crate) fn reported(tool: &str) -> String {
     format!("{tool} (reported)")
 }
 
+/// One spelling for one number.
 fn text_of(leaf: &Value) -> std::borrow::Cow<'_, str> {
     match leaf {
         Value::String(text) => text.as_str().into(),
+        Value::Number(number) => match crate::json::canonical_number(number.as_str()) {
+            Ok(canonical) => canonical.as_str().to_owned().into(),
+            Err(_) => number.as_str().to_owned().into(),
+        },
         other => other.to_string().into(),
     }
 }
@@ -236,19 +308,23 @@ pub(crate) fn leaves(value: &Value, place: &str, f: &mut dyn FnMut(&str, &Value)
         Value::Null | Value::Bool(_) => {}
         Value::Number(_) | Value::String(_) => f(place, value),
         Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| leaves(item, &format!("{place}/{index}"), f)),
-        Value::Object(map) => {
-            map.iter().for_each(|(name, item)| leaves(item, &format!("{place}/{}", name.replace('~', "~0").replace('/', "~1")), f))
-        }
+        Value::Object(map) => map.iter().for_each(|(name, item)| leaves(item, &within(place, name), f)),
     }
 }
 
-fn keys(value: &Value, f: &mut dyn FnMut(&str)) {
+/// Every name of a member in a value, with the place of the member.
+pub(crate) fn names(value: &Value, place: &str, f: &mut dyn FnMut(&str, &str)) {
     match value {
-        Value::Array(items) => items.iter().for_each(|item| keys(item, f)),
+        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| names(item, &format!("{place}/{index}"), f)),
         Value::Object(map) => map.iter().for_each(|(name, item)| {
-            f(name);
-            keys(item, f);
+            let place = within(place, name);
+            f(&place, name);
+            names(item, &place, f);
         }),
         _ => {}
     }
+}
+
+fn within(place: &str, name: &str) -> String {
+    format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }

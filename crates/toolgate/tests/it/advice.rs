@@ -76,9 +76,37 @@ async fn what_was_answered_otherwise_is_not_asked_again() {
         assert_eq!(next(&session, "check", json!({"entity": 1})).await.0, "ok");
         let answer = session.call("act", json!({"entity": 1, "n": 2})).await;
         let error = answer.outcome.error().unwrap();
-        let expected = if redirect { "It must be checked." } else { "It must be checked. No other call changes that." };
-        assert_eq!((error.message.as_str(), error.next.as_ref().map(|n| n.tool.as_str())), (expected, redirect.then_some("person")));
+        assert_eq!(
+            (error.message.as_str(), error.next.as_ref().map(|n| n.tool.as_str())),
+            ("It must be checked.", redirect.then_some("person"))
+        );
     }
+}
+
+#[tokio::test]
+async fn where_nothing_helps_that_is_said() {
+    let cap = || Deny::new("cap", ["act"]).when("/amount", Condition::Above(5.into())).reason("At most five.");
+    let session = start(Agent::builder("a").tool(tool("act")).policy(cap()));
+    let answer = session.call("act", json!({"entity": 1, "amount": 6})).await;
+    assert_eq!(answer.outcome.error().unwrap().message, "At most five. No other call changes that.");
+    // Nobody is sent to a tool that they may not see.
+    let hidden = tool("person").open().visible_to(["bob"]);
+    let session = start(Agent::builder("a").tool(tool("act")).tool(hidden).policy(cap().redirect("person")));
+    let answer = session.call("act", json!({"entity": 1, "amount": 6})).await;
+    assert!(!serde_json::to_string(&answer.outcome.to_json()).unwrap().contains("person"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn advice_fits_the_tool_it_names() {
+    let strange = Tool::dynamic(
+        "strange",
+        "Takes a text called entity.",
+        json!({"type": "object", "required": ["entity", "why"], "properties": {"entity": {"type": "string"}, "why": {"type": "string"}}}),
+        |_, _| async { Ok(Value::Null) },
+    );
+    let session =
+        start(Agent::builder("a").tool(tool("act")).tool(strange.effect(Effect::Read)).policy(Require::new("r", ["act"], ["strange"])));
+    assert_eq!(next(&session, "act", json!({"entity": 1})).await.1, step("strange", json!({})));
 }
 
 #[tokio::test]

@@ -43,6 +43,12 @@ async fn what_expressions_mean() {
         ("decimal(input.text) >= 10", json!({"text": "10.0"}), yes),
         ("decimal(input.text) >= 10", json!({"text": "ten"}), fault),
         ("input.n > 1", json!({"n": 1e30}), fault),
+        ("input.n > -0.5", json!({"n": 0}), yes),
+        ("input.n > -0.5", json!({"n": -0.5}), no),
+        ("input.n == -1.25", json!({"n": -1.25}), yes),
+        ("input.n == 1.5e2", json!({"n": 150}), yes),
+        ("input.n - 1.5 == -1", json!({"n": 0.5}), yes),
+        ("input.n * input.m > 0", json!({"n": 0.000_000_000_000_01, "m": 0.000_000_000_000_001}), fault),
         ("input.n / input.m > 1", json!({"n": 1, "m": 0}), fault),
         ("input.n + input.m > 1", json!({"n": 70_000_000_000_000_000_000_000_000_000_f64, "m": 0.000_000_000_1}), fault),
         // Logic stops where it knows; a fault on the way is a fault.
@@ -89,6 +95,7 @@ async fn what_expressions_mean() {
         ("input.at.zip == null", json!({"at": {"zip": null}}), yes),
         ("\"x\" in input.map", json!({"map": {"x": 1}}), yes),
         ("input.map[\"*\"] == 1", json!({"map": {"a": 1}}), fault),
+        ("input.text == \"a\\\\\" || (input.n > 1)", json!({"text": "a\\"}), yes),
         ("input.any > 1", json!({"any": "text"}), fault),
         ("input.any.deep.er == 1", json!({"any": {"deep": {"er": 1.0}}}), yes),
         ("same(input.n, input.m)", json!({"n": 1.0, "m": 1}), yes),
@@ -121,6 +128,14 @@ async fn nothing_it_meets_is_a_way_through() {
     let session = Toolgate::builder().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).build().unwrap().session("a", "p", "s");
     let answer = session.call("act", json!({"list": long})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
+    let crossed = Deny::new("rule", ["act"]).when_cel("input.list.exists(x, x in input.any)");
+    let session = Toolgate::builder().agent(agent(crossed)).build().unwrap().session("a", "p", "s");
+    let answer = session.call("act", json!({"list": (0..2_000).collect::<Vec<_>>(), "any": (10_000..40_000).collect::<Vec<_>>()})).await;
+    assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
+    let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
+    let session = Toolgate::builder().agent(agent(keyed)).build().unwrap().session("a", "p", "s");
+    let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;
+    assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"), "{answer:?}");
     // What a fault says never holds the value.
     let pin = Deny::new("rule", ["act"]).when_cel("decimal(input.pin) > 5");
     let session = Toolgate::builder().agent(agent(pin)).build().unwrap().session("a", "p", "s");

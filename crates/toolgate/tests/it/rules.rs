@@ -455,3 +455,117 @@ async fn a_star_means_every_item() {
         .unwrap_err();
     assert!(wrong.to_string().contains("names more than one value") && wrong.to_string().contains("redirects to `gone`"), "{wrong}");
 }
+
+#[tokio::test]
+async fn what_is_taken_away_is_gone_under_every_name() {
+    // Proved twice about one customer, each time with another order: taking away the customer takes both.
+    let verify = tool("verify").effect(Effect::Read).entity("order", "/n");
+    let logout = tool("end").open().revokes_about("verify", "entity");
+    let rule = Require::new("r", ["act"], ["verify"]).same("order", "/n");
+    let (s, _) = session(Agent::builder("a").tool(verify).tool(logout).tool(tool("act")).policy(rule).build().unwrap());
+    assert_eq!(code(&s, "verify", json!({"entity": 1, "n": 10})).await, "ok");
+    assert_eq!(code(&s, "verify", json!({"entity": 1, "n": 11})).await, "ok");
+    assert_eq!(code(&s, "verify", json!({"entity": 2, "n": 12})).await, "ok");
+    assert_eq!(code(&s, "end", json!({"entity": 1})).await, "ok");
+    for (n, expected) in [(10, "prerequisite_missing"), (11, "prerequisite_missing"), (12, "ok")] {
+        assert_eq!(code(&s, "act", json!({"entity": 1, "n": n})).await, expected, "{n}");
+    }
+}
+
+#[tokio::test]
+async fn evidence_that_does_not_say_whose_it_is_leaves_it_to_nobody() {
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
+        Ok(json!({"found": false}))
+    });
+    let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
+    let proved =
+        Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: Some("/to".into()) };
+    let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+    let (s, _) = session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
+    assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me"})).await, "ok");
+    assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me", "n": 2})).await, "policy_fault");
+}
+
+#[tokio::test]
+async fn a_limit_on_trial_never_refuses() {
+    let (s, _) = session(agent(|a| a.policy(observe(Limit::sum("huge", ["act"], "/amount", 1.into())))));
+    for n in 0..3 {
+        assert_eq!(code(&s, "act", json!({"amount": 70_000_000_000_000_000_000_000_000_000_f64, "n": n})).await, "ok");
+    }
+}
+
+#[test]
+fn rules_are_attached_where_they_have_something_to_say() {
+    use toolgate::Section;
+    use toolgate::config::Rules;
+    let built = |extra: &str| {
+        let text = format!(
+            "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"act\"]\nwhere = [{{ argument = \"/amount\", above = 5 }}]\n{extra}\n"
+        );
+        Agent::builder("a")
+            .tool(tool("act").open())
+            .section(Section::new("other").tool(tool("other").open()))
+            .rules(Rules::parse("p.toml", &text))
+            .build()
+    };
+    assert!(built("").is_ok());
+    assert!(built("level = \"tool\"").is_ok());
+    let wrong = built("section = \"other\"").unwrap_err().to_string();
+    assert!(wrong.contains("p.toml:6:11") && wrong.contains("which is not where the rule is attached"), "{wrong}");
+    let tool_level = "[[policy]]\nname = \"s\"\nrule = \"sequence\"\nlevel = \"tool\"\nafter = { act = [\"proof\"] }\n";
+    let (s, _) = session(
+        Agent::builder("a")
+            .tool(tool("act"))
+            .tool(tool("proof").effect(Effect::Read))
+            .rules(Rules::parse("p.toml", tool_level))
+            .build()
+            .unwrap(),
+    );
+    let refused = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(code(&s, "act", json!({})));
+    assert_eq!(refused, "prerequisite_missing");
+}
+
+#[test]
+fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
+    let build = |schema: Value, rule: Deny| {
+        let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
+        Agent::builder("a").tool(act).policy(rule).build().map(|_| ()).map_err(|e| e.to_string())
+    };
+    let typed = || Deny::new("r", ["act"]).when("/extra/deep", Condition::Above(1.into()));
+    let cel = || Deny::new("r", ["act"]).when_cel("input.extra.deep > 1");
+    let open = json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": true});
+    let composed =
+        json!({"type": "object", "properties": {"a": {"type": "string"}}, "allOf": [{"properties": {"extra": {"type": "object"}}}]});
+    let referred = json!({"type": "object", "properties": {"extra": {"$ref": "#/$defs/e"}}, "$defs": {"e": {"type": "object", "properties": {"deep": {"type": "number"}}}}});
+    for schema in [open, composed, referred] {
+        assert_eq!(build(schema.clone(), typed()), Ok(()), "{schema}");
+        assert_eq!(build(schema.clone(), cel()), Ok(()), "{schema}");
+    }
+    let closed = json!({"type": "object", "properties": {"extra": {"type": "object", "properties": {"deap": {"type": "number"}}}}});
+    for rule in [typed(), cel()] {
+        assert!(build(closed.clone(), rule).unwrap_err().contains("did you mean `deap`?"));
+    }
+    // A tangle is given up on, not untangled.
+    let names: Vec<String> = (0..60).map(|n| format!("f{n}")).collect();
+    let mut properties = serde_json::Map::new();
+    names.iter().for_each(|name| drop(properties.insert(name.clone(), json!({"$ref": "#"}))));
+    let tangle = json!({"type": "object", "properties": properties});
+    assert_eq!(build(tangle, Deny::new("r", ["act"]).when_cel("input.f1.f2.f3 == input.f4")), Ok(()));
+    // What one of two tools rules out is a rule still.
+    let tool = |name: &str, most: i64| {
+        let schema = json!({"type": "object", "properties": {"amount": {"type": "number", "maximum": most}}});
+        Tool::dynamic(name, "Acts.", schema, |_, _| async { Ok(Value::Null) })
+    };
+    let rule = |tools: &[&'static str]| Deny::new("r", tools.iter().copied()).when_cel("input.amount > 500");
+    assert!(Agent::builder("a").tool(tool("large", 1_000)).tool(tool("small", 200)).policy(rule(&["large", "small"])).build().is_ok());
+    assert!(
+        Agent::builder("a")
+            .tool(tool("small", 200))
+            .policy(rule(&["small"]))
+            .build()
+            .unwrap_err()
+            .to_string()
+            .contains("can never be true")
+    );
+}

@@ -1,4 +1,5 @@
-//! Evaluation. Whatever cannot be said exactly is a fault, and a fault is a denial.
+//! Evaluation. What cannot be compared, added or multiplied exactly is a fault, and a fault is a denial. Only a division
+//! is rounded, at 28 digits.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -16,7 +17,7 @@ use crate::session::Evidence;
 use crate::values::leaves;
 
 /// Most steps of one evaluation: macros walk lists that a model has written.
-const MAX_STEPS: u32 = 20_000;
+const MAX_STEPS: usize = 100_000;
 
 #[derive(Debug, Clone)]
 enum Val<'a> {
@@ -79,6 +80,17 @@ impl<'a> Val<'a> {
         }
     }
 
+    /// How much there is to look through.
+    fn length(&self) -> usize {
+        match self {
+            Self::List(items) => items.len(),
+            Self::Json(Value::Array(items)) => items.len(),
+            Self::Json(Value::Object(map)) => map.len(),
+            Self::Text(text) => text.len() / 16,
+            _ => 0,
+        }
+    }
+
     fn equals(&self, other: &Self) -> Result<bool, Fault> {
         Ok(match (self, other) {
             (Self::Null, Self::Null) => true,
@@ -109,7 +121,7 @@ pub(super) struct Evaluation<'a> {
     ask: Ask<'a>,
     proof: Option<&'a Evidence>,
     expression: &'a Expression,
-    steps: Cell<u32>,
+    steps: Cell<usize>,
 }
 
 impl<'a> Evaluation<'a> {
@@ -122,10 +134,7 @@ impl<'a> Evaluation<'a> {
     }
 
     fn eval(&self, node: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<Val<'a>, Fault> {
-        self.steps.set(self.steps.get() + 1);
-        if self.steps.get() > MAX_STEPS {
-            return Err(Fault::new("the expression takes too many steps on these arguments"));
-        }
+        self.charge(1)?;
         Ok(match &node.kind {
             Kind::Null => Val::Null,
             Kind::Bool(value) => Val::Bool(*value),
@@ -134,9 +143,17 @@ impl<'a> Evaluation<'a> {
             Kind::Input(path) => Val::of(self.argument(path)?)?,
             Kind::Result(path) => Val::of(self.proved(path)?)?,
             Kind::Name(name) => self.name(*name),
-            Kind::Local(slot) => locals.get(*slot).cloned().ok_or_else(|| Fault::new("a local name is gone"))?,
+            Kind::Local(slot) => {
+                let local = locals.get(*slot).ok_or_else(|| Fault::new("a local name is gone"))?;
+                self.charge(local.length())?;
+                local.clone()
+            }
             Kind::Field(of, name) => field(&self.eval(of, locals)?, name)?,
-            Kind::Index(of, index) => index_of(&self.eval(of, locals)?, &self.eval(index, locals)?)?,
+            Kind::Index(of, index) => {
+                let (of, index) = (self.eval(of, locals)?, self.eval(index, locals)?);
+                self.charge(of.length())?;
+                index_of(&of, &index)?
+            }
             Kind::Has(of) => Val::Bool(self.has(of, locals)?),
             Kind::Not(of) => Val::Bool(!self.eval(of, locals)?.bool()?),
             Kind::Negate(of) => match self.eval(of, locals)? {
@@ -167,7 +184,9 @@ impl<'a> Evaluation<'a> {
             }
             Kind::Compare(op, nodes) => {
                 let [a, b] = &**nodes;
-                Val::Bool(compare(*op, &self.eval(a, locals)?, &self.eval(b, locals)?)?)
+                let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
+                self.charge(a.length().min(b.length()))?;
+                Val::Bool(compare(*op, &a, &b)?)
             }
             Kind::Arithmetic(op, nodes) => {
                 let [a, b] = &**nodes;
@@ -181,9 +200,14 @@ impl<'a> Evaluation<'a> {
             Kind::Call(Function::Same, nodes) => Val::Bool(self.same(nodes, locals)?),
             Kind::Call(function, nodes) => {
                 let values = nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<Vec<_>, _>>()?;
+                self.charge(values.iter().map(Val::length).sum())?;
                 apply(*function, &values)?
             }
-            Kind::Matches(of, pattern) => Val::Bool(pattern.is_match(self.eval(of, locals)?.text()?)),
+            Kind::Matches(of, pattern) => {
+                let text = self.eval(of, locals)?;
+                self.charge(text.text()?.len() / 16)?;
+                Val::Bool(pattern.is_match(text.text()?))
+            }
             Kind::CameFrom(path, source) => Val::Bool(self.came_from(path, source)?),
             Kind::Used(name) => {
                 let limit = self.expression.limit(name).ok_or_else(|| Fault(format!("there is no limit `{name}`")))?;
@@ -191,6 +215,17 @@ impl<'a> Evaluation<'a> {
             }
             Kind::Each(each) => self.walk(each, locals)?,
         })
+    }
+
+    /// Steps are counted by what they cost: looking through a list is as many as it has items.
+    fn charge(&self, steps: usize) -> Result<(), Fault> {
+        self.steps.set(self.steps.get().saturating_add(steps));
+        if self.steps.get() > MAX_STEPS { Err(Fault::new("the expression takes too many steps on these arguments")) } else { Ok(()) }
+    }
+
+    fn items(&self, of: &Val<'a>) -> Result<Vec<Val<'a>>, Fault> {
+        self.charge(of.length())?;
+        of.items()
     }
 
     fn argument(&self, path: &Pointer) -> Result<&'a Value, Fault> {
@@ -253,7 +288,7 @@ impl<'a> Evaluation<'a> {
         if let (Val::Text(key), Val::Json(Value::Object(map))) = (a, &list) {
             return Ok(map.contains_key(&**key));
         }
-        for item in list.items()? {
+        for item in self.items(&list)? {
             if a.equals(&item)? {
                 return Ok(true);
             }
@@ -263,7 +298,7 @@ impl<'a> Evaluation<'a> {
 
     /// Of many values one from an untrusted source is enough, and all must be from a trusted one.
     fn came_from(&self, path: &Pointer, source: &str) -> Result<bool, Fault> {
-        let (mut any, mut all, mut fault) = (false, true, None);
+        let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
         let places = places(&self.ask, path);
         if places.is_empty() {
             return Err(Fault(format!("there is no `{path}`, and the rule hangs on it")));
@@ -271,6 +306,7 @@ impl<'a> Evaluation<'a> {
         for (place, value) in places {
             leaves(value, &place, &mut |place, _| match self.ask.origin(place) {
                 Ok(known) => {
+                    count += 1;
                     any |= known.may_be_untrusted();
                     all &= known.comes_from(source);
                 }
@@ -279,12 +315,16 @@ impl<'a> Evaluation<'a> {
         }
         match fault {
             Some(fault) => Err(fault),
-            None => Ok(if source == "untrusted" { any } else { all }),
+            None if source == "untrusted" => Ok(any),
+            // Of nothing nobody can say where it comes from.
+            None if count == 0 => Err(Fault(format!("there is no value at `{path}`, and the rule hangs on it"))),
+            None => Ok(all),
         }
     }
 
     fn walk(&self, each: &'a Each, locals: &mut Vec<Val<'a>>) -> Result<Val<'a>, Fault> {
-        let items = self.eval(&each.range, locals)?.items()?;
+        let range = self.eval(&each.range, locals)?;
+        let items = self.items(&range)?;
         let depth = locals.len();
         let accumulated = self.eval(&each.init, locals)?;
         locals.push(accumulated);
@@ -322,7 +362,10 @@ fn too_large() -> Fault {
 
 fn field<'a>(of: &Val<'a>, name: &str) -> Result<Val<'a>, Fault> {
     match of {
-        Val::Json(Value::Object(map)) => map.get(name).map_or_else(|| Err(Fault(format!("there is no `{name}`"))), Val::of),
+        // The name may be a value of the arguments, and what a fault says is shown.
+        Val::Json(Value::Object(map)) => {
+            map.get(name).map_or_else(|| Err(Fault::new("an object lacks a member that the rule hangs on")), Val::of)
+        }
         other => Err(unfit("an object", other)),
     }
 }
@@ -366,7 +409,8 @@ fn arithmetic<'a>(op: Arithmetic, a: Val<'a>, b: Val<'a>) -> Result<Val<'a>, Fau
         (Subtract, Val::Number(a), Val::Number(b)) => Val::Number(add(a, -b)?),
         (Multiply, Val::Number(a), Val::Number(b)) => {
             let product = a.checked_mul(b).ok_or_else(too_large)?;
-            let exact = b.is_zero() || product.checked_div(b) == Some(a);
+            // A product that was rounded has fewer places than its factors together.
+            let exact = a.is_zero() || b.is_zero() || product.scale() == a.scale() + b.scale();
             Val::Number(if exact { product } else { return Err(too_large()) })
         }
         (Divide, Val::Number(a), Val::Number(b)) => Val::Number(a.checked_div(b).ok_or_else(|| Fault::new("nothing is divided by zero"))?),

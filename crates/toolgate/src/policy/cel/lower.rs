@@ -64,11 +64,13 @@ fn bounds(source: &str) -> Result<(), Problem> {
         return Err(Problem::new("the expression is empty").help("write a condition, or leave `when` out"));
     }
     let (mut depth, mut signs, mut operators, mut quote) = (0usize, 0usize, 0usize, None);
-    let mut before = b' ';
+    let (mut before, mut escaped) = (b' ', false);
     for (at, byte) in source.bytes().enumerate() {
         match (quote, byte) {
             // What is quoted is no operator.
-            (Some(open), _) if byte == open && before != b'\\' => quote = None,
+            (Some(_), _) if escaped => escaped = false,
+            (Some(_), b'\\') => escaped = true,
+            (Some(open), _) if byte == open => quote = None,
             (Some(_), _) => {}
             (None, b'"' | b'\'') => quote = Some(byte),
             (None, b'(' | b'[' | b'{' | b'?') => depth += 1,
@@ -177,9 +179,13 @@ impl Lowering<'_> {
             LiteralValue::String(value) => Kind::Text(value.inner().into()),
             // What was written, not the double that is nearest to it.
             LiteralValue::Double(value) => {
+                // A minus before a literal belongs to it, and the place that the parser tells begins after it.
                 let written = self.source.get(self.span(tree)).unwrap_or_default();
-                let exact =
-                    crate::json::canonical_number(written).ok().and_then(|n| crate::json::decimal_of(&serde_json::Value::Number(n)));
+                let sign = if value.inner().is_sign_negative() && !written.starts_with('-') { "-" } else { "" };
+                let exact = crate::json::canonical_number(&format!("{sign}{written}"))
+                    .ok()
+                    .and_then(|number| crate::json::decimal_of(&serde_json::Value::Number(number)))
+                    .filter(|exact| exact.to_string().parse() == Ok(*value.inner()));
                 let shortest = || value.inner().to_string().parse().ok();
                 Kind::Number(
                     exact.or_else(shortest).ok_or_else(|| self.at(tree, "this number cannot be kept exactly").help("use fewer digits"))?,
@@ -319,7 +325,14 @@ impl Lowering<'_> {
                 if !counts.contains(&given.len()) {
                     return Err(self.at(tree, format!("`{name}` takes {} argument(s), and is given {}", counts.start, given.len())));
                 }
-                let nodes = given.into_iter().map(|tree| self.node(tree)).collect::<Result<Vec<_>, _>>()?;
+                let nodes = given.iter().map(|tree| self.node(tree)).collect::<Result<Vec<_>, _>>()?;
+                if let (Function::Glob, Some(pattern), false) =
+                    (function, given.get(1), matches!(nodes.get(1), Some(Node { kind: Kind::Text(_), .. })))
+                {
+                    return Err(self
+                        .at(pattern, "a pattern must be written out")
+                        .help("`glob(text, \"pattern\")`; a pattern from an argument would be the model's own"));
+                }
                 if let (Function::SumOf, [Node { kind: Kind::Text(limit), .. }]) = (function, nodes.as_slice()) {
                     return Ok(Kind::Used(Arc::clone(limit)));
                 }

@@ -165,20 +165,28 @@ impl Expression {
         self.limits.push(limit);
     }
 
-    /// What is wrong with it for a tool, and with what it says of evidence of others.
-    pub(super) fn problems(&self, field: &str, tools: &[&Spec], evidence: Option<&[&Spec]>) -> Vec<Problem> {
+    /// What is wrong with it for the tools that its rule governs, in an agent with these tools.
+    pub(super) fn problems(&self, field: &str, governed: &[&Spec], tools: &[&Spec], evidence: Option<&[&Spec]>) -> Vec<Problem> {
         let placed = |problem: Problem| Problem { field: field.to_owned(), ..problem };
         let root = match &self.compiled {
             Ok(root) => root,
             Err(problems) => return problems.iter().cloned().map(placed).collect(),
         };
+        let rule = types::Context { tools, evidence, limits: &self.limits };
         let mut problems: Vec<Problem> = Vec::new();
-        for tool in tools {
-            for problem in types::check(root, tool, evidence, &self.limits).into_iter().map(placed) {
+        let mut never = Vec::new();
+        for tool in governed {
+            let (wrong, impossible) = types::check(root, tool, &rule);
+            never.extend(impossible);
+            for problem in wrong.into_iter().map(placed) {
                 if !problems.contains(&problem) {
                     problems.push(problem);
                 }
             }
+        }
+        // For some of the tools it may well be out of the question.
+        if never.len() == governed.len() {
+            problems.extend(never.into_iter().next().map(placed));
         }
         problems
     }
@@ -273,5 +281,5 @@ impl Node {
 
 /// The values at a path of the arguments, each with its place.
 pub(super) fn places<'a>(ask: &Ask<'a>, path: &Pointer) -> Vec<(String, &'a Value)> {
-    path.places(ask.arguments.value())
+    path.reach(ask.arguments.value())
 }

@@ -10,10 +10,9 @@ use super::eval::{decimal, duration, proved_in};
 use super::{Arithmetic, Compare, Each, Function, Kind, Name, Node};
 use crate::json::{Pointer, decimal_of};
 use crate::policy::{Limit, Problem};
+use crate::schema::{At, at, resolve};
 use crate::tool::Spec;
-
-/// How deep a schema is looked into.
-const MAX_DEPTH: usize = 12;
+use crate::values::USER;
 
 #[derive(Debug, Clone, PartialEq)]
 enum Ty {
@@ -70,48 +69,68 @@ impl Ty {
     }
 }
 
+/// How many parts of a schema are looked at for one reference.
+const MAX_PARTS: usize = 500;
+
 /// What a schema lets a value be.
-fn of_schema(schema: &Value, root: &Value, depth: usize) -> Ty {
-    let Some(map) = schema.as_object().filter(|_| depth < MAX_DEPTH) else { return Ty::Any };
-    if let Some(reference) = map.get("$ref").and_then(Value::as_str) {
-        let found = reference.strip_prefix('#').and_then(|path| Pointer::from(path).get(root));
-        return found.map_or(Ty::Any, |schema| of_schema(schema, root, depth + 1));
-    }
-    if let Some(constant) = map.get("const") {
-        return of_value(constant);
-    }
-    if let Some(values) = map.get("enum").and_then(Value::as_array) {
-        return values.iter().map(of_value).reduce(Ty::join).unwrap_or(Ty::Any);
-    }
-    if let Some(options) = map.get("anyOf").or_else(|| map.get("oneOf")).and_then(Value::as_array) {
-        return options.iter().map(|option| of_schema(option, root, depth + 1)).reduce(Ty::join).unwrap_or(Ty::Any);
-    }
-    let number = |name: &str| map.get(name).and_then(decimal_of);
-    let one = |name: &str| match name {
-        "null" => Ty::Null,
-        "boolean" => Ty::Bool(None),
-        "integer" | "number" => Ty::Number(
-            number("minimum").max(number("exclusiveMinimum")),
-            number("maximum").into_iter().chain(number("exclusiveMaximum")).min(),
-        ),
-        "string" => Ty::Text(None),
-        "array" => Ty::List(Box::new(map.get("items").map_or(Ty::Any, |items| of_schema(items, root, depth + 1)))),
-        "object" => object(map, root, depth),
-        _ => Ty::Any,
-    };
-    match map.get("type") {
-        Some(Value::String(name)) => one(name),
-        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(one).reduce(Ty::join).unwrap_or(Ty::Any),
-        _ if map.contains_key("properties") => object(map, root, depth),
-        _ => Ty::Any,
-    }
+fn of_schema(schema: &Value, root: &Value) -> Ty {
+    Looking { root, left: MAX_PARTS }.ty(schema)
 }
 
-fn object(map: &serde_json::Map<String, Value>, root: &Value, depth: usize) -> Ty {
-    let Some(properties) = map.get("properties").and_then(Value::as_object) else { return Ty::Any };
-    let composed = ["allOf", "anyOf", "oneOf", "patternProperties", "if"].iter().any(|word| map.contains_key(*word));
-    let open = composed || map.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
-    Ty::Object(properties.iter().map(|(name, schema)| (name.clone(), of_schema(schema, root, depth + 1))).collect(), open)
+struct Looking<'s> {
+    root: &'s Value,
+    left: usize,
+}
+
+impl<'s> Looking<'s> {
+    fn ty(&mut self, schema: &'s Value) -> Ty {
+        self.left = self.left.saturating_sub(1);
+        let Some(plain) = schema.as_object().filter(|_| self.left > 0) else { return Ty::Any };
+        if let Some(options) = plain.get("anyOf").or_else(|| plain.get("oneOf")).and_then(Value::as_array)
+            && plain.keys().all(|key| matches!(key.as_str(), "anyOf" | "oneOf" | "description" | "title" | "default"))
+        {
+            return options.iter().map(|option| self.ty(option)).reduce(Ty::join).unwrap_or(Ty::Any);
+        }
+        let Some(map) = resolve(schema, self.root) else { return Ty::Any };
+        if let Some(constant) = map.get("const") {
+            return of_value(constant);
+        }
+        if let Some(values) = map.get("enum").and_then(Value::as_array) {
+            return values.iter().map(of_value).reduce(Ty::join).unwrap_or(Ty::Any);
+        }
+        match map.get("type") {
+            Some(Value::String(name)) => self.named(name, map),
+            Some(Value::Array(names)) => {
+                names.iter().filter_map(Value::as_str).map(|name| self.named(name, map)).reduce(Ty::join).unwrap_or(Ty::Any)
+            }
+            _ if map.contains_key("properties") => self.named("object", map),
+            _ => Ty::Any,
+        }
+    }
+
+    fn named(&mut self, name: &str, map: &'s serde_json::Map<String, Value>) -> Ty {
+        let number = |name: &str| map.get(name).and_then(decimal_of);
+        match name {
+            "null" => Ty::Null,
+            "boolean" => Ty::Bool(None),
+            "integer" | "number" => Ty::Number(
+                number("minimum").max(number("exclusiveMinimum")),
+                number("maximum").into_iter().chain(number("exclusiveMaximum")).min(),
+            ),
+            "string" => Ty::Text(None),
+            "array" => Ty::List(Box::new(map.get("items").map_or(Ty::Any, |items| self.ty(items)))),
+            "object" => {
+                let Some(properties) = map.get("properties").and_then(Value::as_object) else { return Ty::Any };
+                let open = map.contains_key("patternProperties")
+                    || map.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
+                let members = properties.iter().map(|(name, schema)| (name.clone(), self.ty(schema)));
+                let members: BTreeMap<String, Ty> = members.collect();
+                // What was not looked at any more may hold anything.
+                Ty::Object(members, open || self.left == 0)
+            }
+            _ => Ty::Any,
+        }
+    }
 }
 
 fn of_value(value: &Value) -> Ty {
@@ -124,31 +143,40 @@ fn of_value(value: &Value) -> Ty {
     }
 }
 
-/// What is wrong with an expression for one tool.
-pub(super) fn check(root: &Node, tool: &Spec, evidence: Option<&[&Spec]>, limits: &[Limit]) -> Vec<Problem> {
-    let mut checking = Checking { tool, evidence, limits, problems: Vec::new(), never: None };
+/// What is wrong with an expression for one tool; and that it can never be true for it, which is wrong if it holds for all.
+pub(super) fn check(root: &Node, tool: &Spec, rule: &Context<'_>) -> (Vec<Problem>, Option<Problem>) {
+    let mut checking = Checking { tool, rule, problems: Vec::new(), never: None };
     let ty = checking.ty(root, &mut Vec::new());
-    if checking.problems.is_empty() {
-        match ty {
-            Ty::Any | Ty::Bool(None | Some(true)) => {}
-            Ty::Bool(Some(false)) => {
-                let (span, help) =
-                    checking.never.take().unwrap_or_else(|| (root.span.clone(), "a rule that never speaks is no rule".to_owned()));
-                checking.problems.push(Problem::new("this can never be true").within(span).help(help));
-            }
-            other => {
-                let problem = Problem::new(format!("a condition is true or false, and this is {}", other.kind()));
-                checking.problems.push(problem.within(root.span.clone()).help("compare it with something"));
-            }
+    if !checking.problems.is_empty() {
+        return (checking.problems, None);
+    }
+    match ty {
+        Ty::Any | Ty::Bool(None | Some(true)) => (Vec::new(), None),
+        Ty::Bool(Some(false)) => {
+            let help = || (root.span.clone(), "a rule that never speaks is no rule".to_owned());
+            let (span, help) = checking.never.take().unwrap_or_else(help);
+            (Vec::new(), Some(Problem::new("this can never be true").within(span).help(help)))
+        }
+        other => {
+            let problem = Problem::new(format!("a condition is true or false, and this is {}", other.kind()));
+            (vec![problem.within(root.span.clone()).help("compare it with something")], None)
         }
     }
-    checking.problems
+}
+
+/// What an expression may speak of.
+pub(super) struct Context<'s> {
+    /// All tools of the agent.
+    pub(super) tools: &'s [&'s Spec],
+    /// The tools whose evidence is `result`, where there is one.
+    pub(super) evidence: Option<&'s [&'s Spec]>,
+    /// The limits that can be read.
+    pub(super) limits: &'s [Limit],
 }
 
 struct Checking<'s> {
     tool: &'s Spec,
-    evidence: Option<&'s [&'s Spec]>,
-    limits: &'s [Limit],
+    rule: &'s Context<'s>,
     problems: Vec<Problem>,
     /// The comparison that a schema rules out, and why.
     never: Option<(Range<usize>, String)>,
@@ -224,16 +252,23 @@ impl Checking<'_> {
                 self.wants(of, &Ty::Text(None), locals);
                 Ty::Bool(None)
             }
-            Kind::CameFrom(path, _) => {
+            Kind::CameFrom(path, source) => {
                 self.input(node, path);
+                self.source(node, source);
                 Ty::Bool(None)
             }
             Kind::Used(name) => {
-                if !self.limits.iter().any(|limit| limit.is_called(name)) {
+                if !self.rule.limits.iter().any(|limit| limit.is_called(name)) {
                     let problem = Problem::new(format!("there is no limit `{}`", crate::names::shown(name)));
-                    let names: Vec<&str> = self.limits.iter().map(crate::policy::Policy::name).collect();
+                    let names: Vec<&str> = self.rule.limits.iter().map(crate::policy::Policy::name).collect();
                     let problem = problem.help("`sum_of` reads a `limit` rule by its name").did_you_mean(name, names.iter());
                     return self.wrong(node, problem);
+                }
+                let lacking = self.rule.limits.iter().filter(|limit| limit.is_called(name)).find_map(|limit| limit.lacks(self.tool));
+                if let Some(path) = lacking {
+                    let message =
+                        format!("the limit `{}` hangs on `{path}`, which `{}` does not take", crate::names::shown(name), self.tool.name());
+                    return self.wrong(node, Problem::new(message).help("read it in a rule for the tools of the limit"));
                 }
                 Ty::Number(Some(Decimal::ZERO), None)
             }
@@ -242,36 +277,25 @@ impl Checking<'_> {
     }
 
     fn input(&mut self, node: &Node, path: &Pointer) -> Ty {
-        let Some(schema) = self.tool.input_schema() else { return Ty::Any };
-        let mut ty = of_schema(schema, schema, 0);
-        let mut whole = "input".to_owned();
-        for part in path.parts() {
-            let Ty::Object(members, open) = &ty else {
-                return match ty {
-                    Ty::Any => Ty::Any,
-                    other => {
-                        self.wrong(node, Problem::new(format!("`{whole}` is {}, and has no `{}`", other.kind(), crate::names::shown(part))))
-                    }
+        let Some(root) = self.tool.input_schema() else { return Ty::Any };
+        match at(self.tool, path) {
+            At::Known(schema) => of_schema(schema, root),
+            At::Open => Ty::Any,
+            At::Missing(name, known) => {
+                let first = path.parts().first() == Some(&name);
+                let what = if first {
+                    format!("argument `{}`", crate::names::shown(&name))
+                } else {
+                    format!("`{}` in `{path}`", crate::names::shown(&name))
                 };
-            };
-            let Some(member) = members.get(part) else {
-                if *open {
-                    return Ty::Any;
-                }
-                let what = if whole == "input" { "argument" } else { "member" };
-                let of = if whole == "input" { self.tool.name() } else { &whole };
-                let problem =
-                    Problem::new(format!("`{of}` has no {what} `{}`", crate::names::shown(part))).did_you_mean(part, members.keys());
-                return self.wrong(node, problem);
-            };
-            ty = member.clone();
-            whole = format!("{whole}.{part}");
+                let problem = Problem::new(format!("`{}` has no {what}", self.tool.name()));
+                self.wrong(node, problem.did_you_mean(&name, known.iter()))
+            }
         }
-        ty
     }
 
     fn result(&mut self, node: &Node, path: &Pointer) -> Ty {
-        let Some(sources) = self.evidence else {
+        let Some(sources) = self.rule.evidence else {
             return self
                 .wrong(node, Problem::new("there is no `result` here").help("what a tool has proved is asked for in a `require` rule"));
         };
@@ -285,7 +309,7 @@ impl Checking<'_> {
                 return self.wrong(node, problem.help("declare it with `proves`").did_you_mean(&wanted, known.iter()));
             };
             let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(Ty::Any, |schema| {
-                let found = path.parts().iter().try_fold(of_schema(schema, schema, 0), |ty, part| match ty {
+                let found = path.parts().iter().try_fold(of_schema(schema, schema), |ty, part| match ty {
                     Ty::Object(mut members, _) => members.remove(part),
                     _ => None,
                 });
@@ -294,6 +318,27 @@ impl Checking<'_> {
             joined = Some(joined.map_or(ty.clone(), |known| known.join(ty)));
         }
         joined.unwrap_or(Ty::Any)
+    }
+
+    /// A source that is no source would never have said anything.
+    fn source(&mut self, node: &Node, source: &str) {
+        if source == USER || source == "untrusted" {
+            return;
+        }
+        let tools = || self.rule.tools.iter().map(|tool| tool.name());
+        match self.rule.tools.iter().find(|tool| tool.name() == source) {
+            None => {
+                let problem = Problem::new(format!("`{}` is no source", crate::names::shown(source)))
+                    .help("a tool's name, \"user\" or \"untrusted\"");
+                let problem = problem.did_you_mean(source, tools().chain([USER, "untrusted"]));
+                self.wrong(node, problem);
+            }
+            Some(tool) if tool.untrusted => {
+                let problem = Problem::new(format!("`{source}` is untrusted, and vouches for nothing")).help("ask for \"untrusted\"");
+                self.wrong(node, problem);
+            }
+            Some(_) => {}
+        }
     }
 
     fn member(&mut self, node: &Node, of: Ty, name: &str) -> Ty {
