@@ -58,3 +58,58 @@ fn every_broken_policy_is_told_what_where_and_how() {
         });
     }
 }
+
+/// Whatever a file holds, it is read or refused; nothing panics, and what is refused has a place.
+#[test]
+fn any_file_is_read_or_refused() {
+    use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
+    let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let named = ["refund_desk", "file_editor", "deployment", "bank_transfers"].map(|name| examples.join(name).join("policy.toml"));
+    let files = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "toml"));
+    let texts: Vec<Vec<char>> = files.chain(named).map(|path| std::fs::read_to_string(path).unwrap().chars().collect()).collect();
+    let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 200_000 } else { 2_000 };
+    let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]));
+    let bits = prop::sample::select(vec![
+        "\"",
+        "'",
+        "[",
+        "]",
+        "{",
+        "}",
+        "=",
+        "\n",
+        "#",
+        "input.",
+        "(",
+        ")",
+        "&&",
+        "\\",
+        "ä",
+        "\u{0}",
+        "1e400",
+        "-",
+        "[[policy]]\n",
+        "*",
+        "/",
+    ]);
+    let strategy = (any::<prop::sample::Index>(), prop::collection::vec((any::<prop::sample::Index>(), 0..6usize, bits), 1..5));
+    for _ in 0..rounds {
+        let (which, edits) = strategy.new_tree(&mut runner).unwrap().current();
+        let mut text = texts[which.index(texts.len())].clone();
+        for (at, cut, put) in edits {
+            let at = at.index(text.len() + 1);
+            let end = (at + cut).min(text.len());
+            text.splice(at..end, put.chars());
+        }
+        let text: String = text.into_iter().collect();
+        if let Err(error) = agent("").rules(Rules::parse("policy.toml", &text)).build() {
+            assert!(!error.problems.is_empty() && !error.render(false).is_empty(), "{text}");
+        }
+    }
+}
