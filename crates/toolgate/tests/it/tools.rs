@@ -86,7 +86,7 @@ async fn a_secret_is_in_no_error_and_no_row() {
         let schema = json!({"type": "object", "properties": {
             "user": {"type": "string"},
             "password": {"type": "string", "writeOnly": true, "minLength": 8},
-            "pins": {"type": "array", "items": {"type": "object", "properties": {"pin": {"type": "integer", "writeOnly": true, "maximum": 9999}}}},
+            "pins": {"type": "array", "items": {"type": "object", "properties": {"pin": {"type": "integer", "writeOnly": true, "maximum": 999_999_999_999_u64}}}},
         }, "required": ["user", "password"]});
         Tool::dynamic(name, "Logs in.", schema, |_, _| async move { Ok(json!({"token": "hunter2-token", "ok": true})) })
             .effect(Effect::Read)
@@ -96,18 +96,19 @@ async fn a_secret_is_in_no_error_and_no_row() {
     let mut said = String::new();
     for args in [
         json!({"user": "al", "password": "hunter2"}),
-        json!({"user": "al", "password": 771_177}),
+        json!({"user": "al", "password": 771_177_117_711_u64}),
         json!({"user": "al", "pasword": "hunter2-long"}),
-        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 771_177}]}),
+        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 7_711_771_177_117_u64}]}),
         json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": "hunter2"}]}),
-        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 7711}]}),
+        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 771_177_117_711_u64}]}),
     ] {
         said.push_str(&serde_json::to_string(&world.session.call("login", args).await).unwrap());
     }
     for row in world.session.rows().await.unwrap() {
         said.push_str(&serde_json::to_string(&*row).unwrap());
     }
-    assert!(!said.contains("hunter2") && !said.contains("7711"), "{said}");
+    // Long enough not to stand in a digest by chance.
+    assert!(!said.contains("hunter2") && !said.contains("771177117711"), "{said}");
     assert!(said.contains("(hidden)") && said.contains("[redacted "));
     // The same secret leaves the same mark, so that rows can be matched.
     world.session.call("login", json!({"user": "bo", "password": "hunter2-long"})).await;
