@@ -298,6 +298,10 @@ impl Files {
     /// # Errors
     /// Why not.
     pub fn list(&self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
-        self.with(|txn| txn.list(below, most))
+        let names = self.with(|txn| txn.list(below, most))?;
+        for name in &names {
+            self.observe(Observation::Listed(name.clone()));
+        }
+        Ok(names)
     }
 }

@@ -57,6 +57,10 @@ impl Written {
         Self { scope, policy, source: None }
     }
 
+    pub(crate) const fn is_from_a_file(&self) -> bool {
+        self.source.is_some()
+    }
+
     /// Where a part of it stands; where there is no such part, what it would be part of.
     pub(crate) fn place(&self, field: &str, within: Option<Range<usize>>) -> Option<Place> {
         let source = self.source.as_ref()?;

@@ -210,10 +210,13 @@ impl Toolgate {
         let effects = outcome.error().map_or(Effects::None, |error| error.effects);
         // Perhaps another session heard it first: this one hears it now.
         let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.watched.is_some());
-        let strange = agent.and_then(|agent| agent.tools.get(&trail.tool)).is_some_and(|tool| tool.spec.untrusted);
-        let seen = strange.then(|| {
+        let seen = agent.and_then(|agent| agent.tools.get(&trail.tool)).map(|tool| {
+            let entities = tool.spec.entities.iter().map(|(name, path)| {
+                Carrier::Entity(Arc::clone(name), path.get(&trail.arguments).map(|value| json::with_canonical(value, str::to_owned)))
+            });
             let mut seen = Seen::new(&trail.key.agent);
-            seen.distrust(&said(&outcome, None), true);
+            seen.read_from(entities);
+            seen.distrust(&said(&outcome, None), tool.spec.untrusted);
             Box::new(seen)
         });
         let end = End {
@@ -377,16 +380,20 @@ fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
         Carrier::Entity(Arc::clone(name), value.map(|value| json::with_canonical(value, str::to_owned)))
     };
     let files = |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).cloned().map(Carrier::File);
-    seen.read_from(files(|seen| if let Observation::Read(path, _) = seen { Some(path) } else { None }));
+    seen.read_from(files(|seen| if let Observation::Read(path, _) | Observation::Listed(path) = seen { Some(path) } else { None }));
     seen.read_from(spec.entities.iter().map(entity));
-    seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }));
-    seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).map(entity));
+    // What provably did not happen was not written.
+    if end.settle != Settle::Released {
+        let kept = matches!(end.outcome, Outcome::Success(_));
+        seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }), kept);
+        seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).map(entity), kept);
+    }
     if spec.untrusted || seen.has_read() {
         seen.distrust(&answer, spec.untrusted);
     }
     if sources.contains(spec.name()) && matches!(end.outcome, Outcome::Success(_)) {
         let source = if passed.reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
-        seen.trust(source, &answer);
+        seen.trust(source, &answer, given);
     }
     seen.write(given);
     Some(Box::new(seen))
@@ -397,7 +404,7 @@ fn said(outcome: &Outcome, whole: Option<&serde_json::Value>) -> serde_json::Val
     match outcome {
         Outcome::Success(output) => serde_json::json!([whole.unwrap_or(&output.value), output.message]),
         Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
-        Outcome::Signal(_) => serde_json::Value::Null,
+        Outcome::Signal(signal) => serde_json::json!([format!("{signal:?}")]),
     }
 }
 

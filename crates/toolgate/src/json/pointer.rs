@@ -72,7 +72,9 @@ impl Pointer {
     pub(crate) fn reach<'a>(&self, value: &'a Value) -> Vec<(String, &'a Value)> {
         let (mut found, mut ended) = (vec![(String::new(), value)], Vec::new());
         for part in &self.0 {
-            let (inner, scalars): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, value)| value.is_array() || value.is_object());
+            let index = part == "*" || part.parse::<usize>().is_ok();
+            let (inner, scalars): (Vec<_>, Vec<_>) =
+                found.into_iter().partition(|(_, value)| value.is_object() || (value.is_array() && index));
             ended.extend(scalars);
             let one = Self(vec![part.clone()]);
             found = inner

@@ -178,6 +178,7 @@ impl Policy for Deny {
     }
 
     fn remedies(&self, _: &Ask<'_>) -> Option<Vec<Remedy>> {
-        Some(Vec::new())
+        // What hangs on the arguments alone stays as it is; an expression may hang on the time, on limits, on origins.
+        self.when.is_none().then(Vec::new)
     }
 }

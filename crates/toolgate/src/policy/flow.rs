@@ -4,10 +4,10 @@ use serde_json::Value;
 
 use super::problem::unknown_tool;
 use super::refusal::refusal_setters;
-use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
+use super::{Ask, Condition, Fault, Needs, Note, Policy, Problem, Refusal, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
-use crate::schema::{At, at};
+use crate::schema::declares;
 use crate::tool::Spec;
 use crate::values::{USER, leaves, names, reported};
 
@@ -101,7 +101,8 @@ impl Flow {
             for (place, value) in path.reach(ask.arguments.value()) {
                 leaves(value, &place, f);
                 names(value, &place, &mut |place, name| {
-                    if !matches!(at(ask.tool, &Pointer::from(place)), At::Known(_)) {
+                    let parent = Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
+                    if !declares(ask.tool, &parent, name) {
                         f(&format!("{place} (its name)"), &Value::String(name.to_owned()));
                     }
                 });
@@ -230,9 +231,5 @@ impl Policy for Flow {
                 Ok(Verdict::deny(error))
             }
         }
-    }
-
-    fn remedies(&self, _: &Ask<'_>) -> Option<Vec<Remedy>> {
-        Some(Vec::new())
     }
 }

@@ -167,6 +167,8 @@ pub enum Observation {
     Wrote(String, Digest),
     /// It removed a file.
     Removed(String),
+    /// It saw the name of a file in a list.
+    Listed(String),
 }
 
 /// A call that succeeded.

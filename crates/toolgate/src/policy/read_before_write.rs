@@ -158,9 +158,10 @@ impl Policy for ReadBeforeWrite {
         Ok(done
             .observed
             .iter()
-            .map(|seen| match seen {
-                Observation::Read(path, digest) | Observation::Wrote(path, digest) => remember(path, Some(digest)),
-                Observation::Removed(path) => remember(path, None),
+            .filter_map(|seen| match seen {
+                Observation::Read(path, digest) | Observation::Wrote(path, digest) => Some(remember(path, Some(digest))),
+                Observation::Removed(path) => Some(remember(path, None)),
+                Observation::Listed(_) => None,
             })
             .collect())
     }

@@ -28,7 +28,7 @@ impl AgentBuilder {
                 });
             }
             problems.extend(policy.problems(&specs).into_iter().map(place));
-            self.check_reach(written).into_iter().for_each(|problem| problems.push(place(problem)));
+            let before = problems.len();
             match &written.scope {
                 Scope::Tools(tools) => {
                     for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
@@ -41,6 +41,10 @@ impl AgentBuilder {
                     problems.push(place(problem.did_you_mean(name, sections.iter())));
                 }
                 Scope::Section(_) | Scope::Prompt | Scope::Agent => {}
+            }
+            // What is attached to nothing reaches nothing; that is said already.
+            if problems.len() == before {
+                problems.extend(self.check_reach(written).map(place));
             }
         }
         if self.policies.iter().any(|written| written.policy.sources().is_some()) && specs.iter().any(|spec| spec.name() == USER) {
@@ -57,12 +61,14 @@ impl AgentBuilder {
             Scope::Section(name) => section.as_ref() == Some(name),
             Scope::Prompt | Scope::Agent => true,
         };
-        let mut governed = self.tools.iter().map(|(section, tool)| (section, tool.spec())).filter(|(_, spec)| written.policy.governs(spec));
-        // A policy that governs whatever there is cannot miss anything.
-        if self.tools.iter().all(|(_, tool)| written.policy.governs(tool.spec())) {
+        let governed = || self.tools.iter().map(|(section, tool)| (section, tool.spec())).filter(|(_, spec)| written.policy.governs(spec));
+        let (mut inside, mut outside) =
+            (governed().filter(|(section, spec)| within(section, spec)), governed().filter(|(section, spec)| !within(section, spec)));
+        let (_, outside) = outside.next()?;
+        // A rule in a file names its tools one by one, and means each of them. One in Rust may speak of a kind of tool.
+        if !written.is_from_a_file() && inside.next().is_some() {
             return None;
         }
-        let (_, outside) = governed.find(|(section, spec)| !within(section, spec))?;
         let field = if matches!(written.scope, Scope::Section(_)) { "section" } else { "level" };
         let problem = Problem::at(field, format!("it is about `{}`, which is not where the rule is attached", outside.name()));
         Some(problem.help("attach it to the agent, or to where all its tools are"))

@@ -10,7 +10,7 @@ use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
 pub(crate) use explain::write_only;
-pub(crate) use path::{At, at, resolve};
+pub(crate) use path::{At, at, declares, resolve};
 
 use crate::error::FieldError;
 use crate::json::{Bounds, Pointer};

@@ -24,15 +24,17 @@ pub(crate) fn at<'s>(tool: &'s Spec, path: &Pointer) -> At<'s> {
     let mut schema = root;
     for part in path.parts() {
         let Some(map) = resolve(schema, root) else { return At::Open };
-        let items = part == "*" || part.parse::<usize>().is_ok();
+        let any = part == "*";
+        let index = any || part.parse::<usize>().is_ok();
+        let within = |word: &str| map.get(word).filter(|schema| schema.is_object());
         let next = match map.get("properties").and_then(|p| p.get(part)) {
             Some(property) => Some(property),
-            None if items => map.get("items").or_else(|| map.get("additionalProperties")).filter(|schema| schema.is_object()),
-            None => None,
+            None if index && map.contains_key("items") => within("items"),
+            None => within("additionalProperties"),
         };
         match next {
             Some(next) => schema = next,
-            None if items || is_open(map, tool.extra) => return At::Open,
+            None if any || (index && !map.contains_key("properties")) || is_open(map, tool.extra) => return At::Open,
             None => {
                 let known = map.get("properties").and_then(Value::as_object).map(|p| p.keys().cloned().collect()).unwrap_or_default();
                 return At::Missing(part.clone(), known);
@@ -71,4 +73,43 @@ fn is_open(map: &Map<String, Value>, extra: Extra) -> bool {
         Extra::Refuse | Extra::Drop => !map.contains_key("properties"),
     };
     map.contains_key("patternProperties") || map.get("additionalProperties").map_or(silent, |more| *more != Value::Bool(false))
+}
+
+/// How many schemas are looked at to find out whether one declares a name.
+const MAX_LOOKED_AT: usize = 500;
+
+/// Whether any schema for what stands at `place` declares a member of this name: in all branches, through all references.
+pub(crate) fn declares(tool: &Spec, place: &Pointer, name: &str) -> bool {
+    let Some(root) = tool.input_schema() else { return false };
+    let mut left = MAX_LOOKED_AT;
+    let mut level = vec![root];
+    for part in place.parts() {
+        let mut next = Vec::new();
+        for schema in level {
+            each_branch(schema, root, &mut left, &mut |map| {
+                let property = map.get("properties").and_then(|p| p.get(part));
+                let inside =
+                    ["items", "additionalProperties"].into_iter().filter_map(|word| map.get(word)).filter(|schema| schema.is_object());
+                next.extend(property.into_iter().chain(inside.filter(|_| property.is_none())));
+            });
+        }
+        level = next;
+    }
+    let mut found = false;
+    for schema in level {
+        each_branch(schema, root, &mut left, &mut |map| found |= map.get("properties").and_then(|p| p.get(name)).is_some());
+    }
+    found
+}
+
+fn each_branch<'s>(schema: &'s Value, root: &'s Value, left: &mut usize, f: &mut dyn FnMut(&'s Map<String, Value>)) {
+    let Some(map) = schema.as_object().filter(|_| *left > 0) else { return };
+    *left -= 1;
+    f(map);
+    let referred = map.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix('#')).and_then(|path| Pointer::from(path).get(root));
+    let branches = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|word| map.get(word).and_then(Value::as_array)).flatten();
+    let more = ["if", "then", "else"].into_iter().filter_map(|word| map.get(word));
+    for branch in referred.into_iter().chain(branches).chain(more) {
+        each_branch(branch, root, left, f);
+    }
 }

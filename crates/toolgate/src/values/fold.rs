@@ -220,6 +220,10 @@ impl Prints {
         self.prints.iter().map(|(print, whole)| (*print, *whole))
     }
 
+    pub(super) fn get(&self, print: u64) -> Option<bool> {
+        self.prints.get(&print).copied()
+    }
+
     pub(super) const fn overflowed(&self) -> bool {
         self.overflowed
     }
@@ -236,6 +240,9 @@ impl Prints {
     }
 
     fn text(&mut self, text: &str, number: bool) {
+        if self.overflowed {
+            return;
+        }
         if number {
             self.say(&fold(text));
             return;
@@ -365,22 +372,40 @@ pub(super) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
     }
 }
 
-/// Everything in a text that is believed: the whole, its words, and words in a row.
-pub(super) fn exact_parts(text: &str, f: &mut dyn FnMut(&str)) {
-    exact_whole(text, f);
-    // What comes later is not believed.
-    let words: Vec<&str> = text.split_whitespace().take(4_000).collect();
-    if words.len() < 2 {
-        let bare = words.first().map_or("", |word| bare(word));
-        exact_whole(bare, f);
-        return;
-    }
+/// How many words of a text are believed, and how many in a row.
+const MAX_BELIEVED: usize = 4_000;
+const MAX_ROW: usize = 3;
+
+/// Whether not all of a text is looked at by [`exact_parts`].
+pub(super) fn is_long(text: &str) -> bool {
+    text.split_whitespace().nth(MAX_BELIEVED).is_some()
+}
+
+/// Everything in a text that is believed: the whole, its words, a few words in a row, and grouped digits. Ends when `f`
+/// says so.
+pub(super) fn exact_parts(text: &str, f: &mut dyn FnMut(&str) -> bool) {
+    let mut go_on = true;
+    let mut one = |part: &str| exact_whole(part, &mut |form| go_on = go_on && f(form));
+    one(text);
+    one(bare(text));
+    let words: Vec<&str> = text.split_whitespace().take(MAX_BELIEVED).collect();
     for start in 0..words.len() {
         for count in 1..=MAX_WORDS {
             let Some(row) = words.get(start..start + count) else { break };
-            exact_whole(bare(&row.join(" ")), f);
+            if count <= MAX_ROW {
+                one(bare(&row.join(" ")));
+            } else if let Some(grouped) = compact(bare(&row.join(" "))) {
+                one(&grouped);
+            }
         }
     }
+}
+
+/// The prints by which it is known whether somebody wrote a value: to the letter, and folded.
+pub(super) fn spellings(text: &str, folded: &str) -> [u64; 2] {
+    let exact = text.chars().fold(letter(OFFSET, '='), letter);
+    // What folds to nothing is known by its letters alone.
+    [exact, if folded.is_empty() { exact } else { print(folded) }]
 }
 
 /// Without the punctuation around it.

@@ -5,7 +5,7 @@
 
 mod fold;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -17,9 +17,9 @@ use fold::Prints;
 
 /// How many prints of untrusted values a session remembers; after that, what is not known as trusted counts as untrusted.
 pub const MAX_UNTRUSTED: usize = 50_000;
-/// How many prints of trusted values, and of what the model wrote.
-pub const MAX_TRUSTED: usize = 50_000;
-/// How many files and entities an agent's store remembers as carrying something untrusted; after that, all do.
+/// How many prints of trusted values, and of what the model wrote. The user is listened to for twice as long.
+pub const MAX_TRUSTED: usize = 100_000;
+/// How many files and entities that a model wrote to a store remembers; after that, all carry something untrusted.
 pub const MAX_CARRIERS: usize = 100_000;
 /// How much text of one result is looked at, decoded forms included.
 pub const MAX_TEXT: usize = 2 << 20;
@@ -69,8 +69,8 @@ pub struct Values {
     /// Folded; whether it may stand for a whole value or only for a part of one.
     untrusted: Map<u64, bool>,
     trusted: Map<Exact, Arc<[Arc<str>]>>,
-    /// What the model has put into calls, folded: read back, it proves nothing.
-    written: Map<u64, bool>,
+    /// What the model has put into calls, to the letter and folded: read back, it proves nothing.
+    written: Map<u64, ()>,
     /// Something untrusted was heard, if only a word.
     tainted: bool,
     /// There was more of it than could be remembered.
@@ -79,24 +79,26 @@ pub struct Values {
     lost: bool,
 }
 
-/// Files and entities of agents that hold what was written after something untrusted was seen. Kept with the store,
-/// because files outlive sessions.
+/// Files and entities of agents that models wrote to. What is read back from them proves nothing, and is untrusted where
+/// it was written after something untrusted was seen. Kept with the store, because files outlive sessions.
 #[derive(Debug, Clone, Default)]
 pub struct Carriers {
-    known: BTreeSet<String>,
+    /// Whether what it holds is untrusted.
+    known: BTreeMap<String, bool>,
     overflowed: bool,
 }
 
 impl Carriers {
-    fn carries(&self, carrier: &str) -> bool {
-        self.overflowed || self.known.contains(carrier)
+    /// Whether a model wrote to it, and if so, whether what it holds is untrusted.
+    fn holds(&self, carrier: &str) -> Option<bool> {
+        if self.overflowed { Some(true) } else { self.known.get(carrier).copied() }
     }
 
-    fn add(&mut self, carrier: String) {
-        if self.known.len() < MAX_CARRIERS {
-            self.known.insert(carrier);
+    fn add(&mut self, carrier: String, untrusted: bool) {
+        if self.known.len() < MAX_CARRIERS || self.known.contains_key(&carrier) {
+            self.known.insert(carrier, untrusted);
         } else {
-            self.overflowed |= !self.known.contains(&carrier);
+            self.overflowed = true;
         }
     }
 }
@@ -118,26 +120,32 @@ impl Carrier {
         format!("{agent}\u{1f}{kind}\u{1f}{name}")
     }
 
+    fn entity(agent: &str, name: &str, value: &str) -> String {
+        Self::key(agent, "e", &format!("{name}\u{1f}{value}"))
+    }
+
     /// The keys under which it is remembered.
     fn written(&self, agent: &str) -> Vec<String> {
         match self {
-            Self::File(path) => vec![Self::key(agent, "file", path)],
-            Self::Entity(name, value) => vec![Self::key(agent, name, SOME), Self::key(agent, name, value.as_deref().unwrap_or(UNNAMED))],
+            Self::File(path) => vec![Self::key(agent, "f", path)],
+            Self::Entity(name, value) => {
+                vec![Self::entity(agent, name, SOME), Self::entity(agent, name, value.as_deref().unwrap_or(UNNAMED))]
+            }
         }
     }
 
     /// The keys any one of which makes what is read from it untrusted.
     fn read(&self, agent: &str) -> Vec<String> {
         match self {
-            Self::File(path) => vec![Self::key(agent, "file", path)],
-            Self::Entity(name, Some(value)) => vec![Self::key(agent, name, value), Self::key(agent, name, UNNAMED)],
-            Self::Entity(name, None) => vec![Self::key(agent, name, SOME)],
+            Self::File(path) => vec![Self::key(agent, "f", path)],
+            Self::Entity(name, Some(value)) => vec![Self::entity(agent, name, value), Self::entity(agent, name, UNNAMED)],
+            Self::Entity(name, None) => vec![Self::entity(agent, name, SOME)],
         }
     }
 }
 
-/// Values, to the letter and folded.
-type Parts = Vec<(Exact, String)>;
+/// Values, to the letter, each with the prints by which it is known whether the model wrote it.
+type Parts = Vec<(Exact, [u64; 2])>;
 
 /// What a call adds to what is remembered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -149,9 +157,13 @@ pub struct Seen {
     strange: bool,
     /// What a source says.
     trusted: Option<(Arc<str>, Parts)>,
-    written: Prints,
+    written: Vec<u64>,
+    /// The model wrote more than could be remembered.
+    lost: bool,
     read: Vec<Carrier>,
     wrote: Vec<Carrier>,
+    /// Whether what it wrote stands as a whole: not where the call failed and nobody knows what is left.
+    kept: bool,
 }
 
 impl Seen {
@@ -165,14 +177,20 @@ impl Seen {
         self.untrusted = Prints::of(value, MAX_UNTRUSTED);
     }
 
-    /// What a trusted source says.
-    pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value) {
+    /// What a trusted source says. What is put together from what the call was given, the answer only echoes.
+    pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value, given: &Value) {
+        let own = Prints::of(given, MAX_TRUSTED);
+        if own.overflowed() {
+            return;
+        }
         let mut said = Vec::new();
         leaves(value, "", &mut |_, leaf| {
             fold::exact_parts(&text_of(leaf), &mut |part| {
-                if said.len() < MAX_TRUSTED {
-                    said.push((Exact::of(part), fold::fold(part)));
+                let folded = fold::fold(part);
+                if !fold::is_put_together(&folded, &|print| own.get(print)) {
+                    said.push((Exact::of(part), fold::spellings(part, &folded)));
                 }
+                said.len() < MAX_TRUSTED
             });
         });
         said.sort_unstable();
@@ -182,7 +200,24 @@ impl Seen {
 
     /// What the model put into a call.
     pub(crate) fn write(&mut self, given: &Value) {
-        self.written = Prints::of(given, MAX_TRUSTED);
+        let mut budget = MAX_TEXT;
+        let (mut written, mut lost) = (Vec::new(), false);
+        let mut one = |text: &str| {
+            lost |= text.len() > budget || written.len() > 4 * MAX_TRUSTED;
+            budget = budget.saturating_sub(text.len());
+            if !lost {
+                fold::exact_parts(text, &mut |part| {
+                    written.extend(fold::spellings(part, &fold::fold(part)));
+                    true
+                });
+                lost |= fold::is_long(text);
+            }
+        };
+        leaves(given, "", &mut |_, leaf| one(&text_of(leaf)));
+        names(given, "", &mut |_, name| one(name));
+        written.sort_unstable();
+        written.dedup();
+        (self.written, self.lost) = (written, lost);
     }
 
     /// Where it was read from.
@@ -195,9 +230,10 @@ impl Seen {
         !self.read.is_empty()
     }
 
-    /// Where it was written to.
-    pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Carrier>) {
+    /// Where it was written to; whether all of it stands.
+    pub(crate) fn wrote_to(&mut self, carriers: impl IntoIterator<Item = Carrier>, kept: bool) {
         self.wrote.extend(carriers);
+        self.kept = kept;
     }
 }
 
@@ -223,44 +259,51 @@ impl Values {
     /// The user's own words are always believed.
     pub(crate) fn heard_from_user(&mut self, text: &str) {
         let user: Arc<str> = USER.into();
-        fold::exact_parts(text, &mut |part| self.believe(Exact::of(part), &user));
+        fold::exact_parts(text, &mut |part| {
+            self.believe(Exact::of(part), &user, 2 * MAX_TRUSTED);
+            true
+        });
     }
 
     /// Takes in what a call has brought, and settles what its files and entities carry from now on.
     pub fn apply(&mut self, seen: Seen, carriers: &mut Carriers) {
         let agent = &*seen.agent;
-        let distrusted = seen.strange || seen.read.iter().flat_map(|carrier| carrier.read(agent)).any(|key| carriers.carries(&key));
+        let held: Vec<bool> = seen.read.iter().flat_map(|carrier| carrier.read(agent)).filter_map(|key| carriers.holds(&key)).collect();
+        let distrusted = seen.strange || held.contains(&true);
         if distrusted {
             self.tainted = true;
-            self.overflowed |= add(&mut self.untrusted, &seen.untrusted, MAX_UNTRUSTED);
+            self.overflowed |= add(&mut self.untrusted, &seen.untrusted);
         }
         // What the model wrote counts first: what a call was given, its answer only echoes.
-        self.lost |= add(&mut self.written, &seen.written, MAX_TRUSTED);
-        if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && !self.lost) {
-            for (print, folded) in parts {
-                let known = self.trusted.get(&print).is_some();
-                // A value that the model had, or could have put together from what it had, proves nothing.
-                if known || !fold::is_put_together(&folded, &|print| self.written.get(&print).copied()) {
-                    self.believe(print, &source);
+        self.lost |= seen.lost;
+        for print in seen.written {
+            if self.written.size() >= MAX_TRUSTED {
+                self.lost = true;
+                break;
+            }
+            self.written.insert_mut(print, ());
+        }
+        if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !self.lost) {
+            for (exact, spellings) in parts {
+                if !spellings.iter().any(|print| self.written.contains_key(print)) {
+                    self.believe(exact, &source, MAX_TRUSTED);
                 }
             }
         }
         // Whatever is written after something untrusted was heard may stem from it, in whatever form.
         for carrier in &seen.wrote {
+            // The whole of a file is new once the call has succeeded; what else was written, stays.
+            let replaced = seen.kept && matches!(carrier, Carrier::File(_));
             for key in carrier.written(agent) {
-                if self.tainted {
-                    carriers.add(key);
-                } else if matches!(carrier, Carrier::File(_)) {
-                    // The whole of the file is new.
-                    carriers.known.remove(&key);
-                }
+                let before = carriers.holds(&key).unwrap_or(false);
+                carriers.add(key, self.tainted || (before && !replaced));
             }
         }
     }
 
-    fn believe(&mut self, print: Exact, source: &Arc<str>) {
+    fn believe(&mut self, print: Exact, source: &Arc<str>, most: usize) {
         let known = self.trusted.get(&print);
-        if known.is_some_and(|known| known.contains(source)) || (known.is_none() && self.trusted.size() >= MAX_TRUSTED) {
+        if known.is_some_and(|known| known.contains(source)) || (known.is_none() && self.trusted.size() >= most) {
             return;
         }
         let sources: Arc<[Arc<str>]> = known.into_iter().flat_map(|known| known.iter().cloned()).chain([Arc::clone(source)]).collect();
@@ -269,10 +312,10 @@ impl Values {
 }
 
 /// Adds prints to a memory; true where there is no room for all.
-fn add(memory: &mut Map<u64, bool>, prints: &Prints, most: usize) -> bool {
+fn add(memory: &mut Map<u64, bool>, prints: &Prints) -> bool {
     for (print, whole) in prints.iter() {
         let known = memory.get(&print).copied();
-        if known.is_none() && memory.size() >= most {
+        if known.is_none() && memory.size() >= MAX_UNTRUSTED {
             return true;
         }
         if known.is_none_or(|known| whole && !known) {

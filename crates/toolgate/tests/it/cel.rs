@@ -132,6 +132,11 @@ async fn nothing_it_meets_is_a_way_through() {
     let session = Toolgate::builder().agent(agent(crossed)).build().unwrap().session("a", "p", "s");
     let answer = session.call("act", json!({"list": (0..2_000).collect::<Vec<_>>(), "any": (10_000..40_000).collect::<Vec<_>>()})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
+    let nested = Deny::new("rule", ["act"]).when_cel("input.any in input.map.lists");
+    let session = Toolgate::builder().agent(agent(nested)).build().unwrap().session("a", "p", "s");
+    let lists: Vec<Vec<i64>> = (0..100).map(|n| (0..100).map(|m| if m == 99 { n } else { m }).collect()).collect();
+    let answer = session.call("act", json!({"any": (1..101).collect::<Vec<_>>(), "map": {"lists": lists}})).await;
+    assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok", "within bounds it is answered");
     let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
     let session = Toolgate::builder().agent(agent(keyed)).build().unwrap().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;

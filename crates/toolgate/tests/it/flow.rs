@@ -293,6 +293,87 @@ async fn a_changed_echo_is_an_echo() {
 }
 
 #[tokio::test]
+async fn every_echo_is_an_echo_and_every_answer_an_answer() {
+    let rule = || Flow::only_from("known", ["send"], ["/to"]).trust_tools(["lookup"]);
+    // What is asked, what is echoed of it, and what of that must not be believed.
+    for (asked, echoed) in [
+        (json!({"says": {"id": 4711}}), json!(4711)),
+        (json!({"says": "C-9"}), json!("C-9")),
+        (json!({"says": "ship to 10 Downing Street now"}), json!("10 Downing Street")),
+        (json!({"says": "mail a'mallory@evil.com today"}), json!("a'mallory@evil.com")),
+        (json!({"says": "word ".repeat(200)}), json!("word ".repeat(200).trim())),
+        (json!({"says": "--"}), json!("--")),
+    ] {
+        let session = gate(Agent::builder("a").tool(echo("lookup")).tool(send()).policy(rule()));
+        assert_eq!(said(&session, "lookup", asked.clone()).await, "ok");
+        assert!(!sends(&session, echoed.clone()).await, "{echoed} of {asked}");
+    }
+    // One source does not vouch for what only another has said.
+    let session = gate(Agent::builder("a").tool(echo("lookup")).tool(send()).policy(rule()));
+    session.user_said("They want it on DE89 3704 0044 0532 0130 00, it seems.").await.unwrap();
+    assert_eq!(said(&session, "lookup", json!({"says": "DE89370400440532013000"})).await, "ok");
+    assert!(!sends(&session, "DE89370400440532013000").await);
+    // Searching by name finds somebody.
+    let search =
+        Tool::dynamic("search", "Searches.", json!({"type": "object", "properties": {"query": {"type": "string"}}}), |_, _| async {
+            Ok(json!([{"name": "Jane Doe", "mail": "jane.doe@acme.com", "iban": "DE02120300000000202051"}]))
+        });
+    let rule = Flow::only_from("known", ["send"], ["/to"]).trust_tools(["search"]);
+    let session =
+        gate(Agent::builder("a").tool(search.effect(Effect::Read)).tool(oracle("page", PAGE).untrusted()).tool(send()).policy(rule));
+    assert_eq!(said(&session, "search", json!({"query": "jane doe acme"})).await, "ok");
+    assert!(sends(&session, "jane.doe@acme.com").await && sends(&session, "DE02120300000000202051").await);
+}
+
+#[tokio::test]
+async fn names_of_members_are_values_unless_the_schema_declares_them() {
+    let pay = |schema: Value| Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(json!("paid")) });
+    let open = json!({"type": "object", "properties": {"payouts": {"type": "object", "additionalProperties": {"type": "number"}}}});
+    let declared = json!({"type": "object", "properties": {"to": {"anyOf": [{"$ref": "#/$defs/r"}, {"type": "null"}]}},
+        "$defs": {"r": {"type": "object", "properties": {"iban": {"type": "string"}}}}});
+    let listed = json!({"type": "object", "properties": {"to": {}}});
+    let rule = |path: &'static str| Flow::only_from("known", ["pay"], [path]).trust_tools(["contacts"]).trust_values([json!(500)]);
+    let contacts = || oracle("contacts", r#"["DE02120300000000202051"]"#);
+    let session = gate(Agent::builder("a").tool(pay(open)).tool(contacts()).policy(rule("/payouts")));
+    assert_eq!(said(&session, "pay", json!({"payouts": {"12345678": 500}})).await, "untrusted_value");
+    let session = gate(Agent::builder("a").tool(pay(declared)).tool(contacts()).policy(rule("/to")));
+    assert_eq!(said(&session, "contacts", json!({})).await, "ok");
+    assert_eq!(said(&session, "pay", json!({"to": {"iban": "DE02120300000000202051"}})).await, "ok");
+    let session = gate(Agent::builder("a").tool(pay(listed)).tool(contacts()).policy(rule("/to/address")));
+    assert_eq!(said(&session, "pay", json!({"to": [{"address": "mallory@evil.example"}]})).await, "untrusted_value");
+}
+
+#[tokio::test]
+async fn a_write_that_failed_cleans_nothing_and_names_of_files_carry() {
+    let fails = Tool::dynamic(
+        "save",
+        "Saves and fails.",
+        json!({"type": "object", "properties": {"path": {"type": "string"}, "then": {"type": "string"}}}),
+        |ctx: toolgate::Ctx, args: Value| async move {
+            ctx.files()?.write(args["path"].as_str().unwrap_or_default(), b"clean")?;
+            if args["then"] == "fail" { Err(Failure::business("failed", "told to")) } else { Ok(json!(true)) }
+        },
+    );
+    let agent = Agent::builder("a")
+        .files(MemoryFs::default())
+        .tools(builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+        .tool(fails.effect(Effect::Write).local().open())
+        .tool(oracle("page", PAGE).untrusted())
+        .tool(send())
+        .policy(Flow::only_from("strict", ["send"], ["/to"]).trust_tools(["read_file", "list_files"]));
+    let tainted = gate(agent);
+    assert_eq!(said(&tainted, "page", json!({})).await, "ok");
+    assert_eq!(said(&tainted, "write_file", json!({"path": "peggy@evil.example", "content": "quinn@evil.example"})).await, "ok");
+    let clean = tainted.gate().session("a", "alice", "clean");
+    assert_eq!(said(&clean, "save", json!({"path": "peggy@evil.example", "then": "fail"})).await, "failed");
+    let third = tainted.gate().session("a", "alice", "third");
+    assert_eq!(said(&third, "read_file", json!({"path": "peggy@evil.example"})).await, "ok");
+    let fourth = tainted.gate().session("a", "alice", "fourth");
+    assert_eq!(said(&fourth, "list_files", json!({})).await, "ok");
+    assert!(!sends(&third, "quinn@evil.example").await && !sends(&fourth, "peggy@evil.example").await);
+}
+
+#[tokio::test]
 async fn what_is_kept_outlives_the_session() {
     let download = Tool::dynamic(
         "download",

@@ -80,36 +80,25 @@ impl<'a> Val<'a> {
         }
     }
 
+    /// How many items it has.
+    const fn count(&self) -> usize {
+        match self {
+            Self::List(items) => items.len(),
+            Self::Json(Value::Array(items)) => items.len(),
+            _ => 0,
+        }
+    }
+
     /// How much there is to look through.
     fn length(&self) -> usize {
         match self {
-            Self::List(items) => items.len(),
+            // A copy of it copies what was made on the way.
+            Self::List(items) => items.iter().map(|item| 1 + item.length()).sum(),
             Self::Json(Value::Array(items)) => items.len(),
             Self::Json(Value::Object(map)) => map.len(),
             Self::Text(text) => text.len() / 16,
             _ => 0,
         }
-    }
-
-    fn equals(&self, other: &Self) -> Result<bool, Fault> {
-        Ok(match (self, other) {
-            (Self::Null, Self::Null) => true,
-            (Self::Bool(a), Self::Bool(b)) => a == b,
-            (Self::Number(a), Self::Number(b)) => a == b,
-            (Self::Text(a), Self::Text(b)) => a == b,
-            (Self::Time(a), Self::Time(b)) => a == b,
-            (Self::Span(a), Self::Span(b)) => a == b,
-            (Self::Json(a @ Value::Object(_)), Self::Json(b @ Value::Object(_))) => a == b,
-            (Self::Json(_) | Self::List(_), Self::Json(_) | Self::List(_)) => {
-                let (a, b) = (self.items()?, other.items()?);
-                let mut same = a.len() == b.len();
-                for (a, b) in a.iter().zip(&b) {
-                    same = same && a.equals(b)?;
-                }
-                same
-            }
-            _ => false,
-        })
     }
 }
 
@@ -185,12 +174,17 @@ impl<'a> Evaluation<'a> {
             Kind::Compare(op, nodes) => {
                 let [a, b] = &**nodes;
                 let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
-                self.charge(a.length().min(b.length()))?;
-                Val::Bool(compare(*op, &a, &b)?)
+                Val::Bool(match op {
+                    Compare::Equal => self.equals(&a, &b)?,
+                    Compare::NotEqual => !self.equals(&a, &b)?,
+                    _ => compare(*op, &a, &b)?,
+                })
             }
             Kind::Arithmetic(op, nodes) => {
                 let [a, b] = &**nodes;
-                arithmetic(*op, self.eval(a, locals)?, self.eval(b, locals)?)?
+                let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
+                self.charge(a.length() + b.length())?;
+                arithmetic(*op, a, b)?
             }
             Kind::In(nodes) => {
                 let [a, b] = &**nodes;
@@ -226,6 +220,38 @@ impl<'a> Evaluation<'a> {
     fn items(&self, of: &Val<'a>) -> Result<Vec<Val<'a>>, Fault> {
         self.charge(of.length())?;
         of.items()
+    }
+
+    /// Whether two values are the same. Lists of another length are not looked into.
+    fn equals(&self, a: &Val<'a>, b: &Val<'a>) -> Result<bool, Fault> {
+        self.charge(1)?;
+        Ok(match (a, b) {
+            (Val::Null, Val::Null) => true,
+            (Val::Bool(a), Val::Bool(b)) => a == b,
+            (Val::Number(a), Val::Number(b)) => a == b,
+            (Val::Text(a), Val::Text(b)) => {
+                self.charge(a.len().min(b.len()) / 16)?;
+                a == b
+            }
+            (Val::Time(a), Val::Time(b)) => a == b,
+            (Val::Span(a), Val::Span(b)) => a == b,
+            (Val::Json(a @ Value::Object(_)), Val::Json(b @ Value::Object(_))) => {
+                self.charge(weight(a).min(weight(b)))?;
+                a == b
+            }
+            (Val::Json(Value::Array(_)) | Val::List(_), Val::Json(Value::Array(_)) | Val::List(_)) => {
+                if a.count() != b.count() {
+                    return Ok(false);
+                }
+                for (a, b) in self.items(a)?.iter().zip(&self.items(b)?) {
+                    if !self.equals(a, b)? {
+                        return Ok(false);
+                    }
+                }
+                true
+            }
+            _ => false,
+        })
     }
 
     fn argument(&self, path: &Pointer) -> Result<&'a Value, Fault> {
@@ -271,14 +297,16 @@ impl<'a> Evaluation<'a> {
                 return Ok(false);
             }
         }
-        self.eval(a, locals)?.equals(&self.eval(b, locals)?)
+        let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
+        self.equals(&a, &b)
     }
 
     fn is_in(&self, a: &Val<'a>, list: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
         // A literal list need not be built to be looked through.
         if let Kind::List(nodes) = &list.kind {
             for node in nodes {
-                if a.equals(&self.eval(node, locals)?)? {
+                let item = self.eval(node, locals)?;
+                if self.equals(a, &item)? {
                     return Ok(true);
                 }
             }
@@ -289,7 +317,7 @@ impl<'a> Evaluation<'a> {
             return Ok(map.contains_key(&**key));
         }
         for item in self.items(&list)? {
-            if a.equals(&item)? {
+            if self.equals(a, &item)? {
                 return Ok(true);
             }
         }
@@ -304,6 +332,7 @@ impl<'a> Evaluation<'a> {
             return Err(Fault(format!("there is no `{path}`, and the rule hangs on it")));
         }
         for (place, value) in places {
+            self.charge(weight(value))?;
             leaves(value, &place, &mut |place, _| match self.ask.origin(place) {
                 Ok(known) => {
                     count += 1;
@@ -356,6 +385,16 @@ pub(super) fn proved_in<'f>(fields: impl Iterator<Item = &'f str>, path: &Pointe
     fields.filter_map(inside).min_by_key(|(_, rest)| rest.parts().len())
 }
 
+/// How much there is in a value, all in all.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(weight).sum::<usize>(),
+        Value::Object(map) => 1 + map.values().map(weight).sum::<usize>(),
+        Value::String(text) => 1 + text.len() / 16,
+        _ => 1,
+    }
+}
+
 fn too_large() -> Fault {
     Fault::new("the figures are too large or too fine to be kept exactly")
 }
@@ -375,18 +414,13 @@ fn index_of<'a>(of: &Val<'a>, index: &Val<'a>) -> Result<Val<'a>, Fault> {
         (Val::Json(Value::Object(_)), Val::Text(name)) => field(of, name),
         (_, Val::Number(number)) => {
             let at = usize::try_from(*number).ok().filter(|_| number.is_integer()).ok_or_else(|| Fault::new("there is no such index"))?;
-            of.items()?.into_iter().nth(at).ok_or_else(|| Fault(format!("the list has no item {at}")))
+            of.items()?.into_iter().nth(at).ok_or_else(|| Fault::new("a list lacks an item that the rule hangs on"))
         }
         (_, other) => Err(unfit("an index", other)),
     }
 }
 
 fn compare(op: Compare, a: &Val<'_>, b: &Val<'_>) -> Result<bool, Fault> {
-    match op {
-        Compare::Equal => return a.equals(b),
-        Compare::NotEqual => return a.equals(b).map(|same| !same),
-        _ => {}
-    }
     let order = match (a, b) {
         (Val::Number(a), Val::Number(b)) => a.cmp(b),
         (Val::Text(a), Val::Text(b)) => a.cmp(b),
