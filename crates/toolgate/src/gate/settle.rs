@@ -350,20 +350,12 @@ impl Toolgate {
     }
 }
 
-/// What a call takes away, if it happened or may have: evidence that may not hold any more does not hold. Where
-/// the call does not say about what, all of it goes.
+/// What a call takes away, if it happened or may have: evidence that may not hold any more does not hold.
 fn revoked(passed: &Passed, end: &End, row: &Row) -> Vec<Revoked> {
     if end.settle == Settle::Released {
         return Vec::new();
     }
-    let spec = &passed.permit.tool().spec;
-    let result = end.outcome.success().map(|output| &output.value);
-    let about = |entity: &Arc<str>| {
-        let (name, path) = spec.entities.iter().find(|(name, _)| name == entity)?;
-        let value = path.get(&row.arguments).or_else(|| result.and_then(|value| path.get(value)))?;
-        Some((Arc::clone(name), json::plain(value.clone())))
-    };
-    spec.revokes.iter().map(|(tool, entity)| Revoked { tool: Arc::clone(tool), about: entity.as_ref().and_then(about) }).collect()
+    passed.permit.tool().spec.takes_away(&row.arguments, end.outcome.success().map(|output| &output.value))
 }
 
 /// What is to be remembered of the values in a call and its answer, where rules ask where values come from. What an

@@ -116,9 +116,11 @@ impl Toolgate {
         let tool = passed.permit.tool();
         let arguments = passed.permit.arguments();
         let ask = Ask::new(trail.id, &passed.key, &tool.spec, arguments, &trail.facts);
+        let revoked = tool.spec.takes_away(&trail.arguments, Some(value));
         let mut marks = Vec::new();
         for policy in &tool.heard_by {
-            let heard = catch_unwind(AssertUnwindSafe(|| policy.on_result(&Done { ask, value, observed: &txn.observed })));
+            let heard =
+                catch_unwind(AssertUnwindSafe(|| policy.on_result(&Done { ask, value, observed: &txn.observed, revoked: &revoked })));
             match heard {
                 Ok(Ok(mut more)) => marks.append(&mut more),
                 // A rule on trial keeps its troubles to itself.

@@ -40,7 +40,7 @@ use crate::error::ToolError;
 use crate::json::{Digest, Pointer};
 use crate::limits::Charge;
 use crate::resource::Expect;
-use crate::session::Change;
+use crate::session::{Change, Revoked};
 use crate::tool::Spec;
 
 /// A policy could not decide. The call is refused.
@@ -180,6 +180,8 @@ pub struct Done<'a> {
     pub value: &'a Value,
     /// What the tool saw and did.
     pub observed: &'a [Observation],
+    /// Evidence that it takes away.
+    pub revoked: &'a [Revoked],
 }
 
 /// A rule.

@@ -473,6 +473,37 @@ async fn what_is_taken_away_is_gone_under_every_name() {
 }
 
 #[tokio::test]
+async fn policies_are_told_what_is_taken_away() {
+    struct Told(std::sync::Mutex<Vec<String>>);
+    impl Policy for &'static Told {
+        fn name(&self) -> &str {
+            "told"
+        }
+        fn hears_all(&self) -> bool {
+            true
+        }
+        fn governs(&self, _: &toolgate::Spec) -> bool {
+            false
+        }
+        fn check(&self, _: &toolgate::policy::Ask<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::Fault> {
+            Ok(toolgate::policy::Verdict::allow())
+        }
+        fn on_result(&self, done: &toolgate::policy::Done<'_>) -> Result<Vec<toolgate::session::Change>, toolgate::policy::Fault> {
+            let lines =
+                done.revoked.iter().map(|r| format!("{} {:?}", r.tool, r.about.as_ref().map(|(name, value)| format!("{name} {value}"))));
+            self.0.lock().unwrap().extend(lines);
+            Ok(Vec::new())
+        }
+    }
+    static TOLD: Told = Told(std::sync::Mutex::new(Vec::new()));
+    let (s, _) = session(agent(|a| a.policy(&TOLD)));
+    for name in ["proof", "forget", "logout"] {
+        assert_eq!(code(&s, name, json!({"entity": 1})).await, "ok");
+    }
+    assert_eq!(*TOLD.0.lock().unwrap(), ["check Some(\"entity 1\")", "proof None"]);
+}
+
+#[tokio::test]
 async fn evidence_that_does_not_say_whose_it_is_leaves_it_to_nobody() {
     let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
         Ok(json!({"found": false}))
