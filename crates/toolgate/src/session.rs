@@ -29,7 +29,7 @@ pub struct State {
     pub marks: Slices,
     /// When evidence was last taken away: of a tool altogether, or about one entity.
     pub revocations: Map<EvidenceKey, u64>,
-    /// Counts what was proved and taken away, so that it is known what came first.
+    /// Counts every change, so that it is known what came first and whether anything came since.
     pub stamp: u64,
     /// Where values were seen.
     pub values: Values,
@@ -76,6 +76,7 @@ impl State {
     }
 
     pub(crate) fn append(&mut self, logs: Vec<(Arc<str>, Value)>) {
+        self.stamp += 1;
         for (name, entry) in logs {
             let log = self.logs.get(&name).cloned().unwrap_or_default();
             self.logs.insert_mut(name, log.push_back(Arc::new(entry)));
@@ -83,6 +84,7 @@ impl State {
     }
 
     pub(crate) fn apply(&mut self, changes: Changes) {
+        self.stamp += 1;
         for (name, value) in changes.slices {
             set(&mut self.slices, name, value);
         }
@@ -90,7 +92,6 @@ impl State {
             set(&mut self.marks, name, value);
         }
         if let Some(mut evidence) = changes.evidence {
-            self.stamp += 1;
             evidence.stamp = self.stamp;
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {

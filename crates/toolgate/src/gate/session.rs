@@ -134,8 +134,16 @@ impl Session {
         let store = &self.gate.0.store;
         let busy = || StoreError("the session is busy; try again when its calls have ended".to_owned());
         let _hold = store.hold(&self.key, true, self.gate.0.busy_wait).await?.ok_or_else(busy)?;
-        let (version, state) = store.session(&self.key).await?.unwrap_or_default();
-        store.replace(&self.key, version, new(&state)).await?.map_err(|_| busy())
+        // A client may report while nobody holds the session: what it brings is not overwritten.
+        for _ in 0..16 {
+            let (version, state) = store.session(&self.key).await?.unwrap_or_default();
+            // Whatever it goes back to, time does not.
+            let next = State { stamp: state.stamp + 1, ..new(&state) };
+            if store.replace(&self.key, (version, state.stamp), next).await?.is_ok() {
+                return Ok(());
+            }
+        }
+        Err(busy())
     }
 
     /// Adds to the budgets from outside a call, as an agent loop does for the model's own tokens.

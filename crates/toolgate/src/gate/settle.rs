@@ -210,12 +210,15 @@ impl Toolgate {
         let effects = outcome.error().map_or(Effects::None, |error| error.effects);
         // Perhaps another session heard it first: this one hears it now.
         let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.watched.is_some());
+        let files = agent.is_some_and(|agent| agent.resources.files().is_some());
         let seen = agent.and_then(|agent| agent.tools.get(&trail.tool)).map(|tool| {
             let entities = tool.spec.entities.iter().map(|(name, path)| {
                 Carrier::Entity(Arc::clone(name), path.get(&trail.arguments).map(|value| json::with_canonical(value, str::to_owned)))
             });
             let mut seen = Seen::new(&trail.key.agent);
             seen.read_from(entities);
+            // Which files it was read from then, nobody knows any more.
+            seen.read_from(files.then_some(Carrier::SomeFile));
             seen.distrust(&said(&outcome, None), tool.spec.untrusted);
             Box::new(seen)
         });

@@ -116,6 +116,9 @@ impl Pointer {
     /// Every place that this path names, and what stands there: `None` where something should and does not.
     #[must_use]
     pub fn each<'a>(&self, value: &'a Value) -> Vec<Option<&'a Value>> {
+        if !self.0.iter().any(|part| part == "*") {
+            return vec![self.get(value)];
+        }
         self.0.iter().fold(vec![Some(value)], |places, part| {
             let inside = |place: Option<&'a Value>| match place {
                 Some(Value::Array(items)) if part == "*" => items.iter().map(Some).collect(),

@@ -110,7 +110,9 @@ impl Facts {
             self.marks.insert(mark.clone(), found);
         }
         for (place, value) in &needs.origins {
-            self.origins.insert(place.clone(), state.values.known(value));
+            if !self.origins.contains_key(place) {
+                self.origins.insert(place.clone(), state.values.known(value));
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::schema::declares;
 use crate::tool::Spec;
 use crate::values::{USER, leaves, names, reported};
 
-/// How many values of one call are looked at.
+/// How many values of one argument are looked at.
 const MAX_VALUES: usize = 1_000;
 
 /// Keeps values that untrusted results brought in out of some arguments; or, stronger, lets only values from some
@@ -94,22 +94,6 @@ impl Flow {
 
     refusal_setters!();
 
-    /// Every text and number in the guarded arguments, with its place; and names of members that no schema declares,
-    /// because those are values, too.
-    fn each_leaf(&self, ask: &Ask<'_>, f: &mut dyn FnMut(&str, &Value)) {
-        for path in &self.arguments {
-            for (place, value) in path.reach(ask.arguments.value()) {
-                leaves(value, &place, f);
-                names(value, &place, &mut |place, name| {
-                    let parent = Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
-                    if !declares(ask.tool, &parent, name) {
-                        f(&format!("{place} (its name)"), &Value::String(name.to_owned()));
-                    }
-                });
-            }
-        }
-    }
-
     fn sources(&self) -> String {
         let tools =
             self.trusted.iter().map(|source| if source == USER { "the user's own words".to_owned() } else { format!("`{source}`") });
@@ -117,6 +101,29 @@ impl Flow {
         let all: Vec<String> = tools.chain(literals).collect();
         if all.is_empty() { "no source at all".to_owned() } else { all.join(" or ") }
     }
+}
+
+/// Every text and number at a path of the arguments, with its place; and names of members that no schema declares,
+/// because those are values, too. Where there are too many of them, that is said.
+pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, &Value)) -> Result<(), Fault> {
+    let mut count = 0;
+    let mut counted = |place: &str, value: &Value| {
+        count += 1;
+        if count <= MAX_VALUES {
+            f(place, value);
+        }
+    };
+    for (place, value) in path.reach(ask.arguments.value()) {
+        leaves(value, &place, &mut counted);
+        names(value, &place, &mut |place, name| {
+            let parent = Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
+            if !declares(ask.tool, &parent, name) {
+                // No path begins like this.
+                counted(&format!("name of {place}"), &Value::String(name.to_owned()));
+            }
+        });
+    }
+    if count > MAX_VALUES { Err(Fault(format!("there are more than {MAX_VALUES} values at `{path}`"))) } else { Ok(()) }
 }
 
 impl Policy for Flow {
@@ -173,25 +180,16 @@ impl Policy for Flow {
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
-        let mut count = 0;
-        self.each_leaf(ask, &mut |place, leaf| {
-            count += 1;
-            if count <= MAX_VALUES {
-                needs.origins.push((place.to_owned(), leaf.clone()));
-            }
-        });
+        for path in &self.arguments {
+            // Where there are too many, `check` says so.
+            let _ = each_value(ask, path, &mut |place, leaf| needs.origins.push((place.to_owned(), leaf.clone())));
+        }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let mut fault = None;
         let mut errors = Vec::new();
-        let mut count = 0;
-        self.each_leaf(ask, &mut |place, leaf| {
-            count += 1;
-            if count > MAX_VALUES {
-                fault = Some(Fault(format!("there are more than {MAX_VALUES} values in what is guarded")));
-                return;
-            }
+        let mut judge = |place: &str, leaf: &Value| {
             let known = match ask.origin(place) {
                 Ok(known) => known,
                 Err(missing) => {
@@ -202,7 +200,7 @@ impl Policy for Flow {
             let trusted = self.literals.contains(leaf)
                 || self.trusted.iter().any(|source| known.comes_from(source) || (self.reported && known.comes_from(&reported(source))));
             let refused = !trusted && (self.strict || known.may_be_untrusted());
-            let shown = ask.shown(&Pointer::from(place), leaf);
+            let shown = ask.shown(&Pointer::from(place.trim_start_matches("name of ")), leaf);
             ask.note(|| {
                 let from = match (trusted, known.untrusted, known.overflowed) {
                     (true, ..) => "known from a trusted source",
@@ -221,7 +219,10 @@ impl Policy for Flow {
                 };
                 errors.push(FieldError { path: place.to_owned(), expected, got: shown, did_you_mean: None });
             }
-        });
+        };
+        for path in &self.arguments {
+            each_value(ask, path, &mut judge)?;
+        }
         match fault {
             Some(fault) => Err(fault),
             None if errors.is_empty() => Ok(Verdict::allow()),

@@ -303,6 +303,7 @@ impl Store for MemoryStore {
             let used = inner.counters.get_mut(&(counter.clone(), *window)).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
             facts.counters.push((counter.clone(), *window, used));
         }
+        drop(inner);
         facts.take_from(needs, at);
         Ok(())
     }
@@ -369,7 +370,9 @@ impl Store for MemoryStore {
         }
         if let Some(seen) = finish.seen {
             let mut carriers = std::mem::take(&mut inner.carriers);
-            Arc::make_mut(&mut inner.session(&finish.row.key).state).values.apply(*seen, &mut carriers);
+            let state = Arc::make_mut(&mut inner.session(&finish.row.key).state);
+            state.stamp += 1;
+            state.values.apply(*seen, &mut carriers);
             inner.carriers = carriers;
         }
         inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome);
@@ -391,10 +394,10 @@ impl Store for MemoryStore {
         Ok(crate::lock(&self.inner).sessions.get(key).map(|s| (s.version, Arc::clone(&s.state))))
     }
 
-    async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError> {
+    async fn replace(&self, key: &SessionKey, was: (u64, u64), state: State) -> Result<Result<(), Conflict>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session(key);
-        if session.version != version {
+        if session.version != was.0 || session.state.stamp != was.1 {
             return Ok(Err(Conflict));
         }
         session.version += 1;

@@ -328,8 +328,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// A session's state as it stands, with its version.
     async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError>;
-    /// Replaces a session's state, if it is still at this version.
-    async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError>;
+    /// Replaces a session's state, if it still has this version and its state this stamp.
+    async fn replace(&self, key: &SessionKey, was: (u64, u64), state: State) -> Result<Result<(), Conflict>, StoreError>;
     /// Adds to counters outside a call, as the loop does for the model's own tokens.
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError>;
 

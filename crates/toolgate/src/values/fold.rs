@@ -295,6 +295,7 @@ impl Prints {
             let mut joined = String::new();
             for (count, word) in row.iter().rev().enumerate() {
                 joined.insert_str(0, word);
+                self.budget = self.budget.saturating_sub(joined.len());
                 let spelled = joined.chars().count() == count + 1;
                 let grouped = count < MAX_WORDS && joined.bytes().filter(u8::is_ascii_digit).count() >= 4;
                 if count > 0 && (spelled || grouped) {
@@ -303,6 +304,7 @@ impl Prints {
                     break;
                 }
             }
+            self.overflowed |= self.budget == 0;
             if self.overflowed {
                 return;
             }
@@ -376,11 +378,6 @@ pub(super) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
 const MAX_BELIEVED: usize = 4_000;
 const MAX_ROW: usize = 3;
 
-/// Whether not all of a text is looked at by [`exact_parts`].
-pub(super) fn is_long(text: &str) -> bool {
-    text.split_whitespace().nth(MAX_BELIEVED).is_some()
-}
-
 /// Everything in a text that is believed: the whole, its words, a few words in a row, and grouped digits. Ends when `f`
 /// says so.
 pub(super) fn exact_parts(text: &str, f: &mut dyn FnMut(&str) -> bool) {
@@ -402,10 +399,15 @@ pub(super) fn exact_parts(text: &str, f: &mut dyn FnMut(&str) -> bool) {
 }
 
 /// The prints by which it is known whether somebody wrote a value: to the letter, and folded.
-pub(super) fn spellings(text: &str, folded: &str) -> [u64; 2] {
+pub(super) fn spellings(text: &str, folded: &str) -> (u64, u64) {
     let exact = text.chars().fold(letter(OFFSET, '='), letter);
     // What folds to nothing is known by its letters alone.
-    [exact, if folded.is_empty() { exact } else { print(folded) }]
+    (exact, if folded.is_empty() { exact } else { print(folded) })
+}
+
+/// The words of a text, without the punctuation around them.
+pub(super) fn words_of(text: &str) -> impl Iterator<Item = &str> {
+    text.split_whitespace().map(bare).filter(|word| !word.is_empty())
 }
 
 /// Without the punctuation around it.

@@ -107,6 +107,8 @@ impl Carriers {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Carrier {
     File(String),
+    /// Some file, nobody knows which.
+    SomeFile,
     /// An entity of this name; which one, in canonical JSON, where that is known.
     Entity(Arc<str>, Option<String>),
 }
@@ -127,7 +129,8 @@ impl Carrier {
     /// The keys under which it is remembered.
     fn written(&self, agent: &str) -> Vec<String> {
         match self {
-            Self::File(path) => vec![Self::key(agent, "f", path)],
+            Self::File(path) => vec![Self::key(agent, "f", path), Self::key(agent, "some file", "")],
+            Self::SomeFile => Vec::new(),
             Self::Entity(name, value) => {
                 vec![Self::entity(agent, name, SOME), Self::entity(agent, name, value.as_deref().unwrap_or(UNNAMED))]
             }
@@ -138,14 +141,22 @@ impl Carrier {
     fn read(&self, agent: &str) -> Vec<String> {
         match self {
             Self::File(path) => vec![Self::key(agent, "f", path)],
+            Self::SomeFile => vec![Self::key(agent, "some file", "")],
             Self::Entity(name, Some(value)) => vec![Self::entity(agent, name, value), Self::entity(agent, name, UNNAMED)],
             Self::Entity(name, None) => vec![Self::entity(agent, name, SOME)],
         }
     }
 }
 
-/// Values, to the letter, each with the prints by which it is known whether the model wrote it.
-type Parts = Vec<(Exact, [u64; 2])>;
+/// A value that a source says.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Part {
+    exact: Exact,
+    /// The prints by which it is known whether the model wrote it,
+    spellings: (u64, u64),
+    /// and those of its words, where it has several.
+    words: Vec<u64>,
+}
 
 /// What a call adds to what is remembered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -156,7 +167,7 @@ pub struct Seen {
     /// Whether it is never to be trusted, wherever it was read from.
     strange: bool,
     /// What a source says.
-    trusted: Option<(Arc<str>, Parts)>,
+    trusted: Option<(Arc<str>, Vec<Part>)>,
     written: Vec<u64>,
     /// The model wrote more than could be remembered.
     lost: bool,
@@ -188,7 +199,8 @@ impl Seen {
             fold::exact_parts(&text_of(leaf), &mut |part| {
                 let folded = fold::fold(part);
                 if !fold::is_put_together(&folded, &|print| own.get(print)) {
-                    said.push((Exact::of(part), fold::spellings(part, &folded)));
+                    let words = fold::words_of(part).map(|word| fold::spellings(word, &fold::fold(word)).1).collect();
+                    said.push(Part { exact: Exact::of(part), spellings: fold::spellings(part, &folded), words });
                 }
                 said.len() < MAX_TRUSTED
             });
@@ -200,24 +212,20 @@ impl Seen {
 
     /// What the model put into a call.
     pub(crate) fn write(&mut self, given: &Value) {
-        let mut budget = MAX_TEXT;
-        let (mut written, mut lost) = (Vec::new(), false);
+        // Parts of words and decoded readings too: what is taken out of an argument is not new.
+        let prints = Prints::of(given, MAX_TRUSTED);
+        let mut written: Vec<u64> = prints.iter().map(|(print, _)| print).collect();
         let mut one = |text: &str| {
-            lost |= text.len() > budget || written.len() > 4 * MAX_TRUSTED;
-            budget = budget.saturating_sub(text.len());
-            if !lost {
-                fold::exact_parts(text, &mut |part| {
-                    written.extend(fold::spellings(part, &fold::fold(part)));
-                    true
-                });
-                lost |= fold::is_long(text);
+            for word in std::iter::once(text.trim()).chain(fold::words_of(text)) {
+                let (exact, folded) = fold::spellings(word, &fold::fold(word));
+                written.extend([exact, folded]);
             }
         };
         leaves(given, "", &mut |_, leaf| one(&text_of(leaf)));
         names(given, "", &mut |_, name| one(name));
         written.sort_unstable();
         written.dedup();
-        (self.written, self.lost) = (written, lost);
+        (self.written, self.lost) = (written, prints.overflowed());
     }
 
     /// Where it was read from.
@@ -284,9 +292,10 @@ impl Values {
             self.written.insert_mut(print, ());
         }
         if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !self.lost) {
-            for (exact, spellings) in parts {
-                if !spellings.iter().any(|print| self.written.contains_key(print)) {
-                    self.believe(exact, &source, MAX_TRUSTED);
+            for part in parts {
+                let known = |print: &u64| self.written.contains_key(print);
+                if !known(&part.spellings.0) && !known(&part.spellings.1) && (part.words.len() < 2 || !part.words.iter().all(known)) {
+                    self.believe(part.exact, &source, MAX_TRUSTED);
                 }
             }
         }
@@ -294,9 +303,10 @@ impl Values {
         for carrier in &seen.wrote {
             // The whole of a file is new once the call has succeeded; what else was written, stays.
             let replaced = seen.kept && matches!(carrier, Carrier::File(_));
-            for key in carrier.written(agent) {
+            for (index, key) in carrier.written(agent).into_iter().enumerate() {
                 let before = carriers.holds(&key).unwrap_or(false);
-                carriers.add(key, self.tainted || (before && !replaced));
+                // One file is replaced; that there is some file that carries stays true.
+                carriers.add(key, self.tainted || (before && !(replaced && index == 0)));
             }
         }
     }

@@ -137,6 +137,17 @@ async fn nothing_it_meets_is_a_way_through() {
     let lists: Vec<Vec<i64>> = (0..100).map(|n| (0..100).map(|m| if m == 99 { n } else { m }).collect()).collect();
     let answer = session.call("act", json!({"any": (1..101).collect::<Vec<_>>(), "map": {"lists": lists}})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok", "within bounds it is answered");
+    // Ordinary lists are no burden; objects that cannot be equal are not walked.
+    let lines: Vec<Value> = (0..3_000).map(|n| json!({"amount": n, "to": "x"})).collect();
+    let sums = Deny::new("rule", ["act"])
+        .when_cel("sum_of(input.lines.map(l, l.amount)) > 500 && size(input.lines.filter(l, l.amount > 100)) == 2899");
+    let session = Toolgate::builder().agent(agent(sums)).build().unwrap().session("a", "p", "s");
+    assert_eq!(session.call("act", json!({"lines": lines})).await.outcome.error().unwrap().code, "rule");
+    let objects = Deny::new("rule", ["act"]).when_cel("input.map in input.any");
+    let session = Toolgate::builder().agent(agent(objects)).build().unwrap().session("a", "p", "s");
+    let large: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("k{n}"), json!(n))).collect();
+    let answer = session.call("act", json!({"map": large, "any": vec![json!({}); 10_000]})).await;
+    assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok");
     let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
     let session = Toolgate::builder().agent(agent(keyed)).build().unwrap().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;

@@ -308,6 +308,25 @@ async fn every_echo_is_an_echo_and_every_answer_an_answer() {
         assert_eq!(said(&session, "lookup", asked.clone()).await, "ok");
         assert!(!sends(&session, echoed.clone()).await, "{echoed} of {asked}");
     }
+    // Nor is what is taken out of an argument of an earlier call.
+    for (written, back) in [
+        ("EMAIL:evil@x.com", "evil@x.com"),
+        ("iban=DE89370400440532013000", "DE89370400440532013000"),
+        ("{\"to\":\"evil@x.com\"}", "evil@x.com"),
+        ("a@b.com,evil@x.com", "evil@x.com"),
+        ("ZXZpbEB4LmNvbQ==", "evil@x.com"),
+    ] {
+        let agent = Agent::builder("a").tool(echo("note")).tool(oracle("lookup", back)).tool(send()).policy(rule());
+        let session = gate(agent);
+        assert_eq!(said(&session, "note", json!({ "says": written })).await, "ok");
+        assert_eq!(said(&session, "lookup", json!({})).await, "ok");
+        assert!(!sends(&session, back).await, "{back} out of {written}");
+    }
+    // A long text is no reason to believe nobody any more.
+    let session = gate(Agent::builder("a").tool(echo("note")).tool(oracle("lookup", "mum@family.example")).tool(send()).policy(rule()));
+    assert_eq!(said(&session, "note", json!({"says": "many words of no consequence ".repeat(2_000)})).await, "ok");
+    assert_eq!(said(&session, "lookup", json!({})).await, "ok");
+    assert!(sends(&session, "mum@family.example").await);
     // One source does not vouch for what only another has said.
     let session = gate(Agent::builder("a").tool(echo("lookup")).tool(send()).policy(rule()));
     session.user_said("They want it on DE89 3704 0044 0532 0130 00, it seems.").await.unwrap();
@@ -336,6 +355,7 @@ async fn names_of_members_are_values_unless_the_schema_declares_them() {
     let contacts = || oracle("contacts", r#"["DE02120300000000202051"]"#);
     let session = gate(Agent::builder("a").tool(pay(open)).tool(contacts()).policy(rule("/payouts")));
     assert_eq!(said(&session, "pay", json!({"payouts": {"12345678": 500}})).await, "untrusted_value");
+    assert_eq!(said(&session, "pay", json!({"payouts": {"ok": 500, "name of /payouts/ok": 500}})).await, "untrusted_value");
     let session = gate(Agent::builder("a").tool(pay(declared)).tool(contacts()).policy(rule("/to")));
     assert_eq!(said(&session, "contacts", json!({})).await, "ok");
     assert_eq!(said(&session, "pay", json!({"to": {"iban": "DE02120300000000202051"}})).await, "ok");
@@ -531,6 +551,9 @@ async fn came_from_asks_the_same_in_an_expression() {
     let session = gate(Agent::builder("a").tool(oracle("page", PAGE).untrusted()).tool(send()).policy(rule));
     assert_eq!(said(&session, "page", json!({})).await, "ok");
     assert!(!sends(&session, "mallory@evil.example").await);
+    assert!(!sends(&session, json!({"mallory@evil.example": true})).await, "a name of a member");
+    let many: Vec<String> = (0..1_001).map(|n| format!("x{n}")).collect();
+    assert_eq!(said(&session, "send", json!({ "to": many })).await, "policy_fault");
     assert!(sends(&session, "mum@family.example").await);
     session.user_said("mallory@evil.example").await.unwrap();
     assert!(sends(&session, "mallory@evil.example").await);
@@ -560,6 +583,43 @@ async fn a_result_that_another_session_heard_first_is_heard_now() {
     let replayed = first.gate().call(keyed(&second)).await;
     assert!(replayed.outcome.success().is_some_and(|output| output.replayed));
     assert!(!sends(&second, "mallory@evil.example").await);
+}
+
+#[tokio::test]
+async fn what_was_read_from_a_file_is_what_it_was_when_it_is_replayed() {
+    let agent = Agent::builder("a")
+        .files(MemoryFs::default())
+        .tools(builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+        .tool(oracle("page", PAGE).untrusted())
+        .tool(send())
+        .policy(Flow::new("f", ["send"], ["/to"]));
+    let first = gate(agent);
+    assert_eq!(said(&first, "page", json!({})).await, "ok");
+    assert_eq!(said(&first, "write_file", json!({"path": "n.txt", "content": "rupert@evil.example"})).await, "ok");
+    let keyed = |session: &Session| session.prepare("read_file", json!({"path": "n.txt"})).idempotency_key("k");
+    assert!(first.gate().call(keyed(&first)).await.outcome.success().is_some());
+    let second = first.gate().session("a", "alice", "another");
+    assert!(first.gate().call(keyed(&second)).await.outcome.success().is_some_and(|output| output.replayed));
+    assert!(!sends(&second, "rupert@evil.example").await);
+}
+
+#[tokio::test]
+async fn what_a_client_reports_meanwhile_is_not_overwritten() {
+    let session = gate(
+        Agent::builder("a").tool(Tool::external("page", "Run by the client.", None).open().untrusted()).tool(send()).policy(Flow::new(
+            "f",
+            ["send"],
+            ["/to"],
+        )),
+    );
+    for n in 0..20 {
+        let stranger = format!("stranger{n}@evil.example");
+        let pass = session.admit("page", json!({"n": n})).await.ok().unwrap();
+        let words = "some words of the user ".repeat(300);
+        let (_, said) = tokio::join!(pass.report(Ok(json!(stranger))), session.user_said(&words));
+        said.unwrap();
+        assert!(!sends(&session, stranger.clone()).await, "{stranger}");
+    }
 }
 
 #[tokio::test]

@@ -577,6 +577,12 @@ fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
     for rule in [typed(), cel()] {
         assert!(build(closed.clone(), rule).unwrap_err().contains("did you mean `deap`?"));
     }
+    // What may be null may be something else than what is listed.
+    let nullable =
+        json!({"type": "object", "properties": {"status": {"enum": ["open", null]}, "n": {"anyOf": [{"const": 5}, {"type": "null"}]}}});
+    for when in ["input.status != \"open\"", "input.n != 5"] {
+        assert_eq!(build(nullable.clone(), Deny::new("r", ["act"]).when_cel(when)), Ok(()), "{when}");
+    }
     // A tangle is given up on, not untangled.
     let names: Vec<String> = (0..60).map(|n| format!("f{n}")).collect();
     let mut properties = serde_json::Map::new();

@@ -94,8 +94,8 @@ impl Store for FaultyStore {
     async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError> {
         self.inner.session(key).await
     }
-    async fn replace(&self, key: &SessionKey, version: u64, state: State) -> Result<Result<(), Conflict>, StoreError> {
-        self.inner.replace(key, version, state).await
+    async fn replace(&self, key: &SessionKey, was: (u64, u64), state: State) -> Result<Result<(), Conflict>, StoreError> {
+        self.inner.replace(key, was, state).await
     }
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
         self.inner.spend(charges, now).await

@@ -10,11 +10,11 @@ use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use serde_json::Value;
 
-use super::{Arithmetic, Compare, Each, Expression, Function, Kind, Name, Node, Part, places};
+use super::{Arithmetic, Compare, Each, Expression, Function, Kind, Name, Node, Part};
 use crate::json::{Pointer, decimal_of};
+use crate::policy::flow::each_value;
 use crate::policy::{Ask, Fault};
 use crate::session::Evidence;
-use crate::values::leaves;
 
 /// Most steps of one evaluation: macros walk lists that a model has written.
 const MAX_STEPS: usize = 100_000;
@@ -236,7 +236,10 @@ impl<'a> Evaluation<'a> {
             (Val::Time(a), Val::Time(b)) => a == b,
             (Val::Span(a), Val::Span(b)) => a == b,
             (Val::Json(a @ Value::Object(_)), Val::Json(b @ Value::Object(_))) => {
-                self.charge(weight(a).min(weight(b)))?;
+                if a.as_object().map(serde_json::Map::len) != b.as_object().map(serde_json::Map::len) {
+                    return Ok(false);
+                }
+                self.charge(weight(a))?;
                 a == b
             }
             (Val::Json(Value::Array(_)) | Val::List(_), Val::Json(Value::Array(_)) | Val::List(_)) => {
@@ -326,22 +329,19 @@ impl<'a> Evaluation<'a> {
 
     /// Of many values one from an untrusted source is enough, and all must be from a trusted one.
     fn came_from(&self, path: &Pointer, source: &str) -> Result<bool, Fault> {
-        let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
-        let places = places(&self.ask, path);
-        if places.is_empty() {
+        if self.ask.argument(path).is_none() {
             return Err(Fault(format!("there is no `{path}`, and the rule hangs on it")));
         }
-        for (place, value) in places {
-            self.charge(weight(value))?;
-            leaves(value, &place, &mut |place, _| match self.ask.origin(place) {
-                Ok(known) => {
-                    count += 1;
-                    any |= known.may_be_untrusted();
-                    all &= known.comes_from(source);
-                }
-                Err(missing) => fault = Some(missing),
-            });
-        }
+        let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
+        each_value(&self.ask, path, &mut |place, _| match self.ask.origin(place) {
+            Ok(known) => {
+                count += 1;
+                any |= known.may_be_untrusted();
+                all &= known.comes_from(source);
+            }
+            Err(missing) => fault = Some(missing),
+        })?;
+        self.charge(count)?;
         match fault {
             Some(fault) => Err(fault),
             None if source == "untrusted" => Ok(any),
@@ -360,6 +360,16 @@ impl<'a> Evaluation<'a> {
         let walked = (|| {
             for item in items {
                 locals.push(item);
+                // What `map` and `filter` come to is a list that grows: it is added to, not copied.
+                if let Some((condition, element)) = pushes(&each.step, depth) {
+                    let taken = condition.map_or(Ok(true), |condition| self.eval(condition, locals)?.bool())?;
+                    let element = if taken { Some(self.eval(element, locals)?) } else { None };
+                    locals.pop();
+                    if let (Some(Val::List(list)), Some(element)) = (locals.get_mut(depth), element) {
+                        list.push(element);
+                    }
+                    continue;
+                }
                 let go_on = self.eval(&each.condition, locals)?.bool()?;
                 let next = if go_on { Some(self.eval(&each.step, locals)?) } else { None };
                 locals.pop();
@@ -372,6 +382,31 @@ impl<'a> Evaluation<'a> {
         })();
         locals.truncate(depth);
         walked
+    }
+}
+
+/// The `x` of `list + [x]`, for the list in this slot.
+fn pushed_element(node: &Node, slot: usize) -> Option<&Node> {
+    let Kind::Arithmetic(Arithmetic::Add, pair) = &node.kind else { return None };
+    match &**pair {
+        [Node { kind: Kind::Local(of), .. }, Node { kind: Kind::List(elements), .. }] if *of == slot => match elements.as_slice() {
+            [element] => Some(element),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What a step adds to the list in this slot, and on which condition, if that is all it does.
+fn pushes(step: &Node, slot: usize) -> Option<(Option<&Node>, &Node)> {
+    let is_slot = |node: &Node| matches!(node.kind, Kind::Local(of) if of == slot);
+    match &step.kind {
+        Kind::Arithmetic(..) => pushed_element(step, slot).map(|element| (None, element)),
+        Kind::If(nodes) => match &**nodes {
+            [condition, then, otherwise] if is_slot(otherwise) => pushed_element(then, slot).map(|element| (Some(condition), element)),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

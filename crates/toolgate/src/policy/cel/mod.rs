@@ -14,13 +14,12 @@ use std::sync::Arc;
 
 use regex::Regex;
 use rust_decimal::Decimal;
-use serde_json::Value;
 
+use super::flow::each_value;
 use super::{Ask, Fault, Limit, Needs, Note, Problem};
 use crate::json::Pointer;
 use crate::session::Evidence;
 use crate::tool::Spec;
-use crate::values::leaves;
 
 /// Longest expression, in bytes.
 pub const MAX_LENGTH: usize = 2_000;
@@ -205,9 +204,8 @@ impl Expression {
     pub(super) fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         self.each(&mut |node| match &node.kind {
             Kind::CameFrom(path, _) => {
-                for (place, value) in places(ask, path) {
-                    leaves(value, &place, &mut |place, leaf| needs.origins.push((place.to_owned(), leaf.clone())));
-                }
+                // Where there are too many, the evaluation says so.
+                let _ = each_value(ask, path, &mut |place, leaf| needs.origins.push((place.to_owned(), leaf.clone())));
             }
             Kind::Used(name) => {
                 let Some(limit) = self.limit(name) else { return };
@@ -277,9 +275,4 @@ impl Node {
             | Kind::Used(_) => {}
         }
     }
-}
-
-/// The values at a path of the arguments, each with its place.
-pub(super) fn places<'a>(ask: &Ask<'a>, path: &Pointer) -> Vec<(String, &'a Value)> {
-    path.reach(ask.arguments.value())
 }

@@ -11,7 +11,7 @@ use super::{Arithmetic, Compare, Each, Function, Kind, Name, Node};
 use crate::json::{Pointer, decimal_of};
 use crate::policy::{Limit, Problem};
 use crate::schema::{At, at, resolve};
-use crate::tool::Spec;
+use crate::tool::{Extra, Spec};
 use crate::values::USER;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +54,10 @@ impl Ty {
     fn join(self, other: Self) -> Self {
         match (self, other) {
             (a, b) if a == b => a,
-            // What may be absent is what it is when it is there.
+            // What may be null is what it is when it is not, but nothing is known of which.
+            (Self::Null, Self::Text(_)) | (Self::Text(_), Self::Null) => Self::Text(None),
+            (Self::Null, Self::Number(..)) | (Self::Number(..), Self::Null) => Self::Number(None, None),
+            (Self::Null, Self::Bool(_)) | (Self::Bool(_), Self::Null) => Self::Bool(None),
             (Self::Null, other) | (other, Self::Null) => other,
             (Self::Bool(_), Self::Bool(_)) => Self::Bool(None),
             (Self::Text(Some(mut a)), Self::Text(Some(b))) => {
@@ -73,12 +76,13 @@ impl Ty {
 const MAX_PARTS: usize = 500;
 
 /// What a schema lets a value be.
-fn of_schema(schema: &Value, root: &Value) -> Ty {
-    Looking { root, left: MAX_PARTS }.ty(schema)
+fn of_schema(schema: &Value, root: &Value, extra: Extra) -> Ty {
+    Looking { root, extra, left: MAX_PARTS }.ty(schema)
 }
 
 struct Looking<'s> {
     root: &'s Value,
+    extra: Extra,
     left: usize,
 }
 
@@ -122,7 +126,7 @@ impl<'s> Looking<'s> {
             "object" => {
                 let Some(properties) = map.get("properties").and_then(Value::as_object) else { return Ty::Any };
                 let open = map.contains_key("patternProperties")
-                    || map.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
+                    || map.get("additionalProperties").map_or(self.extra == Extra::Pass, |more| *more != Value::Bool(false));
                 let members = properties.iter().map(|(name, schema)| (name.clone(), self.ty(schema)));
                 let members: BTreeMap<String, Ty> = members.collect();
                 // What was not looked at any more may hold anything.
@@ -279,7 +283,7 @@ impl Checking<'_> {
     fn input(&mut self, node: &Node, path: &Pointer) -> Ty {
         let Some(root) = self.tool.input_schema() else { return Ty::Any };
         match at(self.tool, path) {
-            At::Known(schema) => of_schema(schema, root),
+            At::Known(schema) => of_schema(schema, root, self.tool.extra),
             At::Open => Ty::Any,
             At::Missing(name, known) => {
                 let first = path.parts().first() == Some(&name);
@@ -309,7 +313,7 @@ impl Checking<'_> {
                 return self.wrong(node, problem.help("declare it with `proves`").did_you_mean(&wanted, known.iter()));
             };
             let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(Ty::Any, |schema| {
-                let found = path.parts().iter().try_fold(of_schema(schema, schema), |ty, part| match ty {
+                let found = path.parts().iter().try_fold(of_schema(schema, schema, Extra::Pass), |ty, part| match ty {
                     Ty::Object(mut members, _) => members.remove(part),
                     _ => None,
                 });
