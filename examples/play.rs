@@ -12,7 +12,27 @@
 
 use std::sync::Arc;
 
-use toolgate::{ManualClock, SignedDuration, Toolgate};
+use toolgate::{Agent, BuildError, ManualClock, SignedDuration, Timestamp, Toolgate};
+
+/// What the scripts take for now.
+const NOW: &str = "2026-03-02T09:00:00Z";
+
+/// A gate with this agent, and the clock that its script turns.
+pub(crate) fn gate(agent: Agent) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
+    let clock = Arc::new(ManualClock::at(NOW.parse::<Timestamp>()?));
+    Ok((Toolgate::builder().agent(agent).clock(clock.clone()).build()?, clock))
+}
+
+/// Plays a script for somebody to read.
+#[cfg_attr(test, expect(dead_code, reason = "a test plays it for itself"))]
+pub(crate) async fn show(agent: Result<Agent, BuildError>, script: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let agent = agent.map_err(|error| error.render(false))?;
+    let name = agent.name().to_owned();
+    let (gate, clock) = gate(agent)?;
+    let tally = play(&gate, &name, &clock, script, |line| println!("{line}")).await;
+    println!("\n{} calls let through, {} refused", tally.allowed, tally.refused);
+    if tally.wrong.is_empty() { Ok(()) } else { Err(tally.wrong.join("\n").into()) }
+}
 
 /// What a script came to.
 #[derive(Debug, Default)]

@@ -2,8 +2,8 @@
 
 use super::cel::Expression;
 use super::problem::unfit;
-use super::refusal::refusal_setters;
-use super::{Ask, Condition, Fault, Forbids, Limit, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
+use super::refusal::{expression_setters, refusal_setters};
+use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::FieldError;
 use crate::json::Pointer;
 use crate::tool::Spec;
@@ -56,21 +56,7 @@ impl Deny {
         self
     }
 
-    /// Speaks only when this holds too: an expression in CEL, see [`super::cel`].
-    #[must_use]
-    pub fn when_cel(mut self, expression: &str) -> Self {
-        self.when = Some(Expression::new(expression));
-        self
-    }
-
-    /// Lets `sum_of("name")` in the expression read how much of a limit is used.
-    #[must_use]
-    pub fn reading(mut self, limit: &Limit) -> Self {
-        if let Some(when) = &mut self.when {
-            when.reads(limit.clone());
-        }
-        self
-    }
+    expression_setters!("Speaks only when this holds too: an expression in CEL, see [`super::cel`].");
 
     /// Only these people may answer. Anybody may, unless said.
     #[must_use]

@@ -73,4 +73,25 @@ macro_rules! refusal_setters {
     };
 }
 
-pub(super) use refusal_setters;
+/// Setters of rules that have an expression.
+macro_rules! expression_setters {
+    ($doc:literal) => {
+        #[doc = $doc]
+        #[must_use]
+        pub fn when_cel(mut self, expression: &str) -> Self {
+            self.when = Some(crate::policy::cel::Expression::new(expression));
+            self
+        }
+
+        /// Lets `sum_of("name")` in the expression read how much of a limit is used.
+        #[must_use]
+        pub fn reading(mut self, limit: &crate::policy::Limit) -> Self {
+            if let Some(when) = &mut self.when {
+                when.reads(limit.clone());
+            }
+            self
+        }
+    };
+}
+
+pub(super) use {expression_setters, refusal_setters};

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::cel::Expression;
 use super::problem::{not_one, secret_key};
-use super::refusal::refusal_setters;
-use super::{Ask, Fault, Limit, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
+use super::refusal::{expression_setters, refusal_setters};
+use super::{Ask, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::json::Pointer;
 use crate::session::{Evidence, Origin};
 use crate::tool::Spec;
@@ -87,21 +87,7 @@ impl Require {
         self
     }
 
-    /// This must hold of it: an expression in CEL in which `result` is what it proved; see [`super::cel`].
-    #[must_use]
-    pub fn when_cel(mut self, expression: &str) -> Self {
-        self.when = Some(Expression::new(expression));
-        self
-    }
-
-    /// Lets `sum_of("name")` in the expression read how much of a limit is used.
-    #[must_use]
-    pub fn reading(mut self, limit: &Limit) -> Self {
-        if let Some(when) = &mut self.when {
-            when.reads(limit.clone());
-        }
-        self
-    }
+    expression_setters!("This must hold of it: an expression in CEL in which `result` is what it proved; see [`super::cel`].");
 
     /// It must not be older than this.
     #[must_use]

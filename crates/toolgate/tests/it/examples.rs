@@ -1,8 +1,6 @@
 //! The worked policies in `examples/`: every call goes as its script says.
 
-use std::sync::Arc;
-
-use toolgate::{Agent, BuildError, ManualClock, Timestamp, Toolgate};
+use toolgate::{Agent, BuildError};
 
 #[path = "../../../../examples/play.rs"]
 mod play;
@@ -35,8 +33,7 @@ async fn goes(agent: Result<Agent, BuildError>, script: &str) {
     let agent = agent.unwrap_or_else(|error| panic!("{}", error.render(false)));
     assert!(agent.warnings().is_empty(), "{}", agent.render_warnings(false));
     let name = agent.name().to_owned();
-    let clock = Arc::new(ManualClock::at("2026-03-02T09:00:00Z".parse::<Timestamp>().unwrap()));
-    let gate = Toolgate::builder().agent(agent).clock(clock.clone()).build().unwrap();
+    let (gate, clock) = play::gate(agent).unwrap();
     let tally = play::play(&gate, &name, &clock, script, |_| {}).await;
     assert!(tally.wrong.is_empty(), "{}", tally.wrong.join("\n"));
     assert!(tally.allowed >= 15 && tally.refused >= 15, "{tally:?}");

@@ -7,6 +7,8 @@
 
 mod eval;
 mod lower;
+mod ops;
+mod ty;
 mod types;
 
 use std::ops::Range;
