@@ -367,6 +367,10 @@ fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
     let sources = passed.agent.watched.as_ref()?;
     let spec = &passed.permit.tool().spec;
     let given = passed.permit.arguments().value();
+    let declared = |place: &str, name: &str| {
+        let parent = json::Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
+        crate::schema::declares(spec, &parent, name)
+    };
     let mut seen = Seen::new(&passed.agent.name);
     let answer = said(&end.outcome, end.whole.as_ref());
     let result = end.whole.as_ref().or_else(|| end.outcome.success().map(|output| &output.value));
@@ -388,9 +392,9 @@ fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
     }
     if sources.contains(spec.name()) && matches!(end.outcome, Outcome::Success(_)) {
         let source = if passed.reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
-        seen.trust(source, &answer, given);
+        seen.trust(source, &answer, given, &declared);
     }
-    seen.write(given);
+    seen.write(given, &declared);
     Some(Box::new(seen))
 }
 

@@ -103,27 +103,38 @@ impl Flow {
     }
 }
 
-/// Every text and number at a path of the arguments, with its place; and names of members that no schema declares,
-/// because those are values, too. Where there are too many of them, that is said.
-pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, &Value)) -> Result<(), Fault> {
-    let mut count = 0;
-    let mut counted = |place: &str, value: &Value| {
+/// Every text and number at a path of the arguments, with its place and whether it is secret; and names of members that no
+/// schema declares, because those are values, too. Where there are too many of them, that is said.
+pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, &Value, bool)) -> Result<(), Fault> {
+    let (mut count, mut visited) = (0, 0);
+    let mut counted = |place: &str, prefix: &str, value: &Value| {
         count += 1;
-        if count <= MAX_VALUES {
-            f(place, value);
+        let secret = ask.is_secret(&Pointer::from(place));
+        match (count <= MAX_VALUES, secret) {
+            (false, _) => {}
+            // Below a secret, a place may tell it.
+            (true, true) => f(&format!("{path} #{count}"), value, true),
+            (true, false) => f(&format!("{prefix}{place}"), value, false),
         }
     };
     for (place, value) in path.reach(ask.arguments.value()) {
-        leaves(value, &place, &mut counted);
+        leaves(value, &place, &mut |place, leaf| counted(place, "", leaf));
         names(value, &place, &mut |place, name| {
+            visited += 1;
+            if visited > 20 * MAX_VALUES {
+                return;
+            }
             let parent = Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
             if !declares(ask.tool, &parent, name) {
                 // No path begins like this.
-                counted(&format!("name of {place}"), &Value::String(name.to_owned()));
+                counted(place, "name of ", &Value::String(name.to_owned()));
             }
         });
     }
-    if count > MAX_VALUES { Err(Fault(format!("there are more than {MAX_VALUES} values at `{path}`"))) } else { Ok(()) }
+    if count > MAX_VALUES || visited > 20 * MAX_VALUES {
+        return Err(Fault(format!("there are more than {MAX_VALUES} values at `{path}`")));
+    }
+    Ok(())
 }
 
 impl Policy for Flow {
@@ -182,14 +193,14 @@ impl Policy for Flow {
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
         for path in &self.arguments {
             // Where there are too many, `check` says so.
-            let _ = each_value(ask, path, &mut |place, leaf| needs.origins.push((place.to_owned(), leaf.clone())));
+            let _ = each_value(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
         }
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         let mut fault = None;
         let mut errors = Vec::new();
-        let mut judge = |place: &str, leaf: &Value| {
+        let mut judge = |place: &str, leaf: &Value, secret: bool| {
             let known = match ask.origin(place) {
                 Ok(known) => known,
                 Err(missing) => {
@@ -200,7 +211,7 @@ impl Policy for Flow {
             let trusted = self.literals.contains(leaf)
                 || self.trusted.iter().any(|source| known.comes_from(source) || (self.reported && known.comes_from(&reported(source))));
             let refused = !trusted && (self.strict || known.may_be_untrusted());
-            let shown = ask.shown(&Pointer::from(place.trim_start_matches("name of ")), leaf);
+            let shown = if secret { "(hidden)".to_owned() } else { crate::names::shown(&leaf.to_string()) };
             ask.note(|| {
                 let from = match (trusted, known.untrusted, known.overflowed) {
                     (true, ..) => "known from a trusted source",

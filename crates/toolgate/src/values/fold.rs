@@ -203,16 +203,22 @@ pub(super) struct Prints {
     prints: HashMap<u64, bool>,
     /// Bytes that may still be looked at.
     budget: usize,
+    /// Bytes of rows of words that may still be put together.
+    rows_left: usize,
     most: usize,
     overflowed: bool,
 }
 
 impl Prints {
-    /// Of everything in a value that may be used as one, names of members included.
-    pub(super) fn of(value: &Value, most: usize) -> Self {
-        let mut all = Self { budget: MAX_TEXT, most, ..Self::default() };
+    /// Of everything in a value that may be used as one, names of members included but for those that are declared.
+    pub(super) fn of(value: &Value, most: usize, declared: &super::Declared<'_>) -> Self {
+        let mut all = Self { budget: MAX_TEXT, rows_left: 8 * MAX_TEXT, most, ..Self::default() };
         leaves(value, "", &mut |_, leaf| all.text(&text_of(leaf), leaf.is_number()));
-        names(value, "", &mut |_, name| all.text(name, false));
+        names(value, "", &mut |place, name| {
+            if !declared(place, name) {
+                all.text(name, false);
+            }
+        });
         all
     }
 
@@ -281,7 +287,7 @@ impl Prints {
 
     /// Words in a row that are one value: grouped digits, and letters with a space between each.
     fn rows(&mut self, text: &str) {
-        let mut row: Vec<String> = Vec::new();
+        let mut row: std::collections::VecDeque<String> = std::collections::VecDeque::new();
         for word in words(text) {
             let folded = fold(word);
             if folded.len() > 8 {
@@ -289,22 +295,24 @@ impl Prints {
                 continue;
             }
             if row.len() >= 4 * MAX_WORDS {
-                row.remove(0);
+                row.pop_front();
             }
-            row.push(folded);
-            let mut joined = String::new();
+            row.push_back(folded);
+            // Counted first, joined only where there is something to say.
+            let (mut digits, mut letters) = (0, 0);
             for (count, word) in row.iter().rev().enumerate() {
-                joined.insert_str(0, word);
-                self.budget = self.budget.saturating_sub(joined.len());
-                let spelled = joined.chars().count() == count + 1;
-                let grouped = count < MAX_WORDS && joined.bytes().filter(u8::is_ascii_digit).count() >= 4;
+                digits += word.bytes().filter(u8::is_ascii_digit).count();
+                letters += word.chars().count();
+                let (spelled, grouped) = (letters == count + 1, count < MAX_WORDS && digits >= 4);
                 if count > 0 && (spelled || grouped) {
+                    let joined: String = row.iter().skip(row.len() - 1 - count).map(String::as_str).collect();
+                    self.rows_left = self.rows_left.saturating_sub(joined.len());
                     self.say(&joined);
-                } else if count >= MAX_WORDS {
+                } else if !spelled && count >= MAX_WORDS {
                     break;
                 }
             }
-            self.overflowed |= self.budget == 0;
+            self.overflowed |= self.rows_left == 0;
             if self.overflowed {
                 return;
             }
@@ -338,7 +346,7 @@ pub(super) fn is_put_together(folded: &str, known: &dyn Fn(u64) -> Option<bool>)
 }
 
 /// Whether a folded value is nothing but known pieces, one after the other.
-fn is_split(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+pub(super) fn is_split(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
     let letters: Vec<char> = folded.chars().take(LONGEST_SPLIT + 1).collect();
     if letters.len() > LONGEST_SPLIT || letters.len() < 2 * SHORTEST {
         return false;
@@ -375,39 +383,40 @@ pub(super) fn exact_whole(text: &str, f: &mut dyn FnMut(&str)) {
 }
 
 /// How many words of a text are believed, and how many in a row.
-const MAX_BELIEVED: usize = 4_000;
+pub(super) const MAX_BELIEVED: usize = 4_000;
 const MAX_ROW: usize = 3;
 
-/// Everything in a text that is believed: the whole, its words, a few words in a row, and grouped digits. Ends when `f`
-/// says so.
-pub(super) fn exact_parts(text: &str, f: &mut dyn FnMut(&str) -> bool) {
+/// Everything in a text that is believed, within its first words: the whole, its words, a few words in a row, and grouped
+/// digits. Ends when `f` says so.
+pub(super) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bool) {
     let mut go_on = true;
-    let mut one = |part: &str| exact_whole(part, &mut |form| go_on = go_on && f(form));
-    one(text);
-    one(bare(text));
-    let words: Vec<&str> = text.split_whitespace().take(MAX_BELIEVED).collect();
+    let mut one = |part: &str| {
+        exact_whole(part, &mut |form| go_on = go_on && f(form));
+        go_on
+    };
+    let words: Vec<&str> = text.split_whitespace().take(most).collect();
+    if !one(text) || !one(bare(text)) {
+        return;
+    }
     for start in 0..words.len() {
         for count in 1..=MAX_WORDS {
             let Some(row) = words.get(start..start + count) else { break };
-            if count <= MAX_ROW {
-                one(bare(&row.join(" ")));
-            } else if let Some(grouped) = compact(bare(&row.join(" "))) {
-                one(&grouped);
+            let more = if count <= MAX_ROW {
+                one(bare(&row.join(" ")))
+            } else {
+                compact(bare(&row.join(" "))).is_none_or(|grouped| one(&grouped))
+            };
+            if !more {
+                return;
             }
         }
     }
 }
 
-/// The prints by which it is known whether somebody wrote a value: to the letter, and folded.
-pub(super) fn spellings(text: &str, folded: &str) -> (u64, u64) {
-    let exact = text.chars().fold(letter(OFFSET, '='), letter);
-    // What folds to nothing is known by its letters alone.
-    (exact, if folded.is_empty() { exact } else { print(folded) })
-}
-
-/// The words of a text, without the punctuation around them.
-pub(super) fn words_of(text: &str) -> impl Iterator<Item = &str> {
-    text.split_whitespace().map(bare).filter(|word| !word.is_empty())
+/// The print by which it is known whether somebody wrote a value, in whatever spelling.
+pub(super) fn spelling(text: &str, folded: &str) -> u64 {
+    // What folds to nothing is known by its letters.
+    if folded.is_empty() { text.chars().fold(letter(OFFSET, '='), letter) } else { print(folded) }
 }
 
 /// Without the punctuation around it.

@@ -17,8 +17,10 @@ use fold::Prints;
 
 /// How many prints of untrusted values a session remembers; after that, what is not known as trusted counts as untrusted.
 pub const MAX_UNTRUSTED: usize = 50_000;
-/// How many prints of trusted values, and of what the model wrote. The user is listened to for twice as long.
+/// How many prints of trusted values. The user is listened to for twice as long.
 pub const MAX_TRUSTED: usize = 100_000;
+/// How many prints of what the model wrote; after that, no tool is believed any more.
+pub const MAX_WRITTEN: usize = 300_000;
 /// How many files and entities that a model wrote to a store remembers; after that, all carry something untrusted.
 pub const MAX_CARRIERS: usize = 100_000;
 /// How much text of one result is looked at, decoded forms included.
@@ -148,14 +150,17 @@ impl Carrier {
     }
 }
 
+/// Whether a member at this place, of this name, is declared by the tool and so nothing that anybody wrote.
+pub(crate) type Declared<'a> = dyn Fn(&str, &str) -> bool + 'a;
+
 /// A value that a source says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
     exact: Exact,
-    /// The prints by which it is known whether the model wrote it,
-    spellings: (u64, u64),
-    /// and those of its words, where it has several.
-    words: Vec<u64>,
+    /// By which it is known whether the model wrote it.
+    spelling: u64,
+    /// Where it is mostly digits: it may have been written in pieces.
+    pieces: Option<String>,
 }
 
 /// What a call adds to what is remembered.
@@ -185,22 +190,23 @@ impl Seen {
     /// What a result says that is untrusted: always, or if what it was read from carries something untrusted.
     pub(crate) fn distrust(&mut self, value: &Value, always: bool) {
         self.strange = always;
-        self.untrusted = Prints::of(value, MAX_UNTRUSTED);
+        self.untrusted = Prints::of(value, MAX_UNTRUSTED, &|_, _| false);
     }
 
     /// What a trusted source says. What is put together from what the call was given, the answer only echoes.
-    pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value, given: &Value) {
-        let own = Prints::of(given, MAX_TRUSTED);
+    pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value, given: &Value, declared: &Declared<'_>) {
+        let own = Prints::of(given, MAX_WRITTEN, declared);
         if own.overflowed() {
             return;
         }
         let mut said = Vec::new();
         leaves(value, "", &mut |_, leaf| {
-            fold::exact_parts(&text_of(leaf), &mut |part| {
+            fold::exact_parts(&text_of(leaf), fold::MAX_BELIEVED, &mut |part| {
                 let folded = fold::fold(part);
                 if !fold::is_put_together(&folded, &|print| own.get(print)) {
-                    let words = fold::words_of(part).map(|word| fold::spellings(word, &fold::fold(word)).1).collect();
-                    said.push(Part { exact: Exact::of(part), spellings: fold::spellings(part, &folded), words });
+                    let spelling = fold::spelling(part, &folded);
+                    let pieces = (folded.bytes().filter(u8::is_ascii_digit).count() >= 4).then_some(folded);
+                    said.push(Part { exact: Exact::of(part), spelling, pieces });
                 }
                 said.len() < MAX_TRUSTED
             });
@@ -210,22 +216,29 @@ impl Seen {
         self.trusted = Some((source, said));
     }
 
-    /// What the model put into a call.
-    pub(crate) fn write(&mut self, given: &Value) {
+    /// What the model put into a call. Names that the tool declares are the tool's own.
+    pub(crate) fn write(&mut self, given: &Value, declared: &Declared<'_>) {
         // Parts of words and decoded readings too: what is taken out of an argument is not new.
-        let prints = Prints::of(given, MAX_TRUSTED);
-        let mut written: Vec<u64> = prints.iter().map(|(print, _)| print).collect();
+        let prints = Prints::of(given, MAX_WRITTEN, declared);
+        let (mut written, mut lost): (Vec<u64>, bool) = (prints.iter().map(|(print, _)| print).collect(), prints.overflowed());
         let mut one = |text: &str| {
-            for word in std::iter::once(text.trim()).chain(fold::words_of(text)) {
-                let (exact, folded) = fold::spellings(word, &fold::fold(word));
-                written.extend([exact, folded]);
-            }
+            fold::exact_parts(text, usize::MAX, &mut |part| {
+                written.push(fold::spelling(part, &fold::fold(part)));
+                lost |= written.len() > 8 * MAX_WRITTEN;
+                !lost
+            });
         };
-        leaves(given, "", &mut |_, leaf| one(&text_of(leaf)));
-        names(given, "", &mut |_, name| one(name));
+        if !prints.overflowed() {
+            leaves(given, "", &mut |_, leaf| one(&text_of(leaf)));
+            names(given, "", &mut |place, name| {
+                if !declared(place, name) {
+                    one(name);
+                }
+            });
+        }
         written.sort_unstable();
         written.dedup();
-        (self.written, self.lost) = (written, prints.overflowed());
+        (self.written, self.lost) = (written, lost);
     }
 
     /// Where it was read from.
@@ -267,7 +280,7 @@ impl Values {
     /// The user's own words are always believed.
     pub(crate) fn heard_from_user(&mut self, text: &str) {
         let user: Arc<str> = USER.into();
-        fold::exact_parts(text, &mut |part| {
+        fold::exact_parts(text, fold::MAX_BELIEVED, &mut |part| {
             self.believe(Exact::of(part), &user, 2 * MAX_TRUSTED);
             true
         });
@@ -285,7 +298,7 @@ impl Values {
         // What the model wrote counts first: what a call was given, its answer only echoes.
         self.lost |= seen.lost;
         for print in seen.written {
-            if self.written.size() >= MAX_TRUSTED {
+            if self.written.size() >= MAX_WRITTEN {
                 self.lost = true;
                 break;
             }
@@ -293,8 +306,9 @@ impl Values {
         }
         if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !self.lost) {
             for part in parts {
-                let known = |print: &u64| self.written.contains_key(print);
-                if !known(&part.spellings.0) && !known(&part.spellings.1) && (part.words.len() < 2 || !part.words.iter().all(known)) {
+                let known = |print: u64| self.written.contains_key(&print);
+                let in_pieces = |folded: &String| fold::is_split(folded, &|print| known(print).then_some(true));
+                if !known(part.spelling) && !part.pieces.as_ref().is_some_and(in_pieces) {
                     self.believe(part.exact, &source, MAX_TRUSTED);
                 }
             }

@@ -148,6 +148,10 @@ async fn nothing_it_meets_is_a_way_through() {
     let large: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("k{n}"), json!(n))).collect();
     let answer = session.call("act", json!({"map": large, "any": vec![json!({}); 10_000]})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok");
+    let walking = Deny::new("rule", ["act"]).when_cel("input.list.exists(i, i > 100 && came_from(input.any, \"untrusted\"))");
+    let session = Toolgate::builder().agent(agent(walking)).build().unwrap().session("a", "p", "s");
+    let answer = session.call("act", json!({"list": vec![101; 5_000], "any": vec![Value::Null; 40_000]})).await;
+    assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
     let session = Toolgate::builder().agent(agent(keyed)).build().unwrap().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;

@@ -170,6 +170,38 @@ async fn long_and_odd_results_are_remembered_whole() {
 }
 
 #[tokio::test]
+async fn a_long_page_of_prose_is_remembered_and_a_secret_stays_one() {
+    let words = ["the", "gate", "stands", "between", "an", "agent", "and", "its", "tools", "in", "2026", "for", "5", "good", "reasons"];
+    let prose: String = (0..60_000).map(|n| format!("{} ", words[(n * 7 + n / 11) % words.len()])).collect();
+    let page = oracle("page", &serde_json::to_string(&format!("{prose} mallory@evil.example")).unwrap()).untrusted();
+    let keyed = Tool::dynamic(
+        "keyed",
+        "Takes a secret.",
+        json!({"type": "object", "properties": {"credentials": {"type": "object", "writeOnly": true}}}),
+        |_, _| async { Ok(json!("ok")) },
+    );
+    let session =
+        gate(Agent::builder("a").tool(page).tool(send()).tool(keyed).policy(Flow::new("f", ["send"], ["/to"])).policy(Flow::new(
+            "g",
+            ["keyed"],
+            ["/credentials"],
+        )));
+    assert_eq!(said(&session, "page", json!({})).await, "ok");
+    assert!(!sends(&session, "mallory@evil.example").await);
+    assert!(sends(&session, "mum@family.example").await, "400 KB of prose are no flood");
+    assert_eq!(said(&session, "keyed", json!({"credentials": {"hunter2": "x", "deeper": {"hunter3": 1}}})).await, "ok");
+    assert_eq!(said(&session, "keyed", json!({"credentials": {"hunter2": "mallory@evil.example"}})).await, "untrusted_value");
+    let rows = serde_json::to_string(&session.rows().await.unwrap().iter().map(|row| (**row).clone()).collect::<Vec<_>>()).unwrap();
+    assert!(
+        !rows.contains("hunter")
+            && !serde_json::to_string(&session.explain("keyed", json!({"credentials": {"hunter2": "x"}})).await)
+                .unwrap()
+                .contains("hunter"),
+        "{rows}"
+    );
+}
+
+#[tokio::test]
 async fn hostile_text_takes_no_time_to_speak_of() {
     for text in ["&#".repeat(500_000), "a ".repeat(500_000), "%25".repeat(300_000), "QUFB".repeat(250_000), "x".repeat(1_048_576)] {
         let page = oracle("page", &serde_json::to_string(&text).unwrap()).untrusted().max_output(4 << 20);

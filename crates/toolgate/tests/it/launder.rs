@@ -54,6 +54,8 @@ async fn every_echo_is_an_echo_and_every_answer_an_answer() {
         ("{\"to\":\"evil@x.com\"}", "evil@x.com"),
         ("a@b.com,evil@x.com", "evil@x.com"),
         ("ZXZpbEB4LmNvbQ==", "evil@x.com"),
+        ("pay DE8937040044 0532013000 now", "DE8937040044 0532013000"),
+        ("pay DE8937040044 0532013000 now", "DE89370400440532013000"),
     ] {
         let agent = Agent::builder("a").tool(echo("note")).tool(oracle("lookup", back)).tool(send()).policy(rule());
         let session = gate(agent);
@@ -61,6 +63,31 @@ async fn every_echo_is_an_echo_and_every_answer_an_answer() {
         assert_eq!(said(&session, "lookup", json!({})).await, "ok");
         assert!(!sends(&session, back).await, "{back} out of {written}");
     }
+    // In pieces, in two calls, shown side by side.
+    let session =
+        gate(Agent::builder("a").tool(echo("note")).tool(oracle("lookup", "DE89 3704 0044 0532 0130 00")).tool(send()).policy(rule()));
+    assert_eq!(said(&session, "note", json!({"says": "DE89 3704 0044"})).await, "ok");
+    assert_eq!(said(&session, "note", json!({"says": "0532 0130 00"})).await, "ok");
+    assert_eq!(said(&session, "lookup", json!({})).await, "ok");
+    assert!(!sends(&session, "DE89370400440532013000").await && !sends(&session, "DE89 3704 0044 0532 0130 00").await);
+    // Names of a tool's own arguments were not written by anybody, nor words in other places.
+    let named = Tool::dynamic(
+        "find",
+        "Finds.",
+        json!({"type": "object", "properties": {"user_id": {"type": "integer"}, "text": {"type": "string"}}}),
+        |_, _| async { Ok(json!(1)) },
+    );
+    let session = gate(
+        Agent::builder("a")
+            .tool(named.effect(Effect::Read))
+            .tool(oracle("lookup", r#"["user", "North Park"]"#))
+            .tool(send())
+            .policy(rule()),
+    );
+    assert_eq!(said(&session, "find", json!({"user_id": 7, "text": "up north"})).await, "ok");
+    assert_eq!(said(&session, "find", json!({"user_id": 8, "text": "in the park"})).await, "ok");
+    assert_eq!(said(&session, "lookup", json!({})).await, "ok");
+    assert!(sends(&session, "user").await && sends(&session, "North Park").await);
     // A long text is no reason to believe nobody any more.
     let session = gate(Agent::builder("a").tool(echo("note")).tool(oracle("lookup", "mum@family.example")).tool(send()).policy(rule()));
     assert_eq!(said(&session, "note", json!({"says": "many words of no consequence ".repeat(2_000)})).await, "ok");

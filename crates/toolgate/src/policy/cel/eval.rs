@@ -242,7 +242,9 @@ impl<'a> Evaluation<'a> {
             return Err(Fault(format!("there is no `{path}`, and the rule hangs on it")));
         }
         let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
-        each_value(&self.ask, path, &mut |place, _| match self.ask.origin(place) {
+        let all_of_it = path.reach(self.ask.arguments.value()).iter().map(|(_, value)| weight(value)).sum();
+        self.charge(all_of_it)?;
+        each_value(&self.ask, path, &mut |place, _, _| match self.ask.origin(place) {
             Ok(known) => {
                 count += 1;
                 any |= known.may_be_untrusted();
@@ -250,7 +252,6 @@ impl<'a> Evaluation<'a> {
             }
             Err(missing) => fault = Some(missing),
         })?;
-        self.charge(count)?;
         match fault {
             Some(fault) => Err(fault),
             None if source == "untrusted" => Ok(any),

@@ -207,7 +207,7 @@ impl Expression {
         self.each(&mut |node| match &node.kind {
             Kind::CameFrom(path, _) => {
                 // Where there are too many, the evaluation says so.
-                let _ = each_value(ask, path, &mut |place, leaf| needs.origins.push((place.to_owned(), leaf.clone())));
+                let _ = each_value(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
             }
             Kind::Used(name) => {
                 let Some(limit) = self.limit(name) else { return };
