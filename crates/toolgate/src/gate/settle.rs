@@ -212,9 +212,7 @@ impl Toolgate {
         let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.watched.is_some());
         let files = agent.is_some_and(|agent| agent.resources.files().is_some());
         let seen = agent.and_then(|agent| agent.tools.get(&trail.tool)).map(|tool| {
-            let entities = tool.spec.entities.iter().map(|(name, path)| {
-                Carrier::Entity(Arc::clone(name), path.get(&trail.arguments).map(|value| json::with_canonical(value, str::to_owned)))
-            });
+            let entities = tool.spec.entities.iter().flat_map(|(name, path)| Carrier::entities(name, path.all(&trail.arguments)));
             let mut seen = Seen::new(&trail.key.agent);
             seen.read_from(entities);
             // Which files it was read from then, nobody knows any more.
@@ -375,17 +373,18 @@ fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
     let answer = said(&end.outcome, end.whole.as_ref());
     let result = end.whole.as_ref().or_else(|| end.outcome.success().map(|output| &output.value));
     let entity = |(name, path): &(Arc<str>, json::Pointer)| {
-        let value = path.get(given).or_else(|| result.and_then(|result| path.get(result)));
-        Carrier::Entity(Arc::clone(name), value.map(|value| json::with_canonical(value, str::to_owned)))
+        let given = path.all(given).into_iter().filter(|value| !value.is_null()).collect::<Vec<_>>();
+        let named = if given.is_empty() { result.map(|result| path.all(result)).unwrap_or_default() } else { given };
+        Carrier::entities(name, named)
     };
     let files = |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).cloned().map(Carrier::File);
     seen.read_from(files(|seen| if let Observation::Read(path, _) | Observation::Listed(path) = seen { Some(path) } else { None }));
-    seen.read_from(spec.entities.iter().map(entity));
+    seen.read_from(spec.entities.iter().flat_map(entity));
     // What provably did not happen was not written.
     if end.settle != Settle::Released {
         let kept = matches!(end.outcome, Outcome::Success(_));
         seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }), kept);
-        seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).map(entity), kept);
+        seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).flat_map(entity), kept);
     }
     if spec.untrusted || seen.has_read() {
         seen.distrust(&answer, spec.untrusted);

@@ -9,11 +9,14 @@ use unicode_normalization::UnicodeNormalization;
 use super::{MAX_TEXT, leaves, names, text_of};
 
 /// Shorter than this, a text stands for nothing in particular.
-const SHORTEST: usize = 3;
+pub(super) const SHORTEST: usize = 3;
 /// Numbers with fewer digits are everywhere.
 const SHORTEST_NUMBER: usize = 5;
 /// A value of more letters than this is looked for only as a whole.
 const LONGEST_SPLIT: usize = 96;
+/// The same for what a model may have put together itself; a piece of so many letters says something.
+const LONGEST_ECHO: usize = 512;
+const TELLING: usize = 5;
 /// How often an encoding is looked through, how many readings of a text there may be, and of how long a text.
 const MAX_LAYERS: usize = 3;
 const MAX_READINGS: usize = 8;
@@ -96,6 +99,28 @@ fn layers(text: &str) -> Vec<String> {
         }
     }
     all
+}
+
+/// `mailto:a@b`, `a@b`, `https://host/path?to=value`: the parts of a word, each on its own; finely, to its names and
+/// numbers. And what any of them is once decoded.
+fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
+    const FINE: &[char] = &['/', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
+    for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/'], true), (&['.'], false), (FINE, false)] {
+        for part in word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len()) {
+            if coarse || finely {
+                f(part);
+            }
+            for decoded in layers(part).iter().skip(1) {
+                f(decoded);
+                for word in words(decoded) {
+                    f(word);
+                    if finely {
+                        word.split(FINE).for_each(&mut *f);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Every word of a text, as it stands and decoded.
@@ -206,13 +231,15 @@ pub(super) struct Prints {
     /// Bytes of rows of words that may still be put together.
     rows_left: usize,
     most: usize,
+    /// What is shorter is not kept.
+    shortest: usize,
     overflowed: bool,
 }
 
 impl Prints {
     /// Of everything in a value that may be used as one, names of members included but for those that are declared.
-    pub(super) fn of(value: &Value, most: usize, declared: &super::Declared<'_>) -> Self {
-        let mut all = Self { budget: MAX_TEXT, rows_left: 8 * MAX_TEXT, most, ..Self::default() };
+    pub(super) fn of(value: &Value, most: usize, shortest: usize, declared: &super::Declared<'_>) -> Self {
+        let mut all = Self { budget: MAX_TEXT, rows_left: 8 * MAX_TEXT, most, shortest, ..Self::default() };
         leaves(value, "", &mut |_, leaf| all.text(&text_of(leaf), leaf.is_number()));
         names(value, "", &mut |place, name| {
             if !declared(place, name) {
@@ -235,7 +262,7 @@ impl Prints {
     }
 
     fn say(&mut self, folded: &str) {
-        if folded.chars().count() < SHORTEST {
+        if folded.chars().count() < self.shortest {
             return;
         }
         if self.prints.len() >= self.most {
@@ -275,14 +302,13 @@ impl Prints {
         }
         self.budget -= word.len();
         self.say(&fold(word));
-        // `mailto:a@b`, `a@b`, `https://host/path?to=value`: each part on its own, too.
-        for separators in [&['/', '?', '&', '=', ':', '#', '@', '.', '-', '_'][..], &['?', '&', '=', ':', '#'], &['/']] {
-            for part in word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len()) {
-                for part in layers(part) {
-                    self.say(&fold(&part));
-                }
-            }
+        // A number has one spelling in arguments.
+        if word.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+            && let Ok(number) = crate::json::canonical_number(word)
+        {
+            self.say(&fold(number.as_str()));
         }
+        each_part(word, true, &mut |part| self.say(&fold(part)));
     }
 
     /// Words in a row that are one value: grouped digits, and letters with a space between each.
@@ -323,7 +349,7 @@ impl Prints {
 /// Whether a value, in whatever disguise, is one of the known prints, holds one, or is put together from several.
 pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
     if number {
-        return known(print(&fold(text))) == Some(true);
+        return is_put_together(&fold(text), known);
     }
     layers(text).iter().any(|text| {
         if is_put_together(&fold(text), known) {
@@ -332,45 +358,60 @@ pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
         let mut found = false;
         // An address inside a longer text is the address still.
         each_word(text, &mut |word| {
-            let telling = word.contains(['@', '/', '.', ':']) || word.bytes().filter(u8::is_ascii_digit).count() >= SHORTEST_NUMBER;
-            let mut parts = std::iter::once(word).chain(word.split(['?', '&', '=', '#', ':'])).chain(word.split('/')).map(fold);
-            found |= !found && telling && parts.any(|part| part.chars().count() >= 6 && known(print(&part)) == Some(true));
+            let telling = word.contains(['@', '/', '.', ':', '=']) || word.bytes().filter(u8::is_ascii_digit).count() >= SHORTEST_NUMBER;
+            let mut look = |part: &str| {
+                if !found {
+                    let part = fold(part);
+                    found = part.chars().count() >= 6 && known(print(&part)) == Some(true);
+                }
+            };
+            if telling {
+                look(word);
+                each_part(word, false, &mut look);
+            }
         });
         found
     })
 }
 
-/// Whether a folded value is a known one, or nothing but known pieces.
+/// Whether a folded value is a known one, or nothing but known pieces of some length.
 pub(super) fn is_put_together(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
-    known(print(folded)) == Some(true) || is_split(folded, known)
+    known(print(folded)) == Some(true)
+        || (folded.chars().count() >= 2 * SHORTEST && is_split(folded, SHORTEST, LONGEST_SPLIT, &|print| known(print).is_some()))
 }
 
-/// Whether a folded value is nothing but known pieces, one after the other.
-pub(super) fn is_split(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
-    let letters: Vec<char> = folded.chars().take(LONGEST_SPLIT + 1).collect();
-    if letters.len() > LONGEST_SPLIT || letters.len() < 2 * SHORTEST {
+/// Whether a folded value is what somebody gave, or put together from it: any pieces, one of which says something.
+pub(super) fn is_echo(folded: &str, known: &dyn Fn(u64) -> bool) -> bool {
+    known(print(folded)) || is_split(folded, 1, LONGEST_ECHO, known)
+}
+
+/// Whether a folded value is nothing but known pieces, one after the other. Where pieces of one letter count, one of them
+/// must be longer than that by far.
+fn is_split(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -> bool) -> bool {
+    let letters: Vec<char> = folded.chars().take(longest + 1).collect();
+    if letters.len() > longest || letters.is_empty() {
         return false;
     }
-    let mut reached = vec![false; letters.len() + 1];
+    // For each end: whether it is reached, and whether with a piece that says something.
+    let telling = if shortest < SHORTEST { TELLING } else { shortest };
+    let mut reached: Vec<Option<bool>> = vec![None; letters.len() + 1];
     if let Some(start) = reached.first_mut() {
-        *start = true;
+        *start = Some(false);
     }
     for start in 0..letters.len() {
-        if !reached.get(start).copied().unwrap_or(false) {
-            continue;
-        }
+        let Some(so_far_told) = reached.get(start).copied().flatten() else { continue };
         let mut so_far = OFFSET;
         for (taken, c) in letters.iter().skip(start).enumerate() {
             so_far = letter(so_far, *c);
-            if taken + 1 >= SHORTEST
-                && known(so_far).is_some()
+            if taken + 1 >= shortest
+                && known(so_far)
                 && let Some(end) = reached.get_mut(start + taken + 1)
             {
-                *end = true;
+                *end = Some(end.unwrap_or(false) || so_far_told || taken + 1 >= telling);
             }
         }
     }
-    reached.last().copied().unwrap_or(false)
+    reached.last().copied().flatten().unwrap_or(false)
 }
 
 /// The spellings under which a whole value is believed: itself, and grouped digits without their spaces.
@@ -394,20 +435,27 @@ pub(super) fn exact_parts(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bo
         exact_whole(part, &mut |form| go_on = go_on && f(form));
         go_on
     };
-    let words: Vec<&str> = text.split_whitespace().take(most).collect();
     if !one(text) || !one(bare(text)) {
         return;
     }
-    for start in 0..words.len() {
-        for count in 1..=MAX_WORDS {
-            let Some(row) = words.get(start..start + count) else { break };
-            let more = if count <= MAX_ROW {
-                one(bare(&row.join(" ")))
-            } else {
-                compact(bare(&row.join(" "))).is_none_or(|grouped| one(&grouped))
-            };
-            if !more {
-                return;
+    // `a@x,b@x`, `Mum<mum@x>`, `{"mail":"mum@x"}`: what stands between separators is on its own, too.
+    let separators = [',', ';', '<', '>', '(', ')', '[', ']', '{', '}', '"', '|', '`', '\n', '\t'];
+    let apart = text.contains(separators).then(|| text.split(separators)).into_iter().flatten();
+    let mut left = most;
+    for segment in std::iter::once(text).chain(apart) {
+        let words: Vec<&str> = segment.split_whitespace().take(left.min(most)).collect();
+        left = left.saturating_sub(words.len() / 2);
+        for start in 0..words.len() {
+            for count in 1..=MAX_WORDS {
+                let Some(row) = words.get(start..start + count) else { break };
+                let more = if count <= MAX_ROW {
+                    one(bare(&row.join(" ")))
+                } else {
+                    compact(bare(&row.join(" "))).is_none_or(|grouped| one(&grouped))
+                };
+                if !more {
+                    return;
+                }
             }
         }
     }

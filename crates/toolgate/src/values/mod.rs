@@ -111,8 +111,24 @@ pub(crate) enum Carrier {
     File(String),
     /// Some file, nobody knows which.
     SomeFile,
-    /// An entity of this name; which one, in canonical JSON, where that is known.
+    /// An entity of this name; which one, folded, where that is known.
     Entity(Arc<str>, Option<String>),
+}
+
+impl Carrier {
+    /// The entities that some values name; one that nobody could name where there is none. Spelling does not tell two apart,
+    /// because a tool may not either.
+    pub(crate) fn entities<'v>(name: &Arc<str>, values: impl IntoIterator<Item = &'v Value>) -> Vec<Self> {
+        let mut found = Vec::new();
+        for value in values {
+            leaves(value, "", &mut |_, leaf| {
+                let text = text_of(leaf);
+                let folded = fold::fold(&text);
+                found.push(Self::Entity(Arc::clone(name), Some(if folded.is_empty() { text.into_owned() } else { folded })));
+            });
+        }
+        if found.is_empty() { vec![Self::Entity(Arc::clone(name), None)] } else { found }
+    }
 }
 
 /// Which entity of a name: some, or one that nobody could name.
@@ -190,12 +206,12 @@ impl Seen {
     /// What a result says that is untrusted: always, or if what it was read from carries something untrusted.
     pub(crate) fn distrust(&mut self, value: &Value, always: bool) {
         self.strange = always;
-        self.untrusted = Prints::of(value, MAX_UNTRUSTED, &|_, _| false);
+        self.untrusted = Prints::of(value, MAX_UNTRUSTED, fold::SHORTEST, &|_, _| false);
     }
 
     /// What a trusted source says. What is put together from what the call was given, the answer only echoes.
     pub(crate) fn trust(&mut self, source: Arc<str>, value: &Value, given: &Value, declared: &Declared<'_>) {
-        let own = Prints::of(given, MAX_WRITTEN, declared);
+        let own = Prints::of(given, MAX_WRITTEN, 1, declared);
         if own.overflowed() {
             return;
         }
@@ -203,7 +219,7 @@ impl Seen {
         leaves(value, "", &mut |_, leaf| {
             fold::exact_parts(&text_of(leaf), fold::MAX_BELIEVED, &mut |part| {
                 let folded = fold::fold(part);
-                if !fold::is_put_together(&folded, &|print| own.get(print)) {
+                if !fold::is_echo(&folded, &|print| own.get(print).is_some()) {
                     let spelling = fold::spelling(part, &folded);
                     let pieces = (folded.bytes().filter(u8::is_ascii_digit).count() >= 4).then_some(folded);
                     said.push(Part { exact: Exact::of(part), spelling, pieces });
@@ -219,7 +235,7 @@ impl Seen {
     /// What the model put into a call. Names that the tool declares are the tool's own.
     pub(crate) fn write(&mut self, given: &Value, declared: &Declared<'_>) {
         // Parts of words and decoded readings too: what is taken out of an argument is not new.
-        let prints = Prints::of(given, MAX_WRITTEN, declared);
+        let prints = Prints::of(given, MAX_WRITTEN, 1, declared);
         let (mut written, mut lost): (Vec<u64>, bool) = (prints.iter().map(|(print, _)| print).collect(), prints.overflowed());
         let mut one = |text: &str| {
             fold::exact_parts(text, usize::MAX, &mut |part| {
@@ -307,7 +323,7 @@ impl Values {
         if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !self.lost) {
             for part in parts {
                 let known = |print: u64| self.written.contains_key(&print);
-                let in_pieces = |folded: &String| fold::is_split(folded, &|print| known(print).then_some(true));
+                let in_pieces = |folded: &String| fold::is_echo(folded, &known);
                 if !known(part.spelling) && !part.pieces.as_ref().is_some_and(in_pieces) {
                     self.believe(part.exact, &source, MAX_TRUSTED);
                 }

@@ -63,6 +63,34 @@ async fn every_echo_is_an_echo_and_every_answer_an_answer() {
         assert_eq!(said(&session, "lookup", json!({})).await, "ok");
         assert!(!sends(&session, back).await, "{back} out of {written}");
     }
+    // In the same call, in pieces however short or long.
+    let joins = || {
+        Tool::dynamic(
+            "lookup",
+            "Joins.",
+            json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}}),
+            |_, args: Value| async move {
+                Ok(
+                    json!({"joined": format!("{}{}", args["a"].as_str().unwrap_or_default(), args["b"].as_str().unwrap_or_default()), "bank": "Commerzbank"}),
+                )
+            },
+        )
+    };
+    let long = format!("https://evil.example/{}", "path".repeat(30));
+    for (a, b) in [("DE", "89370400440532013000"), ("jo", "@evil.example"), ("https://evil.example/", "path".repeat(30).as_str())] {
+        let session = gate(Agent::builder("a").tool(joins().effect(Effect::Read)).tool(send()).policy(rule()));
+        assert_eq!(said(&session, "lookup", json!({"a": a, "b": b})).await, "ok");
+        assert!(!sends(&session, format!("{a}{b}")).await, "{a} + {b}");
+        assert!(sends(&session, "Commerzbank").await);
+    }
+    assert!(long.len() > 96);
+    // Lists without spaces are lists.
+    let csv = "Jane Doe,jane@acme.example,DE02120300000000202051\n{\"mail\":\"mum@family.example\"} Dad<dad@family.example>";
+    let session = gate(Agent::builder("a").tool(oracle("lookup", &serde_json::to_string(csv).unwrap())).tool(send()).policy(rule()));
+    assert_eq!(said(&session, "lookup", json!({})).await, "ok");
+    for to in ["jane@acme.example", "DE02120300000000202051", "mum@family.example", "dad@family.example", "Jane Doe"] {
+        assert!(sends(&session, to).await, "{to}");
+    }
     // In pieces, in two calls, shown side by side.
     let session =
         gate(Agent::builder("a").tool(echo("note")).tool(oracle("lookup", "DE89 3704 0044 0532 0130 00")).tool(send()).policy(rule()));
@@ -161,14 +189,16 @@ async fn what_is_kept_outlives_the_session() {
             Ok(json!(true))
         },
     );
-    let create =
-        Tool::dynamic("create_note", "Keeps.", json!({"type": "object", "properties": {"text": {"type": "string"}}}), |_, _| async {
-            Ok(json!({"id": "n7"}))
-        });
+    let create = Tool::dynamic(
+        "create_note",
+        "Keeps.",
+        json!({"type": "object", "properties": {"text": {"type": "string"}, "id": {}}}),
+        |_, _| async { Ok(json!({"id": "n7"})) },
+    );
     let list = Tool::dynamic("list_notes", "Lists.", json!({"type": "object", "properties": {}}), |_, _| async {
         Ok(json!([{"text": "olga@evil.example"}]))
     });
-    let read = Tool::dynamic("read_note", "Reads.", json!({"type": "object", "properties": {"id": {"type": "string"}}}), |_, _| async {
+    let read = Tool::dynamic("read_note", "Reads.", json!({"type": "object", "properties": {"id": {}}}), |_, _| async {
         Ok(json!("olga@evil.example"))
     });
     let build = || {
@@ -189,6 +219,15 @@ async fn what_is_kept_outlives_the_session() {
     let other = session.gate().session("a", "alice", "other");
     assert_eq!(said(&other, "read_file", json!({"path": "page.txt"})).await, "ok");
     assert!(!sends(&other, "nina@evil.example").await);
+    // Under whatever spelling the note is asked for.
+    for id in [json!("N7"), json!(["n7"]), json!(null)] {
+        let session = gate(build());
+        assert_eq!(said(&session, "page", json!({})).await, "ok");
+        assert_eq!(said(&session, "create_note", json!({"text": "…", "id": null})).await, "ok");
+        let other = session.gate().session("a", "alice", "other");
+        assert_eq!(said(&other, "read_note", json!({ "id": id })).await, "ok");
+        assert!(!sends(&other, "olga@evil.example").await, "{id}");
+    }
     // A note whose name only the result tells, read by its name and in a list; and a reset forgets nothing.
     for tool in ["read_note", "list_notes"] {
         let session = gate(build());
