@@ -179,13 +179,17 @@ pub(super) fn unknown_tool(field: &str, name: &str, tools: &[&Spec]) -> Option<P
 }
 
 fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem> {
-    let At::Missing(name, known) = at(tool, path) else { return None };
-    let what = if path.parts().first() == Some(&name) {
-        format!("argument `{}`", shown(&name))
-    } else {
-        format!("`{}` in `{path}`", shown(&name))
-    };
-    Some(Problem::at(field, format!("`{}` has no {what}", tool.name())).did_you_mean(&name, known.iter()))
+    match at(tool, path) {
+        At::Missing(name, known) => Some(Problem { field: field.to_owned(), ..lacking(tool, path, &name, &known) }),
+        At::Known(_) | At::Open => None,
+    }
+}
+
+/// A tool does not take what a path names.
+pub(super) fn lacking(tool: &Spec, path: &Pointer, name: &str, known: &[String]) -> Problem {
+    let first = path.parts().first().is_some_and(|part| part == name);
+    let what = if first { format!("argument `{}`", shown(name)) } else { format!("`{}` in `{path}`", shown(name)) };
+    Problem::new(format!("`{}` has no {what}", tool.name())).did_you_mean(name, known.iter())
 }
 
 /// A secret that something is looked up by would have to be written down.

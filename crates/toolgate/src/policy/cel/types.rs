@@ -8,6 +8,7 @@ use super::ops::{decimal, duration, proved_in};
 use super::ty::{Ty, numbers, of_schema, texts};
 use super::{Arithmetic, Compare, Each, Function, Kind, Name, Node};
 use crate::json::Pointer;
+use crate::policy::problem::lacking;
 use crate::policy::{Limit, Problem};
 use crate::schema::{At, at};
 use crate::tool::{Extra, Spec};
@@ -151,16 +152,7 @@ impl Checking<'_> {
         match at(self.tool, path) {
             At::Known(schema) => of_schema(schema, root, self.tool.extra),
             At::Open => Ty::Any,
-            At::Missing(name, known) => {
-                let first = path.parts().first() == Some(&name);
-                let what = if first {
-                    format!("argument `{}`", crate::names::shown(&name))
-                } else {
-                    format!("`{}` in `{path}`", crate::names::shown(&name))
-                };
-                let problem = Problem::new(format!("`{}` has no {what}", self.tool.name()));
-                self.wrong(node, problem.did_you_mean(&name, known.iter()))
-            }
+            At::Missing(name, known) => self.wrong(node, lacking(self.tool, path, &name, &known)),
         }
     }
 
