@@ -212,7 +212,9 @@ async fn hostile_text_is_gone_through_once() {
         let page = oracle("page", &serde_json::to_string(&text).unwrap()).untrusted().max_output(4 << 20);
         let session = gate(Agent::builder("a").tool(page).tool(send()).policy(Flow::new("f", ["send"], ["/to"])));
         assert_eq!(said(&session, "page", json!({})).await, "ok");
+        // Whatever becomes of it, it is judged and recorded.
         let _ = sends(&session, text.get(..60_000).unwrap_or_default()).await;
+        assert_eq!(session.rows().await.unwrap().len(), 2);
     }
 }
 
