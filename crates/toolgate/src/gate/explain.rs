@@ -121,7 +121,7 @@ impl Toolgate {
     /// # Ok(()) }
     /// ```
     pub async fn explain(&self, call: &Call) -> Explanation {
-        let mut trail = Trail::open(self, call, None);
+        let mut trail = Trail::unseen(self, call, None);
         let mut walk = Walk { gates: Vec::new(), rules: Vec::new() };
         let would = match Box::pin(self.walk(call, &mut trail, &mut walk)).await {
             Ok(would) => would,

@@ -43,16 +43,11 @@ pub(crate) struct Trail {
 }
 
 impl Trail {
+    /// The trail of a call, under a span of its own.
     pub(super) fn open(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
-        let id = id.unwrap_or_else(CallId::fresh);
-        let started = gate.now();
-        let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
-        // The name of a tool that does not exist is somebody else's text.
-        let tool: Arc<str> = match gate.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str())) {
-            Some(tool) => Arc::clone(&tool.spec.name),
-            None => crate::names::shown(&call.tool).into(),
-        };
-        let span = tracing::info_span!(
+        let mut trail = Self::unseen(gate, call, id);
+        let (tool, id) = (Arc::clone(&trail.tool), trail.id);
+        trail.span = tracing::info_span!(
             "execute_tool",
             otel.name = %format_args!("execute_tool {tool}"),
             gen_ai.operation.name = "execute_tool",
@@ -65,6 +60,19 @@ impl Trail {
             toolgate.decision = Empty,
             error.r#type = Empty,
         );
+        trail
+    }
+
+    /// The trail of a call that is only looked at: nothing is executed, so no span says so.
+    pub(super) fn unseen(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
+        let id = id.unwrap_or_else(CallId::fresh);
+        let started = gate.now();
+        let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
+        // The name of a tool that does not exist is somebody else's text.
+        let tool: Arc<str> = match gate.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str())) {
+            Some(tool) => Arc::clone(&tool.spec.name),
+            None => crate::names::shown(&call.tool).into(),
+        };
         Box::new(Self {
             id,
             started,
@@ -83,7 +91,7 @@ impl Trail {
             retries: 0,
             deadline: call.within.and_then(|within| Instant::now().checked_add(within)),
             cancel,
-            span,
+            span: Span::none(),
             gate: Gate::Admit,
             since: std::time::Instant::now(),
             latency: Latency::default(),

@@ -80,6 +80,11 @@ impl<'a> Ask<'a> {
         }
     }
 
+    /// Whether somebody asked for an explanation.
+    pub(crate) const fn is_traced(&self) -> bool {
+        self.trace.is_some()
+    }
+
     /// An argument. A path with `*` gives the first match only; see [`Ask::arguments_at`].
     #[must_use]
     pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {

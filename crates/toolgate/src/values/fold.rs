@@ -15,7 +15,7 @@ const SHORTEST_NUMBER: usize = 5;
 /// A value of more letters than this is looked for only as a whole.
 const LONGEST_SPLIT: usize = 96;
 /// The same for what a model may have put together itself; a piece of so many letters says something.
-const LONGEST_ECHO: usize = 512;
+const LONGEST_ECHO: usize = 256;
 const TELLING: usize = 5;
 /// How often an encoding is looked through, how many readings of a text there may be, and of how long a text.
 const MAX_LAYERS: usize = 3;
@@ -383,6 +383,11 @@ pub(super) fn is_put_together(folded: &str, known: &dyn Fn(u64) -> Option<bool>)
 /// Whether a folded value is what somebody gave, or put together from it: any pieces, one of which says something.
 pub(super) fn is_echo(folded: &str, known: &dyn Fn(u64) -> bool) -> bool {
     known(print(folded)) || is_split(folded, 1, LONGEST_ECHO, known)
+}
+
+/// Whether a folded value looks like digits that may have been given group by group.
+pub(super) fn may_be_grouped(folded: &str) -> bool {
+    folded.len() <= LONGEST_SPLIT && folded.bytes().filter(u8::is_ascii_digit).count() >= 4
 }
 
 /// Whether a folded value is nothing but known pieces, one after the other. Where pieces of one letter count, one of them

@@ -215,13 +215,19 @@ impl Seen {
         if own.overflowed() {
             return;
         }
-        let mut said = Vec::new();
+        let (mut said, mut budget) = (Vec::new(), MAX_TEXT);
         leaves(value, "", &mut |_, leaf| {
-            fold::exact_parts(&text_of(leaf), fold::MAX_BELIEVED, &mut |part| {
+            let text = text_of(leaf);
+            // What is too much to look at is not believed.
+            if text.len() > budget {
+                return;
+            }
+            budget -= text.len();
+            fold::exact_parts(&text, fold::MAX_BELIEVED, &mut |part| {
                 let folded = fold::fold(part);
                 if !fold::is_echo(&folded, &|print| own.get(print).is_some()) {
                     let spelling = fold::spelling(part, &folded);
-                    let pieces = (folded.bytes().filter(u8::is_ascii_digit).count() >= 4).then_some(folded);
+                    let pieces = fold::may_be_grouped(&folded).then_some(folded);
                     said.push(Part { exact: Exact::of(part), spelling, pieces });
                 }
                 said.len() < MAX_TRUSTED

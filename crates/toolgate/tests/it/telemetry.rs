@@ -68,6 +68,10 @@ async fn a_call_is_one_event_and_one_span() {
         let invoked = events.lock().unwrap().iter().filter(|e| matches!(e, Event::ToolInvoked(row) if row.call == answer.call)).count();
         assert_eq!(invoked, 1, "{tool}");
     }
+    // To look is not to execute.
+    let heard = events.lock().unwrap().len();
+    world.session.explain("act", json!({"how": "ok"})).await;
+    assert_eq!(events.lock().unwrap().len(), heard);
     let published = events.lock().unwrap().iter().filter(|e| matches!(e, Event::Published { name, .. } if &**name == "order.paid")).count();
     assert_eq!(published, 1, "what a failed call would have announced did not happen");
     let spans: Vec<_> = spans.lock().unwrap().values().filter(|s| s.contains_key("gen_ai.tool.name")).cloned().collect();
