@@ -20,6 +20,26 @@ impl CallId {
     pub(crate) fn fresh() -> Self {
         Self(Uuid::now_v7())
     }
+
+    /// The 16 bytes of its name.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+
+    /// A name from its 16 bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(Uuid::from_bytes(bytes))
+    }
+}
+
+impl std::str::FromStr for CallId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Uuid::parse_str(text).map(Self).map_err(|_| format!("`{}` is not the name of a call", crate::names::shown(text)))
+    }
 }
 
 impl fmt::Display for CallId {

@@ -108,6 +108,32 @@ pub enum Decision {
     Replayed,
     /// It passed a signal to the prompt layer.
     Signalled,
+    /// It was left open, and somebody found out what had become of it: a row of its own, beside that of the call.
+    Settled,
+}
+
+impl Decision {
+    /// All decisions.
+    pub const ALL: [Self; 6] = [Self::Succeeded, Self::Failed, Self::Refused, Self::Replayed, Self::Signalled, Self::Settled];
+
+    /// The decision's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Refused => "refused",
+            Self::Replayed => "replayed",
+            Self::Signalled => "signalled",
+            Self::Settled => "settled",
+        }
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// Time spent at each gate, in nanoseconds, in the order of [`Gate::ALL`].
@@ -155,6 +181,9 @@ pub struct Row {
     pub tool: Arc<str>,
     /// Redacted arguments; `null` where they could not be read.
     pub arguments: Arc<Value>,
+    /// The entities it is about, by which it can be found again: those that its tool declares.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entities: Vec<(Arc<str>, Value)>,
     /// Digest of the judged call; keyed where the tool has secrets, so that none can be guessed from it.
     pub digest: Option<Digest>,
     /// What became of it.
@@ -175,4 +204,90 @@ pub struct Row {
     pub retries: u32,
     /// Digest of the agent's definition.
     pub config: Digest,
+    /// Where it is no call of its own: the call that was settled, and by whom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settles: Option<Settlement>,
+}
+
+/// Somebody found out what had become of a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settlement {
+    /// The call.
+    pub call: CallId,
+    /// Who said so: a person, or the tool that was asked.
+    pub by: String,
+}
+
+impl Row {
+    /// The row that says what became of a call of which nobody knew.
+    #[must_use]
+    pub fn settled(&self, outcome: Outcome, effects: Effects, by: &str, at: Timestamp) -> Self {
+        Self {
+            call: CallId::fresh(),
+            client_id: None,
+            at,
+            decision: Decision::Settled,
+            gate: Gate::Settle,
+            rule: None,
+            facts: Facts { now: at, ..Facts::default() },
+            outcome,
+            effects,
+            latency: Latency::default(),
+            retries: 0,
+            settles: Some(Settlement { call: self.call, by: by.to_owned() }),
+            ..self.clone()
+        }
+    }
+
+    /// The code of its error, where it came to one.
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        self.outcome.error().map(|error| &*error.code)
+    }
+
+    /// The canonical bytes of the row: what is hashed and kept.
+    ///
+    /// # Errors
+    /// It cannot be written as JSON.
+    pub fn canonical(&self) -> Result<Vec<u8>, serde_json::Error> {
+        Ok(crate::json::canonical(&serde_json::to_value(self)?))
+    }
+}
+
+/// What a store says of a row that it has taken: who has it can show later that the ledger held it, and that it was not
+/// changed since.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// The call.
+    pub call: CallId,
+    /// When it came in.
+    pub at: Timestamp,
+    /// Its tool.
+    pub tool: Arc<str>,
+    /// What became of it.
+    pub decision: Decision,
+    /// Digest of the agent's definition.
+    pub config: Digest,
+    /// Where the row stands in the ledger.
+    pub seq: u64,
+    /// The row's link in the chain of its session.
+    pub hash: Digest,
+    /// The public key of the ledger, in hexadecimal digits.
+    pub key: Arc<str>,
+    /// Signature of all of the above, in hexadecimal digits.
+    pub signature: String,
+}
+
+impl Receipt {
+    /// The bytes that are signed: everything but the signature, in its one spelling.
+    ///
+    /// # Errors
+    /// It cannot be written as JSON.
+    pub fn statement(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut value = serde_json::to_value(self)?;
+        if let Some(map) = value.as_object_mut() {
+            map.remove("signature");
+        }
+        Ok([b"toolgate-receipt-v1\0".as_slice(), &crate::json::canonical(&value)].concat())
+    }
 }

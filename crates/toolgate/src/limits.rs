@@ -12,7 +12,7 @@ use crate::code;
 use crate::error::ToolError;
 
 /// What may be used up.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Budget {
     /// Calls that were let through.
     pub calls: Option<u64>,
@@ -25,7 +25,7 @@ pub struct Budget {
 }
 
 /// How many calls in how long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rate {
     /// Most calls.
     pub calls: u32,
@@ -34,7 +34,7 @@ pub struct Rate {
 }
 
 /// The limits of an agent.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// For one session.
     pub session: Budget,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::call::CallId;
 use crate::error::ToolError;
-use crate::ledger::Gate;
+use crate::ledger::{Gate, Receipt};
 
 /// A success.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -146,4 +146,7 @@ pub struct Answer {
     pub rule: Option<String>,
     /// What it came to.
     pub outcome: Outcome,
+    /// What the ledger says of it, where there is one that outlives the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<Receipt>,
 }

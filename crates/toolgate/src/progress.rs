@@ -15,19 +15,30 @@ pub const REPEATS: u32 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Progress {
     /// The last validated call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     last: Option<Digest>,
     /// How often in a row.
     streak: u32,
     /// After a retryable error: from when on a repetition is what the error asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     retry_from: Option<Timestamp>,
     /// Result of the last poll.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     result: Option<Digest>,
     /// How many polls in a row gave that result.
+    #[serde(default, skip_serializing_if = "is_zero")]
     unchanged: u32,
     /// When the last poll was let through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     polled: Option<Timestamp>,
     /// How much too soon the poll came that was counted last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     too_soon: Option<SignedDuration>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
+const fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 /// How a call ended, as far as the next one's progress hangs on it.

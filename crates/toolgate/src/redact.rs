@@ -3,10 +3,53 @@
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
+use regex::Regex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::Sha256;
 
+use crate::error::ToolError;
 use crate::json::{Digest, Pointer, canonical};
+use crate::ledger::Row;
+use crate::outcome::{Outcome, Output};
+use crate::policy::Facts;
+
+/// The mark that a value leaves where it is redacted with this key, to look for it in a ledger.
+#[must_use]
+pub fn mark(key: [u8; 32], value: &Value) -> Option<Value> {
+    Redactor::new(Some(key), Vec::new()).ok().map(|redactor| redactor.mark(value))
+}
+
+/// Whether something in a document was redacted.
+pub(crate) fn is_redacted(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains("[redacted "),
+        Value::Array(items) => items.iter().any(is_redacted),
+        Value::Object(map) => map.iter().any(|(name, item)| name.contains("[redacted ") || is_redacted(item)),
+        _ => false,
+    }
+}
+
+/// What is left of a thing where nothing of it may be shown.
+trait Scrubbed {
+    fn emptied(&self) -> Self;
+}
+
+impl Scrubbed for Outcome {
+    fn emptied(&self) -> Self {
+        match self {
+            Self::Error(error) => ToolError::new(error.category, error.code.clone(), "[redacted]").with_effects(error.effects).into(),
+            _ => Self::Success(Output::default()),
+        }
+    }
+}
+
+impl Scrubbed for Facts {
+    fn emptied(&self) -> Self {
+        Self { now: self.now, ..Self::default() }
+    }
+}
 
 /// True where a path is a secret, lies inside one, or should have held one.
 pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
@@ -15,29 +58,114 @@ pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
 
 /// Replaces secrets by marks. The same secret leaves the same mark under the same key.
 #[derive(Clone)]
-pub(crate) struct Redactor(Hmac<Sha256>);
+pub(crate) struct Redactor {
+    mac: Hmac<Sha256>,
+    /// What is secret wherever it stands.
+    patterns: Vec<Regex>,
+}
 
 impl Redactor {
-    /// A redactor with a key of its own.
-    pub(crate) fn random() -> Result<Self, String> {
-        let mut key = [0u8; 32];
-        getrandom::fill(&mut key).map_err(|e| format!("the machine gives no random numbers: {e}"))?;
-        Hmac::new_from_slice(&key).map(Self).map_err(|e| e.to_string())
+    /// A redactor with this key, else with one of its own.
+    pub(crate) fn new(key: Option<[u8; 32]>, patterns: Vec<Regex>) -> Result<Self, String> {
+        let key = match key {
+            Some(key) => key,
+            None => {
+                let mut key = [0u8; 32];
+                getrandom::fill(&mut key).map_err(|e| format!("the machine gives no random numbers: {e}"))?;
+                key
+            }
+        };
+        Ok(Self { mac: Hmac::new_from_slice(&key).map_err(|e| e.to_string())?, patterns })
+    }
+
+    /// A row without what the patterns say is secret, wherever it stands.
+    pub(crate) fn row(&self, mut row: Row) -> Row {
+        if self.patterns.is_empty() {
+            return row;
+        }
+        let mut arguments = Arc::unwrap_or_clone(row.arguments);
+        self.scrub(&mut arguments);
+        row.arguments = Arc::new(arguments);
+        row.entities.iter_mut().for_each(|(_, value)| self.scrub(value));
+        row.client_id = row.client_id.map(|text| self.scrub_text(&text).into_owned());
+        row.stop_reason = row.stop_reason.map(|text| self.scrub_text(&text).into_owned());
+        row.outcome = self.scrubbed(row.outcome);
+        row.facts = self.scrubbed(row.facts);
+        row
+    }
+
+    /// The same thing without what the patterns say is secret; as good as empty where it cannot be put together again.
+    fn scrubbed<T: Serialize + DeserializeOwned + Scrubbed>(&self, thing: T) -> T {
+        let mut value = serde_json::to_value(&thing).unwrap_or_default();
+        self.scrub(&mut value);
+        T::deserialize(value).unwrap_or_else(|_| thing.emptied())
+    }
+
+    /// Takes what the patterns say is secret out of a document, member names too.
+    pub(crate) fn scrub(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                if let std::borrow::Cow::Owned(clean) = self.scrub_text(text) {
+                    *text = clean;
+                }
+            }
+            // A number is marked as a whole: half of one is another number.
+            Value::Number(number) => {
+                if self.patterns.iter().any(|pattern| pattern.is_match(number.as_str())) {
+                    *value = self.mark(value);
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.scrub(item)),
+            Value::Object(map) => {
+                let names: Vec<(String, String)> = map
+                    .keys()
+                    .filter_map(|name| match self.scrub_text(name) {
+                        std::borrow::Cow::Owned(clean) => Some((name.clone(), clean)),
+                        std::borrow::Cow::Borrowed(_) => None,
+                    })
+                    .collect();
+                for (name, clean) in names {
+                    if let Some(item) = map.remove(&name) {
+                        map.insert(clean, item);
+                    }
+                }
+                map.values_mut().for_each(|item| self.scrub(item));
+            }
+            Value::Null | Value::Bool(_) => {}
+        }
+    }
+
+    fn scrub_text<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
+        let mut clean = std::borrow::Cow::Borrowed(text);
+        for pattern in &self.patterns {
+            if pattern.is_match(&clean) {
+                let marked = |found: &regex::Captures<'_>| {
+                    let whole = found.get(0).map_or("", |found| found.as_str());
+                    if whole.is_empty() { String::new() } else { self.mark_text(&Value::String(whole.to_owned())) }
+                };
+                clean = pattern.replace_all(&clean, marked).into_owned().into();
+            }
+        }
+        clean
     }
 
     /// What stands for a digest that a secret could be guessed from.
     pub(crate) fn keyed(&self, digest: Digest) -> Digest {
-        let mut mac = self.0.clone();
+        let mut mac = self.mac.clone();
         mac.update(digest.as_bytes());
         Digest::from_bytes(mac.finalize().into_bytes().into())
     }
 
     /// What stands for a value that must not be written down.
     pub(crate) fn mark(&self, value: &Value) -> Value {
-        let mut mac = self.0.clone();
+        Value::String(self.mark_text(value))
+    }
+
+    fn mark_text(&self, value: &Value) -> String {
+        let mut mac = self.mac.clone();
         mac.update(&canonical(value));
         let hex: String = mac.finalize().into_bytes().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Value::String(format!("[redacted {hex}]"))
+        format!("[redacted {hex}]")
     }
 
     /// The same document where nothing is secret, else a copy without secrets.

@@ -59,20 +59,23 @@ impl State {
     }
 
     pub(crate) fn revoke(&mut self, revoked: Revoked) {
-        let key = EvidenceKey::tool(revoked.tool);
-        let key = match revoked.about {
-            Some((name, value)) => key.about(name, &value),
-            // All of it at once, however much it is.
-            None => key,
-        };
         self.stamp += 1;
-        self.revocations.insert_mut(key, self.stamp);
+        self.revocations.insert_mut(revoked.key(), self.stamp);
     }
 
-    /// Puts back what a rollback puts back: everything but the logs, and what the model has read and cannot unread.
-    #[must_use]
-    pub(crate) fn restored_to(&self, earlier: &Self) -> Self {
-        Self { logs: self.logs.clone(), values: self.values.clone(), ..earlier.clone() }
+    /// Changes it from outside a call. Whatever it goes back to, time does not.
+    pub(crate) fn alter(&mut self, alter: Alter) {
+        let stamp = self.stamp + 1;
+        match alter {
+            // Everything but the logs, and what the model has read and cannot unread.
+            Alter::Restore(earlier) => {
+                let (logs, values) = (std::mem::take(&mut self.logs), std::mem::take(&mut self.values));
+                *self = Self { logs, values, ..(*earlier).clone() };
+            }
+            Alter::Reset => *self = Self { values: std::mem::take(&mut self.values), ..Self::default() },
+            Alter::Heard(text) => crate::values::hear(&mut self.values, &text),
+        }
+        self.stamp = stamp;
     }
 
     pub(crate) fn append(&mut self, logs: Vec<(Arc<str>, Value)>) {
@@ -110,6 +113,17 @@ fn set(map: &mut Slices, name: Arc<str>, value: Option<Value>) {
     }
 }
 
+/// A change to a session from outside a call.
+#[derive(Debug, Clone)]
+pub enum Alter {
+    /// Back to an earlier moment. Logs, limits and claims stay, and so does where values were seen.
+    Restore(Arc<State>),
+    /// Back to the beginning: slices, logs, evidence and marks go. Limits and claims stay, and so does where values were seen.
+    Reset,
+    /// The user said something, word for word.
+    Heard(String),
+}
+
 /// A change to one named thing: `None` removes it.
 pub type Change = (Arc<str>, Option<Value>);
 
@@ -131,6 +145,18 @@ pub struct Revoked {
     pub tool: Arc<str>,
     /// About what; all of it where nothing is said.
     pub about: Option<(Arc<str>, Value)>,
+}
+
+impl Revoked {
+    /// What is taken away: all of a tool at once, however much it is, or what it proved about one entity.
+    #[must_use]
+    pub fn key(self) -> EvidenceKey {
+        let key = EvidenceKey::tool(self.tool);
+        match self.about {
+            Some((name, value)) => key.about(name, &value),
+            None => key,
+        }
+    }
 }
 
 impl Changes {
@@ -205,12 +231,13 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    pub(crate) fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
+    /// The keys under which it is kept.
+    pub fn keys(&self) -> impl Iterator<Item = EvidenceKey> {
         self.keys_if(self.origin == Origin::Reported)
     }
 
     /// The keys it has, or would have, run by this side or by the client.
-    pub(crate) fn keys_if(&self, reported: bool) -> impl Iterator<Item = EvidenceKey> {
+    pub fn keys_if(&self, reported: bool) -> impl Iterator<Item = EvidenceKey> {
         let bare = EvidenceKey::tool(Arc::clone(&self.tool));
         let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));
         std::iter::once(bare).chain(about).map(move |key| EvidenceKey { reported, ..key })

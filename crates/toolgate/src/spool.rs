@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use crate::ledger::Row;
 
 pub(crate) struct Spool {
+    /// The directory that it shares with the spools of other processes.
+    among: Option<PathBuf>,
     path: PathBuf,
     file: Mutex<Option<File>>,
     waiting: AtomicBool,
@@ -17,7 +19,47 @@ pub(crate) struct Spool {
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
         let waiting = AtomicBool::new(path.exists() || path.with_extension("taking").exists());
-        Self { path, file: Mutex::default(), waiting }
+        Self { among: None, path, file: Mutex::default(), waiting }
+    }
+
+    /// A spool of this process among those of others. What a process left behind that is gone, is taken over.
+    pub(crate) fn among(directory: &Path, owner: &str) -> io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        let spool = Self { among: Some(directory.to_owned()), ..Self::new(directory.join(format!("{owner}.jsonl"))) };
+        if !spool.orphans()?.is_empty() {
+            spool.waiting.store(true, Ordering::Release);
+        }
+        Ok(spool)
+    }
+
+    /// The spools of processes that are gone. A process locks its own for as long as it writes to it.
+    fn orphans(&self) -> io::Result<Vec<(PathBuf, File)>> {
+        let Some(directory) = &self.among else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            let is_spool = path.extension().is_some_and(|e| e == "jsonl" || e == "taking");
+            if !is_spool || path == self.path || path == self.aside() {
+                continue;
+            }
+            let Ok(file) = File::open(&path) else { continue };
+            if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() && path.exists() {
+                found.push((path, file));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Brings what others left behind into this spool.
+    fn adopt(&self) -> io::Result<()> {
+        for (path, file) in self.orphans()? {
+            let mut left = Vec::new();
+            io::Read::read_to_end(&mut io::BufReader::new(&file), &mut left)?;
+            self.append(&left)?;
+            std::fs::remove_file(&path)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -34,12 +76,20 @@ impl Spool {
         let mut line = vec![b'\n'];
         line.extend(serde_json::to_vec(row)?);
         line.push(b'\n');
+        self.append(&line)
+    }
+
+    fn append(&self, lines: &[u8]) -> io::Result<()> {
         let mut guard = crate::lock(&self.file);
         if guard.is_none() {
-            *guard = Some(private().append(true).create(true).open(&self.path)?);
+            let file = private().append(true).create(true).open(&self.path)?;
+            if self.among.is_some() {
+                rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+            }
+            *guard = Some(file);
         }
         let Some(file) = guard.as_mut() else { return Err(io::Error::other("the spool is closed")) };
-        file.write_all(&line)?;
+        file.write_all(lines)?;
         file.sync_data()?;
         self.waiting.store(true, Ordering::Release);
         Ok(())
@@ -47,6 +97,7 @@ impl Spool {
 
     /// Sets the waiting rows aside and reads them. They stay on disk until [`Spool::taken`].
     pub(crate) fn take(&self) -> io::Result<Vec<Arc<Row>>> {
+        self.adopt()?;
         let aside = self.aside();
         let mut guard = crate::lock(&self.file);
         if !aside.exists() {

@@ -61,6 +61,11 @@ impl Written {
         self.source.is_some()
     }
 
+    /// The name and text of its file.
+    pub(crate) fn file(&self) -> Option<(&str, &str)> {
+        self.source.as_ref().map(|source| (&*source.file, &*source.text))
+    }
+
     /// Where a part of it stands; where there is no such part, what it would be part of.
     pub(crate) fn place(&self, field: &str, within: Option<Range<usize>>) -> Option<Place> {
         let source = self.source.as_ref()?;

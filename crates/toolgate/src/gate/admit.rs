@@ -17,7 +17,7 @@ use crate::context::Remaining;
 use crate::error::{FieldError, ToolError};
 use crate::json::{self, Digest, Pointer};
 use crate::ledger::Gate;
-use crate::limits::{Charge, Unit};
+use crate::limits::{Charge, Over, Unit};
 use crate::names::shown;
 use crate::outcome::Outcome;
 use crate::registry::{Agent, Registered};
@@ -38,7 +38,9 @@ impl Toolgate {
         if self.0.store.may_be_paused()
             && let Some((target, why)) = self.0.store.paused(&call.key, &tool).await?
         {
-            return Err(paused(&target, &why).into());
+            let error = paused(&target, &why);
+            trail.facts.paused = Some((target, why));
+            return Err(error.into());
         }
         let over = match &call.arguments {
             Arguments::Text(text) => json::over_bounds(text, &agent.bounds),
@@ -75,6 +77,7 @@ impl Toolgate {
         let Some(id) = &call.approval else { return Ok(None) };
         trail.at(Gate::Approval);
         let known = self.0.store.approval(id).await?;
+        trail.facts.approval = known.as_ref().map(Approval::fact);
         match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
             Some(approval) if approval.state == ApprovalState::Approved && trail.started <= approval.expires => {
                 Ok(Some(Box::new(approval)))
@@ -169,7 +172,12 @@ impl Toolgate {
             entered = self.0.store.enter(enter) => entered?,
             () = trail.cancel.cancelled() => return Err(Stop::at(Gate::Claim, ToolError::of(code::CANCELLED, "the call was cancelled before it began"))),
         };
-        entered.ok_or_else(busy)
+        let entered = entered.ok_or_else(busy)?;
+        trail.facts.after = Some(entered.rows);
+        trail.facts.opened = Some(entered.opened);
+        trail.facts.recalled = entered.recalled.as_ref().map(Recalled::fact);
+        trail.facts.progress = Some(entered.progress);
+        Ok(entered)
     }
 
     /// Gate 4. The same call, made before: its outcome is handed back, if the caller may still make it.
@@ -184,7 +192,7 @@ impl Toolgate {
     ) -> Result<Option<Outcome>, Stop> {
         match &entered.recalled {
             None => Ok(None),
-            Some(Recalled::Settled(outcome)) => {
+            Some(Recalled::Settled(Some(outcome))) => {
                 self.still_permitted(agent, call, tool, arguments, &entered.state, trail).await?;
                 Ok(Some(outcome.clone()))
             }
@@ -199,7 +207,7 @@ impl Toolgate {
         tool: &Registered,
         entered: &Entered,
         resumed: bool,
-        trail: &Trail,
+        trail: &mut Trail,
     ) -> Result<(), Stop> {
         if resumed {
             return Ok(());
@@ -210,6 +218,7 @@ impl Toolgate {
             Some(asked) if error.code == code::LOOP_DETECTED => self.0.store.approval_for(&call.key, asked).await?,
             _ => None,
         };
+        trail.facts.approval = approved.as_ref().map(Approval::fact);
         if approved.is_some_and(|a| a.state == ApprovalState::Approved && trail.started <= a.expires) { Ok(()) } else { Err(error.into()) }
     }
 
@@ -220,7 +229,7 @@ impl Toolgate {
         call: &Call,
         tool: &Registered,
         entered: &Entered,
-        trail: &Trail,
+        trail: &mut Trail,
     ) -> Result<(Vec<(Charge, ToolError)>, Remaining), Stop> {
         if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call has passed").into());
@@ -242,6 +251,8 @@ impl Toolgate {
         }
         let bare: Vec<Charge> = charges.iter().map(|(charge, _)| charge.clone()).collect();
         let room = self.0.store.room(&bare, trail.started).await?;
+        let used = |room: &Result<Decimal, Over>| room.map_or_else(|over| over.used, |used| used);
+        trail.facts.budget = room.iter().zip(&bare).map(|(room, c)| (c.counter.clone(), c.window, used(room))).collect();
         for (room, (charge, error)) in room.iter().zip(&charges) {
             let used = room.map_err(|over| over_error(error.clone(), &over))?;
             let left = (charge.cap - used).max(Decimal::ZERO);

@@ -17,6 +17,7 @@ impl Toolgate {
         trail.rule = judgement.asked().first().map(|asked| asked.by.clone());
         let digest = judgement.arguments().digest();
         let known = self.0.store.approval_for(&call.key, digest).await?;
+        trail.facts.approval = known.as_ref().map(Approval::fact);
         let live = known.filter(|approval| trail.started <= approval.expires);
         let (judgement, asked) = match live {
             Some(approval) if approval.state == ApprovalState::Approved => match judgement.permit(Some(&approval)) {
@@ -40,6 +41,8 @@ impl Toolgate {
     }
 
     async fn ask(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Result<Approval, Stop> {
+        let mut shown = self.0.redactor.redact(judgement.arguments().value(), &judgement.tool().secrets);
+        self.0.redactor.scrub(&mut shown);
         let life = SignedDuration::try_from(self.0.approval_life).unwrap_or(SignedDuration::MAX);
         let approval = Approval {
             id: format!("apr_{}", CallId::fresh()),
@@ -47,7 +50,7 @@ impl Toolgate {
             tool: Arc::clone(&judgement.tool().spec.name),
             digest: judgement.arguments().digest(),
             arguments: judgement.arguments().value().clone(),
-            shown: self.0.redactor.redact(judgement.arguments().value(), &judgement.tool().secrets),
+            shown,
             asked_by: judgement.asked().iter().map(|asked| asked.by.clone()).collect(),
             reason: judgement.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; "),
             approvers: judgement.asked().iter().map(|asked| asked.approvers.clone()).filter(|people| !people.is_empty()).collect(),

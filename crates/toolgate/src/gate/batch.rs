@@ -55,9 +55,9 @@ impl Toolgate {
         }
         let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
         let hold = self.0.store.hold(key, calls.iter().any(has_effect), self.0.busy_wait).await;
-        let base = self.0.store.session(key).await;
+        let base = self.0.store.snapshot(key).await;
         let (_hold, base): (Hold, _) = match (hold, base) {
-            (Ok(Some(hold)), Ok(base)) => (hold, base.map(|(_, state)| state).unwrap_or_default()),
+            (Ok(Some(hold)), Ok((_, base))) => (hold, base),
             (Ok(None), _) => return self.refuse_all(calls, busy).await,
             (Err(error), _) | (_, Err(error)) => return self.refuse_all(calls, || Stop::from(error.clone())).await,
         };
@@ -113,12 +113,11 @@ impl Toolgate {
         let span = trail.span.clone();
         let work = async move {
             // The tool sees what the calls before it have done.
-            match gate.0.store.session(&passed.key).await {
-                Ok(Some((version, state))) => {
+            match gate.0.store.snapshot(&passed.key).await {
+                Ok((version, state)) => {
                     passed.version = version;
                     passed.state = Some(state);
                 }
-                Ok(None) => {}
                 Err(error) => {
                     let ran = Ran::not_begun((*Stop::from(error).error).into());
                     return gate.settle(passed, ran, trail).await;

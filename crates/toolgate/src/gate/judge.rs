@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rust_decimal::Decimal;
+
 use super::admit::{lease, recall_keys};
 use super::authorize::{Asked, Permit};
 use super::pass::Claim;
@@ -14,7 +16,7 @@ use crate::hook::{Before, HookCall, HookDecision, HookFault};
 use crate::json::{self, Digest, Pointer};
 use crate::limits::Charge;
 use crate::names::shown;
-use crate::policy::{Ask, Facts, FileFact, HookFact, Mode, Needs, Observed};
+use crate::policy::{Ask, Facts, FileFact, HookFact, Mode, Needs, Observed, RecallFact};
 use crate::registry::{Agent, Registered};
 use crate::session::State;
 use crate::store::{Intent, NotClaimed, RecallKey, Recalled, StoreError, over_error, recalled_error};
@@ -206,18 +208,38 @@ impl Toolgate {
             owner: Arc::clone(&self.0.owner),
             lease: self.now().checked_add(lease(tool.spec.timeout.saturating_add(trail.slack))).unwrap_or(jiff::Timestamp::MAX),
             effect,
+            // Who dies before the end leaves a row all the same.
+            row: (effect && self.0.store.home().is_some()).then(|| self.draft(trail)),
         });
-        match self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await? {
-            Ok(()) => Ok(Claim::Held),
-            Err(NotClaimed::Recalled(Recalled::Settled(outcome))) => Ok(Claim::Replay(outcome)),
-            Err(NotClaimed::Recalled(other)) => Err(recalled_error(&other).into()),
+        let begun = self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await?;
+        let used = match &begun {
+            Ok(used) => used.clone(),
+            // All before it fit.
+            Err(NotClaimed::Over(index, over)) => (0..*index).map(|_| Decimal::ZERO).chain([over.used]).collect(),
+            Err(_) => Vec::new(),
+        };
+        trail.facts.claimed = charges.into_iter().zip(used).map(|(charge, used)| (charge.counter, charge.window, used)).collect();
+        match begun {
+            Ok(_) => Ok(Claim::Held),
+            Err(NotClaimed::Recalled(Recalled::Settled(Some(outcome)))) => {
+                trail.facts.recalled = Some(RecallFact::Settled);
+                Ok(Claim::Replay(outcome))
+            }
+            Err(NotClaimed::Recalled(other)) => {
+                trail.facts.recalled = Some(other.fact());
+                Err(recalled_error(&other).into())
+            }
             Err(NotClaimed::Over(index, over)) => {
                 let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
                 let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);
                 trail.rule = rule;
                 Err(over_error(error, &over).into())
             }
-            Err(NotClaimed::Paused(target, why)) => Err(super::admit::paused(&target, &why).into()),
+            Err(NotClaimed::Paused(target, why)) => {
+                let error = super::admit::paused(&target, &why);
+                trail.facts.paused = Some((target, why));
+                Err(error.into())
+            }
             Err(NotClaimed::ApprovalGone) => {
                 Err(ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was taken back").into())
             }
@@ -241,7 +263,7 @@ impl Toolgate {
             }
         }
         for charge in &mut charges {
-            charge.cap = rust_decimal::Decimal::MAX;
+            charge.cap = Decimal::MAX;
         }
         Ok(charges)
     }

@@ -216,6 +216,7 @@ pub struct ToolgateBuilder {
     store: Option<Arc<dyn Store>>,
     clock: Arc<dyn Clock>,
     listeners: Vec<Listener>,
+    redact: Vec<regex::Regex>,
     spool: Option<PathBuf>,
     busy_wait: Duration,
     approval_life: Duration,
@@ -230,6 +231,7 @@ impl Toolgate {
             store: None,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
+            redact: Vec::new(),
             spool: None,
             busy_wait: Duration::from_secs(5),
             approval_life: Duration::from_secs(15 * 60),
@@ -289,16 +291,17 @@ impl Toolgate {
         self.0.store.pending(self.now()).await
     }
 
-    /// Settles such a call by hand: what it came to, or that it never happened. False if it is not pending.
+    /// Settles such a call by hand: what it came to, or that it never happened. The ledger says who said so. False if it
+    /// is not pending.
     ///
     /// # Errors
     /// The store cannot take it.
-    pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>) -> Result<bool, StoreError> {
+    pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>, by: &str) -> Result<bool, StoreError> {
         let (settle, outcome) = match happened {
             Some(outcome) => (Settle::Done, outcome),
-            None => (Settle::Released, ToolError::of(code::CANCELLED, "it never happened").into()),
+            None => (Settle::Released, Settle::never_happened()),
         };
-        self.0.store.settle(call, settle, outcome, self.now()).await
+        self.0.store.settle(call, settle, outcome, by, self.now()).await
     }
 
     /// Brings rows that were spooled while the store was away into the ledger. Also happens by
@@ -360,7 +363,18 @@ impl ToolgateBuilder {
         self
     }
 
-    /// Where rows wait while the store is away: a file of its own in the temporary directory unless said.
+    /// Redacts what matches a pattern, wherever it stands in what is recorded. The model still sees it: what a model must
+    /// not see is declared with the tool.
+    ///
+    /// # Errors
+    /// It is no regular expression.
+    pub fn redact(mut self, pattern: &str) -> Result<Self, regex::Error> {
+        self.redact.push(regex::Regex::new(pattern)?);
+        Ok(self)
+    }
+
+    /// Where rows wait while the store is away: a file of its own beside the store, else in the temporary directory,
+    /// unless said.
     #[must_use]
     pub fn spool(mut self, path: impl Into<PathBuf>) -> Self {
         self.spool = Some(path.into());
@@ -384,19 +398,27 @@ impl ToolgateBuilder {
     /// Builds the runtime.
     ///
     /// # Errors
-    /// The machine gives no random numbers, without which redaction has no key.
+    /// The machine gives no random numbers, without which redaction has no key, or there is no place for a spool.
     pub fn build(self) -> Result<Toolgate, std::io::Error> {
-        let owner = CallId::fresh().to_string();
-        let spool = self.spool.unwrap_or_else(|| std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")));
+        let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
+        let owner = store.owner().unwrap_or_else(|| CallId::fresh().to_string().into());
+        let spool = match (self.spool, store.home()) {
+            (Some(path), _) => Spool::new(path),
+            (None, Some(home)) => Spool::among(&home.join("spool"), &owner)?,
+            (None, None) => Spool::new(std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl"))),
+        };
+        for agent in self.agents.values() {
+            store.introduce(agent.config, &agent.definition);
+        }
         Ok(Toolgate(Arc::new(Inner {
             agents: self.agents,
-            store: self.store.unwrap_or_else(|| Arc::new(MemoryStore::new())),
             clock: self.clock,
             listeners: self.listeners,
-            redactor: Redactor::random().map_err(std::io::Error::other)?,
-            spool: Spool::new(spool),
+            redactor: Redactor::new(store.redaction_key(), self.redact).map_err(std::io::Error::other)?,
+            store,
+            spool,
             recovering: tokio::sync::Mutex::new(()),
-            owner: owner.into(),
+            owner,
             busy_wait: self.busy_wait,
             approval_life: self.approval_life,
         })))

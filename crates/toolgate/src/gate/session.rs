@@ -9,7 +9,7 @@ use crate::call::{Arguments, Call, SessionKey};
 use crate::ledger::Row;
 use crate::limits::Spend;
 use crate::outcome::Answer;
-use crate::session::State;
+use crate::session::{Alter, State};
 use crate::store::StoreError;
 
 /// One conversation of one principal with one agent.
@@ -73,7 +73,7 @@ impl Session {
     /// # Errors
     /// The store cannot be asked.
     pub async fn state(&self) -> Result<Arc<State>, StoreError> {
-        Ok(self.gate.0.store.session(&self.key).await?.map(|(_, state)| state).unwrap_or_default())
+        Ok(self.gate.0.store.session(&self.key).await?.unwrap_or_default())
     }
 
     /// A state slice.
@@ -100,7 +100,7 @@ impl Session {
         if snapshot.key != self.key {
             return Err(StoreError("the snapshot is of another session".to_owned()));
         }
-        self.replace(|now| now.restored_to(&snapshot.state)).await
+        self.alter(Alter::Restore(Arc::clone(&snapshot.state))).await
     }
 
     /// Clears slices, evidence and what policies remember. Limits and claims stay, and so does where values were seen: what
@@ -109,7 +109,7 @@ impl Session {
     /// # Errors
     /// The store cannot take it, or the session is busy.
     pub async fn reset(&self) -> Result<(), StoreError> {
-        self.replace(|now| State { values: now.values.clone(), ..State::default() }).await
+        self.alter(Alter::Reset).await
     }
 
     /// Tells what the user said, word for word, so that rules can tell the user's values from a stranger's.
@@ -117,12 +117,7 @@ impl Session {
     /// # Errors
     /// The store cannot take it, or the session is busy.
     pub async fn user_said(&self, text: &str) -> Result<(), StoreError> {
-        self.replace(|now| {
-            let mut next = now.clone();
-            next.values.heard_from_user(text);
-            next
-        })
-        .await
+        self.alter(Alter::Heard(text.to_owned())).await
     }
 
     /// What would become of a call, and why: every gate, every rule, and the values that decide. Changes nothing.
@@ -130,20 +125,11 @@ impl Session {
         self.gate.explain(&self.prepare(tool, arguments)).await
     }
 
-    async fn replace(&self, new: impl Fn(&State) -> State) -> Result<(), StoreError> {
+    async fn alter(&self, alter: Alter) -> Result<(), StoreError> {
         let store = &self.gate.0.store;
         let busy = || StoreError("the session is busy; try again when its calls have ended".to_owned());
         let _hold = store.hold(&self.key, true, self.gate.0.busy_wait).await?.ok_or_else(busy)?;
-        // A client may report while nobody holds the session: what it brings is not overwritten.
-        for _ in 0..16 {
-            let (version, state) = store.session(&self.key).await?.unwrap_or_default();
-            // Whatever it goes back to, time does not.
-            let next = State { stamp: state.stamp + 1, ..new(&state) };
-            if store.replace(&self.key, (version, state.stamp), next).await?.is_ok() {
-                return Ok(());
-            }
-        }
-        Err(busy())
+        store.alter(&self.key, alter).await
     }
 
     /// Adds to the budgets from outside a call, as an agent loop does for the model's own tokens.

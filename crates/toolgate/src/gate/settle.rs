@@ -15,10 +15,11 @@ use crate::context::Txn;
 use crate::error::{Effects, ToolError};
 use crate::event::Event;
 use crate::json;
-use crate::ledger::{Decision, Gate, Row};
+use crate::ledger::{Decision, Gate, Latency, Receipt, Row};
 use crate::outcome::{Answer, Outcome};
 use crate::policy::{Ask, Facts, Observation};
 use crate::progress::Ended;
+use crate::registry::Registered;
 use crate::session::{Changes, Revoked};
 use crate::store::{Conflict, Finish, Settle, StoreError};
 use crate::tool::Effect;
@@ -134,24 +135,25 @@ impl Toolgate {
         // Nobody looks at the snapshot any more: the store can change the session in place.
         passed.state = None;
         match self.0.store.finish(finish).await {
-            Ok(Ok(())) if kept => {
-                self.keep_files(&mut txn, &trail);
-                self.publish_own(&txn, &trail);
+            Ok(Ok(receipt)) => {
+                if kept {
+                    self.keep_files(&mut txn, &trail);
+                    self.publish_own(&txn, &trail);
+                }
+                self.take_in_spooled().await;
+                self.tell(end, row, receipt, &trail)
             }
-            Ok(Ok(())) => {}
             // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
-            Ok(Err(Conflict)) => return Box::pin(self.lost_race(passed, row, txn, trail)).await,
+            Ok(Err(Conflict)) => Box::pin(self.lost_race(passed, row, txn, trail)).await,
             Err(error) if kept => {
                 let heard = unrecorded(&error).with_effects(passed.effects_of_run());
                 let mut end = End::failed(heard, Gate::Record);
                 self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
                 let row = Arc::new(end.rewrite(&row));
-                return self.spooled(end, row, &error, &trail);
+                self.spooled(end, row, &error, &trail)
             }
-            Err(error) => return self.spooled(end, row, &error, &trail),
+            Err(error) => self.spooled(end, row, &error, &trail),
         }
-        self.take_in_spooled().await;
-        self.tell(end, row, &trail)
     }
 
     async fn lost_race(&self, passed: Box<Passed>, row: Arc<Row>, mut txn: Txn, trail: Box<Trail>) -> Answer {
@@ -167,9 +169,9 @@ impl Toolgate {
     /// Records an end that can be in conflict with nobody.
     async fn record(&self, finish: Box<Finish>, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
         match self.0.store.finish(finish).await {
-            Ok(_) => {
+            Ok(receipt) => {
                 self.take_in_spooled().await;
-                self.tell(end, row, trail)
+                self.tell(end, row, receipt.ok().flatten(), trail)
             }
             Err(error) => self.spooled(end, row, &error, trail),
         }
@@ -190,6 +192,7 @@ impl Toolgate {
             outcome: passed.recallable.then(|| end.outcome.clone()),
             spent: txn.spent,
             outputs: std::mem::take(&mut end.outputs),
+            durable: passed.permit.tool().spec.effect != Effect::Read,
         })
     }
 
@@ -249,6 +252,7 @@ impl Toolgate {
             outcome: None,
             spent: None,
             outputs: Vec::new(),
+            durable: self.registered(&trail).is_none_or(|tool| tool.spec.effect != Effect::Read),
         });
         self.record(finish, end, row, &trail).await
     }
@@ -297,8 +301,11 @@ impl Toolgate {
             // A replayed result was redacted when it was shaped.
             Outcome::Success(_) | Outcome::Signal(_) => {}
         }
-        Arc::new(Row {
+        let entities = self.entities(&end.outcome, trail);
+        let row = Row {
             call: trail.id,
+            entities,
+            settles: None,
             client_id: trail.client_id.take(),
             at: trail.started,
             key: trail.key.clone(),
@@ -316,7 +323,53 @@ impl Toolgate {
             latency: trail.latency(),
             retries: trail.retries,
             config: trail.config,
-        })
+        };
+        Arc::new(self.0.redactor.row(row))
+    }
+
+    /// The row of a call that nobody hears of any more.
+    pub(super) fn draft(&self, trail: &Trail) -> Arc<Row> {
+        let error = ToolError::of(code::ABANDONED, "the process that ran this call is gone; nobody knows whether it took effect")
+            .with_effects(Effects::Unknown);
+        let outcome = error.into();
+        let row = Row {
+            call: trail.id,
+            client_id: trail.client_id.clone(),
+            at: trail.started,
+            key: trail.key.clone(),
+            turn: trail.turn,
+            stop_reason: trail.stop_reason.clone(),
+            tool: Arc::clone(&trail.tool),
+            arguments: Arc::clone(&trail.arguments),
+            entities: self.entities(&outcome, trail),
+            digest: trail.digest,
+            decision: Decision::Failed,
+            gate: Gate::Run,
+            rule: None,
+            facts: trail.facts.clone(),
+            effects: Effects::Unknown,
+            outcome,
+            latency: Latency::default(),
+            retries: 0,
+            config: trail.config,
+            settles: None,
+        };
+        Arc::new(self.0.redactor.row(row))
+    }
+
+    fn registered(&self, trail: &Trail) -> Option<&Arc<Registered>> {
+        self.0.agents.get(&trail.key.agent)?.tools.get(&trail.tool)
+    }
+
+    /// What the call is about: as it says itself, else as its result says.
+    fn entities(&self, outcome: &Outcome, trail: &Trail) -> Vec<(Arc<str>, serde_json::Value)> {
+        let Some(tool) = self.registered(trail) else { return Vec::new() };
+        let result = outcome.success().map(|output| &output.value);
+        let about = |(name, path): &(Arc<str>, json::Pointer)| {
+            let found = path.get(&trail.arguments).filter(|value| !value.is_null()).or_else(|| result.and_then(|value| path.get(value)));
+            found.filter(|value| !value.is_null()).map(|value| (Arc::clone(name), json::plain(value.clone())))
+        };
+        tool.spec.entities.iter().filter_map(about).collect()
     }
 
     /// The store is there: rows that wait for it can go in.
@@ -335,10 +388,10 @@ impl Toolgate {
         }
         let heard = unrecorded(error).with_effects(end.effects);
         let end = End { outcome: heard.into(), gate: Gate::Record, ..end };
-        self.tell(end, row, trail)
+        self.tell(end, row, None, trail)
     }
 
-    fn tell(&self, mut end: End, row: Arc<Row>, trail: &Trail) -> Answer {
+    fn tell(&self, mut end: End, row: Arc<Row>, receipt: Option<Receipt>, trail: &Trail) -> Answer {
         let rule = row.rule.clone();
         trail.span.record("toolgate.gate", end.gate.name());
         trail.span.record("toolgate.decision", tracing::field::debug(end.decision));
@@ -347,7 +400,7 @@ impl Toolgate {
             trail.span.record("error.type", &*error.code);
         }
         self.publish(&Event::ToolInvoked(row));
-        Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome }
+        Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, receipt }
     }
 }
 

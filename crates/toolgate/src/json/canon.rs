@@ -28,7 +28,9 @@ impl Digest {
         Self(hash.finalize().into())
     }
 
-    pub(crate) const fn from_bytes(bytes: [u8; 32]) -> Self {
+    /// A digest that was made elsewhere.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 

@@ -17,7 +17,7 @@ pub use pointer::Pointer;
 use serde_json::Value;
 
 /// Bounds that hold before anything is parsed or walked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Bounds {
     /// Most bytes of one argument document.
     pub bytes: usize,

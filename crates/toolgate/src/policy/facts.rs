@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json::Digest;
+use crate::progress::Progress;
 use crate::session::{Evidence, EvidenceKey, State};
+use crate::store::{ApprovalState, Target};
 use crate::values::Known;
 
 /// What a policy wants to know before it decides. What is not named here is not there.
@@ -96,6 +98,60 @@ pub struct Facts {
     /// What rules that only observe would have said, where it was not "yes".
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub observed: Vec<Observed>,
+    /// The kill switch that was on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<(Target, String)>,
+    /// How many rows the ledger had when the call came to its session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// When the session began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opened: Option<Timestamp>,
+    /// What was known of an earlier call under the same key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recalled: Option<RecallFact>,
+    /// How often the same call was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// What was used of each budget.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub budget: Vec<Used>,
+    /// The word of a person.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<ApprovalFact>,
+    /// What was used of each limit when it was claimed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claimed: Vec<Used>,
+}
+
+/// What is used of a counter, in a stretch of time where it has one.
+pub type Used = (String, Option<SignedDuration>, Decimal);
+
+/// What was known of an earlier call under the same key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecallFact {
+    /// It had ended.
+    Settled,
+    /// It was running.
+    InProgress,
+    /// Nobody knew.
+    Pending,
+    /// It had other arguments.
+    KeyReused,
+}
+
+/// What a person had said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApprovalFact {
+    /// The approval.
+    pub id: String,
+    /// Where it stood.
+    pub state: ApprovalState,
+    /// Whose question it answered.
+    pub asked_by: Vec<String>,
+    /// Who had answered.
+    pub answered_by: Option<String>,
 }
 
 impl Facts {
@@ -111,7 +167,7 @@ impl Facts {
         }
         for (place, value) in &needs.origins {
             if !self.origins.contains_key(place) {
-                self.origins.insert(place.clone(), state.values.known(value));
+                self.origins.insert(place.clone(), crate::values::known(&state.values, value));
             }
         }
     }

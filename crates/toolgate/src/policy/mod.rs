@@ -25,7 +25,7 @@ pub(crate) use analysis::analyse;
 pub use ask::{Ask, Note, Trace};
 pub use condition::Condition;
 pub use deny::Deny;
-pub use facts::{Facts, FileFact, HookFact, Needs, Observed};
+pub use facts::{ApprovalFact, Facts, FileFact, HookFact, Needs, Observed, RecallFact, Used};
 pub use flow::Flow;
 pub use limit::{Limit, Per, Proved};
 pub use observe::{Observe, observe};

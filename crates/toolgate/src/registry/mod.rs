@@ -1,6 +1,7 @@
 //! An agent: a named registry of tools with its policies, hooks, limits and resources, checked as a whole.
 
 mod checks;
+mod definition;
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,12 +10,14 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+pub use definition::Definition;
+
 use crate::config::{Rules, Scope, Written};
 use checks::{check_examples, check_words, watched};
 
 use crate::error::Effects;
 use crate::hook::Hook;
-use crate::json::{Bounds, Digest, Pointer, digest_of};
+use crate::json::{Bounds, Digest, Pointer, canonical, digest_of};
 use crate::limits::Limits;
 use crate::names::shown;
 use crate::policy::{Attached, Level, Mode, Policy, Problem, Severity, analyse};
@@ -26,7 +29,7 @@ use crate::tool::{Effect, Extra, Handler, Spec, Tool};
 pub(crate) struct Registered {
     pub(crate) spec: Spec,
     pub(crate) handler: Option<Arc<dyn Handler>>,
-    pub(crate) input: Option<Schema>,
+    pub(crate) input: Option<Arc<Schema>>,
     pub(crate) output: Option<Schema>,
     pub(crate) secrets: Vec<Pointer>,
     pub(crate) governed_by: Vec<Attached>,
@@ -38,13 +41,6 @@ pub(crate) struct Registered {
 impl Registered {
     pub(crate) fn is_visible_to(&self, principal: &str) -> bool {
         self.spec.visible_to.as_ref().is_none_or(|who| who.contains(principal))
-    }
-
-    /// Everything about it that can change a decision, as far as it can be written down.
-    fn describe(&self) -> String {
-        let policies: Vec<String> = self.governed_by.iter().map(|a| a.policy.definition()).collect();
-        let hooks: Vec<&str> = self.hooks.iter().map(|h| h.name()).collect();
-        format!("{:?} {policies:?} {hooks:?}", self.spec)
     }
 
     /// What a failure left behind, as far as only toolgate knows.
@@ -68,6 +64,8 @@ pub struct Agent {
     pub(crate) max_output: usize,
     pub(crate) resources: Arc<Resources>,
     pub(crate) config: Digest,
+    /// What the digest is of.
+    pub(crate) definition: Arc<str>,
     /// The sources whose values are remembered, where rules ask where values come from.
     pub(crate) watched: Option<BTreeSet<String>>,
     pub(crate) rules: Vec<Arc<dyn Policy>>,
@@ -119,6 +117,12 @@ impl Agent {
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.config
+    }
+
+    /// Its definition as it is written down; see [`Definition`].
+    #[must_use]
+    pub fn definition(&self) -> &str {
+        &self.definition
     }
 
     /// The sorted names of the tools that a principal sees.
@@ -328,6 +332,7 @@ impl AgentBuilder {
         let mut problems = std::mem::take(&mut self.unreadable);
         let mut tools = HashMap::new();
         let mut order = Vec::new();
+        let mut sections = HashMap::new();
         self.tools.iter_mut().for_each(|(_, tool)| tool.find_secrets());
         self.check_attachments(&mut problems);
         self.check_hooks(&mut problems);
@@ -347,6 +352,7 @@ impl AgentBuilder {
             }
             let name = Arc::clone(&spec.name);
             order.push(Arc::clone(&name));
+            sections.insert(Arc::clone(&name), section.clone());
             match self.register(spec, handler, section.as_deref()) {
                 Ok(registered) => {
                     tools.insert(name, Arc::new(registered));
@@ -369,11 +375,11 @@ impl AgentBuilder {
         if !problems.is_empty() {
             return Err(BuildError { agent: self.name.to_string(), problems: problems.into_iter().chain(warnings).collect() });
         }
-        let definitions: Vec<String> = order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| t.describe()).collect();
-        let config = digest_of(&json!({
-            "agent": self.name, "tools": definitions, "limits": format!("{:?}", self.limits), "bounds": format!("{:?}", self.bounds),
-            "principals": self.principals, "max_output": self.max_output,
-        }));
+        let placed = |name: &Arc<str>| Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)));
+        let written: Vec<(Option<String>, Arc<Registered>)> = order.iter().filter_map(placed).collect();
+        let definition = serde_json::to_value(self.definition(&written)).unwrap_or_default();
+        let definition = String::from_utf8(canonical(&definition)).unwrap_or_default();
+        let config = Digest::of(definition.as_bytes());
         Ok(Agent {
             name: self.name,
             tools,
@@ -384,6 +390,7 @@ impl AgentBuilder {
             max_output: self.max_output,
             resources: Arc::new(self.resources),
             config,
+            definition: definition.into(),
             watched: watched(&self.policies),
             rules: self.policies.into_iter().map(|written| written.policy).collect(),
             warnings,
@@ -456,6 +463,6 @@ impl AgentBuilder {
             "name": spec.name, "description": spec.description, "input": spec.input, "output": spec.output, "effect": spec.effect,
             "once": spec.once, "idempotent": spec.idempotent, "policies": policies,
         }));
-        Ok(Registered { spec, handler, input, output, secrets, governed_by, heard_by, hooks, definition })
+        Ok(Registered { spec, handler, input: input.map(Arc::new), output, secrets, governed_by, heard_by, hooks, definition })
     }
 }

@@ -17,13 +17,13 @@ use super::{
 };
 use crate::call::{CallId, SessionKey};
 use crate::json::Digest;
-use crate::ledger::Row;
+use crate::ledger::{Receipt, Row};
 use crate::limits::{Charge, Counter, Over, Spend, Unit};
 use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs};
 use crate::progress::Progress;
-use crate::session::State;
-use crate::values::Carriers;
+use crate::session::{Alter, State};
+use crate::values::{self, Carriers};
 
 /// How many large outputs are kept, and how many rows unless said. Claims, limits and sessions are all kept.
 const OUTPUTS: usize = 256;
@@ -56,6 +56,8 @@ struct Inner {
     outputs: HashMap<(SessionKey, String), Arc<str>>,
     output_order: VecDeque<(SessionKey, String)>,
     rows: VecDeque<Arc<Row>>,
+    /// How many there ever were.
+    recorded: u64,
     carriers: Carriers,
 }
 
@@ -149,7 +151,7 @@ impl Inner {
         }
         let claim = self.claims.get(call)?;
         Some(match &claim.settled {
-            Some(outcome) => Recalled::Settled(outcome.clone()),
+            Some(outcome) => Recalled::Settled(Some(outcome.clone())),
             None if claim.is_pending(now) => Recalled::Pending(*call),
             // A read that never ended left nothing behind.
             None if now > claim.intent.lease => return None,
@@ -224,6 +226,7 @@ impl Inner {
             self.rows.pop_front();
         }
         self.rows.push_back(row);
+        self.recorded += 1;
     }
 }
 
@@ -257,6 +260,7 @@ impl Store for MemoryStore {
         };
         let mut inner = crate::lock(&self.inner);
         let recalled = inner.recall_any(enter.recall, enter.digest, enter.now);
+        let rows = inner.recorded;
         let session = inner.session(enter.key);
         if enter.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
             session.progress.count(enter.digest, enter.now, enter.polling);
@@ -265,6 +269,7 @@ impl Store for MemoryStore {
             version: session.version,
             opened: *session.opened.get_or_insert(enter.now),
             state: Arc::clone(&session.state),
+            rows,
             recalled,
             progress: session.progress,
             hold,
@@ -283,6 +288,7 @@ impl Store for MemoryStore {
             version: session.map_or(0, |session| session.version),
             opened: session.and_then(|session| session.opened).unwrap_or(enter.now),
             state: session.map(|session| Arc::clone(&session.state)).unwrap_or_default(),
+            rows: inner.recorded,
             recalled,
             progress,
             hold: None,
@@ -319,7 +325,7 @@ impl Store for MemoryStore {
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
-    ) -> Result<Result<(), NotClaimed>, StoreError> {
+    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         if let Some((target, why)) = inner.paused(&intent.key, &intent.tool) {
             return Ok(Err(NotClaimed::Paused(target, why)));
@@ -338,18 +344,21 @@ impl Store for MemoryStore {
                 _ => return Ok(Err(NotClaimed::ApprovalGone)),
             }
         }
+        let mut used = Vec::with_capacity(charges.len());
         for charge in charges {
-            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, intent.call, charge);
+            let counter = inner.counters.entry((charge.counter.clone(), charge.window)).or_default();
+            used.push(counter.used(now, charge.window));
+            counter.reserve(now, intent.call, charge);
         }
         for key in &intent.recall {
             inner.recalls.insert(key.clone(), (intent.asked, intent.call));
         }
         let call = intent.call;
         inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), settled: None, pending: false });
-        Ok(Ok(()))
+        Ok(Ok(used))
     }
 
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<(), Conflict>, StoreError> {
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session(&finish.row.key);
         if finish.changes.as_ref().is_some_and(|c| c.needs_version()) && session.version != finish.version {
@@ -372,7 +381,7 @@ impl Store for MemoryStore {
             let mut carriers = std::mem::take(&mut inner.carriers);
             let state = Arc::make_mut(&mut inner.session(&finish.row.key).state);
             state.stamp += 1;
-            state.values.apply(*seen, &mut carriers);
+            values::take_in(&mut state.values, *seen, &mut carriers);
             inner.carriers = carriers;
         }
         inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome);
@@ -387,22 +396,23 @@ impl Store for MemoryStore {
             }
         }
         inner.record(finish.row, self.keep);
-        Ok(Ok(()))
+        Ok(Ok(None))
     }
 
-    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError> {
-        Ok(crate::lock(&self.inner).sessions.get(key).map(|s| (s.version, Arc::clone(&s.state))))
+    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+        Ok(crate::lock(&self.inner).sessions.get(key).map(|s| (s.version, Arc::clone(&s.state))).unwrap_or_default())
     }
 
-    async fn replace(&self, key: &SessionKey, was: (u64, u64), state: State) -> Result<Result<(), Conflict>, StoreError> {
+    async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
+        Ok(crate::lock(&self.inner).sessions.get(key).map(|s| Arc::clone(&s.state)))
+    }
+
+    async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session(key);
-        if session.version != was.0 || session.state.stamp != was.1 {
-            return Ok(Err(Conflict));
-        }
         session.version += 1;
-        session.state = Arc::new(state);
-        Ok(Ok(()))
+        Arc::make_mut(&mut session.state).alter(alter);
+        Ok(())
     }
 
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
@@ -448,10 +458,18 @@ impl Store for MemoryStore {
         Ok(pending)
     }
 
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, now: Timestamp) -> Result<bool, StoreError> {
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, by: &str, now: Timestamp) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let known = inner.claims.get(&call).is_some_and(|claim| claim.is_pending(now));
-        Ok(known && inner.end_claim(call, settle, None, Some(outcome)))
+        let Some(claim) = inner.claims.get(&call).filter(|claim| claim.is_pending(now) && settle != Settle::Pending) else {
+            return Ok(false);
+        };
+        let row = inner.rows.iter().rev().find(|row| row.call == call).or(claim.intent.row.as_ref());
+        let row = row.map(|row| row.settled(outcome.clone(), settle.effects(), by, now));
+        inner.end_claim(call, settle, None, Some(outcome));
+        if let Some(row) = row {
+            inner.record(Arc::new(row), self.keep);
+        }
+        Ok(true)
     }
 
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {

@@ -7,6 +7,7 @@ mod memory;
 
 use std::any::Any;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,12 +23,12 @@ pub use memory::MemoryStore;
 use crate::call::{CallId, SessionKey};
 use crate::error::{Effects, ToolError};
 use crate::json::Digest;
-use crate::ledger::Row;
+use crate::ledger::{Receipt, Row};
 use crate::limits::{Charge, Over, Spend};
 use crate::outcome::Outcome;
-use crate::policy::{Facts, Needs};
+use crate::policy::{ApprovalFact, Facts, Needs, RecallFact};
 use crate::progress::{Ended, Progress};
-use crate::session::{Changes, Revoked, State};
+use crate::session::{Alter, Changes, Revoked, State};
 use crate::tool::Polling;
 use crate::values::Seen;
 
@@ -66,14 +67,27 @@ pub struct RecallKey {
 /// What is known of an earlier call under the same key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Recalled {
-    /// It ran; this is what it came to.
-    Settled(Outcome),
+    /// It ran; this is what it came to, unless that was so long ago that only the fact is kept.
+    Settled(Option<Outcome>),
     /// It is running.
     InProgress,
     /// It may have run; nobody knows.
     Pending(CallId),
     /// It was made with other arguments.
     KeyReused,
+}
+
+impl Recalled {
+    /// What is written down of it.
+    #[must_use]
+    pub const fn fact(&self) -> RecallFact {
+        match self {
+            Self::Settled(_) => RecallFact::Settled,
+            Self::InProgress => RecallFact::InProgress,
+            Self::Pending(_) => RecallFact::Pending,
+            Self::KeyReused => RecallFact::KeyReused,
+        }
+    }
 }
 
 /// A session held by a call. Dropping it lets the session go.
@@ -131,8 +145,10 @@ pub struct Entered {
     pub version: u64,
     /// When the session began.
     pub opened: Timestamp,
-    /// What it holds: a snapshot.
+    /// What it holds: a snapshot, with all its slices; with the rest where [`Store::snapshots_are_complete`].
     pub state: Arc<State>,
+    /// How many rows the ledger has.
+    pub rows: u64,
     /// An earlier call under the same key.
     pub recalled: Option<Recalled>,
     /// How often the same call was made.
@@ -162,6 +178,8 @@ pub struct Intent {
     pub lease: Timestamp,
     /// False for a read, which leaves nothing to reconcile.
     pub effect: bool,
+    /// What the ledger will say if nobody ever tells more, where the store outlives the process.
+    pub row: Option<Arc<Row>>,
 }
 
 /// Why a claim failed. Nothing was reserved.
@@ -199,6 +217,22 @@ impl Settle {
             Effects::Unknown => Self::Pending,
         }
     }
+
+    /// What a call comes to that turns out never to have happened.
+    #[must_use]
+    pub fn never_happened() -> Outcome {
+        ToolError::of(crate::code::CANCELLED, "it never happened").into()
+    }
+
+    /// What it leaves behind.
+    #[must_use]
+    pub const fn effects(self) -> Effects {
+        match self {
+            Self::Done => Effects::Done,
+            Self::Released => Effects::None,
+            Self::Pending => Effects::Unknown,
+        }
+    }
 }
 
 /// The end of a call: everything in one transaction.
@@ -226,6 +260,8 @@ pub struct Finish {
     pub outputs: Vec<(String, Arc<str>)>,
     /// How it ended, for the next call's progress.
     pub ended: Option<Ended>,
+    /// Whether it must survive a power cut, and not only the end of the process: an effect, or the refusal of one.
+    pub durable: bool,
 }
 
 /// The session had changed in between. Nothing was written, not even the row: finish again without changes.
@@ -280,6 +316,12 @@ pub struct Approval {
 }
 
 impl Approval {
+    /// What is written down of it with a decision.
+    #[must_use]
+    pub fn fact(&self) -> ApprovalFact {
+        ApprovalFact { id: self.id.clone(), state: self.state, asked_by: self.asked_by.clone(), answered_by: self.answered_by.clone() }
+    }
+
     /// Whether this person may answer.
     #[must_use]
     pub fn may_be_answered_by(&self, person: &str) -> bool {
@@ -315,21 +357,25 @@ pub trait Store: Send + Sync + 'static {
     async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError>;
     /// For each of these charges: what is used, or that it does not fit.
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError>;
-    /// Claims: the intent is durable, every charge reserved and the approval used, or none of it.
+    /// Claims: the intent is durable, every charge reserved and the approval used, or none of it. Says what was used
+    /// of each counter before.
     async fn begin(
         &self,
         intent: Box<Intent>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
-    ) -> Result<Result<(), NotClaimed>, StoreError>;
-    /// Ends a call: state, claim, charges and row in one transaction.
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<(), Conflict>, StoreError>;
+    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError>;
+    /// Ends a call: state, claim, charges and row in one transaction. Where the ledger outlives the process, there is a
+    /// receipt for the row.
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError>;
 
-    /// A session's state as it stands, with its version.
-    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError>;
-    /// Replaces a session's state, if it still has this version and its state this stamp.
-    async fn replace(&self, key: &SessionKey, was: (u64, u64), state: State) -> Result<Result<(), Conflict>, StoreError>;
+    /// A session's version and slices as they stand; with the rest where [`Store::snapshots_are_complete`].
+    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError>;
+    /// The whole of a session's state, however much that is.
+    async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError>;
+    /// Changes a session from outside a call.
+    async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError>;
     /// Adds to counters outside a call, as the loop does for the model's own tokens.
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError>;
 
@@ -344,8 +390,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Claims that nobody knows the end of.
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError>;
-    /// Settles such a claim by hand; false if there is none of this name.
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, now: Timestamp) -> Result<bool, StoreError>;
+    /// Settles such a claim, and writes a row that says who did; false if there is none of this name.
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, by: &str, now: Timestamp) -> Result<bool, StoreError>;
 
     /// A stored output of this session.
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;
@@ -353,13 +399,34 @@ pub trait Store: Send + Sync + 'static {
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
     /// Takes in a row that was spooled while the store was away. A row it has already is left alone.
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError>;
+
+    /// Gets to know an agent's definition, to keep it once, under its digest, with the rows that were decided by it.
+    fn introduce(&self, config: Digest, definition: &Arc<str>) {
+        let _ = (config, definition);
+    }
+    /// The key that secrets leave their marks with, so that equal values can be matched after a restart.
+    fn redaction_key(&self) -> Option<[u8; 32]> {
+        None
+    }
+    /// Where the store keeps what does not belong into it, where it outlives the process.
+    fn home(&self) -> Option<&Path> {
+        None
+    }
+    /// The name under which this process owns claims, where the store can tell whether the process is alive.
+    fn owner(&self) -> Option<Arc<str>> {
+        None
+    }
 }
 
 /// What stood in the way of a call, said to the model.
 pub(crate) fn recalled_error(recalled: &Recalled) -> ToolError {
     use crate::code;
     match recalled {
-        Recalled::Settled(_) => ToolError::of(code::DUPLICATE_CALL, "this call was made before, and its result cannot be handed back here"),
+        Recalled::Settled(_) => ToolError::of(
+            code::DUPLICATE_CALL,
+            "this call was made before and took effect; its result is not kept any more, so do not repeat it",
+        )
+        .with_effects(Effects::Done),
         Recalled::InProgress => ToolError::of(code::IN_PROGRESS, "the same call is running; ask again for its result").retry_after_ms(1_000),
         Recalled::Pending(call) => ToolError::of(
             code::PENDING_RECONCILIATION,

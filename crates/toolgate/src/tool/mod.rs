@@ -400,6 +400,12 @@ impl Tool {
         self.spec.secrets.dedup();
     }
 
+    /// A tool as it is declared, with nothing behind it.
+    pub(crate) fn without_handler(spec: Spec) -> Self {
+        let handler: Option<Arc<dyn Handler>> = if spec.external { None } else { Some(Arc::new(Nothing)) };
+        Self { spec, handler }
+    }
+
     pub(crate) fn into_parts(self) -> (Spec, Option<Arc<dyn Handler>>) {
         (self.spec, self.handler)
     }
@@ -425,6 +431,16 @@ where
         serde_json::to_value(result).map_err(|e| {
             Failure::new(crate::Category::Business, Cow::Borrowed(code::INVALID_RESULT), format!("the result is no JSON: {e}"))
         })
+    }
+}
+
+/// What stands behind a tool that is only looked at.
+struct Nothing;
+
+#[async_trait]
+impl Handler for Nothing {
+    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+        Err(Failure::of(code::INTERNAL_FAULT, "there is nothing behind this tool").effects(crate::Effects::None))
     }
 }
 

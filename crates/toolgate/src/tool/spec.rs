@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Effect, Example, Extra, Polling, Retry};
@@ -14,7 +15,7 @@ use crate::policy::Problem;
 use crate::session::Revoked;
 
 /// Everything about a tool but its handler.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
     pub(crate) name: Arc<str>,
     pub(crate) description: String,

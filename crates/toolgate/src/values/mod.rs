@@ -26,15 +26,10 @@ pub const MAX_CARRIERS: usize = 100_000;
 /// How much text of one result is looked at, decoded forms included.
 pub const MAX_TEXT: usize = 2 << 20;
 
-/// A value, to the letter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Exact(u128);
-
-impl Exact {
-    fn of(text: &str) -> Self {
-        let digest = Sha256::digest(text.as_bytes());
-        Self(digest.iter().take(16).fold(0, |print, byte| print << 8 | u128::from(*byte)))
-    }
+/// The print of a value, to the letter.
+fn exact(text: &str) -> u128 {
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().take(16).fold(0, |print, byte| print << 8 | u128::from(*byte))
 }
 
 /// What is known of where a value was seen.
@@ -65,33 +60,98 @@ impl Known {
     }
 }
 
+/// What a session remembers of values in all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Flags {
+    /// Something untrusted was heard, if only a word.
+    pub tainted: bool,
+    /// There was more of it than could be remembered.
+    pub overflowed: bool,
+    /// The model wrote more than could be remembered: nothing that tools say is believed any more.
+    pub lost: bool,
+    /// How many untrusted prints there are.
+    pub untrusted: usize,
+    /// How many trusted ones.
+    pub trusted: usize,
+    /// How many of what the model wrote.
+    pub written: usize,
+}
+
+/// Where a session's memory of values is kept: in the session, or in the tables of a store.
+pub trait Memory {
+    /// What there is in all.
+    fn flags(&self) -> Flags;
+    /// Sets what there is in all.
+    fn set_flags(&mut self, flags: Flags);
+    /// Whether a folded print is untrusted, and if so, whether it may stand for a whole value.
+    fn untrusted(&self, print: u64) -> Option<bool>;
+    /// Remembers an untrusted print.
+    fn set_untrusted(&mut self, print: u64, whole: bool);
+    /// The sources that said exactly this.
+    fn sources(&self, exact: u128) -> Option<Arc<[Arc<str>]>>;
+    /// Remembers the sources that said exactly this.
+    fn set_sources(&mut self, exact: u128, sources: Arc<[Arc<str>]>);
+    /// Whether the model has put it into a call.
+    fn is_written(&self, print: u64) -> bool;
+    /// Remembers that the model has put it into a call.
+    fn set_written(&mut self, print: u64);
+}
+
 /// What a session remembers of values. A clone costs O(1).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Values {
     /// Folded; whether it may stand for a whole value or only for a part of one.
     untrusted: Map<u64, bool>,
-    trusted: Map<Exact, Arc<[Arc<str>]>>,
+    trusted: Map<u128, Arc<[Arc<str>]>>,
     /// What the model has put into calls, to the letter and folded: read back, it proves nothing.
     written: Map<u64, ()>,
-    /// Something untrusted was heard, if only a word.
-    tainted: bool,
-    /// There was more of it than could be remembered.
-    overflowed: bool,
-    /// The model wrote more than could be remembered: nothing that tools say is believed any more.
-    lost: bool,
+    flags: Flags,
+}
+
+impl Memory for Values {
+    fn flags(&self) -> Flags {
+        self.flags
+    }
+    fn set_flags(&mut self, flags: Flags) {
+        self.flags = flags;
+    }
+    fn untrusted(&self, print: u64) -> Option<bool> {
+        self.untrusted.get(&print).copied()
+    }
+    fn set_untrusted(&mut self, print: u64, whole: bool) {
+        self.untrusted.insert_mut(print, whole);
+    }
+    fn sources(&self, exact: u128) -> Option<Arc<[Arc<str>]>> {
+        self.trusted.get(&exact).cloned()
+    }
+    fn set_sources(&mut self, exact: u128, sources: Arc<[Arc<str>]>) {
+        self.trusted.insert_mut(exact, sources);
+    }
+    fn is_written(&self, print: u64) -> bool {
+        self.written.contains_key(&print)
+    }
+    fn set_written(&mut self, print: u64) {
+        self.written.insert_mut(print, ());
+    }
 }
 
 /// Files and entities of agents that models wrote to. What is read back from them proves nothing, and is untrusted where
 /// it was written after something untrusted was seen. Kept with the store, because files outlive sessions.
+pub trait Carrying {
+    /// Whether a model wrote to it, and if so, whether what it holds is untrusted.
+    fn holds(&self, carrier: &str) -> Option<bool>;
+    /// Remembers that a model wrote to it. Of more than [`MAX_CARRIERS`], all hold something untrusted.
+    fn add(&mut self, carrier: String, untrusted: bool);
+}
+
+/// Carriers in memory.
 #[derive(Debug, Clone, Default)]
 pub struct Carriers {
-    /// Whether what it holds is untrusted.
     known: BTreeMap<String, bool>,
     overflowed: bool,
 }
 
-impl Carriers {
-    /// Whether a model wrote to it, and if so, whether what it holds is untrusted.
+impl Carrying for Carriers {
     fn holds(&self, carrier: &str) -> Option<bool> {
         if self.overflowed { Some(true) } else { self.known.get(carrier).copied() }
     }
@@ -172,7 +232,7 @@ pub(crate) type Declared<'a> = dyn Fn(&str, &str) -> bool + 'a;
 /// A value that a source says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
-    exact: Exact,
+    exact: u128,
     /// By which it is known whether the model wrote it.
     spelling: u64,
     /// Where it is mostly digits: it may have been written in pieces.
@@ -228,7 +288,7 @@ impl Seen {
                 if !fold::is_echo(&folded, &|print| own.get(print).is_some()) {
                     let spelling = fold::spelling(part, &folded);
                     let pieces = fold::may_be_grouped(&folded).then_some(folded);
-                    said.push(Part { exact: Exact::of(part), spelling, pieces });
+                    said.push(Part { exact: exact(part), spelling, pieces });
                 }
                 said.len() < MAX_TRUSTED
             });
@@ -280,92 +340,100 @@ impl Seen {
     }
 }
 
-impl Values {
-    /// What is known of a value that stands in an argument.
-    #[must_use]
-    pub fn known(&self, leaf: &Value) -> Known {
-        if matches!(leaf, Value::Null | Value::Bool(_)) {
-            return Known::default();
-        }
-        let text = text_of(leaf);
-        let mut sources: Vec<Arc<str>> = Vec::new();
+/// What is known of a value that stands in an argument.
+#[must_use]
+pub fn known(memory: &dyn Memory, leaf: &Value) -> Known {
+    if matches!(leaf, Value::Null | Value::Bool(_)) {
+        return Known::default();
+    }
+    let text = text_of(leaf);
+    let flags = memory.flags();
+    let mut sources: Vec<Arc<str>> = Vec::new();
+    if flags.trusted > 0 {
         fold::exact_whole(&text, &mut |form| {
-            sources.extend(self.trusted.get(&Exact::of(form)).into_iter().flat_map(|known| known.iter().cloned()));
-        });
-        sources.sort_unstable();
-        sources.dedup();
-        let untrusted =
-            !self.untrusted.is_empty() && fold::is_made_of(&text, leaf.is_number(), &|print| self.untrusted.get(&print).copied());
-        Known { untrusted, overflowed: self.overflowed, sources }
-    }
-
-    /// The user's own words are always believed.
-    pub(crate) fn heard_from_user(&mut self, text: &str) {
-        let user: Arc<str> = USER.into();
-        fold::exact_parts(text, fold::MAX_BELIEVED, &mut |part| {
-            self.believe(Exact::of(part), &user, 2 * MAX_TRUSTED);
-            true
+            sources.extend(memory.sources(exact(form)).iter().flat_map(|known| known.iter().cloned()));
         });
     }
+    sources.sort_unstable();
+    sources.dedup();
+    let untrusted = flags.untrusted > 0 && fold::is_made_of(&text, leaf.is_number(), &|print| memory.untrusted(print));
+    Known { untrusted, overflowed: flags.overflowed, sources }
+}
 
-    /// Takes in what a call has brought, and settles what its files and entities carry from now on.
-    pub fn apply(&mut self, seen: Seen, carriers: &mut Carriers) {
-        let agent = &*seen.agent;
-        let held: Vec<bool> = seen.read.iter().flat_map(|carrier| carrier.read(agent)).filter_map(|key| carriers.holds(&key)).collect();
-        let distrusted = seen.strange || held.contains(&true);
-        if distrusted {
-            self.tainted = true;
-            self.overflowed |= add(&mut self.untrusted, &seen.untrusted);
+/// The user's own words are always believed.
+pub fn hear(memory: &mut dyn Memory, text: &str) {
+    let user: Arc<str> = USER.into();
+    let mut flags = memory.flags();
+    fold::exact_parts(text, fold::MAX_BELIEVED, &mut |part| {
+        believe(memory, &mut flags, exact(part), &user, 2 * MAX_TRUSTED);
+        true
+    });
+    memory.set_flags(flags);
+}
+
+/// Takes in what a call has brought, and settles what its files and entities carry from now on.
+pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying) {
+    let agent = &*seen.agent;
+    let mut flags = memory.flags();
+    let held: Vec<bool> = seen.read.iter().flat_map(|carrier| carrier.read(agent)).filter_map(|key| carriers.holds(&key)).collect();
+    let distrusted = seen.strange || held.contains(&true);
+    if distrusted {
+        flags.tainted = true;
+        flags.overflowed |= distrust(memory, &mut flags.untrusted, &seen.untrusted);
+    }
+    // What the model wrote counts first: what a call was given, its answer only echoes.
+    flags.lost |= seen.lost;
+    for print in seen.written {
+        if flags.written >= MAX_WRITTEN {
+            flags.lost = true;
+            break;
         }
-        // What the model wrote counts first: what a call was given, its answer only echoes.
-        self.lost |= seen.lost;
-        for print in seen.written {
-            if self.written.size() >= MAX_WRITTEN {
-                self.lost = true;
-                break;
-            }
-            self.written.insert_mut(print, ());
+        if !memory.is_written(print) {
+            memory.set_written(print);
+            flags.written += 1;
         }
-        if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !self.lost) {
-            for part in parts {
-                let known = |print: u64| self.written.contains_key(&print);
-                let in_pieces = |folded: &String| fold::is_echo(folded, &known);
-                if !known(part.spelling) && !part.pieces.as_ref().is_some_and(in_pieces) {
-                    self.believe(part.exact, &source, MAX_TRUSTED);
-                }
-            }
-        }
-        // Whatever is written after something untrusted was heard may stem from it, in whatever form.
-        for carrier in &seen.wrote {
-            // The whole of a file is new once the call has succeeded; what else was written, stays.
-            let replaced = seen.kept && matches!(carrier, Carrier::File(_));
-            for (index, key) in carrier.written(agent).into_iter().enumerate() {
-                let before = carriers.holds(&key).unwrap_or(false);
-                // One file is replaced; that there is some file that carries stays true.
-                carriers.add(key, self.tainted || (before && !(replaced && index == 0)));
+    }
+    if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !flags.lost) {
+        for part in parts {
+            let in_pieces = |folded: &String| fold::is_echo(folded, &|print| memory.is_written(print));
+            if !memory.is_written(part.spelling) && !part.pieces.as_ref().is_some_and(in_pieces) {
+                believe(memory, &mut flags, part.exact, &source, MAX_TRUSTED);
             }
         }
     }
-
-    fn believe(&mut self, print: Exact, source: &Arc<str>, most: usize) {
-        let known = self.trusted.get(&print);
-        if known.is_some_and(|known| known.contains(source)) || (known.is_none() && self.trusted.size() >= most) {
-            return;
+    // Whatever is written after something untrusted was heard may stem from it, in whatever form.
+    for carrier in &seen.wrote {
+        // The whole of a file is new once the call has succeeded; what else was written, stays.
+        let replaced = seen.kept && matches!(carrier, Carrier::File(_));
+        for (index, key) in carrier.written(agent).into_iter().enumerate() {
+            let before = carriers.holds(&key).unwrap_or(false);
+            // One file is replaced; that there is some file that carries stays true.
+            carriers.add(key, flags.tainted || (before && !(replaced && index == 0)));
         }
-        let sources: Arc<[Arc<str>]> = known.into_iter().flat_map(|known| known.iter().cloned()).chain([Arc::clone(source)]).collect();
-        self.trusted.insert_mut(print, sources);
     }
+    memory.set_flags(flags);
+}
+
+fn believe(memory: &mut dyn Memory, flags: &mut Flags, print: u128, source: &Arc<str>, most: usize) {
+    let known = memory.sources(print);
+    if known.as_ref().is_some_and(|known| known.contains(source)) || (known.is_none() && flags.trusted >= most) {
+        return;
+    }
+    flags.trusted += usize::from(known.is_none());
+    let sources: Arc<[Arc<str>]> = known.iter().flat_map(|known| known.iter().cloned()).chain([Arc::clone(source)]).collect();
+    memory.set_sources(print, sources);
 }
 
 /// Adds prints to a memory; true where there is no room for all.
-fn add(memory: &mut Map<u64, bool>, prints: &Prints) -> bool {
+fn distrust(memory: &mut dyn Memory, count: &mut usize, prints: &Prints) -> bool {
     for (print, whole) in prints.iter() {
-        let known = memory.get(&print).copied();
-        if known.is_none() && memory.size() >= MAX_UNTRUSTED {
+        let known = memory.untrusted(print);
+        if known.is_none() && *count >= MAX_UNTRUSTED {
             return true;
         }
         if known.is_none_or(|known| whole && !known) {
-            memory.insert_mut(print, whole);
+            memory.set_untrusted(print, whole);
+            *count += usize::from(known.is_none());
         }
     }
     prints.overflowed()

@@ -92,8 +92,8 @@ async fn what_had_no_effect_gives_its_reservation_back_and_what_may_have_does_no
     assert_eq!(code(&world, "act", json!({"how": "fail"})).await, "no_stock");
     assert_eq!(world.metered().await, 1.into());
     let pending = world.gate.pending().await.unwrap();
-    assert!(world.gate.settle_pending(pending[0].call, None).await.unwrap(), "somebody looked: it never happened");
-    assert!(!world.gate.settle_pending(pending[0].call, None).await.unwrap());
+    assert!(world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap(), "somebody looked: it never happened");
+    assert!(!world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap());
     assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (0.into(), 0));
 }
 

@@ -49,7 +49,7 @@ async fn a_call_that_is_running_is_not_started_again() {
     // A person looks, and says what happened.
     let pending = world.gate.pending().await.unwrap();
     let happened = toolgate::Outcome::Success(toolgate::Output::of(json!({"done": true})));
-    assert!(world.gate.settle_pending(pending[0].call, Some(happened)).await.unwrap());
+    assert!(world.gate.settle_pending(pending[0].call, Some(happened), "bob").await.unwrap());
     let known = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
     assert!(known.outcome.success().unwrap().replayed);
     assert_eq!(world.ran(), 1);

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Unit};
 use toolgate::policy::{Ask, Facts, Fault, Needs, Policy, Terms, Verdict};
-use toolgate::session::State;
+use toolgate::session::{Alter, State};
 use toolgate::store::{Approval, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Settle, StoreError, Target};
 use toolgate::{
-    Agent, AgentBuilder, CallId, Category, Ctx, Effect, Effects, Failure, ManualClock, MemoryFs, MemoryStore, Outcome, Row, Session,
-    SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
+    Agent, AgentBuilder, CallId, Category, Ctx, Effect, Effects, Failure, ManualClock, MemoryFs, MemoryStore, Outcome, Receipt, Row,
+    Session, SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
 };
 
 /// Which operation of the store fails.
@@ -83,19 +83,22 @@ impl Store for FaultyStore {
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
-    ) -> Result<Result<(), NotClaimed>, StoreError> {
+    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
         self.check(Fails::Begin)?;
         self.inner.begin(intent, charges, approval, now).await
     }
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<(), Conflict>, StoreError> {
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError> {
         self.check(Fails::Finish)?;
         self.inner.finish(finish).await
     }
-    async fn session(&self, key: &SessionKey) -> Result<Option<(u64, Arc<State>)>, StoreError> {
+    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+        self.inner.snapshot(key).await
+    }
+    async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
         self.inner.session(key).await
     }
-    async fn replace(&self, key: &SessionKey, was: (u64, u64), state: State) -> Result<Result<(), Conflict>, StoreError> {
-        self.inner.replace(key, was, state).await
+    async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError> {
+        self.inner.alter(key, alter).await
     }
     async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
         self.inner.spend(charges, now).await
@@ -115,8 +118,8 @@ impl Store for FaultyStore {
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
         self.inner.pending(now).await
     }
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, now: Timestamp) -> Result<bool, StoreError> {
-        self.inner.settle(call, settle, outcome, now).await
+    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+        self.inner.settle(call, settle, outcome, by, now).await
     }
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
         self.inner.output(key, handle).await

@@ -1,0 +1,183 @@
+//! An agent as it is written down: kept once with the rows it decided, and enough to decide them again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Agent, AgentBuilder, BuildError, Registered};
+use crate::config::{Rules, Scope, Written};
+use crate::hook::Hook;
+use crate::json::Bounds;
+use crate::limits::Limits;
+use crate::policy::{Ask, Fault, Policy, Verdict};
+use crate::resource::MemoryFs;
+use crate::tool::{Spec, Tool};
+
+/// An agent as it is written down.
+///
+/// Tools stand in it with all they declare, policy files word for word. Rules and hooks that were written in Rust stand in
+/// it by name: an agent that is built from its definition cannot ask them, and says so.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Definition {
+    agent: Arc<str>,
+    tools: Vec<Placed>,
+    policies: Vec<File>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    in_code: Vec<InCode>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    hooks: Vec<Hooked>,
+    limits: Limits,
+    bounds: Bounds,
+    principals: Option<BTreeSet<String>>,
+    max_output: usize,
+    files: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Placed {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    section: Option<String>,
+    spec: Spec,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct File {
+    name: String,
+    text: String,
+}
+
+/// A rule that was written in Rust.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct InCode {
+    name: String,
+    says: String,
+    governs: Vec<Arc<str>>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Hooked {
+    name: String,
+    tools: Vec<Arc<str>>,
+}
+
+impl Definition {
+    /// Reads a definition.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+
+    /// The agent's name.
+    #[must_use]
+    pub fn agent(&self) -> &str {
+        &self.agent
+    }
+
+    /// The same agent with other policy files.
+    #[must_use]
+    pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.policies = files.into_iter().map(|(name, text)| File { name, text }).collect();
+        self
+    }
+
+    /// The names of the rules that were written in Rust, and cannot be asked again from here.
+    pub fn rules_in_code(&self) -> impl Iterator<Item = &str> {
+        self.in_code.iter().map(|rule| rule.name.as_str())
+    }
+
+    /// The agent that it defines, without any tool that runs: for looking back, never for calls.
+    ///
+    /// # Errors
+    /// What is wrong with its rules.
+    pub fn build(self) -> Result<Agent, BuildError> {
+        let rules = Rules::parse_all(self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())));
+        let mut builder =
+            Agent::builder(Arc::clone(&self.agent)).rules(rules).limits(self.limits).bounds(self.bounds).max_output(self.max_output);
+        builder.principals = self.principals;
+        if self.files {
+            builder = builder.files(MemoryFs::default());
+        }
+        for rule in self.in_code {
+            builder.policies.push(Written::in_code(Scope::Agent, Arc::new(Unknown(rule))));
+        }
+        for hook in self.hooks {
+            builder = builder.hook(hook);
+        }
+        for Placed { section, spec } in self.tools {
+            builder.tools.push((section, Tool::without_handler(spec)));
+        }
+        builder.build()
+    }
+}
+
+impl AgentBuilder {
+    pub(super) fn definition(&self, tools: &[(Option<String>, Arc<Registered>)]) -> Definition {
+        let mut policies: Vec<File> = Vec::new();
+        for (name, text) in self.policies.iter().filter_map(Written::file) {
+            if !policies.iter().any(|known| known.name == name && known.text == text) {
+                policies.push(File { name: name.to_owned(), text: text.to_owned() });
+            }
+        }
+        let governs = |policy: &Arc<dyn Policy>| {
+            let by =
+                |tool: &&(Option<String>, Arc<Registered>)| tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy));
+            tools.iter().filter(by).map(|(_, tool)| Arc::clone(&tool.spec.name)).collect()
+        };
+        let in_code = self.policies.iter().filter(|written| !written.is_from_a_file()).map(|written| InCode {
+            name: written.policy.name().to_owned(),
+            says: written.policy.definition(),
+            governs: governs(&written.policy),
+        });
+        let hooked = |hook: &Arc<dyn Hook>| Hooked {
+            name: hook.name().to_owned(),
+            tools: tools.iter().map(|(_, tool)| &tool.spec.name).filter(|name| hook.matches(name)).cloned().collect(),
+        };
+        Definition {
+            agent: Arc::clone(&self.name),
+            tools: tools.iter().map(|(section, tool)| Placed { section: section.clone(), spec: tool.spec.clone() }).collect(),
+            policies,
+            in_code: in_code.collect(),
+            hooks: self.hooks.iter().map(hooked).collect(),
+            limits: self.limits.clone(),
+            bounds: self.bounds,
+            principals: self.principals.clone(),
+            max_output: self.max_output,
+            files: self.resources.files().is_some(),
+        }
+    }
+}
+
+/// Stands where a rule stood that was written in Rust: nobody knows what it would say.
+struct Unknown(InCode);
+
+/// What such a rule says. Who looks back knows it by this.
+pub(crate) const UNKNOWN: &str = "it was written in Rust, and is not here to be asked";
+
+impl Policy for Unknown {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+    fn governs(&self, tool: &Spec) -> bool {
+        self.0.governs.iter().any(|name| **name == *tool.name())
+    }
+    fn definition(&self) -> String {
+        self.0.says.clone()
+    }
+    fn check(&self, _: &Ask<'_>) -> Result<Verdict, Fault> {
+        crate::replay::look_away(&format!("the rule `{}`: {UNKNOWN}", self.0.name));
+        Err(Fault(UNKNOWN.to_owned()))
+    }
+}
+
+#[async_trait::async_trait]
+impl Hook for Hooked {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn matches(&self, tool: &str) -> bool {
+        self.tools.iter().any(|name| **name == *tool)
+    }
+}
