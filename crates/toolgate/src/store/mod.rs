@@ -179,6 +179,7 @@ pub struct Intent {
     /// False for a read, which leaves nothing to reconcile.
     pub effect: bool,
     /// What the ledger will say if nobody ever tells more, where the store outlives the process.
+    #[serde(skip)]
     pub row: Option<Arc<Row>>,
 }
 

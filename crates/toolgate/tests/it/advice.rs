@@ -8,7 +8,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
 use toolgate::config::Rules;
 use toolgate::policy::{Condition, Deny, Limit, Per, Policy, Proved, ReadBeforeWrite, Require, Sequence, observe};
-use toolgate::{Agent, AgentBuilder, Effect, Gate, ManualClock, MemoryFs, Said, Session, SignedDuration, Tool, Toolgate, Would, builtin};
+use toolgate::{Agent, AgentBuilder, Effect, Gate, ManualClock, MemoryFs, Said, Session, SignedDuration, Tool, Would, builtin};
 
 fn tool(name: &str) -> Tool {
     let schema = json!({"type": "object", "required": ["entity"], "properties": {
@@ -23,7 +23,7 @@ fn tool(name: &str) -> Tool {
 fn start(agent: AgentBuilder) -> Session {
     let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
     let clock = ManualClock::at("2026-03-02T09:30:00Z".parse().unwrap());
-    Toolgate::builder().agent(agent).clock(Arc::new(clock)).build().unwrap().session("a", "alice", "s")
+    crate::support::gate().agent(agent).clock(Arc::new(clock)).build().unwrap().session("a", "alice", "s")
 }
 
 async fn next(session: &Session, name: &str, args: Value) -> (String, Option<(String, Value)>) {

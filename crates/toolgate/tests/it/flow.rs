@@ -3,7 +3,7 @@
 use base64::Engine;
 use serde_json::{Value, json};
 use toolgate::policy::Flow;
-use toolgate::{Agent, AgentBuilder, Effect, Failure, Session, Tool, Toolgate};
+use toolgate::{Agent, AgentBuilder, Effect, Failure, Session, Tool};
 
 pub(crate) fn echo(name: &str) -> Tool {
     // Says whatever the test wants the world to say.
@@ -42,7 +42,7 @@ pub(crate) fn send() -> Tool {
 
 pub(crate) fn gate(agent: AgentBuilder) -> Session {
     let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    Toolgate::builder().agent(agent).build().unwrap().session("a", "alice", "s")
+    crate::support::gate().agent(agent).build().unwrap().session("a", "alice", "s")
 }
 
 pub(crate) async fn said(session: &Session, tool: &str, args: Value) -> String {

@@ -1,5 +1,6 @@
 //! A small world to make calls in: one agent, one tool that does as it is told, a store that can fail.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,11 +29,33 @@ pub(crate) enum Fails {
     Finish,
 }
 
-/// A memory store that can be told to fail.
-#[derive(Default)]
+/// The store that all tests run on: in memory, or with `TOOLGATE_TEST_STORE=sqlite` in a file.
+pub(crate) fn store() -> Arc<dyn Store> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    if std::env::var("TOOLGATE_TEST_STORE").is_ok_and(|store| store == "sqlite") {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join(format!("{}.db", NEXT.fetch_add(1, Ordering::SeqCst)));
+        return Arc::new(toolgate_store::SqliteStore::open(path).unwrap());
+    }
+    Arc::new(MemoryStore::new())
+}
+
+/// A runtime on that store.
+pub(crate) fn gate() -> ToolgateBuilder {
+    Toolgate::builder().store(store())
+}
+
+/// A store that can be told to fail.
 pub(crate) struct FaultyStore {
-    inner: MemoryStore,
+    inner: Arc<dyn Store>,
     failing: Mutex<Vec<Fails>>,
+}
+
+impl Default for FaultyStore {
+    fn default() -> Self {
+        Self { inner: store(), failing: Mutex::default() }
+    }
 }
 
 impl FaultyStore {
@@ -68,7 +91,7 @@ impl Store for FaultyStore {
         self.failing.lock().unwrap().contains(&Fails::Paused) || self.inner.may_be_paused()
     }
     fn snapshots_are_complete(&self) -> bool {
-        !self.failing.lock().unwrap().contains(&Fails::Load)
+        !self.failing.lock().unwrap().contains(&Fails::Load) && self.inner.snapshots_are_complete()
     }
     async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
         self.check(Fails::Load)?;
@@ -130,6 +153,18 @@ impl Store for FaultyStore {
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
         self.check(Fails::Finish)?;
         self.inner.take_in(row).await
+    }
+    fn introduce(&self, config: Digest, definition: &Arc<str>) {
+        self.inner.introduce(config, definition);
+    }
+    fn redaction_key(&self) -> Option<[u8; 32]> {
+        self.inner.redaction_key()
+    }
+    fn home(&self) -> Option<&Path> {
+        self.inner.home()
+    }
+    fn owner(&self) -> Option<Arc<str>> {
+        self.inner.owner()
     }
 }
 

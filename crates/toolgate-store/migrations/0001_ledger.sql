@@ -1,0 +1,104 @@
+-- Times are nanoseconds since 1970, windows nanoseconds (-1: none), amounts exact decimals as text.
+
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+
+-- The record. `body` is the row in its one spelling; the columns before it repeat what is searched for.
+CREATE TABLE ledger (
+    seq      INTEGER PRIMARY KEY,
+    session  INTEGER NOT NULL,
+    n        INTEGER NOT NULL,
+    call     BLOB    NOT NULL,
+    at       INTEGER NOT NULL,
+    tool     TEXT    NOT NULL,
+    decision TEXT    NOT NULL,
+    gate     TEXT    NOT NULL,
+    code     TEXT,
+    rule     TEXT,
+    hash     BLOB    NOT NULL,
+    chain    BLOB    NOT NULL,
+    body     TEXT    NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX ledger_by_session ON ledger (session, n);
+CREATE UNIQUE INDEX ledger_by_call    ON ledger (call);
+CREATE INDEX        ledger_by_time    ON ledger (at);
+CREATE INDEX        ledger_by_tool    ON ledger (tool, seq);
+
+CREATE TABLE entities (
+    name  TEXT    NOT NULL,
+    value TEXT    NOT NULL,
+    seq   INTEGER NOT NULL,
+    PRIMARY KEY (name, value, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE configs (digest BLOB PRIMARY KEY, body TEXT NOT NULL) STRICT, WITHOUT ROWID;
+
+CREATE TABLE checkpoints (seq INTEGER NOT NULL, body TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL) STRICT;
+CREATE TABLE prunes      (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL) STRICT;
+
+-- Sessions, and the head of each one's chain. Rows up to `pruned` are gone; `anchor` is the head at that point.
+CREATE TABLE sessions (
+    id        INTEGER PRIMARY KEY,
+    agent     TEXT    NOT NULL,
+    principal TEXT    NOT NULL,
+    session   TEXT    NOT NULL,
+    version   INTEGER NOT NULL DEFAULT 0,
+    stamp     INTEGER NOT NULL DEFAULT 0,
+    opened    INTEGER,
+    progress  TEXT,
+    memory    TEXT,
+    revokes   INTEGER NOT NULL DEFAULT 0,
+    rows      INTEGER NOT NULL DEFAULT 0,
+    head      BLOB    NOT NULL,
+    pruned    INTEGER NOT NULL DEFAULT 0,
+    anchor    BLOB,
+    UNIQUE (session, principal, agent)
+) STRICT;
+
+CREATE TABLE slices      (session INTEGER, name TEXT, value TEXT NOT NULL, PRIMARY KEY (session, name)) STRICT, WITHOUT ROWID;
+CREATE TABLE marks       (session INTEGER, name TEXT, value TEXT NOT NULL, PRIMARY KEY (session, name)) STRICT, WITHOUT ROWID;
+CREATE TABLE logs        (session INTEGER, name TEXT, n INTEGER, entry TEXT NOT NULL, PRIMARY KEY (session, name, n)) STRICT, WITHOUT ROWID;
+CREATE TABLE evidence    (session INTEGER, key TEXT, proof TEXT NOT NULL, PRIMARY KEY (session, key)) STRICT, WITHOUT ROWID;
+CREATE TABLE revocations (session INTEGER, key TEXT, stamp INTEGER NOT NULL, PRIMARY KEY (session, key)) STRICT, WITHOUT ROWID;
+
+-- Where values were seen: prints only.
+CREATE TABLE untrusted (session INTEGER, print INTEGER, whole INTEGER NOT NULL, PRIMARY KEY (session, print)) STRICT, WITHOUT ROWID;
+CREATE TABLE written   (session INTEGER, print INTEGER, PRIMARY KEY (session, print)) STRICT, WITHOUT ROWID;
+CREATE TABLE trusted   (session INTEGER, print BLOB, sources TEXT NOT NULL, PRIMARY KEY (session, print)) STRICT, WITHOUT ROWID;
+CREATE TABLE carriers  (carrier TEXT PRIMARY KEY, untrusted INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+
+-- Limits. What has left a window is taken off the total when the counter is next written.
+CREATE TABLE counters (counter TEXT, win INTEGER, total TEXT NOT NULL, PRIMARY KEY (counter, win)) STRICT, WITHOUT ROWID;
+CREATE TABLE charges  (counter TEXT, win INTEGER, at INTEGER, call BLOB, n INTEGER, amount TEXT NOT NULL,
+                       PRIMARY KEY (counter, win, at, call, n)) STRICT, WITHOUT ROWID;
+
+-- Intents, durable before the effect. `draft` is the row that is written if the owner dies; `outcome` is sealed.
+CREATE TABLE claims (
+    call    BLOB    PRIMARY KEY,
+    session INTEGER NOT NULL,
+    state   TEXT    NOT NULL CHECK (state IN ('open', 'pending', 'settled')),
+    owner   TEXT    NOT NULL,
+    lease   INTEGER NOT NULL,
+    effect  INTEGER NOT NULL,
+    intent  TEXT    NOT NULL,
+    charges TEXT    NOT NULL,
+    draft   TEXT,
+    outcome BLOB,
+    ended   INTEGER
+) STRICT, WITHOUT ROWID;
+CREATE INDEX claims_unsettled ON claims (state) WHERE state <> 'settled';
+CREATE TABLE recalls (principal TEXT, agent TEXT, tool TEXT, key TEXT, asked BLOB NOT NULL, call BLOB NOT NULL,
+                      PRIMARY KEY (principal, agent, tool, key)) STRICT, WITHOUT ROWID;
+
+CREATE TABLE approvals (
+    n         INTEGER PRIMARY KEY,
+    id        TEXT    NOT NULL UNIQUE,
+    session   INTEGER NOT NULL,
+    digest    BLOB    NOT NULL,
+    expires   INTEGER NOT NULL,
+    body      TEXT    NOT NULL,
+    arguments BLOB    NOT NULL
+) STRICT;
+CREATE INDEX approvals_by_call ON approvals (session, digest, n);
+
+CREATE TABLE outputs (session INTEGER, handle TEXT, at INTEGER NOT NULL, text TEXT NOT NULL, PRIMARY KEY (session, handle)) STRICT, WITHOUT ROWID;
+CREATE TABLE paused  (target TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT, WITHOUT ROWID;

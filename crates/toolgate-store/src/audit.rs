@@ -1,0 +1,371 @@
+//! Reading a ledger.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use rusqlite::types::Value as Sql;
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+use serde::Serialize;
+use serde_json::Value;
+use toolgate::json::Digest;
+use toolgate::store::{Intent, StoreError};
+use toolgate::{CallId, Decision, Gate, Row, SessionKey};
+
+use crate::claims::{self, Claim};
+use crate::fault::{Done, Fault};
+use crate::home::Home;
+use crate::keys::Keys;
+use crate::ledger::{digest, nanos, signed, spelling, unsigned};
+use crate::open;
+
+/// A ledger to read, while others may write it.
+pub struct Ledger {
+    path: PathBuf,
+    pub(crate) sql: Connection,
+    pub(crate) home: Home,
+}
+
+/// One row at its place.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Entry {
+    /// Where it stands in the ledger.
+    pub seq: u64,
+    /// Where it stands in its session.
+    pub n: u64,
+    /// Its link in the chain of its session.
+    pub hash: Digest,
+    /// The chain through all rows, at this one.
+    pub chain: Digest,
+    /// The row.
+    pub row: Row,
+}
+
+/// Which rows are wanted. All that is said must hold.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Not before.
+    pub since: Option<Timestamp>,
+    /// Not after.
+    pub until: Option<Timestamp>,
+    /// Of this tool.
+    pub tool: Option<String>,
+    /// Of this agent.
+    pub agent: Option<String>,
+    /// Of this principal.
+    pub principal: Option<String>,
+    /// Of sessions of this name.
+    pub session: Option<String>,
+    /// That ended so.
+    pub decision: Option<Decision>,
+    /// With this code.
+    pub code: Option<String>,
+    /// That this rule or hook decided.
+    pub rule: Option<String>,
+    /// About this entity: its name and its value. A value that was redacted is found by its mark.
+    pub entity: Option<(String, Value)>,
+    /// Behind this place in the ledger.
+    pub after: Option<u64>,
+    /// At most so many.
+    pub most: Option<usize>,
+    /// From the newest to the oldest.
+    pub newest_first: bool,
+}
+
+/// What happened, in figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub struct Stats {
+    /// Rows in all.
+    pub rows: u64,
+    /// Time of the first row and of the last.
+    pub from: Option<Timestamp>,
+    /// Time of the last row.
+    pub to: Option<Timestamp>,
+    /// Rows by decision.
+    pub decisions: BTreeMap<&'static str, u64>,
+    /// For each tool: all calls, and those that were refused or failed.
+    pub tools: BTreeMap<String, (u64, u64, u64)>,
+    /// Refusals by rule, or by gate where no rule decided.
+    pub refused_by: BTreeMap<String, u64>,
+    /// Errors by code.
+    pub codes: BTreeMap<String, u64>,
+    /// What rules that only observe would have refused.
+    pub observed: BTreeMap<String, u64>,
+    /// Time spent at each gate that was passed, in nanoseconds: median, 95th and 99th percentile.
+    pub latency: BTreeMap<&'static str, [u64; 3]>,
+}
+
+impl Ledger {
+    /// Opens a ledger that is there.
+    ///
+    /// # Errors
+    /// It is not there, is no ledger, or cannot be read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        let path = path.as_ref();
+        Self::open_beside(path, &Home::beside(path))
+    }
+
+    /// Opens a ledger whose keys and mark stand elsewhere than beside it.
+    ///
+    /// # Errors
+    /// As for [`Ledger::open`].
+    pub fn open_beside(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
+        let path = path.as_ref();
+        let sql = open::reading(path).map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))?;
+        Ok(Self { path: path.to_owned(), sql, home: Home::visit(state) })
+    }
+
+    pub(crate) fn named<T>(&self, done: Done<T>) -> Result<T, StoreError> {
+        done.map_err(|fault| StoreError(format!("the ledger {}: {fault}", self.path.display())))
+    }
+
+    /// Hands out the rows that are wanted, one by one, until there are no more or `f` says `false`.
+    ///
+    /// # Errors
+    /// They cannot be read, or what `f` says.
+    pub fn query(&self, filter: &Filter, mut f: impl FnMut(Entry) -> Result<bool, StoreError>) -> Result<(), StoreError> {
+        let (text, values) = self.named(self.select(filter))?;
+        let mut statement = self.named(self.sql.prepare_cached(&text).map_err(Fault::from))?;
+        let mut rows = self.named(statement.query(params_from_iter(values)).map_err(Fault::from))?;
+        while let Some(row) = self.named(rows.next().map_err(Fault::from))? {
+            if !f(self.named(entry(row))?)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows that are wanted, all at once.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn find(&self, filter: &Filter) -> Result<Vec<Entry>, StoreError> {
+        let mut found = Vec::new();
+        self.query(filter, |entry| {
+            found.push(entry);
+            Ok(true)
+        })?;
+        Ok(found)
+    }
+
+    /// How many rows are wanted.
+    ///
+    /// # Errors
+    /// They cannot be counted.
+    pub fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
+        let counted = self.select(filter).and_then(|(text, values)| {
+            let text = format!("SELECT count(*) FROM ({text})");
+            Ok(unsigned(self.sql.query_row(&text, params_from_iter(values), |row| row.get(0))?))
+        });
+        self.named(counted)
+    }
+
+    fn select(&self, filter: &Filter) -> Done<(String, Vec<Sql>)> {
+        let (mut wanted, mut values): (Vec<String>, Vec<Sql>) = (Vec::new(), Vec::new());
+        let mut from = "ledger AS l";
+        if let Some((name, value)) = &filter.entity {
+            from = "entities AS e CROSS JOIN ledger AS l ON l.seq = e.seq";
+            let spellings = self.spellings(name, value)?;
+            wanted.push(format!("e.name = ? AND e.value IN ({})", vec!["?"; spellings.len()].join(", ")));
+            values.push(name.clone().into());
+            values.extend(spellings.into_iter().map(Sql::from));
+        }
+        let mut want = |what: &str, value: Option<Sql>| {
+            if let Some(value) = value {
+                wanted.push(what.to_owned());
+                values.push(value);
+            }
+        };
+        let seq = if filter.entity.is_some() { "e.seq" } else { "l.seq" };
+        want(&format!("{seq} > ?"), filter.after.map(|after| signed(after).into()));
+        want("l.at >= ?", filter.since.map(|at| nanos(at).into()));
+        want("l.at <= ?", filter.until.map(|at| nanos(at).into()));
+        want("l.tool = ?", filter.tool.clone().map(Into::into));
+        want("l.decision = ?", filter.decision.map(|decision| decision.name().to_owned().into()));
+        want("l.code = ?", filter.code.clone().map(Into::into));
+        want("l.rule = ?", filter.rule.clone().map(Into::into));
+        let whose = [("session", &filter.session), ("principal", &filter.principal), ("agent", &filter.agent)];
+        let whose: Vec<_> = whose.into_iter().filter_map(|(column, name)| Some((column, name.clone()?))).collect();
+        if !whose.is_empty() {
+            let named: Vec<String> = whose.iter().map(|(column, _)| format!("{column} = ?")).collect();
+            wanted.push(format!("l.session IN (SELECT id FROM sessions WHERE {})", named.join(" AND ")));
+            values.extend(whose.into_iter().map(|(_, name)| Sql::from(name)));
+        }
+        let wanted = if wanted.is_empty() { "1".to_owned() } else { wanted.join(" AND ") };
+        let order = if filter.newest_first { "DESC" } else { "ASC" };
+        let most = filter.most.map_or(-1, |most| i64::try_from(most).unwrap_or(i64::MAX));
+        let text = format!("SELECT l.seq, l.n, l.hash, l.chain, l.body FROM {from} WHERE {wanted} ORDER BY {seq} {order} LIMIT {most}");
+        Ok((text, values))
+    }
+
+    /// How an entity may stand in the ledger: as it is, as text, or redacted. Only what is there is looked for, because one
+    /// spelling is found faster than several.
+    fn spellings(&self, name: &str, value: &Value) -> Done<Vec<String>> {
+        let mut spellings = vec![spelling(value)];
+        if let Value::String(text) = value
+            && let Ok(number @ Value::Number(_)) = serde_json::from_str(text)
+        {
+            spellings.push(spelling(&number));
+        }
+        if let Ok(keys) = Keys::open(&self.home.keys(), false) {
+            let mark = toolgate::redact::mark(keys.redact, value);
+            spellings.extend(mark.map(|mark| spelling(&mark)));
+        }
+        let mut there = Vec::new();
+        for spelling in &spellings {
+            if self.sql.prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 LIMIT 1")?.exists(params![name, spelling])? {
+                there.push(spelling.clone());
+            }
+        }
+        Ok(if there.is_empty() { spellings } else { there })
+    }
+
+    /// The row of a call, and what was found out about it later.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn show(&self, call: CallId) -> Result<Vec<Entry>, StoreError> {
+        let find = || -> Done<Vec<Entry>> {
+            let columns = "seq, n, hash, chain, body";
+            let mut statement = self.sql.prepare(&format!("SELECT {columns} FROM ledger WHERE call = ?1"))?;
+            let mut rows = statement.query([call.as_bytes().as_slice()])?;
+            let Some(first) = rows.next()?.map(entry).transpose()? else { return Ok(Vec::new()) };
+            let mut found = vec![first];
+            let mut statement = self.sql.prepare(&format!(
+                "SELECT {columns} FROM ledger WHERE session = (SELECT session FROM ledger WHERE call = ?1) AND decision = 'settled'
+                 AND json_extract(body, '$.settles.call') = ?2 ORDER BY n"
+            ))?;
+            let mut rows = statement.query(params![call.as_bytes().as_slice(), call.to_string()])?;
+            while let Some(row) = rows.next()? {
+                found.push(entry(row)?);
+            }
+            Ok(found)
+        };
+        self.named(find())
+    }
+
+    /// The sessions of this name; all, where none is said.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn sessions(&self, name: Option<&str>) -> Result<Vec<SessionKey>, StoreError> {
+        let find = || -> Done<Vec<SessionKey>> {
+            let mut statement = self
+                .sql
+                .prepare("SELECT agent, principal, session FROM sessions WHERE rows > 0 AND (?1 IS NULL OR session = ?1) ORDER BY id")?;
+            let keys = statement.query_map([name], |row| {
+                Ok(SessionKey::new(row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
+            })?;
+            Ok(keys.collect::<Result<_, _>>()?)
+        };
+        self.named(find())
+    }
+
+    /// The definition of an agent, by the digest that rows have.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn definition(&self, config: Digest) -> Result<Option<String>, StoreError> {
+        let find = || -> Done<Option<String>> {
+            let bytes = config.as_bytes().as_slice();
+            Ok(self.sql.query_row("SELECT body FROM configs WHERE digest = ?1", [bytes], |row| row.get(0)).optional()?)
+        };
+        self.named(find())
+    }
+
+    /// Claims that nobody knows the end of.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+        let find = || -> Done<Vec<Intent>> {
+            let unsettled = Claim::unsettled(&self.sql)?;
+            unsettled.into_iter().filter(|claim| claim.is_pending(&self.home, now)).map(claims::shown).collect()
+        };
+        self.named(find())
+    }
+
+    /// What happened, in figures.
+    ///
+    /// # Errors
+    /// The rows cannot be read.
+    pub fn stats(&self, filter: &Filter) -> Result<Stats, StoreError> {
+        let mut stats = Stats::default();
+        let mut times: BTreeMap<Gate, Histogram> = BTreeMap::new();
+        self.query(filter, |Entry { row, .. }| {
+            stats.rows += 1;
+            stats.from = Some(stats.from.map_or(row.at, |from| from.min(row.at)));
+            stats.to = Some(stats.to.map_or(row.at, |to| to.max(row.at)));
+            *stats.decisions.entry(row.decision.name()).or_default() += 1;
+            let tool = stats.tools.entry(row.tool.to_string()).or_default();
+            tool.0 += 1;
+            tool.1 += u64::from(row.decision == Decision::Refused);
+            tool.2 += u64::from(row.decision == Decision::Failed);
+            if row.decision == Decision::Refused {
+                *stats.refused_by.entry(row.rule.clone().unwrap_or_else(|| format!("({})", row.gate))).or_default() += 1;
+            }
+            if let Some(code) = row.code() {
+                *stats.codes.entry(code.to_owned()).or_default() += 1;
+            }
+            for observed in &row.facts.observed {
+                *stats.observed.entry(observed.rule.clone()).or_default() += 1;
+            }
+            for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
+                times.entry(gate).or_default().add(row.latency.at(gate));
+            }
+            Ok(true)
+        })?;
+        stats.latency = times.into_iter().map(|(gate, times)| (gate.name(), [0.5, 0.95, 0.99].map(|part| times.at(part)))).collect();
+        Ok(stats)
+    }
+
+    /// Where the ledger ends.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn last(&self) -> Result<u64, StoreError> {
+        self.named(crate::ledger::tip(&self.sql)).map(|tip| tip.seq)
+    }
+}
+
+pub(crate) fn entry(row: &rusqlite::Row<'_>) -> Done<Entry> {
+    let seq = unsigned(row.get(0)?);
+    let body = row.get_ref(4)?.as_str().map_err(|e| Fault::Said(format!("row {seq}: {e}")))?;
+    Ok(Entry {
+        seq,
+        n: unsigned(row.get(1)?),
+        hash: digest(row.get_ref(2)?.as_blob().unwrap_or_default())?,
+        chain: digest(row.get_ref(3)?.as_blob().unwrap_or_default())?,
+        row: serde_json::from_str(body).map_err(|e| Fault::Said(format!("row {seq} cannot be read: {e}")))?,
+    })
+}
+
+/// Counts values in buckets that are at most 6 % wide, so that a million of them take no room.
+#[derive(Default)]
+struct Histogram {
+    buckets: BTreeMap<u32, u64>,
+    count: u64,
+}
+
+impl Histogram {
+    fn add(&mut self, value: u64) {
+        let bits = 63 - value.max(16).leading_zeros();
+        let part = (value.max(16) >> (bits - 4)) & 15;
+        *self.buckets.entry(bits * 16 + u32::try_from(part).unwrap_or(0)).or_default() += 1;
+        self.count += 1;
+    }
+
+    /// The value that this part of all values does not exceed.
+    fn at(&self, part: f64) -> u64 {
+        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a percentile")]
+        let mut left = (self.count as f64 * part).ceil() as u64;
+        for (bucket, count) in &self.buckets {
+            left = left.saturating_sub(*count);
+            if left == 0 {
+                let (bits, part) = (bucket / 16, u64::from(bucket % 16));
+                return (16 + part) << (bits - 4);
+            }
+        }
+        0
+    }
+}

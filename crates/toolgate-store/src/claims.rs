@@ -1,0 +1,400 @@
+//! Counters, claims, and what they are recalled by.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::{Connection, OptionalExtension, params};
+use rust_decimal::Decimal;
+use toolgate::json::Digest;
+use toolgate::limits::{Charge, Over, Spend, Unit};
+use toolgate::store::{Intent, RecallKey, Recalled, Settle};
+use toolgate::{CallId, Outcome, Row};
+
+use crate::fault::{Done, Fault};
+use crate::home::Home;
+use crate::keys::Keys;
+use crate::ledger::{self, digest, nanos};
+use crate::session::{Session, time};
+use crate::writer::Tx;
+
+fn window(window: Option<SignedDuration>) -> i64 {
+    window.map_or(-1, |window| i64::try_from(window.as_nanos()).unwrap_or(i64::MAX).max(0))
+}
+
+fn amount(text: &str) -> Done<Decimal> {
+    text.parse().map_err(|_| Fault::Said(format!("a counter holds `{text}`, which is no number")))
+}
+
+/// What is used of a counter. Looking changes nothing.
+pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
+    let total: Option<String> = sql
+        .prepare_cached("SELECT total FROM counters WHERE counter = ?1 AND win = ?2")?
+        .query_row(params![counter, window(win)], |row| row.get(0))
+        .optional()?;
+    let mut total = total.map_or(Ok(Decimal::ZERO), |text| amount(&text))?;
+    if win.is_some() {
+        let mut left = sql.prepare_cached("SELECT amount FROM charges WHERE counter = ?1 AND win = ?2 AND at <= ?3")?;
+        let mut rows = left.query(params![counter, window(win), nanos(now).saturating_sub(window(win))])?;
+        while let Some(row) = rows.next()? {
+            total = total.saturating_sub(amount(row.get_ref(0)?.as_str().unwrap_or_default())?);
+        }
+    }
+    Ok(total)
+}
+
+/// What is used, if a charge fits.
+pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Result<Decimal, Over>> {
+    let used = used(sql, &charge.counter, charge.window, now)?;
+    // What is only watched always fits.
+    if charge.cap == Decimal::MAX {
+        return Ok(Ok(used));
+    }
+    let room = |used: Decimal| used.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
+    // A budget that is used up exactly has no room for a call whose cost is not known yet.
+    let open_ended = !charge.unit.is_spent() || used < charge.cap;
+    if room(used) && open_ended && charge.amount >= Decimal::ZERO {
+        return Ok(Ok(used));
+    }
+    let Some(stretch) = charge.window else { return Ok(Err(Over { used, retry_after: None })) };
+    // When enough has left the window; never, where the charge alone is too much.
+    let mut entries = sql.prepare_cached("SELECT at, amount FROM charges WHERE counter = ?1 AND win = ?2 AND at > ?3 ORDER BY at")?;
+    let mut rows = entries.query(params![charge.counter, window(charge.window), nanos(now).saturating_sub(window(charge.window))])?;
+    let mut left = used;
+    while let Some(row) = rows.next()? {
+        left = left.saturating_sub(amount(row.get_ref(1)?.as_str().unwrap_or_default())?);
+        if room(left) {
+            let at = time(row.get(0)?);
+            return Ok(Err(Over { used, retry_after: Some(stretch.saturating_sub(now.duration_since(at))) }));
+        }
+    }
+    Ok(Err(Over { used, retry_after: None }))
+}
+
+/// The first charge that does not fit. Charges of one call on the same counter add up.
+pub(crate) fn over(sql: &Connection, charges: &[Charge], now: Timestamp) -> Done<Option<(usize, Over)>> {
+    for (index, charge) in charges.iter().enumerate() {
+        if charge.amount < Decimal::ZERO {
+            return Ok(Some((index, Over { used: Decimal::ZERO, retry_after: None })));
+        }
+        let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
+        let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
+        if let Err(over) = fits(sql, &Charge { amount, ..charge.clone() }, now)? {
+            return Ok(Some((index, over)));
+        }
+    }
+    Ok(None)
+}
+
+/// Reserves a charge; says what was used before.
+pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge, now: Timestamp) -> Done<Decimal> {
+    let before = used(sql, &charge.counter, charge.window, now)?;
+    if charge.window.is_some() {
+        sql.prepare_cached("DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at <= ?3")?.execute(params![
+            charge.counter,
+            window(charge.window),
+            nanos(now).saturating_sub(window(charge.window))
+        ])?;
+        sql.prepare_cached("INSERT INTO charges (counter, win, at, call, n, amount) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
+            charge.counter,
+            window(charge.window),
+            nanos(now),
+            call.as_bytes().as_slice(),
+            i64::try_from(n).unwrap_or(i64::MAX),
+            charge.amount.to_string()
+        ])?;
+    }
+    total(sql, charge, before.saturating_add(charge.amount))?;
+    Ok(before)
+}
+
+fn total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
+    sql.prepare_cached("INSERT OR REPLACE INTO counters (counter, win, total) VALUES (?1, ?2, ?3)")?.execute(params![
+        charge.counter,
+        window(charge.window),
+        total.to_string()
+    ])?;
+    Ok(())
+}
+
+/// Replaces what a call reserved by what it came to.
+fn settle_charge(sql: &Connection, call: CallId, (n, at, charge): (usize, i64, &Charge), actual: Decimal) -> Done<()> {
+    if charge.window.is_some() {
+        let changed = sql
+            .prepare_cached("UPDATE charges SET amount = ?6 WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?
+            .execute(params![
+                charge.counter,
+                window(charge.window),
+                at,
+                call.as_bytes().as_slice(),
+                i64::try_from(n).unwrap_or(i64::MAX),
+                actual.to_string()
+            ])?;
+        // What has left the window meanwhile is not in the total any more.
+        if changed == 0 {
+            return Ok(());
+        }
+    }
+    let text: Option<String> = sql
+        .prepare_cached("SELECT total FROM counters WHERE counter = ?1 AND win = ?2")?
+        .query_row(params![charge.counter, window(charge.window)], |row| row.get(0))
+        .optional()?;
+    let now = text.map_or(Ok(Decimal::ZERO), |text| amount(&text))?;
+    total(sql, charge, now.saturating_sub(charge.amount).saturating_add(actual))
+}
+
+/// A claim as it is stored.
+pub(crate) struct Claim {
+    pub(crate) call: CallId,
+    state: String,
+    owner: String,
+    lease: Timestamp,
+    effect: bool,
+    pub(crate) intent: Intent,
+    /// Each with its number and when it was reserved.
+    charges: Vec<(usize, i64, Charge)>,
+    pub(crate) draft: Option<String>,
+    outcome: Option<Vec<u8>>,
+}
+
+const COLUMNS: &str = "call, state, owner, lease, effect, intent, charges, draft, outcome";
+
+impl Claim {
+    fn read(row: &rusqlite::Row<'_>) -> Done<Self> {
+        let (intent, charges): (String, String) = (row.get(5)?, row.get(6)?);
+        Ok(Self {
+            call: CallId::from_bytes(row.get(0)?),
+            state: row.get(1)?,
+            owner: row.get(2)?,
+            lease: time(row.get(3)?),
+            effect: row.get(4)?,
+            intent: serde_json::from_str(&intent)?,
+            charges: serde_json::from_str(&charges)?,
+            draft: row.get(7)?,
+            outcome: row.get(8)?,
+        })
+    }
+
+    pub(crate) fn find(sql: &Connection, call: CallId) -> Done<Option<Self>> {
+        let mut statement = sql.prepare_cached(&format!("SELECT {COLUMNS} FROM claims WHERE call = ?1"))?;
+        let mut rows = statement.query(params![call.as_bytes().as_slice()])?;
+        rows.next()?.map(Self::read).transpose()
+    }
+
+    /// Those that nobody knows the end of, or that still run.
+    pub(crate) fn unsettled(sql: &Connection) -> Done<Vec<Self>> {
+        let mut statement = sql.prepare_cached(&format!("SELECT {COLUMNS} FROM claims WHERE state <> 'settled' ORDER BY call"))?;
+        let mut rows = statement.query([])?;
+        let mut found = Vec::new();
+        while let Some(row) = rows.next()? {
+            found.push(Self::read(row)?);
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.state == "settled"
+    }
+
+    /// Whether nobody works on it any more.
+    fn is_abandoned(&self, home: &Home, now: Timestamp) -> bool {
+        self.state == "open" && (now > self.lease || home.is_gone(&self.owner))
+    }
+
+    pub(crate) fn is_pending(&self, home: &Home, now: Timestamp) -> bool {
+        self.effect && (self.state == "pending" || self.is_abandoned(home, now))
+    }
+
+    fn recalled(&self, home: &Home, keys: &Keys, now: Timestamp) -> Done<Option<Recalled>> {
+        if self.is_settled() {
+            let outcome = self.outcome.as_ref().and_then(|sealed| keys.unseal(&place(self.call), sealed));
+            return Ok(Some(Recalled::Settled(outcome.map(|text| serde_json::from_slice(&text)).transpose()?)));
+        }
+        Ok(match self.is_pending(home, now) {
+            true => Some(Recalled::Pending(self.call)),
+            // A read that never ended left nothing behind.
+            false if self.is_abandoned(home, now) => None,
+            false => Some(Recalled::InProgress),
+        })
+    }
+}
+
+/// For what an outcome is sealed.
+fn place(call: CallId) -> String {
+    format!("outcome {call}")
+}
+
+/// What is known of an earlier call under one of these keys.
+pub(crate) fn recall(
+    sql: &Connection,
+    home: &Home,
+    keys: &Keys,
+    recall: &[RecallKey],
+    asked: Digest,
+    now: Timestamp,
+) -> Done<Option<Recalled>> {
+    for key in recall {
+        let found: Option<(Vec<u8>, [u8; 16])> = sql
+            .prepare_cached("SELECT asked, call FROM recalls WHERE principal = ?1 AND agent = ?2 AND tool = ?3 AND key = ?4")?
+            .query_row(params![&*key.principal, &*key.agent, &*key.tool, key.key], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()?;
+        let Some((first, call)) = found else { continue };
+        // A tool declared `once` is recalled by its arguments, as they were asked for or as hooks left them.
+        if digest(&first)? != asked && !key.key.starts_with("once:") {
+            return Ok(Some(Recalled::KeyReused));
+        }
+        if let Some(claim) = Claim::find(sql, CallId::from_bytes(call))?
+            && let Some(recalled) = claim.recalled(home, keys, now)?
+        {
+            return Ok(Some(recalled));
+        }
+    }
+    Ok(None)
+}
+
+/// Writes an intent down, with what it reserves. Says what was used of each counter before.
+pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: &[Charge], now: Timestamp) -> Done<Vec<Decimal>> {
+    let session = Session::find_or_make(tx.sql, &intent.key)?;
+    let mut used = Vec::new();
+    for (n, charge) in charges.iter().enumerate() {
+        used.push(reserve(tx.sql, intent.call, n, charge, now)?);
+    }
+    for key in &intent.recall {
+        tx.sql
+            .prepare_cached("INSERT OR REPLACE INTO recalls (principal, agent, tool, key, asked, call) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
+            .execute(params![
+                &*key.principal,
+                &*key.agent,
+                &*key.tool,
+                key.key,
+                intent.asked.as_bytes().as_slice(),
+                intent.call.as_bytes().as_slice()
+            ])?;
+    }
+    let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge)).collect();
+    tx.sql
+        .prepare_cached(
+            "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8)",
+        )?
+        .execute(params![
+            intent.call.as_bytes().as_slice(),
+            session.id,
+            &*intent.owner,
+            nanos(intent.lease),
+            intent.effect,
+            serde_json::to_string(intent)?,
+            serde_json::to_string(&charges)?,
+            draft,
+        ])?;
+    Ok(used)
+}
+
+/// Ends a claim: by what happened in the world.
+pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend>, outcome: Option<&Outcome>, now: Timestamp) -> Done<()> {
+    let call = claim.call;
+    // What is spent is spent, whatever is known of the rest.
+    let (known, reserved): (Vec<_>, Vec<_>) =
+        claim.charges.into_iter().partition(|(.., c)| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
+    for (n, at, charge) in known {
+        let actual = match (settle, charge.unit) {
+            (_, Unit::Attempt) => charge.amount,
+            (Settle::Released, Unit::Fixed) => Decimal::ZERO,
+            (_, Unit::Fixed) => charge.amount,
+            (Settle::Released, _) if spent.is_none() => Decimal::ZERO,
+            (_, Unit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
+            (_, Unit::Money) => spent.map_or(charge.amount, |s| s.money),
+        };
+        settle_charge(tx.sql, call, (n, at, &charge), actual)?;
+    }
+    if settle == Settle::Pending {
+        tx.sql
+            .prepare_cached("UPDATE claims SET state = 'pending', charges = ?2 WHERE call = ?1")?
+            .execute(params![call.as_bytes().as_slice(), serde_json::to_string(&reserved)?])?;
+        return Ok(());
+    }
+    // What had no effect may run again; what nobody can recall need not be kept.
+    match outcome.filter(|_| settle == Settle::Done && !claim.intent.recall.is_empty()) {
+        Some(outcome) => {
+            let sealed = tx.shared.keys().seal(&place(call), &serde_json::to_vec(outcome)?)?;
+            tx.sql
+                .prepare_cached(
+                    "UPDATE claims SET state = 'settled', charges = '[]', draft = NULL, outcome = ?2, ended = ?3 WHERE call = ?1",
+                )?
+                .execute(params![call.as_bytes().as_slice(), sealed, nanos(now)])?;
+        }
+        None => {
+            tx.sql.prepare_cached("DELETE FROM claims WHERE call = ?1")?.execute(params![call.as_bytes().as_slice()])?;
+            for key in &claim.intent.recall {
+                // Unless somebody else has come under the same key since.
+                tx.sql
+                    .prepare_cached("DELETE FROM recalls WHERE principal = ?1 AND agent = ?2 AND tool = ?3 AND key = ?4 AND call = ?5")?
+                    .execute(params![&*key.principal, &*key.agent, &*key.tool, key.key, call.as_bytes().as_slice()])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Claims whose owners are gone are pending from here on, and the ledger says so. A read that never ended is let go.
+pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
+    let mut swept = 0;
+    for claim in Claim::unsettled(tx.sql)? {
+        if !claim.is_abandoned(&tx.shared.home, now) {
+            continue;
+        }
+        swept += 1;
+        if !claim.effect {
+            end(tx, claim, Settle::Released, None, None, now)?;
+            continue;
+        }
+        if let Some(draft) = claim.draft.as_deref().filter(|_| ledger::has(tx.sql, &claim.call).is_ok_and(|has| !has)) {
+            let row: Row = serde_json::from_str(draft)?;
+            let mut session = Session::find_or_make(tx.sql, &row.key)?;
+            ledger::append(tx, &mut session, &row, draft)?;
+            session.save(tx.sql)?;
+        }
+        end(tx, claim, Settle::Pending, None, None, now)?;
+    }
+    Ok(swept)
+}
+
+/// Settles a pending claim, with a row that says who did.
+pub(crate) fn settle(tx: &mut Tx<'_>, call: CallId, settle: Settle, outcome: &Outcome, by: &str, now: Timestamp) -> Done<bool> {
+    sweep(tx, now)?;
+    let Some(claim) = Claim::find(tx.sql, call)?.filter(|claim| claim.is_pending(&tx.shared.home, now) && settle != Settle::Pending) else {
+        return Ok(false);
+    };
+    let body: Option<String> = tx
+        .sql
+        .prepare_cached("SELECT body FROM ledger WHERE call = ?1")?
+        .query_row(params![call.as_bytes().as_slice()], |row| row.get(0))
+        .optional()?;
+    if let Some(body) = body.or_else(|| claim.draft.clone()) {
+        let row: Row = serde_json::from_str(&body)?;
+        append_settlement(tx, &row.settled(outcome.clone(), settle.effects(), by, now))?;
+    }
+    end(tx, claim, settle, None, Some(outcome), now)?;
+    Ok(true)
+}
+
+pub(crate) fn append_settlement(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
+    let mut session = Session::find_or_make(tx.sql, &row.key)?;
+    let body = ledger::text(row)?;
+    let appended = ledger::append(tx, &mut session, row, &body)?;
+    session.save(tx.sql)?;
+    Ok(appended)
+}
+
+/// Forgets what calls came to that ended before a moment. That they were made is never forgotten.
+pub(crate) fn forget(sql: &Connection, before: Timestamp) -> Done<u64> {
+    let outcomes =
+        sql.execute("UPDATE claims SET outcome = NULL WHERE state = 'settled' AND outcome IS NOT NULL AND ended < ?1", [nanos(before)])?;
+    let approvals = sql.execute("DELETE FROM approvals WHERE expires < ?1", [nanos(before)])?;
+    let outputs = sql.execute("DELETE FROM outputs WHERE at < ?1", [nanos(before)])?;
+    Ok((outcomes + approvals + outputs) as u64)
+}
+
+/// A claim as others see it.
+pub(crate) fn shown(claim: Claim) -> Done<Intent> {
+    let row = claim.draft.map(|draft| serde_json::from_str::<Row>(&draft)).transpose()?.map(Arc::new);
+    Ok(Intent { row, ..claim.intent })
+}

@@ -1,0 +1,60 @@
+//! What can go wrong, said so that an operator knows what to do.
+
+use std::fmt;
+
+use rusqlite::ErrorCode;
+use toolgate::store::StoreError;
+
+/// Why something could not be done. Nothing was changed.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    Sql(rusqlite::Error),
+    Said(String),
+}
+
+pub(crate) type Done<T> = Result<T, Fault>;
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl From<serde_json::Error> for Fault {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Said(format!("what is stored cannot be read: {error}"))
+    }
+}
+
+impl From<std::io::Error> for Fault {
+    fn from(error: std::io::Error) -> Self {
+        Self::Said(error.to_string())
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Said(what) => f.write_str(what),
+            Self::Sql(error) => {
+                let help = match error.sqlite_error_code() {
+                    Some(ErrorCode::DiskFull) => "; make room on the disk",
+                    Some(ErrorCode::ReadOnly) => "; the file or its directory cannot be written to by this user",
+                    Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "; another process has been writing to it for too long",
+                    Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+                        "; run `toolgate audit verify` to see what is damaged, and put back a good copy"
+                    }
+                    Some(ErrorCode::CannotOpen) => "; look whether the directory is there and can be written to",
+                    _ => "",
+                };
+                write!(f, "{error}{help}")
+            }
+        }
+    }
+}
+
+impl From<Fault> for StoreError {
+    fn from(fault: Fault) -> Self {
+        Self(fault.to_string())
+    }
+}

@@ -1,0 +1,223 @@
+//! Rows, and what is signed over them.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use toolgate::Row;
+use toolgate::json::{Digest, canonical};
+
+use crate::chain;
+use crate::fault::{Done, Fault};
+use crate::home::Mark;
+use crate::session::Session;
+use crate::writer::Tx;
+
+/// Where the ledger ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tip {
+    pub(crate) seq: u64,
+    pub(crate) chain: Digest,
+}
+
+/// What a checkpoint says, before it is signed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Checkpoint {
+    /// Which ledger.
+    pub(crate) store: String,
+    /// The last row.
+    pub(crate) seq: u64,
+    /// The chain at that row: it runs through every row of every session, so it fixes the head of each.
+    pub(crate) chain: Digest,
+    pub(crate) at: Timestamp,
+    /// The key that signs from here on, where it changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next_key: Option<String>,
+}
+
+/// What is left of rows that were pruned, before it is signed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pruned {
+    pub(crate) store: String,
+    /// The last row that is gone, and the chain at it.
+    pub(crate) seq: u64,
+    pub(crate) chain: Digest,
+    /// Digest over the heads of all sessions that lost rows.
+    pub(crate) anchors: Digest,
+    pub(crate) at: Timestamp,
+}
+
+/// The bytes that are signed.
+pub(crate) fn statement(kind: &str, body: &str) -> Vec<u8> {
+    format!("toolgate-{kind}-v1\0{body}").into_bytes()
+}
+
+pub(crate) fn digest(bytes: &[u8]) -> Done<Digest> {
+    let bytes: [u8; 32] = bytes.try_into().map_err(|_| Fault::Said("a stored digest does not have 32 bytes".to_owned()))?;
+    Ok(Digest::from_bytes(bytes))
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn nanos(at: Timestamp) -> i64 {
+    i64::try_from(at.as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn unsigned(n: i64) -> u64 {
+    u64::try_from(n).unwrap_or(0)
+}
+
+pub(crate) fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Where the ledger ends; where its last rows were pruned, that is where they ended.
+pub(crate) fn tip(sql: &Connection) -> Done<Tip> {
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?));
+    let last = sql.prepare_cached("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1")?.query_row([], read).optional()?;
+    if let Some((seq, chain)) = last {
+        return Ok(Tip { seq: unsigned(seq), chain: digest(&chain)? });
+    }
+    let pruned: Option<String> =
+        sql.prepare_cached("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1")?.query_row([], |row| row.get(0)).optional()?;
+    match pruned {
+        Some(body) => {
+            let pruned: Pruned = serde_json::from_str(&body)?;
+            Ok(Tip { seq: pruned.seq, chain: pruned.chain })
+        }
+        None => Ok(Tip { seq: 0, chain: chain::genesis() }),
+    }
+}
+
+/// How an entity is looked up: its value in one spelling, or the digest of one that is too long.
+pub(crate) fn spelling(value: &Value) -> String {
+    let text = canonical(value);
+    if text.len() > 512 { format!("sha256:{}", Digest::of(&text)) } else { String::from_utf8(text).unwrap_or_default() }
+}
+
+/// The entities of a row, each once.
+pub(crate) fn entities(row: &Row) -> Vec<(&str, String)> {
+    let mut entities: Vec<(&str, String)> = row.entities.iter().map(|(name, value)| (&**name, spelling(value))).collect();
+    entities.sort_unstable();
+    entities.dedup();
+    entities
+}
+
+/// Appends a row to the ledger and to the chain of its session. The session is saved by the caller.
+pub(crate) fn append(tx: &mut Tx<'_>, session: &mut Session, row: &Row, body: &str) -> Done<(u64, Digest)> {
+    keep_config(tx, row.config)?;
+    let (seq, n) = (tx.tip.seq + 1, session.rows + 1);
+    let link = chain::link(&session.head, n, body.as_bytes());
+    let chain = chain::next(&tx.tip.chain, seq, &link);
+    tx.sql
+        .prepare_cached(
+            "INSERT INTO ledger (seq, session, n, call, at, tool, decision, gate, code, rule, hash, chain, body)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+        )?
+        .execute(params![
+            signed(seq),
+            session.id,
+            signed(n),
+            row.call.as_bytes().as_slice(),
+            nanos(row.at),
+            &*row.tool,
+            row.decision.name(),
+            row.gate.name(),
+            row.code(),
+            row.rule,
+            link.as_bytes().as_slice(),
+            chain.as_bytes().as_slice(),
+            body,
+        ])?;
+    for (name, value) in entities(row) {
+        tx.sql.prepare_cached("INSERT INTO entities (name, value, seq) VALUES (?1, ?2, ?3)")?.execute(params![name, value, signed(seq)])?;
+    }
+    (session.rows, session.head) = (n, link);
+    tx.tip = Tip { seq, chain };
+    Ok((seq, link))
+}
+
+/// Each configuration is stored once, with the first row that it decided.
+fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
+    if tx.configs.contains(&config) {
+        return Ok(());
+    }
+    let known = crate::writer::lock(&tx.shared.definitions)
+        .iter()
+        .find(|(digest, _)| *digest == config)
+        .map(|(_, body)| std::sync::Arc::clone(body));
+    if let Some(body) = known {
+        tx.sql
+            .prepare_cached("INSERT OR IGNORE INTO configs (digest, body) VALUES (?1, ?2)")?
+            .execute(params![config.as_bytes().as_slice(), &*body])?;
+    }
+    tx.configs.insert(config);
+    Ok(())
+}
+
+/// Whether the ledger has a row of this name.
+pub(crate) fn has(sql: &Connection, call: &toolgate::CallId) -> Done<bool> {
+    Ok(sql.prepare_cached("SELECT 1 FROM ledger WHERE call = ?1")?.exists(params![call.as_bytes().as_slice()])?)
+}
+
+/// Signs where the ledger stands.
+pub(crate) fn checkpoint(tx: &mut Tx<'_>, at: Timestamp, next_key: Option<String>) -> Done<Mark> {
+    let Tip { seq, chain } = tx.tip;
+    let body = Checkpoint { store: tx.shared.id.clone(), seq, chain, at, next_key };
+    let body = text(&body)?;
+    let keys = tx.shared.keys();
+    let signature = keys.sign(&statement("checkpoint", &body));
+    tx.sql.prepare_cached("INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+        signed(seq),
+        body,
+        &**keys.public(),
+        signature
+    ])?;
+    Ok(Mark { store: tx.shared.id.clone(), seq, chain })
+}
+
+/// A thing in its one spelling.
+pub(crate) fn text(thing: &impl Serialize) -> Done<String> {
+    String::from_utf8(canonical(&serde_json::to_value(thing)?)).map_err(|e| Fault::Said(e.to_string()))
+}
+
+/// Digest over the heads of all sessions that lost rows.
+pub(crate) fn anchors(sql: &Connection) -> Done<Digest> {
+    let mut all = Vec::new();
+    let mut statement = sql.prepare("SELECT id, pruned, anchor FROM sessions WHERE pruned > 0 ORDER BY id")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let (id, n, anchor): (i64, i64, Vec<u8>) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        all.extend(id.to_be_bytes());
+        all.extend(n.to_be_bytes());
+        all.extend(anchor);
+    }
+    Ok(Digest::of(&all))
+}
+
+/// Takes rows out of the ledger that came in before a moment, as far as no newer one stands before them. What is left of
+/// them is signed, so that the rest still holds. Says how many.
+pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<u64> {
+    let first_kept: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger WHERE at >= ?1", [nanos(before)], |row| row.get(0))?;
+    let last_gone = first_kept.map_or(signed(tx.tip.seq), |seq| seq - 1);
+    let chain: Option<Vec<u8>> = tx.sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0)).optional()?;
+    let Some(chain) = chain else { return Ok(0) };
+    tx.sql.execute(
+        "UPDATE sessions SET pruned = g.n, anchor = (SELECT hash FROM ledger WHERE session = sessions.id AND n = g.n)
+         FROM (SELECT session, max(n) AS n FROM ledger WHERE seq <= ?1 GROUP BY session) AS g WHERE g.session = sessions.id",
+        [last_gone],
+    )?;
+    let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
+    tx.sql.execute("DELETE FROM entities WHERE seq <= ?1", [last_gone])?;
+    // A checkpoint where the key changed is needed to trust the keys after it.
+    tx.sql.execute("DELETE FROM checkpoints WHERE seq <= ?1 AND json_extract(body, '$.next_key') IS NULL", [last_gone])?;
+    let body = Pruned { store: tx.shared.id.clone(), seq: unsigned(last_gone), chain: digest(&chain)?, anchors: anchors(tx.sql)?, at: now };
+    let body = text(&body)?;
+    let keys = tx.shared.keys();
+    let signature = keys.sign(&statement("prune", &body));
+    tx.sql.execute("DELETE FROM prunes", [])?;
+    tx.sql.execute(
+        "INSERT INTO prunes (seq, body, key, signature) VALUES (?1, ?2, ?3, ?4)",
+        params![last_gone, body, &**keys.public(), signature],
+    )?;
+    Ok(gone as u64)
+}

@@ -1,0 +1,191 @@
+//! Opening a database: whose it is, which shape it has, and whether it is the newest that there was.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension};
+
+use crate::fault::{Done, Fault};
+use crate::home::Home;
+use crate::keys::{Keys, hex, random};
+use crate::ledger;
+use crate::session::meta;
+
+/// What marks a file as ours: "tgat".
+const APPLICATION: i32 = 0x7467_6174;
+
+/// Numbered steps from one shape to the next. What was released is never changed, only added to.
+const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001_ledger.sql")];
+
+/// How long another process may write before somebody gives up.
+const BUSY: Duration = Duration::from_secs(10);
+
+/// A connection that writes.
+pub(crate) fn writing(path: &Path) -> Done<Connection> {
+    let new = !path.exists();
+    if new {
+        // Rows are nobody else's business.
+        use std::os::unix::fs::OpenOptionsExt;
+        let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        match made {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(Fault::Said(format!("it cannot be made: {error}; look whether the directory is there and can be written to")));
+            }
+            _ => {}
+        }
+    }
+    let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    sql.busy_timeout(BUSY)?;
+    sql.set_prepared_statement_cache_capacity(256);
+    let mode: String = sql.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+    if mode != "wal" {
+        return Err(Fault::Said(format!(
+            "its journal cannot be set to WAL (it is `{mode}`); a network drive or memory is no place for a ledger"
+        )));
+    }
+    sql.execute_batch(
+        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = 4000",
+    )?;
+    migrate(&sql)?;
+    Ok(sql)
+}
+
+/// A connection that only reads.
+pub(crate) fn reading(path: &Path) -> Done<Connection> {
+    if !path.exists() {
+        return Err(Fault::Said("there is no such file; `--store` names the ledger that toolgate wrote".to_owned()));
+    }
+    let open = |uri: &str| -> Done<Connection> {
+        let sql = Connection::open_with_flags(
+            uri,
+            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI,
+        )?;
+        sql.busy_timeout(BUSY)?;
+        sql.set_prepared_statement_cache_capacity(64);
+        check(&sql)?;
+        Ok(sql)
+    };
+    let escaped = path.display().to_string().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    match open(&format!("file:{escaped}")) {
+        // A copy in a directory that nobody may write to: nobody else writes it either.
+        Err(Fault::Sql(error)) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::CannotOpen) && !has_wal(path) => {
+            open(&format!("file:{escaped}?immutable=1"))
+        }
+        other => other,
+    }
+}
+
+fn has_wal(path: &Path) -> bool {
+    let mut wal = path.as_os_str().to_owned();
+    wal.push("-wal");
+    std::fs::metadata(wal).is_ok_and(|file| file.len() > 0)
+}
+
+fn version(sql: &Connection) -> Done<(i32, usize)> {
+    let application = sql.query_row("PRAGMA application_id", [], |row| row.get(0))?;
+    let version: i64 = sql.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    Ok((application, usize::try_from(version).unwrap_or(usize::MAX)))
+}
+
+/// Whether it is a ledger of a shape that is known.
+fn check(sql: &Connection) -> Done<()> {
+    match version(sql)? {
+        (APPLICATION, version) if version > MIGRATIONS.len() => Err(Fault::Said(format!(
+            "it has the shape of a newer toolgate (number {version}, and this one knows {}); use the newer one",
+            MIGRATIONS.len()
+        ))),
+        (APPLICATION, version) if version > 0 => Ok(()),
+        _ => Err(Fault::Said("it is no ledger of toolgate".to_owned())),
+    }
+}
+
+fn migrate(sql: &Connection) -> Done<()> {
+    let (application, found) = version(sql)?;
+    if application == 0 && found == 0 {
+        let tables: i64 = sql.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        if tables > 0 {
+            return Err(Fault::Said("it is a database of something else; name another file".to_owned()));
+        }
+    } else {
+        check(sql)?;
+    }
+    if found == MIGRATIONS.len() {
+        return Ok(());
+    }
+    sql.execute_batch("BEGIN IMMEDIATE")?;
+    let done = (|| -> Done<()> {
+        // Perhaps another process was first.
+        let (_, found) = version(sql)?;
+        for step in MIGRATIONS.iter().skip(found) {
+            sql.execute_batch(step)?;
+        }
+        sql.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {}", MIGRATIONS.len()))?;
+        Ok(())
+    })();
+    sql.execute_batch(if done.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    done
+}
+
+/// Brings a database and the directory beside it together: the name of the ledger, and its keys.
+pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
+    sql.execute_batch("BEGIN IMMEDIATE")?;
+    let met = (|| -> Done<(String, Keys)> {
+        let known = meta(sql)?;
+        let keys = match known.get("keys") {
+            Some(print) => {
+                let keys = Keys::open(&home.keys(), false).map_err(|error| {
+                    Fault::Said(format!("the keys of this ledger are not there ({error}); put the directory back that stood beside it"))
+                })?;
+                if keys.print.to_string() != *print {
+                    return Err(Fault::Said(format!(
+                        "the keys in {} are those of another ledger; put the directory back that stood beside it",
+                        home.keys().display()
+                    )));
+                }
+                keys
+            }
+            None => Keys::open(&home.keys(), true)?,
+        };
+        let id = match known.get("id") {
+            Some(id) => id.clone(),
+            None => {
+                let id = hex(&random::<16>()?);
+                let mut put = sql.prepare("INSERT INTO meta (name, value) VALUES (?1, ?2)")?;
+                put.execute(["id", &id])?;
+                put.execute(["keys", &keys.print.to_string()])?;
+                put.execute(["key", keys.public()])?;
+                id
+            }
+        };
+        Ok((id, keys))
+    })();
+    sql.execute_batch(if met.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    met
+}
+
+/// Whether the database is the newest that there was. What is older would let calls run again that were made.
+pub(crate) fn is_newest(sql: &Connection, home: &Home, id: &str) -> Done<()> {
+    let Some(mark) = home.mark()? else { return Ok(()) };
+    let put_back = "restore the newer file; or, to go on without what is lost, move";
+    let at = home.path().join("mark.json");
+    if mark.store != id {
+        return Err(Fault::Said(format!("another ledger stood here, with {} rows; {put_back} {} away", mark.seq, at.display())));
+    }
+    let tip = ledger::tip(sql)?;
+    let chain: Option<Vec<u8>> =
+        sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [ledger::signed(mark.seq)], |row| row.get(0)).optional()?;
+    if tip.seq < mark.seq {
+        return Err(Fault::Said(format!(
+            "it ends at row {}, and row {} was written: it was cut off, or an older copy was put back; {put_back} {} away",
+            tip.seq,
+            mark.seq,
+            at.display()
+        )));
+    }
+    match chain {
+        Some(chain) if ledger::digest(&chain)? != mark.chain => {
+            Err(Fault::Said(format!("row {} is not the row that was written; run `toolgate audit verify`", mark.seq)))
+        }
+        _ => Ok(()),
+    }
+}

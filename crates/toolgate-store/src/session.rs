@@ -1,0 +1,468 @@
+//! Sessions in tables: loaded by key, so that a call costs the same whatever the session's age.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+use serde_json::Value;
+use toolgate::SessionKey;
+use toolgate::json::Digest;
+use toolgate::policy::{Facts, Needs};
+use toolgate::progress::Progress;
+use toolgate::session::{Alter, Change, Changes, Evidence, EvidenceKey, State};
+use toolgate::values::{self, Carrying, Flags, MAX_CARRIERS, Memory};
+
+use crate::chain;
+use crate::fault::Done;
+use crate::ledger::{digest, nanos, signed, text, unsigned};
+
+/// What is known of a session without looking into it.
+pub(crate) struct Session {
+    pub(crate) id: i64,
+    pub(crate) version: u64,
+    pub(crate) stamp: u64,
+    pub(crate) opened: Option<Timestamp>,
+    pub(crate) progress: Progress,
+    pub(crate) memory: Flags,
+    /// Whether it ever took evidence away.
+    pub(crate) revokes: bool,
+    pub(crate) rows: u64,
+    pub(crate) head: Digest,
+}
+
+impl Session {
+    pub(crate) fn find(sql: &Connection, key: &SessionKey) -> Done<Option<Self>> {
+        let mut statement = sql.prepare_cached(
+            "SELECT id, version, stamp, opened, progress, memory, revokes, rows, head FROM sessions
+             WHERE session = ?1 AND principal = ?2 AND agent = ?3",
+        )?;
+        let mut rows = statement.query(params![&*key.session, &*key.principal, &*key.agent])?;
+        let Some(row) = rows.next()? else { return Ok(None) };
+        let (progress, memory): (Option<String>, Option<String>) = (row.get(4)?, row.get(5)?);
+        Ok(Some(Self {
+            id: row.get(0)?,
+            version: unsigned(row.get(1)?),
+            stamp: unsigned(row.get(2)?),
+            opened: row.get::<_, Option<i64>>(3)?.map(time),
+            progress: progress.map_or(Ok(Progress::default()), |text| serde_json::from_str(&text))?,
+            memory: memory.map_or(Ok(Flags::default()), |text| serde_json::from_str(&text))?,
+            revokes: row.get(6)?,
+            rows: unsigned(row.get(7)?),
+            head: digest(row.get_ref(8)?.as_blob().unwrap_or_default())?,
+        }))
+    }
+
+    pub(crate) fn find_or_make(sql: &Connection, key: &SessionKey) -> Done<Self> {
+        if let Some(session) = Self::find(sql, key)? {
+            return Ok(session);
+        }
+        let head = chain::opening(key);
+        sql.prepare_cached("INSERT INTO sessions (agent, principal, session, head) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+            &*key.agent,
+            &*key.principal,
+            &*key.session,
+            head.as_bytes().as_slice()
+        ])?;
+        Ok(Self {
+            id: sql.last_insert_rowid(),
+            version: 0,
+            stamp: 0,
+            opened: None,
+            progress: Progress::default(),
+            memory: Flags::default(),
+            revokes: false,
+            rows: 0,
+            head,
+        })
+    }
+
+    pub(crate) fn save(&self, sql: &Connection) -> Done<()> {
+        let memory = if self.memory == Flags::default() { None } else { Some(serde_json::to_string(&self.memory)?) };
+        sql.prepare_cached(
+            "UPDATE sessions SET version = ?2, stamp = ?3, opened = ?4, progress = ?5, memory = ?6, revokes = ?7, rows = ?8, head = ?9
+             WHERE id = ?1",
+        )?
+        .execute(params![
+            self.id,
+            signed(self.version),
+            signed(self.stamp),
+            self.opened.map(nanos),
+            serde_json::to_string(&self.progress)?,
+            memory,
+            self.revokes,
+            signed(self.rows),
+            self.head.as_bytes().as_slice(),
+        ])?;
+        Ok(())
+    }
+
+    /// A snapshot with all slices, and nothing else.
+    pub(crate) fn slices(&self, sql: &Connection) -> Done<State> {
+        let mut state = State { stamp: self.stamp, ..State::default() };
+        for (name, value) in named(sql, "SELECT name, value FROM slices WHERE session = ?1", self.id)? {
+            state.slices.insert_mut(name, Arc::new(value));
+        }
+        Ok(state)
+    }
+
+    /// Everything.
+    pub(crate) fn whole(&self, sql: &Connection) -> Done<State> {
+        let mut state = self.slices(sql)?;
+        for (name, value) in named(sql, "SELECT name, value FROM marks WHERE session = ?1", self.id)? {
+            state.marks.insert_mut(name, Arc::new(value));
+        }
+        for (name, entry) in named(sql, "SELECT name, entry FROM logs WHERE session = ?1 ORDER BY name, n", self.id)? {
+            let log = state.logs.get(&name).cloned().unwrap_or_default();
+            state.logs.insert_mut(name, log.push_back(Arc::new(entry)));
+        }
+        for (key, proof) in named(sql, "SELECT key, proof FROM evidence WHERE session = ?1", self.id)? {
+            state.evidence.insert_mut(serde_json::from_str(&key)?, Arc::new(serde_json::from_value::<Evidence>(proof)?));
+        }
+        let mut statement = sql.prepare_cached("SELECT key, stamp FROM revocations WHERE session = ?1")?;
+        let mut rows = statement.query([self.id])?;
+        while let Some(row) = rows.next()? {
+            state.revocations.insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, unsigned(row.get(1)?));
+        }
+        self.values(sql, &mut state.values)?;
+        Ok(state)
+    }
+
+    fn values(&self, sql: &Connection, values: &mut dyn Memory) -> Done<()> {
+        let mut statement = sql.prepare_cached("SELECT print, whole FROM untrusted WHERE session = ?1")?;
+        let mut rows = statement.query([self.id])?;
+        while let Some(row) = rows.next()? {
+            values.set_untrusted(row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?);
+        }
+        let mut statement = sql.prepare_cached("SELECT print FROM written WHERE session = ?1")?;
+        let mut rows = statement.query([self.id])?;
+        while let Some(row) = rows.next()? {
+            values.set_written(row.get::<_, i64>(0)?.cast_unsigned());
+        }
+        let mut statement = sql.prepare_cached("SELECT print, sources FROM trusted WHERE session = ?1")?;
+        let mut rows = statement.query([self.id])?;
+        while let Some(row) = rows.next()? {
+            let print: [u8; 16] = row.get(0)?;
+            values.set_sources(u128::from_be_bytes(print), serde_json::from_str(&row.get::<_, String>(1)?)?);
+        }
+        values.set_flags(self.memory);
+        Ok(())
+    }
+
+    /// The latest evidence under a key, unless it was taken away since.
+    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
+        let found: Option<String> = sql
+            .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
+            .query_row(params![self.id, text(key)?], |row| row.get(0))
+            .optional()?;
+        let Some(found) = found else { return Ok(None) };
+        let proof: Evidence = serde_json::from_str(&found)?;
+        if self.revokes {
+            for key in proof.keys_if(false) {
+                let revoked: Option<i64> = sql
+                    .prepare_cached("SELECT stamp FROM revocations WHERE session = ?1 AND key = ?2")?
+                    .query_row(params![self.id, text(&key)?], |row| row.get(0))
+                    .optional()?;
+                if revoked.is_some_and(|at| unsigned(at) >= proof.stamp) {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(Arc::new(proof)))
+    }
+
+    pub(crate) fn append(&mut self, sql: &Connection, logs: Vec<(Arc<str>, Value)>) -> Done<()> {
+        self.stamp += 1;
+        for (name, entry) in logs {
+            sql.prepare_cached(
+                "INSERT INTO logs (session, name, n, entry)
+                 VALUES (?1, ?2, (SELECT coalesce(max(n), 0) + 1 FROM logs WHERE session = ?1 AND name = ?2), ?3)",
+            )?
+            .execute(params![self.id, &*name, entry.to_string()])?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn revoke(&mut self, sql: &Connection, key: &EvidenceKey) -> Done<()> {
+        self.stamp += 1;
+        self.revokes = true;
+        sql.prepare_cached("INSERT OR REPLACE INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)")?.execute(params![
+            self.id,
+            text(key)?,
+            signed(self.stamp)
+        ])?;
+        Ok(())
+    }
+
+    pub(crate) fn apply(&mut self, sql: &Connection, changes: Changes) -> Done<()> {
+        self.version += u64::from(changes.needs_version());
+        self.stamp += 1;
+        self.change(sql, "slices", changes.slices)?;
+        self.change(sql, "marks", changes.marks)?;
+        if let Some(mut evidence) = changes.evidence {
+            evidence.stamp = self.stamp;
+            for key in evidence.keys() {
+                self.prove(sql, &key, &evidence)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn prove(&self, sql: &Connection, key: &EvidenceKey, evidence: &Evidence) -> Done<()> {
+        sql.prepare_cached("INSERT OR REPLACE INTO evidence (session, key, proof) VALUES (?1, ?2, ?3)")?.execute(params![
+            self.id,
+            text(key)?,
+            serde_json::to_string(evidence)?
+        ])?;
+        Ok(())
+    }
+
+    fn change(&self, sql: &Connection, table: &str, changes: Vec<Change>) -> Done<()> {
+        for (name, value) in changes {
+            match value {
+                Some(value) => sql
+                    .prepare_cached(&format!("INSERT OR REPLACE INTO {table} (session, name, value) VALUES (?1, ?2, ?3)"))?
+                    .execute(params![self.id, &*name, value.to_string()])?,
+                None => sql
+                    .prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1 AND name = ?2"))?
+                    .execute(params![self.id, &*name])?,
+            };
+        }
+        Ok(())
+    }
+
+    pub(crate) fn alter(&mut self, sql: &Connection, alter: Alter) -> Done<()> {
+        self.version += 1;
+        self.stamp += 1;
+        match alter {
+            Alter::Heard(words) => {
+                let mut memory = Prints::of(sql, self);
+                values::hear(&mut memory, &words);
+                self.memory = memory.finish()?;
+            }
+            Alter::Reset => {
+                self.clear(sql, &["slices", "marks", "evidence", "revocations", "logs"])?;
+                self.revokes = false;
+            }
+            Alter::Restore(earlier) => {
+                self.clear(sql, &["slices", "marks", "evidence", "revocations"])?;
+                let all =
+                    |map: &toolgate::session::Slices| map.iter().map(|(name, value)| (Arc::clone(name), Some((**value).clone()))).collect();
+                self.change(sql, "slices", all(&earlier.slices))?;
+                self.change(sql, "marks", all(&earlier.marks))?;
+                for (key, evidence) in &earlier.evidence {
+                    self.prove(sql, key, evidence)?;
+                }
+                self.revokes = !earlier.revocations.is_empty();
+                for (key, stamp) in &earlier.revocations {
+                    sql.prepare_cached("INSERT INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)")?.execute(params![
+                        self.id,
+                        text(key)?,
+                        signed(*stamp)
+                    ])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn clear(&self, sql: &Connection, tables: &[&str]) -> Done<()> {
+        for table in tables {
+            sql.prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1"))?.execute([self.id])?;
+        }
+        Ok(())
+    }
+
+    /// Takes in where values were seen.
+    pub(crate) fn see(&mut self, sql: &Connection, seen: values::Seen) -> Done<()> {
+        self.stamp += 1;
+        let (mut memory, mut carriers) = (Prints::of(sql, self), Carriers { sql, fault: RefCell::default() });
+        values::take_in(&mut memory, seen, &mut carriers);
+        self.memory = memory.finish()?;
+        carriers.fault.into_inner().map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// Looks up evidence, marks and origins.
+pub(crate) fn load(sql: &Connection, key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
+    let session = Session::find(sql, key)?;
+    for key in &needs.evidence {
+        let found = session.as_ref().map(|session| session.evidence(sql, key)).transpose()?.flatten();
+        facts.evidence.push((key.clone(), found));
+    }
+    for mark in &needs.marks {
+        let find = |session: &Session| -> Done<Option<Value>> {
+            let found: Option<String> = sql
+                .prepare_cached("SELECT value FROM marks WHERE session = ?1 AND name = ?2")?
+                .query_row(params![session.id, mark], |row| row.get(0))
+                .optional()?;
+            Ok(found.map(|text| serde_json::from_str(&text)).transpose()?)
+        };
+        facts.marks.insert(mark.clone(), session.as_ref().map(find).transpose()?.flatten());
+    }
+    for (place, value) in &needs.origins {
+        if facts.origins.contains_key(place) {
+            continue;
+        }
+        let known = match &session {
+            Some(session) => {
+                let memory = Prints::of(sql, session);
+                let known = values::known(&memory, value);
+                memory.finish()?;
+                known
+            }
+            None => values::Known::default(),
+        };
+        facts.origins.insert(place.clone(), known);
+    }
+    Ok(())
+}
+
+fn named(sql: &Connection, query: &str, session: i64) -> Done<Vec<(Arc<str>, Value)>> {
+    let mut statement = sql.prepare_cached(query)?;
+    let mut rows = statement.query([session])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        found.push((row.get::<_, String>(0)?.into(), serde_json::from_str(&row.get::<_, String>(1)?)?));
+    }
+    Ok(found)
+}
+
+pub(crate) fn time(nanos: i64) -> Timestamp {
+    Timestamp::from_nanosecond(nanos.into()).unwrap_or(Timestamp::MAX)
+}
+
+/// A session's memory of values, in its tables. The first thing that goes wrong is kept until the end.
+struct Prints<'c> {
+    sql: &'c Connection,
+    session: i64,
+    flags: Flags,
+    fault: RefCell<Option<rusqlite::Error>>,
+}
+
+impl<'c> Prints<'c> {
+    fn of(sql: &'c Connection, session: &Session) -> Self {
+        Self { sql, session: session.id, flags: session.memory, fault: RefCell::default() }
+    }
+
+    fn finish(self) -> Done<Flags> {
+        self.fault.into_inner().map_or(Ok(self.flags), |error| Err(error.into()))
+    }
+
+    fn note<T>(&self, result: rusqlite::Result<T>) -> Option<T> {
+        note(&self.fault, result)
+    }
+}
+
+fn note<T>(fault: &RefCell<Option<rusqlite::Error>>, result: rusqlite::Result<T>) -> Option<T> {
+    result.map_err(|error| fault.borrow_mut().get_or_insert(error).to_string()).ok()
+}
+
+impl Memory for Prints<'_> {
+    fn flags(&self) -> Flags {
+        self.flags
+    }
+    fn set_flags(&mut self, flags: Flags) {
+        self.flags = flags;
+    }
+    fn untrusted(&self, print: u64) -> Option<bool> {
+        let find = || {
+            self.sql
+                .prepare_cached("SELECT whole FROM untrusted WHERE session = ?1 AND print = ?2")?
+                .query_row(params![self.session, print.cast_signed()], |row| row.get(0))
+                .optional()
+        };
+        self.note(find()).flatten()
+    }
+    fn set_untrusted(&mut self, print: u64, whole: bool) {
+        let put = || {
+            self.sql.prepare_cached("INSERT OR REPLACE INTO untrusted (session, print, whole) VALUES (?1, ?2, ?3)")?.execute(params![
+                self.session,
+                print.cast_signed(),
+                whole
+            ])
+        };
+        self.note(put());
+    }
+    fn sources(&self, exact: u128) -> Option<Arc<[Arc<str>]>> {
+        let find = || {
+            self.sql
+                .prepare_cached("SELECT sources FROM trusted WHERE session = ?1 AND print = ?2")?
+                .query_row(params![self.session, exact.to_be_bytes().as_slice()], |row| row.get::<_, String>(0))
+                .optional()
+        };
+        self.note(find()).flatten().and_then(|text| serde_json::from_str(&text).ok())
+    }
+    fn set_sources(&mut self, exact: u128, sources: Arc<[Arc<str>]>) {
+        let put = || {
+            let sources = serde_json::to_string(&sources).unwrap_or_default();
+            self.sql.prepare_cached("INSERT OR REPLACE INTO trusted (session, print, sources) VALUES (?1, ?2, ?3)")?.execute(params![
+                self.session,
+                exact.to_be_bytes().as_slice(),
+                sources
+            ])
+        };
+        self.note(put());
+    }
+    fn is_written(&self, print: u64) -> bool {
+        let find = || {
+            self.sql
+                .prepare_cached("SELECT 1 FROM written WHERE session = ?1 AND print = ?2")?
+                .exists(params![self.session, print.cast_signed()])
+        };
+        // What cannot be looked up may have been written; the fault is told at the end.
+        self.note(find()).unwrap_or(true)
+    }
+    fn set_written(&mut self, print: u64) {
+        let put = || {
+            self.sql
+                .prepare_cached("INSERT OR IGNORE INTO written (session, print) VALUES (?1, ?2)")?
+                .execute(params![self.session, print.cast_signed()])
+        };
+        self.note(put());
+    }
+}
+
+/// What files and entities carry, in a table.
+struct Carriers<'c> {
+    sql: &'c Connection,
+    fault: RefCell<Option<rusqlite::Error>>,
+}
+
+/// Stands in the table once there was no room for more. No carrier is called so: each begins with the name of its agent.
+const OVERFLOWED: &str = "";
+
+impl Carriers<'_> {
+    fn find(&self, carrier: &str) -> Option<bool> {
+        let find = || {
+            self.sql.prepare_cached("SELECT untrusted FROM carriers WHERE carrier = ?1")?.query_row([carrier], |row| row.get(0)).optional()
+        };
+        note(&self.fault, find()).flatten()
+    }
+}
+
+impl Carrying for Carriers<'_> {
+    fn holds(&self, carrier: &str) -> Option<bool> {
+        if self.find(OVERFLOWED).is_some() { Some(true) } else { self.find(carrier) }
+    }
+
+    fn add(&mut self, carrier: String, untrusted: bool) {
+        let put = || {
+            let known = self.find(&carrier).is_some();
+            let count = |sql: &Connection| sql.prepare_cached("SELECT count(*) FROM carriers")?.query_row([], |row| row.get::<_, i64>(0));
+            let carrier = if known || unsigned(count(self.sql)?) < MAX_CARRIERS as u64 { carrier.as_str() } else { OVERFLOWED };
+            self.sql
+                .prepare_cached("INSERT OR REPLACE INTO carriers (carrier, untrusted) VALUES (?1, ?2)")?
+                .execute(params![carrier, untrusted || carrier == OVERFLOWED])
+        };
+        note(&self.fault, put());
+    }
+}
+
+/// What is written down of definitions and the like, by name.
+pub(crate) fn meta(sql: &Connection) -> Done<BTreeMap<String, String>> {
+    let mut statement = sql.prepare("SELECT name, value FROM meta")?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}

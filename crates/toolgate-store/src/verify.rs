@@ -1,0 +1,453 @@
+//! Does the ledger hold? Every link, every signature, and the first one that does not.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::str::FromStr;
+
+use rusqlite::{OptionalExtension, params};
+use serde::Serialize;
+use toolgate::json::Digest;
+use toolgate::{CallId, Receipt, Row, SessionKey};
+
+use crate::audit::Ledger;
+use crate::chain;
+use crate::fault::{Done, Fault};
+use crate::keys::{Keys, is_signed};
+use crate::ledger::{self, Checkpoint, Pruned, digest, nanos, signed, unsigned};
+
+/// A place in the ledger that somebody noted down elsewhere: `1040:9f3a…`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Anchor {
+    /// The row.
+    pub seq: u64,
+    /// The chain at that row.
+    pub chain: Digest,
+}
+
+impl fmt::Display for Anchor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.seq, self.chain)
+    }
+}
+
+impl Serialize for Anchor {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl FromStr for Anchor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            || "an anchor is the number of a row, a colon and 64 hexadecimal digits, as `toolgate audit verify` prints it".to_owned();
+        let (seq, chain) = text.trim().split_once(':').ok_or_else(wrong)?;
+        let chain = serde_json::from_value(chain.into()).map_err(|_| wrong())?;
+        Ok(Self { seq: seq.parse().map_err(|_| wrong())?, chain })
+    }
+}
+
+/// What is believed from the beginning.
+#[derive(Debug, Clone, Default)]
+pub struct Trust {
+    /// A place that was noted down elsewhere.
+    pub anchor: Option<Anchor>,
+    /// The public key of the ledger, or one that it had before; without it, the one beside the ledger.
+    pub key: Option<String>,
+}
+
+/// A ledger that holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Verified {
+    /// How many rows were looked at.
+    pub rows: u64,
+    /// Of how many sessions.
+    pub sessions: u64,
+    /// How many rows were pruned before them.
+    pub pruned: u64,
+    /// How many signatures were checked.
+    pub checkpoints: u64,
+    /// The last row that is signed. What is behind it can still be cut off without a trace.
+    pub signed_to: u64,
+    /// Where the ledger ends: note it down elsewhere, and `--anchor` will find whether this ledger was put back.
+    pub anchor: Anchor,
+    /// The key that is believed.
+    pub key: String,
+}
+
+/// The first thing that is wrong with a ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+pub struct Flaw {
+    /// The row.
+    pub seq: Option<u64>,
+    /// Its call.
+    pub call: Option<CallId>,
+    /// Its session.
+    pub session: Option<SessionKey>,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(seq) = self.seq {
+            write!(f, "row {seq}")?;
+            if let Some(call) = self.call {
+                write!(f, " (call {call})")?;
+            }
+            if let Some(key) = &self.session {
+                write!(f, " of session `{}` of `{}` with `{}`", key.session, key.principal, key.agent)?;
+            }
+            f.write_str(": ")?;
+        }
+        f.write_str(&self.what)
+    }
+}
+
+impl Flaw {
+    fn of(what: impl Into<String>) -> Self {
+        Self { seq: None, call: None, session: None, what: what.into() }
+    }
+
+    fn at(seq: u64, what: impl Into<String>) -> Self {
+        Self { seq: Some(seq), ..Self::of(what) }
+    }
+}
+
+impl From<Fault> for Flaw {
+    fn from(fault: Fault) -> Self {
+        Self::of(fault.to_string())
+    }
+}
+
+impl From<rusqlite::Error> for Flaw {
+    fn from(error: rusqlite::Error) -> Self {
+        Fault::from(error).into()
+    }
+}
+
+/// How far a session's chain has come.
+struct Seen {
+    key: SessionKey,
+    rows: u64,
+    head: Digest,
+    /// What the table of sessions says.
+    said: (u64, Digest),
+}
+
+impl Ledger {
+    /// Checks every row, every link, every signature, and the mark beside the ledger. `progress` hears of every
+    /// thousandth row.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn verify(&self, trust: &Trust, mut progress: impl FnMut(u64)) -> Result<Verified, Flaw> {
+        // All of it as of one moment, while others may write.
+        self.sql.execute_batch("BEGIN")?;
+        let verified = self.check(trust.anchor, trust.key.as_deref(), &mut progress);
+        self.sql.execute_batch("COMMIT")?;
+        verified
+    }
+
+    fn check(&self, anchor: Option<Anchor>, key: Option<&str>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
+        let damage: String = self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        if damage != "ok" {
+            return Err(Flaw::of(format!("the file is damaged: {damage}")));
+        }
+        let key = match key {
+            Some(key) => key.to_owned(),
+            None => match Keys::open(&self.home.keys(), false) {
+                Ok(keys) => keys.public().to_string(),
+                Err(error) => return Err(Flaw::of(format!("there is no key to believe ({error}); give one with `--key`"))),
+            },
+        };
+        let id = crate::session::meta(&self.sql)?.remove("id").unwrap_or_default();
+        let pruned = self.pruned(&id)?;
+        let mut sessions = self.heads()?;
+        let checkpoints = self.checkpoints(&id, &key, pruned.as_ref())?;
+        let mark = self.home.mark().map_err(Fault::from)?;
+        let walked = self.walk(
+            &mut sessions,
+            pruned.as_ref(),
+            &checkpoints,
+            [mark.as_ref().map(|m| (m.seq, m.chain, "the mark beside the ledger")), anchor.map(|a| (a.seq, a.chain, "the anchor"))],
+            progress,
+        )?;
+        for seen in sessions.values() {
+            if (seen.rows, seen.head) != seen.said {
+                let what = format!(
+                    "session `{}` of `{}` with `{}` should end with its row {} and ends with {}",
+                    seen.key.session, seen.key.principal, seen.key.agent, seen.said.0, seen.rows
+                );
+                return Err(Flaw::of(what));
+            }
+        }
+        let signed_to = checkpoints.iter().map(|(seq, _)| *seq).max().or(pruned.as_ref().map(|p| p.seq)).unwrap_or(0);
+        if let Some(mark) = &mark {
+            if mark.store != id {
+                return Err(Flaw::of(format!("another ledger stood here, with {} rows", mark.seq)));
+            }
+            if walked.tip.seq < mark.seq {
+                return Err(Flaw::at(walked.tip.seq + 1, format!("it is missing: the ledger had {} rows, and ends here", mark.seq)));
+            }
+            if signed_to < mark.seq {
+                return Err(Flaw::of(format!(
+                    "signatures are missing: row {} was signed, and none is signed behind row {signed_to}",
+                    mark.seq
+                )));
+            }
+        }
+        if let Some(anchor) = anchor.filter(|anchor| walked.tip.seq < anchor.seq) {
+            return Err(Flaw::at(
+                walked.tip.seq + 1,
+                format!("it is missing: the ledger had {} rows when the anchor was noted, and ends here", anchor.seq),
+            ));
+        }
+        Ok(Verified {
+            rows: walked.rows,
+            sessions: sessions.len() as u64,
+            pruned: pruned.map_or(0, |pruned| pruned.seq),
+            checkpoints: checkpoints.len() as u64,
+            signed_to,
+            anchor: walked.tip,
+            key,
+        })
+    }
+
+    /// What is left of rows that were pruned, if its signature holds. Whose key it is, is seen with the checkpoints.
+    fn pruned(&self, id: &str) -> Result<Option<Pruned>, Flaw> {
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
+        let found = self.sql.query_row("SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1", [], read).optional()?;
+        let Some((body, key, signature)) = found else { return Ok(None) };
+        let wrong = || Flaw::of("what is left of pruned rows is not what was signed");
+        let pruned: Pruned = serde_json::from_str(&body).map_err(|_| wrong())?;
+        let holds = is_signed(&key, &ledger::statement("prune", &body), &signature);
+        if !holds || pruned.store != id || ledger::anchors(&self.sql)? != pruned.anchors {
+            return Err(wrong());
+        }
+        Ok(Some(pruned))
+    }
+
+    fn heads(&self) -> Result<HashMap<i64, Seen>, Flaw> {
+        let mut statement = self.sql.prepare("SELECT id, agent, principal, session, rows, head, pruned, anchor FROM sessions")?;
+        let mut rows = statement.query([])?;
+        let mut sessions = HashMap::new();
+        while let Some(row) = rows.next()? {
+            let key = SessionKey::new(row.get::<_, String>(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?);
+            let anchor: Option<Vec<u8>> = row.get(7)?;
+            let pruned = unsigned(row.get(6)?);
+            let head = match anchor {
+                Some(anchor) if pruned > 0 => digest(&anchor)?,
+                _ => chain::opening(&key),
+            };
+            let said = (unsigned(row.get(4)?), digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
+            sessions.insert(row.get(0)?, Seen { key, rows: pruned, head, said });
+        }
+        Ok(sessions)
+    }
+
+    /// The checkpoints in order, each signed by the key that the one before it names.
+    fn checkpoints(&self, id: &str, trusted: &str, pruned: Option<&Pruned>) -> Result<Vec<(u64, Digest)>, Flaw> {
+        let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
+        let mut rows = statement.query([])?;
+        let (mut found, mut believed): (Vec<(u64, Digest)>, BTreeSet<String>) = (Vec::new(), BTreeSet::new());
+        let mut current: Option<String> = None;
+        while let Some(row) = rows.next()? {
+            let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let seq = unsigned(row.get(3)?);
+            let wrong = |what: &str| Flaw::of(format!("the checkpoint at row {seq} {what}"));
+            let checkpoint: Checkpoint = serde_json::from_str(&body).map_err(|_| wrong("cannot be read"))?;
+            if !is_signed(&key, &ledger::statement("checkpoint", &body), &signature) || checkpoint.seq != seq {
+                return Err(wrong("is not what was signed"));
+            }
+            if checkpoint.store != id {
+                return Err(wrong("is one of another ledger"));
+            }
+            if current.as_ref().is_some_and(|current| *current != key) {
+                return Err(wrong("is signed with a key that nobody vouches for"));
+            }
+            believed.insert(key.clone());
+            believed.extend(checkpoint.next_key.clone());
+            current = Some(checkpoint.next_key.unwrap_or(key));
+            if pruned.is_none_or(|pruned| seq > pruned.seq) {
+                found.push((seq, checkpoint.chain));
+            }
+        }
+        if let Some(current) = current
+            && !believed.contains(trusted)
+        {
+            return Err(Flaw::of(format!("it is signed with the key {current}, and {trusted} is the one to believe")));
+        }
+        if pruned.is_some() {
+            let key: String = self.sql.query_row("SELECT key FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| row.get(0))?;
+            if key != trusted && !believed.contains(&key) {
+                return Err(Flaw::of("what is left of pruned rows is signed with a key that nobody vouches for"));
+            }
+        }
+        Ok(found)
+    }
+
+    fn walk(
+        &self,
+        sessions: &mut HashMap<i64, Seen>,
+        pruned: Option<&Pruned>,
+        checkpoints: &[(u64, Digest)],
+        noted: [Option<(u64, Digest, &str)>; 2],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Walked, Flaw> {
+        let mut due: HashMap<u64, Vec<(Digest, &str)>> = HashMap::new();
+        for (seq, chain) in checkpoints {
+            due.entry(*seq).or_default().push((*chain, "a checkpoint"));
+        }
+        for (seq, chain, who) in noted.into_iter().flatten() {
+            due.entry(seq).or_default().push((chain, who));
+        }
+        let mut tip = Anchor { seq: 0, chain: chain::genesis() };
+        if let Some(pruned) = pruned {
+            tip = Anchor { seq: pruned.seq, chain: pruned.chain };
+        }
+        let mut configs = BTreeSet::new();
+        let (mut count, mut about) = (0_u64, 0_u64);
+        let mut statement = self
+            .sql
+            .prepare("SELECT seq, session, n, call, at, tool, decision, gate, code, rule, hash, chain, body FROM ledger ORDER BY seq")?;
+        let mut rows = statement.query([])?;
+        loop {
+            if let Some(claims) = due.remove(&tip.seq) {
+                for (chain, who) in claims {
+                    if chain != tip.chain {
+                        return Err(Flaw::at(tip.seq, format!("{who} says that the ledger was another one up to here")));
+                    }
+                }
+            }
+            let Some(row) = rows.next()? else { break };
+            let seq = unsigned(row.get(0)?);
+            if seq != tip.seq + 1 {
+                return Err(Flaw::at(tip.seq + 1, "it is missing"));
+            }
+            let stored = Stored::read(row).map_err(|fault| Flaw::at(seq, fault.to_string()))?;
+            let flaw = |what: &str| Flaw {
+                seq: Some(seq),
+                call: stored.row.as_ref().map(|row| row.call),
+                session: sessions.get(&stored.session).map(|seen| seen.key.clone()),
+                what: what.to_owned(),
+            };
+            let Some(seen) = sessions.get(&stored.session) else { return Err(flaw("its session is missing")) };
+            if stored.n != seen.rows + 1 {
+                return Err(flaw("it is not the next row of its session"));
+            }
+            let link = chain::link(&seen.head, stored.n, stored.body.as_bytes());
+            if link != stored.hash {
+                return Err(flaw("it is not what was written"));
+            }
+            let chain = chain::next(&tip.chain, seq, &link);
+            if chain != stored.chain {
+                return Err(flaw("it is not at the place where it was written"));
+            }
+            let Some(read) = &stored.row else { return Err(flaw("it cannot be read")) };
+            if !stored.agrees || read.key != seen.key {
+                return Err(flaw("what it can be searched by is not what it says"));
+            }
+            for (name, value) in ledger::entities(read) {
+                about += 1;
+                let there = self
+                    .sql
+                    .prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?
+                    .exists(params![name, value, signed(seq)])?;
+                if !there {
+                    return Err(flaw(&format!("it cannot be found by its `{name}` any more")));
+                }
+            }
+            configs.insert(read.config);
+            let (n, session) = (stored.n, stored.session);
+            if let Some(seen) = sessions.get_mut(&session) {
+                (seen.rows, seen.head) = (n, link);
+            }
+            tip = Anchor { seq, chain };
+            count += 1;
+            if count % 1_000 == 0 {
+                progress(count);
+            }
+        }
+        if let Some((seq, _)) = due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq) {
+            return Err(Flaw::at(tip.seq + 1, format!("it is missing: row {seq} was signed, and the ledger ends here")));
+        }
+        let indexed: i64 = self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
+        if unsigned(indexed) != about {
+            return Err(Flaw::of("rows can be found by entities that they are not about"));
+        }
+        self.definitions(&configs)?;
+        Ok(Walked { tip, rows: count })
+    }
+
+    /// Each configuration that rows were decided by is there, and is what its digest says.
+    fn definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), Flaw> {
+        let mut statement = self.sql.prepare("SELECT digest, body FROM configs")?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let name = digest(row.get_ref(0)?.as_blob().unwrap_or_default())?;
+            if Digest::of(row.get_ref(1)?.as_bytes().unwrap_or_default()) != name {
+                return Err(Flaw::of(format!("the configuration {name} is not what it was")));
+            }
+        }
+        for config in configs.iter().filter(|config| **config != Digest::default()) {
+            if !self.sql.prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?.exists([config.as_bytes().as_slice()])? {
+                return Err(Flaw::of(format!("the configuration {config} is missing, and rows were decided by it")));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Walked {
+    tip: Anchor,
+    rows: u64,
+}
+
+/// A row as it is stored.
+struct Stored {
+    session: i64,
+    n: u64,
+    hash: Digest,
+    chain: Digest,
+    body: String,
+    row: Option<Row>,
+    /// Whether the columns say what the body says.
+    agrees: bool,
+}
+
+impl Stored {
+    fn read(stored: &rusqlite::Row<'_>) -> Done<Self> {
+        let body: String = stored.get(12)?;
+        let row: Option<Row> = serde_json::from_str(&body).ok();
+        let text = |column: usize| stored.get::<_, Option<String>>(column);
+        let agrees = match &row {
+            Some(row) => {
+                stored.get_ref(3)?.as_blob().is_ok_and(|call| call == row.call.as_bytes())
+                    && stored.get::<_, i64>(4)? == nanos(row.at)
+                    && text(5)?.as_deref() == Some(&*row.tool)
+                    && text(6)?.as_deref() == Some(row.decision.name())
+                    && text(7)?.as_deref() == Some(row.gate.name())
+                    && text(8)?.as_deref() == row.code()
+                    && text(9)? == row.rule
+            }
+            None => false,
+        };
+        Ok(Self {
+            session: stored.get(1)?,
+            n: unsigned(stored.get(2)?),
+            hash: digest(stored.get_ref(10)?.as_blob().unwrap_or_default())?,
+            chain: digest(stored.get_ref(11)?.as_blob().unwrap_or_default())?,
+            body,
+            row,
+            agrees,
+        })
+    }
+}
+
+/// Checks a receipt with nothing but the public key of the ledger.
+#[must_use]
+pub fn check_receipt(receipt: &Receipt, key: &str) -> bool {
+    *receipt.key == *key && receipt.statement().is_ok_and(|statement| is_signed(key, &statement, &receipt.signature))
+}

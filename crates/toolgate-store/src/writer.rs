@@ -1,0 +1,243 @@
+//! One thread writes. Whatever waits for it goes into one transaction, and nobody hears "done" before that is on disk.
+
+use std::collections::HashSet;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+use toolgate::json::Digest;
+use toolgate::store::StoreError;
+
+use crate::fault::{Done, Fault};
+use crate::home::{Home, Mark};
+use crate::keys::Keys;
+use crate::ledger::{self, Tip};
+
+/// Most that goes into one transaction.
+const MOST: usize = 512;
+/// How many rows, and how long, may go without a signature.
+const ROWS: u64 = 1_000;
+const TIME: Duration = Duration::from_secs(1);
+
+/// A transaction that is being written.
+pub(crate) struct Tx<'c> {
+    pub(crate) sql: &'c Connection,
+    pub(crate) shared: &'c Shared,
+    /// Where the ledger ends.
+    pub(crate) tip: Tip,
+    pub(crate) configs: &'c mut HashSet<Digest>,
+}
+
+/// What the writer and everybody else knows.
+pub(crate) struct Shared {
+    pub(crate) home: Home,
+    pub(crate) keys: Mutex<Arc<Keys>>,
+    /// Which ledger this is.
+    pub(crate) id: String,
+    /// Definitions of agents, by digest, until they are stored.
+    pub(crate) definitions: Mutex<Vec<(Digest, Arc<str>)>>,
+}
+
+impl Shared {
+    pub(crate) fn keys(&self) -> Arc<Keys> {
+        Arc::clone(&lock(&self.keys))
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Something to write.
+trait Work: Send {
+    fn run(&mut self, tx: &mut Tx<'_>) -> Done<()>;
+    fn end(self: Box<Self>, failed: Option<StoreError>);
+}
+
+struct Task<F, T> {
+    f: Option<F>,
+    result: Option<T>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Done<T> + Send> Work for Task<F, T> {
+    fn run(&mut self, tx: &mut Tx<'_>) -> Done<()> {
+        let Some(f) = self.f.take() else { return Ok(()) };
+        self.result = Some(f(tx)?);
+        Ok(())
+    }
+
+    fn end(self: Box<Self>, failed: Option<StoreError>) {
+        let result = match (failed, self.result) {
+            (None, Some(result)) => Ok(result),
+            (Some(error), _) => Err(error),
+            (None, None) => Err(StoreError("the store did not get to it".to_owned())),
+        };
+        // Whoever has hung up does not want to know.
+        let _ = self.reply.send(result);
+    }
+}
+
+struct Job {
+    durable: bool,
+    work: Box<dyn Work>,
+}
+
+/// The way to the thread that writes.
+pub(crate) struct Writer {
+    jobs: Mutex<Option<Sender<Job>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Writer {
+    pub(crate) fn start(sql: Connection, shared: Arc<Shared>) -> std::io::Result<Self> {
+        let (jobs, todo) = channel();
+        let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
+            Thread { sql, shared, configs: HashSet::new(), unsigned: 0, signed_at: Instant::now() }.work(&todo);
+        })?;
+        Ok(Self { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Writes, and waits until it is written: to the disk where it is durable, else to the machine.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        durable: bool,
+        f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let gone = || StoreError("the thread that writes has ended".to_owned());
+        let (reply, answer) = oneshot::channel();
+        let task = Task { f: Some(f), result: None, reply };
+        let sent = match &*lock(&self.jobs) {
+            Some(jobs) => jobs.send(Job { durable, work: Box::new(task) }).is_ok(),
+            None => false,
+        };
+        if !sent {
+            return Err(gone());
+        }
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+/// The last of it is written and signed before the store is gone.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        *lock(&self.jobs) = None;
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Thread {
+    sql: Connection,
+    shared: Arc<Shared>,
+    /// Definitions that are stored.
+    configs: HashSet<Digest>,
+    /// Rows since the last signature of this process.
+    unsigned: u64,
+    signed_at: Instant,
+}
+
+impl Thread {
+    fn work(mut self, todo: &Receiver<Job>) {
+        loop {
+            let next = if self.unsigned == 0 {
+                todo.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                todo.recv_timeout(TIME.saturating_sub(self.signed_at.elapsed()))
+            };
+            match next {
+                Ok(first) => {
+                    let mut jobs = vec![first];
+                    jobs.extend(todo.try_iter().take(MOST - 1));
+                    self.write(jobs);
+                }
+                Err(RecvTimeoutError::Timeout) => self.write(Vec::new()),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        if self.unsigned > 0 {
+            self.signed_at = Instant::now().checked_sub(TIME).unwrap_or(self.signed_at);
+            self.write(Vec::new());
+        }
+    }
+
+    /// One transaction. All of it is there afterwards, or none.
+    fn write(&mut self, jobs: Vec<Job>) {
+        let sign = self.unsigned > 0 && (self.unsigned >= ROWS || self.signed_at.elapsed() >= TIME);
+        let durable = sign || jobs.iter().any(|job| job.durable);
+        let mut work: Vec<(Box<dyn Work>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.work, None)).collect();
+        let written = self.transaction(durable, sign, &mut work);
+        let failed = match written {
+            Ok(rows) => {
+                self.unsigned = if sign { 0 } else { self.unsigned + rows };
+                if sign || self.unsigned == rows {
+                    self.signed_at = Instant::now();
+                }
+                None
+            }
+            Err(fault) => {
+                self.configs.clear();
+                if !self.sql.is_autocommit()
+                    && let Err(error) = self.sql.execute_batch("ROLLBACK")
+                {
+                    tracing::error!(%error, "a transaction could not be rolled back");
+                }
+                if sign {
+                    tracing::error!(%fault, "a checkpoint could not be written");
+                    self.signed_at = Instant::now();
+                }
+                Some(StoreError::from(fault))
+            }
+        };
+        for (work, refused) in work {
+            work.end(failed.clone().or(refused));
+        }
+    }
+
+    fn transaction(&mut self, durable: bool, sign: bool, work: &mut [(Box<dyn Work>, Option<StoreError>)]) -> Done<u64> {
+        self.sql.execute_batch(if durable {
+            "PRAGMA synchronous = FULL; BEGIN IMMEDIATE"
+        } else {
+            "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE"
+        })?;
+        let tip = ledger::tip(&self.sql)?;
+        let began = tip.seq;
+        let mut tx = Tx { sql: &self.sql, shared: &self.shared, tip, configs: &mut self.configs };
+        for (work, refused) in work.iter_mut() {
+            let before = tx.tip;
+            tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(&mut tx)))
+                .unwrap_or_else(|_| Err(Fault::Said("the store panicked".to_owned())));
+            if let Err(fault) = ran {
+                // Some faults end the whole transaction, and everybody in it must know.
+                if tx.sql.is_autocommit() {
+                    return Err(fault);
+                }
+                tx.sql.prepare_cached("ROLLBACK TO job")?.execute([])?;
+                tx.tip = before;
+                // What was stored in between may not be.
+                tx.configs.clear();
+                *refused = Some(fault.into());
+            }
+            tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+        }
+        let mark = if sign { Some(ledger::checkpoint(&mut tx, Timestamp::now(), None)?) } else { None };
+        let rows = tx.tip.seq - began;
+        self.sql.execute_batch("COMMIT")?;
+        if let Some(mark) = mark {
+            self.set_mark(&mark);
+        }
+        Ok(rows)
+    }
+
+    fn set_mark(&self, mark: &Mark) {
+        if let Err(error) = self.shared.home.set_mark(mark) {
+            tracing::error!(%error, "the mark beside the ledger could not be moved");
+        }
+    }
+}
