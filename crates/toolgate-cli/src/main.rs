@@ -3,6 +3,7 @@
 mod command;
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -11,9 +12,12 @@ use clap::{CommandFactory, Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "toolgate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  toolgate demo              see the refund desk hold against a model that tries to break out\n  toolgate demo --json       the same for a program to read, one JSON object a line\n  toolgate completions bash  > /etc/bash_completion.d/toolgate"
+    after_help = "Examples:\n  toolgate demo                             see the refund desk hold against a model that tries to break out\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
 )]
 struct Cli {
+    /// The SQLite file that holds the ledger.
+    #[arg(long, global = true, value_name = "PATH")]
+    store: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -21,6 +25,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     Demo(command::demo::Args),
+    Audit(command::audit::Args),
+    Replay(command::replay::Args),
+    Backtest(command::backtest::Args),
     /// Print completions for a shell.
     #[command(after_help = "Examples:\n  toolgate completions zsh > ~/.zfunc/_toolgate")]
     Completions {
@@ -42,8 +49,12 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> io::Result<ExitCode> {
+    let store = cli.store.as_deref();
     match cli.verb {
-        Verb::Demo(args) => command::demo::run(&args),
+        Verb::Demo(args) => command::demo::run(&args, store),
+        Verb::Audit(args) => command::audit::run(args, store),
+        Verb::Replay(args) => command::replay::run(&args, store),
+        Verb::Backtest(args) => command::backtest::run(&args, store),
         Verb::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "toolgate", &mut io::stdout());
             Ok(ExitCode::SUCCESS)

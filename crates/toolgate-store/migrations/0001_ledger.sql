@@ -85,7 +85,7 @@ CREATE TABLE claims (
     outcome BLOB,
     ended   INTEGER
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX claims_unsettled ON claims (state) WHERE state <> 'settled';
+CREATE INDEX claims_unsettled ON claims (call) WHERE state <> 'settled';
 CREATE TABLE recalls (principal TEXT, agent TEXT, tool TEXT, key TEXT, asked BLOB NOT NULL, call BLOB NOT NULL,
                       PRIMARY KEY (principal, agent, tool, key)) STRICT, WITHOUT ROWID;
 
@@ -100,5 +100,5 @@ CREATE TABLE approvals (
 ) STRICT;
 CREATE INDEX approvals_by_call ON approvals (session, digest, n);
 
-CREATE TABLE outputs (session INTEGER, handle TEXT, at INTEGER NOT NULL, text TEXT NOT NULL, PRIMARY KEY (session, handle)) STRICT, WITHOUT ROWID;
+CREATE TABLE outputs (session INTEGER, handle TEXT, at INTEGER NOT NULL, text BLOB NOT NULL, PRIMARY KEY (session, handle)) STRICT, WITHOUT ROWID;
 CREATE TABLE paused  (target TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT, WITHOUT ROWID;

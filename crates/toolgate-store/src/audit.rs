@@ -207,8 +207,8 @@ impl Ledger {
         {
             spellings.push(spelling(&number));
         }
-        if let Ok(keys) = Keys::open(&self.home.keys(), false) {
-            let mark = toolgate::redact::mark(keys.redact, value);
+        if let Ok(key) = Keys::redaction(&self.home.keys()) {
+            let mark = toolgate::redact::mark(key, value);
             spellings.extend(mark.map(|mark| spelling(&mark)));
         }
         let mut there = Vec::new();
@@ -317,6 +317,68 @@ impl Ledger {
         })?;
         stats.latency = times.into_iter().map(|(gate, times)| (gate.name(), [0.5, 0.95, 0.99].map(|part| times.at(part)))).collect();
         Ok(stats)
+    }
+
+    /// The places of an agent's rows of a period, each with the place that the ledger had come to when the call came to its
+    /// session.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn index(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<(u64, Option<u64>)>, StoreError> {
+        let find = || -> Done<Vec<(u64, Option<u64>)>> {
+            let mut statement = self.sql.prepare(
+                "SELECT seq, json_extract(body, '$.facts.after') FROM ledger
+                 WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3 ORDER BY seq",
+            )?;
+            let (since, until) = (since.map_or(i64::MIN, nanos), until.map_or(i64::MAX, nanos));
+            let rows = statement
+                .query_map(params![agent, since, until], |row| Ok((unsigned(row.get(0)?), row.get::<_, Option<i64>>(1)?.map(unsigned))))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        };
+        self.named(find())
+    }
+
+    /// The row at a place.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn row(&self, seq: u64) -> Result<Option<Row>, StoreError> {
+        let find = || -> Done<Option<Row>> {
+            let mut statement = self.sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1")?;
+            let mut rows = statement.query([signed(seq)])?;
+            let Some(row) = rows.next()? else { return Ok(None) };
+            Ok(Some(serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?))
+        };
+        self.named(find())
+    }
+
+    /// The public keys that this ledger has signed with, and the one beside it.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn keys(&self) -> Result<Vec<String>, StoreError> {
+        let own = Keys::own(&self.home.keys()).unwrap_or_default();
+        // Only a ledger that holds can vouch for its older keys.
+        let vouched = self.verify(&crate::verify::Trust::default(), |_| ()).is_ok();
+        let find = || -> Done<Vec<String>> {
+            let mut statement = self.sql.prepare("SELECT DISTINCT key FROM checkpoints")?;
+            let keys = statement.query_map([], |row| row.get(0))?;
+            Ok(keys.collect::<Result<_, _>>()?)
+        };
+        let older = if vouched { self.named(find())? } else { Vec::new() };
+        Ok(own.into_iter().chain(older).collect())
+    }
+
+    /// The last row that was pruned.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn pruned_to(&self) -> Result<u64, StoreError> {
+        let find = || -> Done<u64> {
+            let seq: Option<i64> = self.sql.query_row("SELECT max(seq) FROM prunes", [], |row| row.get(0))?;
+            Ok(seq.map_or(0, unsigned))
+        };
+        self.named(find())
     }
 
     /// Where the ledger ends.

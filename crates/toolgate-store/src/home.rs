@@ -26,11 +26,21 @@ pub struct Mark {
     pub chain: Digest,
 }
 
+/// How a session is held against other processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holding {
+    Alone,
+    Together,
+    Not,
+}
+
 /// The directory beside a database.
 pub(crate) struct Home {
     path: PathBuf,
     /// The name of this process, and the lock that says it is alive.
     owner: Option<(Arc<str>, File)>,
+    /// Where sessions are held, a byte each.
+    holds: Option<File>,
 }
 
 impl Home {
@@ -45,14 +55,26 @@ impl Home {
     pub(crate) fn enter(path: &Path) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("owners"))?;
         let name = hex(&random::<16>()?);
-        let file = private().create_new(true).open(path.join("owners").join(&name))?;
+        // Nobody sees it before it is locked.
+        let (draft, own) = (path.join("owners").join(format!(".{name}")), path.join("owners").join(&name));
+        let file = private().create_new(true).open(&draft)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self { path: path.to_owned(), owner: Some((format!("{PROCESS}{name}").into(), file)) })
+        std::fs::rename(&draft, &own)?;
+        let holds = private().create(true).truncate(false).read(true).open(path.join("holds"))?;
+        Ok(Self { path: path.to_owned(), owner: Some((format!("{PROCESS}{name}").into(), file)), holds: Some(holds) })
+    }
+
+    /// One process at a time opens the database. Dropping the file lets the next one.
+    pub(crate) fn door(path: &Path) -> io::Result<File> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        let file = private().create(true).truncate(false).open(path.join("door"))?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(file)
     }
 
     /// Looks into the directory.
     pub(crate) fn visit(path: &Path) -> Self {
-        Self { path: path.to_owned(), owner: None }
+        Self { path: path.to_owned(), owner: None, holds: None }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -83,20 +105,28 @@ impl Home {
     pub(crate) fn tidy(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(self.path.join("owners"))? {
             let entry = entry?;
-            if entry.file_name().to_str().is_some_and(|name| self.is_gone(&format!("{PROCESS}{name}"))) {
-                std::fs::remove_file(entry.path())?;
+            let gone = |name: &str| !name.starts_with('.') && self.is_gone(&format!("{PROCESS}{name}"));
+            if entry.file_name().to_str().is_some_and(gone)
+                && let Err(error) = std::fs::remove_file(entry.path())
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                return Err(io::Error::new(error.kind(), format!("{}: {error}", entry.path().display())));
             }
         }
         Ok(())
     }
 
-    /// Holds a session against other processes, if none of them holds it otherwise. Dropping the file lets it go, and so
-    /// does the end of the process.
-    pub(crate) fn hold(&self, key: &SessionKey, alone: bool) -> io::Result<Option<File>> {
-        let file = private().create(true).truncate(false).read(true).open(self.path.join("holds"))?;
+    /// Holds a session against other processes, if none of them holds it otherwise: alone, together, or not any more. The
+    /// end of the process lets go of all. Calls of one process are kept apart before.
+    pub(crate) fn hold(&self, key: &SessionKey, how: Holding) -> io::Result<bool> {
+        let Some(file) = &self.holds else { return Err(io::Error::other("nothing can be held from here")) };
         let digest = Digest::of(format!("{}\u{1f}{}\u{1f}{}", key.agent, key.principal, key.session).as_bytes());
         let byte = digest.as_bytes().iter().take(7).fold(0_i64, |byte, part| byte << 8 | i64::from(*part));
-        let kind = if alone { nix::libc::F_WRLCK } else { nix::libc::F_RDLCK };
+        let kind = match how {
+            Holding::Alone => nix::libc::F_WRLCK,
+            Holding::Together => nix::libc::F_RDLCK,
+            Holding::Not => nix::libc::F_UNLCK,
+        };
         let lock = nix::libc::flock {
             l_type: i16::try_from(kind).unwrap_or_default(),
             l_whence: i16::try_from(nix::libc::SEEK_SET).unwrap_or_default(),
@@ -104,9 +134,9 @@ impl Home {
             l_len: 1,
             l_pid: 0,
         };
-        match fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)) {
-            Ok(_) => Ok(Some(file)),
-            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(None),
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
+            Ok(_) => Ok(true),
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -131,7 +161,8 @@ impl Home {
         let mut file = private().create(true).truncate(true).open(&draft)?;
         file.write_all(&serde_json::to_vec(mark)?)?;
         file.sync_all()?;
-        std::fs::rename(&draft, self.path.join("mark.json"))
+        std::fs::rename(&draft, self.path.join("mark.json"))?;
+        File::open(&self.path)?.sync_all()
     }
 }
 

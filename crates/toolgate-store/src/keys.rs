@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
@@ -35,16 +35,59 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Reads the keys of a directory; makes them where there are none and `make` is said.
-    pub(crate) fn open(directory: &Path, make: bool) -> io::Result<Self> {
-        if make {
-            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    /// Makes the keys of a new ledger.
+    pub(crate) fn make(directory: &Path) -> io::Result<Self> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        for name in ["redact.key", "seal.key"] {
+            if !directory.join(name).exists() {
+                write_secret(&directory.join(name), &random()?)?;
+            }
         }
-        let (redact, seal) = (secret(&directory.join("redact.key"), make)?, secret(&directory.join("seal.key"), make)?);
-        let sign = SigningKey::from_bytes(&secret(&directory.join("sign.key"), make)?);
-        let public = hex(sign.verifying_key().as_bytes()).into();
+        let public = Self::make_signing(directory)?;
+        Self::open(directory, &public)
+    }
+
+    fn make_signing(directory: &Path) -> io::Result<String> {
+        let bytes: [u8; 32] = random()?;
+        let public = hex(SigningKey::from_bytes(&bytes).verifying_key().as_bytes());
+        write_secret(&signing(directory, &public), &bytes)?;
+        Ok(public)
+    }
+
+    /// Reads the keys of a ledger that signs with the key of this public name.
+    pub(crate) fn open(directory: &Path, public: &str) -> io::Result<Self> {
+        let (redact, seal) = (read_secret(&directory.join("redact.key"))?, read_secret(&directory.join("seal.key"))?);
+        let path = signing(directory, public);
+        let sign = SigningKey::from_bytes(&read_secret(&path)?);
+        if hex(sign.verifying_key().as_bytes()) != public {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: this is another key than its name says", path.display())));
+        }
         let print = Digest::of(&[redact, seal].concat());
-        Ok(Self { sign, public, seal: XChaCha20Poly1305::new(&seal.into()), redact, print })
+        Ok(Self { sign, public: public.into(), seal: XChaCha20Poly1305::new(&seal.into()), redact, print })
+    }
+
+    /// The public names of all signing keys of a directory: whoever has the secret is the ledger itself.
+    pub(crate) fn own(directory: &Path) -> io::Result<Vec<String>> {
+        let mut own = Vec::new();
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with("sign-") && name.ends_with(".key") {
+                own.push(hex(SigningKey::from_bytes(&read_secret(&path)?).verifying_key().as_bytes()));
+            }
+        }
+        Ok(own)
+    }
+
+    /// The key that secrets leave their marks with.
+    pub(crate) fn redaction(directory: &Path) -> io::Result<[u8; 32]> {
+        read_secret(&directory.join("redact.key"))
+    }
+
+    /// The same keys with a new one to sign with. It signs nothing before the ledger names it.
+    pub(crate) fn with_new_signing_key(directory: &Path) -> io::Result<Self> {
+        let public = Self::make_signing(directory)?;
+        Self::open(directory, &public)
     }
 
     /// The public key, in hexadecimal digits.
@@ -54,12 +97,6 @@ impl Keys {
 
     pub(crate) fn sign(&self, statement: &[u8]) -> String {
         hex(&self.sign.sign(statement).to_bytes())
-    }
-
-    /// Puts a new signing key in place of the old one, which is kept aside under its public name.
-    pub(crate) fn rotated(&self, directory: &Path) -> io::Result<Self> {
-        std::fs::rename(directory.join("sign.key"), directory.join(format!("sign-{}.old", self.public.get(..16).unwrap_or_default())))?;
-        Self::open(directory, true)
     }
 
     /// Seals what must not be read without the key, for one place.
@@ -95,25 +132,27 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// 32 secret bytes in a file that only its owner can read.
-fn secret(path: &Path, make: bool) -> io::Result<[u8; 32]> {
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    if make && !path.exists() {
-        let bytes: [u8; 32] = random()?;
-        // Whole or not at all, and whoever is first.
-        let draft = path.with_extension(format!("{}.new", hex(&random::<8>()?)));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(named)?;
-        file.write_all(hex(&bytes).as_bytes())?;
-        file.sync_all()?;
-        let first = std::fs::hard_link(&draft, path);
-        std::fs::remove_file(&draft)?;
-        match first {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(named(e)),
-            _ => {}
-        }
-    }
+fn signing(directory: &Path, public: &str) -> PathBuf {
+    directory.join(format!("sign-{}.key", public.get(..16).unwrap_or(public)))
+}
+
+fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Writes 32 secret bytes into a file that only its owner can read: whole, on disk, or not at all.
+fn write_secret(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
+    let draft = path.with_extension(format!("{}.new", hex(&random::<8>()?)));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(named(&draft))?;
+    file.write_all(hex(bytes).as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&draft, path).map_err(named(path))?;
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+}
+
+fn read_secret(path: &Path) -> io::Result<[u8; 32]> {
     let mut text = String::new();
-    File::open(path).map_err(named)?.take(1_000).read_to_string(&mut text).map_err(named)?;
-    let wrong = || named(io::Error::new(io::ErrorKind::InvalidData, "this is no key: 64 hexadecimal digits are wanted"));
+    File::open(path).map_err(named(path))?.take(1_000).read_to_string(&mut text).map_err(named(path))?;
+    let wrong = || named(path)(io::Error::new(io::ErrorKind::InvalidData, "this is no key: 64 hexadecimal digits are wanted"));
     unhex(&text).and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)
 }

@@ -10,6 +10,7 @@ use toolgate::json::{Digest, canonical};
 use crate::chain;
 use crate::fault::{Done, Fault};
 use crate::home::Mark;
+use crate::keys::Keys;
 use crate::session::Session;
 use crate::writer::Tx;
 
@@ -33,6 +34,9 @@ pub(crate) struct Checkpoint {
     /// The key that signs from here on, where it changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) next_key: Option<String>,
+    /// The key that signed until here, where it has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) previous_key: Option<String>,
 }
 
 /// What is left of rows that were pruned, before it is signed.
@@ -59,7 +63,8 @@ pub(crate) fn digest(bytes: &[u8]) -> Done<Digest> {
 
 /// Nanoseconds since 1970.
 pub(crate) fn nanos(at: Timestamp) -> i64 {
-    i64::try_from(at.as_nanosecond()).unwrap_or(i64::MAX)
+    let nanos = at.as_nanosecond();
+    i64::try_from(nanos).unwrap_or(if nanos < 0 { i64::MIN } else { i64::MAX })
 }
 
 pub(crate) fn unsigned(n: i64) -> u64 {
@@ -137,7 +142,7 @@ pub(crate) fn append(tx: &mut Tx<'_>, session: &mut Session, row: &Row, body: &s
 }
 
 /// Each configuration is stored once, with the first row that it decided.
-fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
+pub(crate) fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
     if tx.configs.contains(&config) {
         return Ok(());
     }
@@ -160,11 +165,23 @@ pub(crate) fn has(sql: &Connection, call: &toolgate::CallId) -> Done<bool> {
 }
 
 /// Signs where the ledger stands.
-pub(crate) fn checkpoint(tx: &mut Tx<'_>, at: Timestamp, next_key: Option<String>) -> Done<Mark> {
+pub(crate) fn checkpoint(tx: &mut Tx<'_>, at: Timestamp) -> Done<Mark> {
+    let keys = tx.keys()?;
+    sign_tip(tx, at, &keys, None, None)
+}
+
+/// Signs with another key from here on: the old one names the new one, and the new one the old one.
+pub(crate) fn rotate(tx: &mut Tx<'_>, at: Timestamp, new: &Keys) -> Done<Mark> {
+    let old = tx.keys()?;
+    sign_tip(tx, at, &old, Some(new.public().to_string()), None)?;
+    tx.sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&**new.public()])?;
+    sign_tip(tx, at, new, None, Some(old.public().to_string()))
+}
+
+fn sign_tip(tx: &Tx<'_>, at: Timestamp, keys: &Keys, next_key: Option<String>, previous_key: Option<String>) -> Done<Mark> {
     let Tip { seq, chain } = tx.tip;
-    let body = Checkpoint { store: tx.shared.id.clone(), seq, chain, at, next_key };
+    let body = Checkpoint { store: tx.shared.id.clone(), seq, chain, at, next_key, previous_key };
     let body = text(&body)?;
-    let keys = tx.shared.keys();
     let signature = keys.sign(&statement("checkpoint", &body));
     tx.sql.prepare_cached("INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
         signed(seq),
@@ -183,10 +200,12 @@ pub(crate) fn text(thing: &impl Serialize) -> Done<String> {
 /// Digest over the heads of all sessions that lost rows.
 pub(crate) fn anchors(sql: &Connection) -> Done<Digest> {
     let mut all = Vec::new();
-    let mut statement = sql.prepare("SELECT id, pruned, anchor FROM sessions WHERE pruned > 0 ORDER BY id")?;
+    let mut statement = sql.prepare("SELECT id, pruned, anchor, agent, principal, session FROM sessions WHERE pruned > 0 ORDER BY id")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let (id, n, anchor): (i64, i64, Vec<u8>) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let key = [row.get::<_, String>(3)?, row.get(4)?, row.get(5)?];
+        all.extend(canonical(&serde_json::json!(key)));
         all.extend(id.to_be_bytes());
         all.extend(n.to_be_bytes());
         all.extend(anchor);
@@ -194,11 +213,16 @@ pub(crate) fn anchors(sql: &Connection) -> Done<Digest> {
     Ok(Digest::of(&all))
 }
 
+/// How many rows are taken out at once, so that others get to write in between.
+const AT_ONCE: i64 = 5_000;
+
 /// Takes rows out of the ledger that came in before a moment, as far as no newer one stands before them. What is left of
-/// them is signed, so that the rest still holds. Says how many.
+/// them is signed, so that the rest still holds. Says how many; none when there are no more.
 pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<u64> {
+    let first: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger", [], |row| row.get(0))?;
+    let Some(first) = first else { return Ok(0) };
     let first_kept: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger WHERE at >= ?1", [nanos(before)], |row| row.get(0))?;
-    let last_gone = first_kept.map_or(signed(tx.tip.seq), |seq| seq - 1);
+    let last_gone = first_kept.map_or(signed(tx.tip.seq), |seq| seq - 1).min(first.saturating_add(AT_ONCE - 1));
     let chain: Option<Vec<u8>> = tx.sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0)).optional()?;
     let Some(chain) = chain else { return Ok(0) };
     tx.sql.execute(
@@ -206,13 +230,19 @@ pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<
          FROM (SELECT session, max(n) AS n FROM ledger WHERE seq <= ?1 GROUP BY session) AS g WHERE g.session = sessions.id",
         [last_gone],
     )?;
+    // What is taken out is not to be read in free pages.
+    tx.sql.execute_batch("PRAGMA secure_delete = ON")?;
     let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
     tx.sql.execute("DELETE FROM entities WHERE seq <= ?1", [last_gone])?;
     // A checkpoint where the key changed is needed to trust the keys after it.
-    tx.sql.execute("DELETE FROM checkpoints WHERE seq <= ?1 AND json_extract(body, '$.next_key') IS NULL", [last_gone])?;
+    tx.sql.execute(
+        "DELETE FROM checkpoints WHERE seq <= ?1 AND json_extract(body, '$.next_key') IS NULL AND json_extract(body, '$.previous_key') IS NULL",
+        [last_gone],
+    )?;
+    tx.sql.execute_batch("PRAGMA secure_delete = OFF")?;
     let body = Pruned { store: tx.shared.id.clone(), seq: unsigned(last_gone), chain: digest(&chain)?, anchors: anchors(tx.sql)?, at: now };
     let body = text(&body)?;
-    let keys = tx.shared.keys();
+    let keys = tx.keys()?;
     let signature = keys.sign(&statement("prune", &body));
     tx.sql.execute("DELETE FROM prunes", [])?;
     tx.sql.execute(

@@ -133,7 +133,8 @@ pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
         let known = meta(sql)?;
         let keys = match known.get("keys") {
             Some(print) => {
-                let keys = Keys::open(&home.keys(), false).map_err(|error| {
+                let public = known.get("key").cloned().unwrap_or_default();
+                let keys = Keys::open(&home.keys(), &public).map_err(|error| {
                     Fault::Said(format!("the keys of this ledger are not there ({error}); put the directory back that stood beside it"))
                 })?;
                 if keys.print.to_string() != *print {
@@ -144,7 +145,7 @@ pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
                 }
                 keys
             }
-            None => Keys::open(&home.keys(), true)?,
+            None => Keys::make(&home.keys())?,
         };
         let id = match known.get("id") {
             Some(id) => id.clone(),

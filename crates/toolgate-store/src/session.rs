@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use toolgate::SessionKey;
 use toolgate::json::Digest;
 use toolgate::policy::{Facts, Needs};
@@ -100,9 +101,20 @@ impl Session {
 
     /// A snapshot with all slices, and nothing else.
     pub(crate) fn slices(&self, sql: &Connection) -> Done<State> {
+        self.state_of(self.raw_slices(sql)?)
+    }
+
+    /// The slices as they are stored.
+    pub(crate) fn raw_slices(&self, sql: &Connection) -> Done<Vec<(String, String)>> {
+        let mut statement = sql.prepare_cached("SELECT name, value FROM slices WHERE session = ?1")?;
+        let rows = statement.query_map([self.id], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    pub(crate) fn state_of(&self, slices: Vec<(String, String)>) -> Done<State> {
         let mut state = State { stamp: self.stamp, ..State::default() };
-        for (name, value) in named(sql, "SELECT name, value FROM slices WHERE session = ?1", self.id)? {
-            state.slices.insert_mut(name, Arc::new(value));
+        for (name, value) in slices {
+            state.slices.insert_mut(name.into(), Arc::new(serde_json::from_str(&value)?));
         }
         Ok(state)
     }
@@ -125,39 +137,23 @@ impl Session {
         while let Some(row) = rows.next()? {
             state.revocations.insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, unsigned(row.get(1)?));
         }
-        self.values(sql, &mut state.values)?;
+        // Only keyed prints of values are kept: they can be asked, and not told.
+        state.values.set_flags(self.memory);
         Ok(state)
     }
 
-    fn values(&self, sql: &Connection, values: &mut dyn Memory) -> Done<()> {
-        let mut statement = sql.prepare_cached("SELECT print, whole FROM untrusted WHERE session = ?1")?;
-        let mut rows = statement.query([self.id])?;
-        while let Some(row) = rows.next()? {
-            values.set_untrusted(row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?);
-        }
-        let mut statement = sql.prepare_cached("SELECT print FROM written WHERE session = ?1")?;
-        let mut rows = statement.query([self.id])?;
-        while let Some(row) = rows.next()? {
-            values.set_written(row.get::<_, i64>(0)?.cast_unsigned());
-        }
-        let mut statement = sql.prepare_cached("SELECT print, sources FROM trusted WHERE session = ?1")?;
-        let mut rows = statement.query([self.id])?;
-        while let Some(row) = rows.next()? {
-            let print: [u8; 16] = row.get(0)?;
-            values.set_sources(u128::from_be_bytes(print), serde_json::from_str(&row.get::<_, String>(1)?)?);
-        }
-        values.set_flags(self.memory);
-        Ok(())
-    }
-
-    /// The latest evidence under a key, unless it was taken away since.
-    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
+    /// The latest evidence under a key as of a stamp, unless it was taken away since.
+    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey, stamp: u64) -> Done<Option<Arc<Evidence>>> {
         let found: Option<String> = sql
             .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
             .query_row(params![self.id, text(key)?], |row| row.get(0))
             .optional()?;
         let Some(found) = found else { return Ok(None) };
         let proof: Evidence = serde_json::from_str(&found)?;
+        // What was proved after the call came in is not for it to lean on.
+        if proof.stamp > stamp {
+            return Ok(None);
+        }
         if self.revokes {
             for key in proof.keys_if(false) {
                 let revoked: Option<i64> = sql
@@ -232,12 +228,12 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn alter(&mut self, sql: &Connection, alter: Alter) -> Done<()> {
+    pub(crate) fn alter(&mut self, sql: &Connection, key: &[u8; 32], alter: Alter) -> Done<()> {
         self.version += 1;
         self.stamp += 1;
         match alter {
             Alter::Heard(words) => {
-                let mut memory = Prints::of(sql, self);
+                let mut memory = Prints::of(sql, key, self);
                 values::hear(&mut memory, &words);
                 self.memory = memory.finish()?;
             }
@@ -275,9 +271,9 @@ impl Session {
     }
 
     /// Takes in where values were seen.
-    pub(crate) fn see(&mut self, sql: &Connection, seen: values::Seen) -> Done<()> {
+    pub(crate) fn see(&mut self, sql: &Connection, key: &[u8; 32], seen: values::Seen) -> Done<()> {
         self.stamp += 1;
-        let (mut memory, mut carriers) = (Prints::of(sql, self), Carriers { sql, fault: RefCell::default() });
+        let (mut memory, mut carriers) = (Prints::of(sql, key, self), Carriers { sql, fault: RefCell::default() });
         values::take_in(&mut memory, seen, &mut carriers);
         self.memory = memory.finish()?;
         carriers.fault.into_inner().map_or(Ok(()), |error| Err(error.into()))
@@ -285,10 +281,10 @@ impl Session {
 }
 
 /// Looks up evidence, marks and origins.
-pub(crate) fn load(sql: &Connection, key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
+pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, stamp: u64, facts: &mut Facts) -> Done<()> {
     let session = Session::find(sql, key)?;
     for key in &needs.evidence {
-        let found = session.as_ref().map(|session| session.evidence(sql, key)).transpose()?.flatten();
+        let found = session.as_ref().map(|session| session.evidence(sql, key, stamp)).transpose()?.flatten();
         facts.evidence.push((key.clone(), found));
     }
     for mark in &needs.marks {
@@ -307,7 +303,7 @@ pub(crate) fn load(sql: &Connection, key: &SessionKey, needs: &Needs, facts: &mu
         }
         let known = match &session {
             Some(session) => {
-                let memory = Prints::of(sql, session);
+                let memory = Prints::of(sql, secret, session);
                 let known = values::known(&memory, value);
                 memory.finish()?;
                 known
@@ -336,18 +332,32 @@ pub(crate) fn time(nanos: i64) -> Timestamp {
 /// A session's memory of values, in its tables. The first thing that goes wrong is kept until the end.
 struct Prints<'c> {
     sql: &'c Connection,
+    /// Prints are keyed before they are kept, so that nothing can be guessed from them.
+    key: &'c [u8; 32],
     session: i64,
     flags: Flags,
     fault: RefCell<Option<rusqlite::Error>>,
 }
 
 impl<'c> Prints<'c> {
-    fn of(sql: &'c Connection, session: &Session) -> Self {
-        Self { sql, session: session.id, flags: session.memory, fault: RefCell::default() }
+    fn of(sql: &'c Connection, key: &'c [u8; 32], session: &Session) -> Self {
+        Self { sql, key, session: session.id, flags: session.memory, fault: RefCell::default() }
     }
 
     fn finish(self) -> Done<Flags> {
         self.fault.into_inner().map_or(Ok(self.flags), |error| Err(error.into()))
+    }
+
+    fn keyed(&self, print: u64) -> i64 {
+        let digest = Sha256::new().chain_update(b"toolgate-print-v1\0").chain_update(self.key).chain_update(print.to_be_bytes()).finalize();
+        digest.iter().take(8).fold(0_u64, |print, byte| print << 8 | u64::from(*byte)).cast_signed()
+    }
+
+    fn keyed_exact(&self, print: u128) -> [u8; 16] {
+        let digest = Sha256::new().chain_update(b"toolgate-exact-v1\0").chain_update(self.key).chain_update(print.to_be_bytes()).finalize();
+        let mut keyed = [0; 16];
+        keyed.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
+        keyed
     }
 
     fn note<T>(&self, result: rusqlite::Result<T>) -> Option<T> {
@@ -370,7 +380,7 @@ impl Memory for Prints<'_> {
         let find = || {
             self.sql
                 .prepare_cached("SELECT whole FROM untrusted WHERE session = ?1 AND print = ?2")?
-                .query_row(params![self.session, print.cast_signed()], |row| row.get(0))
+                .query_row(params![self.session, self.keyed(print)], |row| row.get(0))
                 .optional()
         };
         self.note(find()).flatten()
@@ -379,7 +389,7 @@ impl Memory for Prints<'_> {
         let put = || {
             self.sql.prepare_cached("INSERT OR REPLACE INTO untrusted (session, print, whole) VALUES (?1, ?2, ?3)")?.execute(params![
                 self.session,
-                print.cast_signed(),
+                self.keyed(print),
                 whole
             ])
         };
@@ -389,7 +399,7 @@ impl Memory for Prints<'_> {
         let find = || {
             self.sql
                 .prepare_cached("SELECT sources FROM trusted WHERE session = ?1 AND print = ?2")?
-                .query_row(params![self.session, exact.to_be_bytes().as_slice()], |row| row.get::<_, String>(0))
+                .query_row(params![self.session, self.keyed_exact(exact).as_slice()], |row| row.get::<_, String>(0))
                 .optional()
         };
         self.note(find()).flatten().and_then(|text| serde_json::from_str(&text).ok())
@@ -399,7 +409,7 @@ impl Memory for Prints<'_> {
             let sources = serde_json::to_string(&sources).unwrap_or_default();
             self.sql.prepare_cached("INSERT OR REPLACE INTO trusted (session, print, sources) VALUES (?1, ?2, ?3)")?.execute(params![
                 self.session,
-                exact.to_be_bytes().as_slice(),
+                self.keyed_exact(exact).as_slice(),
                 sources
             ])
         };
@@ -409,7 +419,7 @@ impl Memory for Prints<'_> {
         let find = || {
             self.sql
                 .prepare_cached("SELECT 1 FROM written WHERE session = ?1 AND print = ?2")?
-                .exists(params![self.session, print.cast_signed()])
+                .exists(params![self.session, self.keyed(print)])
         };
         // What cannot be looked up may have been written; the fault is told at the end.
         self.note(find()).unwrap_or(true)
@@ -418,7 +428,7 @@ impl Memory for Prints<'_> {
         let put = || {
             self.sql
                 .prepare_cached("INSERT OR IGNORE INTO written (session, print) VALUES (?1, ?2)")?
-                .execute(params![self.session, print.cast_signed()])
+                .execute(params![self.session, self.keyed(print)])
         };
         self.note(put());
     }
@@ -450,8 +460,18 @@ impl Carrying for Carriers<'_> {
     fn add(&mut self, carrier: String, untrusted: bool) {
         let put = || {
             let known = self.find(&carrier).is_some();
-            let count = |sql: &Connection| sql.prepare_cached("SELECT count(*) FROM carriers")?.query_row([], |row| row.get::<_, i64>(0));
-            let carrier = if known || unsigned(count(self.sql)?) < MAX_CARRIERS as u64 { carrier.as_str() } else { OVERFLOWED };
+            let mut carrier = carrier.as_str();
+            if !known {
+                // Counted as they come: counting them anew would cost more the more there are.
+                self.sql
+                    .prepare_cached("INSERT INTO meta (name, value) VALUES ('carriers', '1') ON CONFLICT (name) DO UPDATE SET value = CAST(value + 1 AS TEXT)")?
+                    .execute([])?;
+                let count: String =
+                    self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'carriers'")?.query_row([], |row| row.get(0))?;
+                if count.parse::<usize>().is_ok_and(|count| count > MAX_CARRIERS) {
+                    carrier = OVERFLOWED;
+                }
+            }
             self.sql
                 .prepare_cached("INSERT OR REPLACE INTO carriers (carrier, untrusted) VALUES (?1, ?2)")?
                 .execute(params![carrier, untrusted || carrier == OVERFLOWED])

@@ -23,7 +23,7 @@ use toolgate::{CallId, Outcome, Receipt, Row, SessionKey};
 
 use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
-use crate::home::Home;
+use crate::home::{Holding, Home};
 use crate::keys::Keys;
 use crate::ledger::{self, nanos};
 use crate::open;
@@ -37,7 +37,7 @@ pub struct SqliteStore {
     shared: Arc<Shared>,
     writer: Writer,
     readers: Mutex<Vec<Connection>>,
-    locks: Mutex<HashMap<SessionKey, Arc<RwLock<()>>>>,
+    locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
     /// Says without a look that nothing was paused when this process last looked.
     any_paused: AtomicBool,
     paused_seen: Mutex<Option<Instant>>,
@@ -75,15 +75,18 @@ impl SqliteStore {
     pub fn open_beside(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
         let path = path.as_ref();
         let open = || -> Done<Self> {
+            let there = |error: std::io::Error| Fault::Said(format!("{}: {error}", state.display()));
+            let _door = Home::door(state).map_err(there)?;
             let sql = open::writing(path)?;
-            let home = Home::enter(state).map_err(|error| Fault::Said(format!("{}: {error}", state.display())))?;
+            let home = Home::enter(state).map_err(there)?;
             let (id, keys) = open::acquaint(&sql, &home)?;
             open::is_newest(&sql, &home, &id)?;
-            home.tidy()?;
             let shared = Arc::new(Shared { home, keys: Mutex::new(Arc::new(keys)), id, definitions: Mutex::default() });
+            let unsigned = crate::writer::sweep(&sql, &shared, Timestamp::now())?;
+            shared.home.tidy().map_err(there)?;
             Ok(Self {
                 path: path.to_owned(),
-                writer: Writer::start(sql, Arc::clone(&shared))?,
+                writer: Writer::start(sql, Arc::clone(&shared), unsigned)?,
                 shared,
                 readers: Mutex::default(),
                 locks: Mutex::default(),
@@ -105,15 +108,12 @@ impl SqliteStore {
     /// # Errors
     /// It cannot be made or written down.
     pub async fn rotate_key(&self) -> Result<Arc<str>, StoreError> {
-        let shared = Arc::clone(&self.shared);
-        self.write(true, move |tx| {
-            let new = shared.keys().rotated(&shared.home.keys())?;
-            ledger::checkpoint(tx, Timestamp::now(), Some(new.public().to_string()))?;
-            let public = Arc::clone(new.public());
-            *lock(&shared.keys) = Arc::new(new);
-            Ok(public)
-        })
-        .await
+        let new = Arc::new(Keys::with_new_signing_key(&self.shared.home.keys()).map_err(|e| self.named(&StoreError(e.to_string())))?);
+        let next = Arc::clone(&new);
+        self.write(true, move |tx| ledger::rotate(tx, Timestamp::now(), &next).map(|_| ())).await?;
+        let public = Arc::clone(new.public());
+        *lock(&self.shared.keys) = new;
+        Ok(public)
     }
 
     /// Takes rows out of the ledger that are older than one moment, and recorded outcomes, approvals and large outputs
@@ -122,11 +122,14 @@ impl SqliteStore {
     /// # Errors
     /// The store cannot do it; then nothing has changed.
     pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<Gone, StoreError> {
-        self.write(true, move |tx| {
-            let rows = ledger::prune(tx, rows_before, Timestamp::now())?;
-            Ok(Gone { rows, sealed: claims::forget(tx.sql, sealed_before)? })
-        })
-        .await
+        let mut gone = Gone { rows: 0, sealed: self.write(true, move |tx| claims::forget(tx.sql, sealed_before)).await? };
+        loop {
+            let rows = self.write(true, move |tx| ledger::prune(tx, rows_before, Timestamp::now())).await?;
+            if rows == 0 {
+                return Ok(gone);
+            }
+            gone.rows += rows;
+        }
     }
 
     /// Marks claims as pending whose owners are gone, and writes their rows. Happens by itself when somebody asks for
@@ -181,14 +184,15 @@ impl SqliteStore {
     async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
         let until = Instant::now().checked_add(wait);
         let own = Arc::clone(lock(&self.locks).entry(key.clone()).or_default());
-        let guard = async { if alone { Guard::Alone(own.write_owned().await) } else { Guard::Together(own.read_owned().await) } };
+        let calls = Arc::clone(&own.calls);
+        let guard = async { if alone { Guard::Alone(calls.write_owned().await) } else { Guard::Together(calls.read_owned().await) } };
         let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
         loop {
-            match self.shared.home.hold(key, alone) {
-                Ok(Some(file)) => return Ok(Some(Hold::new((guard, file)))),
-                Ok(None) if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
-                Ok(None) => return Ok(None),
-                Err(error) => return Err(self.named(&StoreError(format!("a session could not be held: {error}")))),
+            let held = Held::take(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
+            match held.map_err(|error| self.named(&StoreError(format!("a session could not be held: {error}"))))? {
+                Some(held) => return Ok(Some(Hold::new((held, guard)))),
+                None if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
+                None => return Ok(None),
             }
         }
     }
@@ -206,6 +210,45 @@ impl SqliteStore {
 enum Guard {
     Alone(OwnedRwLockWriteGuard<()>),
     Together(OwnedRwLockReadGuard<()>),
+}
+
+/// A session as the calls of this process hold it.
+#[derive(Default)]
+struct Own {
+    calls: Arc<RwLock<()>>,
+    /// How many calls hold it against other processes.
+    held: Mutex<usize>,
+}
+
+/// A session that is held against other processes: by the first call that holds it, until the last one lets go.
+struct Held {
+    own: Arc<Own>,
+    shared: Arc<Shared>,
+    key: SessionKey,
+}
+
+impl Held {
+    fn take(own: Arc<Own>, shared: Arc<Shared>, key: &SessionKey, alone: bool) -> std::io::Result<Option<Self>> {
+        let mut held = lock(&own.held);
+        if *held == 0 && !shared.home.hold(key, if alone { Holding::Alone } else { Holding::Together })? {
+            return Ok(None);
+        }
+        *held += 1;
+        drop(held);
+        Ok(Some(Self { own, shared, key: key.clone() }))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = lock(&self.own.held);
+        *held -= 1;
+        if *held == 0
+            && let Err(error) = self.shared.home.hold(&self.key, Holding::Not)
+        {
+            tracing::error!(%error, "a session could not be let go");
+        }
+    }
 }
 
 /// What a call brings to its session, on its way to the thread that writes.
@@ -329,13 +372,14 @@ impl Store for SqliteStore {
                 session.progress.count(entering.digest, entering.now, entering.polling.as_ref());
             }
             session.save(tx.sql)?;
-            let state = Arc::new(session.slices(tx.sql)?);
-            let (version, progress, rows) = (session.version, session.progress, tx.tip.seq);
-            Ok(Entered { version, opened, state, rows, recalled, progress, hold: None })
+            let slices = session.raw_slices(tx.sql)?;
+            Ok((session, opened, slices, tx.tip.seq, recalled))
         });
-        let mut entered = Box::new(entered.await?);
-        entered.hold = hold;
-        Ok(Some(entered))
+        let (session, opened, slices, rows, recalled) = entered.await?;
+        // Read outside of the thread that writes.
+        let state = Arc::new(session.state_of(slices).map_err(|fault| self.named(&fault.into()))?);
+        let (version, progress) = (session.version, session.progress);
+        Ok(Some(Box::new(Entered { version, opened, state, rows, recalled, progress, hold })))
     }
 
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
@@ -360,10 +404,11 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
+        let stamp = at.stamp;
         let (key, needs, mut found) = (key.clone(), needs.clone(), std::mem::take(facts));
         *facts = self
-            .read(move |sql, _| {
+            .read(move |sql, shared| {
                 // All of it as of one moment.
                 sql.execute_batch("BEGIN")?;
                 let loaded = (|| -> Done<()> {
@@ -371,7 +416,7 @@ impl Store for SqliteStore {
                         let used = claims::used(sql, counter, *window, found.now)?;
                         found.counters.push((counter.clone(), *window, used));
                     }
-                    session::load(sql, &key, &needs, &mut found)
+                    session::load(sql, &shared.keys().redact, &key, &needs, stamp, &mut found)
                 })();
                 sql.execute_batch("COMMIT")?;
                 loaded?;
@@ -419,16 +464,22 @@ impl Store for SqliteStore {
                     _ => return Ok(Err(NotClaimed::ApprovalGone)),
                 }
             }
+            if let Some(row) = &intent.row {
+                ledger::keep_config(tx, row.config)?;
+            }
             claims::claim(tx, &intent, draft.as_deref(), &charges, now).map(Ok)
         })
         .await
     }
 
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError> {
-        let row = Arc::clone(&finish.row);
-        let body = ledger::text(&*row).map_err(StoreError::from)?;
-        let written = self.write(finish.durable, move |tx| Ok(end(tx, *finish, &body)?)).await?;
-        let Ok((seq, hash)) = written else { return Ok(Err(Conflict)) };
+        let body = ledger::text(&*finish.row).map_err(StoreError::from)?;
+        let keys = self.keys();
+        let outputs: Result<Vec<_>, _> =
+            finish.outputs.iter().map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes())).collect();
+        let outputs = outputs.map_err(|error| self.named(&StoreError(error.to_string())))?;
+        let written = self.write(finish.durable, move |tx| end(tx, *finish, &body, outputs)).await?;
+        let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
         Ok(Ok(self.receipt(&row, seq, hash)))
     }
 
@@ -450,7 +501,7 @@ impl Store for SqliteStore {
         let key = key.clone();
         self.write(false, move |tx| {
             let mut session = Session::find_or_make(tx.sql, &key)?;
-            session.alter(tx.sql, alter)?;
+            session.alter(tx.sql, &tx.shared.keys().redact, alter)?;
             session.save(tx.sql)
         })
         .await
@@ -529,20 +580,29 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+    async fn settle(
+        &self,
+        call: CallId,
+        settle: Settle,
+        outcome: Outcome,
+        shown: Outcome,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         let by = by.to_owned();
-        self.write(true, move |tx| claims::settle(tx, call, settle, &outcome, &by, now)).await
+        self.write(true, move |tx| claims::settle(tx, call, settle, (&outcome, shown), &by, now)).await
     }
 
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
         let (key, handle) = (key.clone(), handle.to_owned());
-        self.read(move |sql, _| {
+        self.read(move |sql, shared| {
             let Some(session) = Session::find(sql, &key)? else { return Ok(None) };
-            let text: Option<String> = sql
+            let sealed: Option<Vec<u8>> = sql
                 .prepare_cached("SELECT text FROM outputs WHERE session = ?1 AND handle = ?2")?
                 .query_row(params![session.id, handle], |row| row.get(0))
                 .optional()?;
-            Ok(text.map(Into::into))
+            let text = sealed.and_then(|sealed| shared.keys().unseal(&format!("output {handle}"), &sealed));
+            Ok(text.and_then(|text| String::from_utf8(text).ok()).map(Into::into))
         })
         .await
     }
@@ -565,11 +625,18 @@ impl Store for SqliteStore {
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
         let body = ledger::text(&*row).map_err(StoreError::from)?;
         self.write(true, move |tx| {
+            let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
             if ledger::has(tx.sql, &row.call)? {
+                // It was given up meanwhile, and this is how it really ended.
+                if let Some(claim) = claim.filter(|_| row.effects != toolgate::Effects::Unknown) {
+                    let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.at);
+                    claims::append_settlement(tx, &late)?;
+                    claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
+                }
                 return Ok(());
             }
-            if let Some(claim) = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()) {
-                claims::end(tx, claim, Settle::by(row.effects), None, Some(&row.outcome), row.at)?;
+            if let Some(claim) = claim {
+                claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
             }
             let mut session = Session::find_or_make(tx.sql, &row.key)?;
             ledger::append(tx, &mut session, &row, &body)?;
@@ -580,6 +647,7 @@ impl Store for SqliteStore {
 
     fn introduce(&self, config: Digest, definition: &Arc<str>) {
         lock(&self.shared.definitions).push((config, Arc::clone(definition)));
+        self.writer.post(move |tx| ledger::keep_config(tx, config));
     }
 
     fn redaction_key(&self) -> Option<[u8; 32]> {
@@ -615,7 +683,7 @@ impl SqliteStore {
 }
 
 /// The end of a call: state, claim, charges and row.
-fn end(tx: &mut Tx<'_>, finish: Finish, body: &str) -> Done<Result<(u64, Digest), Conflict>> {
+fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<(Arc<Row>, u64, Digest), Conflict>> {
     let row = &finish.row;
     let now = row.at;
     let mut session = Session::find_or_make(tx.sql, &row.key)?;
@@ -635,28 +703,29 @@ fn end(tx: &mut Tx<'_>, finish: Finish, body: &str) -> Done<Result<(u64, Digest)
         session.progress.ended(ended);
     }
     if let Some(seen) = finish.seen {
-        session.see(tx.sql, *seen)?;
+        session.see(tx.sql, &tx.shared.keys().redact, *seen)?;
     }
-    for (handle, text) in finish.outputs {
+    for ((handle, _), sealed) in finish.outputs.iter().zip(outputs) {
         tx.sql.prepare_cached("INSERT OR REPLACE INTO outputs (session, handle, at, text) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
             session.id,
             handle,
             nanos(now),
-            &*text
+            sealed
         ])?;
     }
     let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
     // It was given up and written down as such; now it comes to an end after all.
-    let appended = if ledger::has(tx.sql, &row.call)? {
+    let (row, (seq, hash)) = if ledger::has(tx.sql, &row.call)? {
         let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", now);
         let body = ledger::text(&late)?;
-        ledger::append(tx, &mut session, &late, &body)?
+        let appended = ledger::append(tx, &mut session, &late, &body)?;
+        (Arc::new(late), appended)
     } else {
-        ledger::append(tx, &mut session, row, body)?
+        (Arc::clone(row), ledger::append(tx, &mut session, row, body)?)
     };
     session.save(tx.sql)?;
     if let Some(claim) = claim {
         claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), now)?;
     }
-    Ok(Ok(appended))
+    Ok(Ok((row, seq, hash)))
 }

@@ -12,6 +12,7 @@ use toolgate::{CallId, Receipt, Row, SessionKey};
 use crate::audit::Ledger;
 use crate::chain;
 use crate::fault::{Done, Fault};
+use crate::home::Mark;
 use crate::keys::{Keys, is_signed};
 use crate::ledger::{self, Checkpoint, Pruned, digest, nanos, signed, unsigned};
 
@@ -72,8 +73,8 @@ pub struct Verified {
     pub signed_to: u64,
     /// Where the ledger ends: note it down elsewhere, and `--anchor` will find whether this ledger was put back.
     pub anchor: Anchor,
-    /// The key that is believed.
-    pub key: String,
+    /// The keys that are believed: those to begin with, and those that they vouch for.
+    pub keys: Vec<String>,
 }
 
 /// The first thing that is wrong with a ledger.
@@ -143,35 +144,45 @@ impl Ledger {
     /// # Errors
     /// The first thing that is wrong.
     pub fn verify(&self, trust: &Trust, mut progress: impl FnMut(u64)) -> Result<Verified, Flaw> {
-        // All of it as of one moment, while others may write.
+        let keys = match &trust.key {
+            Some(key) => vec![key.clone()],
+            None => match Keys::own(&self.home.keys()) {
+                Ok(keys) if !keys.is_empty() => keys,
+                Ok(_) => return Err(Flaw::of("there is no key to believe; give one with `--key`")),
+                Err(error) => return Err(Flaw::of(format!("there is no key to believe ({error}); give one with `--key`"))),
+            },
+        };
+        // First the mark, because it only moves forward; then all of the ledger as of one moment, while others may write.
+        let mark = self.home.mark().map_err(Fault::from)?;
         self.sql.execute_batch("BEGIN")?;
-        let verified = self.check(trust.anchor, trust.key.as_deref(), &mut progress);
+        let verified = self.check(trust.anchor, &keys, mark.as_ref(), &mut progress);
         self.sql.execute_batch("COMMIT")?;
         verified
     }
 
-    fn check(&self, anchor: Option<Anchor>, key: Option<&str>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
+    fn check(&self, anchor: Option<Anchor>, keys: &[String], mark: Option<&Mark>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
         let damage: String = self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if damage != "ok" {
             return Err(Flaw::of(format!("the file is damaged: {damage}")));
         }
-        let key = match key {
-            Some(key) => key.to_owned(),
-            None => match Keys::open(&self.home.keys(), false) {
-                Ok(keys) => keys.public().to_string(),
-                Err(error) => return Err(Flaw::of(format!("there is no key to believe ({error}); give one with `--key`"))),
-            },
-        };
         let id = crate::session::meta(&self.sql)?.remove("id").unwrap_or_default();
-        let pruned = self.pruned(&id)?;
+        let believed = self.believed(keys)?;
+        let pruned = self.pruned(&id, &believed)?;
         let mut sessions = self.heads()?;
-        let checkpoints = self.checkpoints(&id, &key, pruned.as_ref())?;
-        let mark = self.home.mark().map_err(Fault::from)?;
+        let checkpoints = self.checkpoints(&id, &believed, pruned.as_ref())?;
+        if let (Some(anchor), Some(pruned)) = (anchor, &pruned)
+            && anchor.seq < pruned.seq
+        {
+            return Err(Flaw::of(format!(
+                "the anchor is of row {}, and rows up to {} were pruned: it takes a newer one",
+                anchor.seq, pruned.seq
+            )));
+        }
         let walked = self.walk(
             &mut sessions,
             pruned.as_ref(),
             &checkpoints,
-            [mark.as_ref().map(|m| (m.seq, m.chain, "the mark beside the ledger")), anchor.map(|a| (a.seq, a.chain, "the anchor"))],
+            [mark.map(|m| (m.seq, m.chain, "the mark beside the ledger")), anchor.map(|a| (a.seq, a.chain, "the anchor"))],
             progress,
         )?;
         for seen in sessions.values() {
@@ -184,7 +195,7 @@ impl Ledger {
             }
         }
         let signed_to = checkpoints.iter().map(|(seq, _)| *seq).max().or(pruned.as_ref().map(|p| p.seq)).unwrap_or(0);
-        if let Some(mark) = &mark {
+        if let Some(mark) = mark {
             if mark.store != id {
                 return Err(Flaw::of(format!("another ledger stood here, with {} rows", mark.seq)));
             }
@@ -211,15 +222,48 @@ impl Ledger {
             checkpoints: checkpoints.len() as u64,
             signed_to,
             anchor: walked.tip,
-            key,
+            keys: believed.into_iter().collect(),
         })
     }
 
-    /// What is left of rows that were pruned, if its signature holds. Whose key it is, is seen with the checkpoints.
-    fn pruned(&self, id: &str) -> Result<Option<Pruned>, Flaw> {
+    /// The keys to believe, and those that they vouch for: a key names the one after it, and the one before it.
+    fn believed(&self, keys: &[String]) -> Result<BTreeSet<String>, Flaw> {
+        let mut vouches: Vec<(String, String)> = Vec::new();
+        let mut statement = self.sql.prepare(
+            "SELECT body, key, signature FROM checkpoints
+             WHERE json_extract(body, '$.next_key') IS NOT NULL OR json_extract(body, '$.previous_key') IS NOT NULL",
+        )?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            if let Ok(checkpoint) = serde_json::from_str::<Checkpoint>(&body)
+                && is_signed(&key, &ledger::statement("checkpoint", &body), &signature)
+            {
+                vouches.extend(checkpoint.next_key.into_iter().chain(checkpoint.previous_key).map(|other| (key.clone(), other)));
+            }
+        }
+        let mut believed: BTreeSet<String> = keys.iter().cloned().collect();
+        loop {
+            let more: Vec<String> = vouches
+                .iter()
+                .filter(|(key, other)| believed.contains(key) && !believed.contains(other))
+                .map(|(_, other)| other.clone())
+                .collect();
+            if more.is_empty() {
+                return Ok(believed);
+            }
+            believed.extend(more);
+        }
+    }
+
+    /// What is left of rows that were pruned, if its signature holds.
+    fn pruned(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<Pruned>, Flaw> {
         let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
         let found = self.sql.query_row("SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1", [], read).optional()?;
         let Some((body, key, signature)) = found else { return Ok(None) };
+        if !believed.contains(&key) {
+            return Err(Flaw::of(format!("what is left of pruned rows is signed with {key}, a key that nobody vouches for")));
+        }
         let wrong = || Flaw::of("what is left of pruned rows is not what was signed");
         let pruned: Pruned = serde_json::from_str(&body).map_err(|_| wrong())?;
         let holds = is_signed(&key, &ledger::statement("prune", &body), &signature);
@@ -247,16 +291,18 @@ impl Ledger {
         Ok(sessions)
     }
 
-    /// The checkpoints in order, each signed by the key that the one before it names.
-    fn checkpoints(&self, id: &str, trusted: &str, pruned: Option<&Pruned>) -> Result<Vec<(u64, Digest)>, Flaw> {
+    /// The checkpoints, each signed by a key that is believed.
+    fn checkpoints(&self, id: &str, believed: &BTreeSet<String>, pruned: Option<&Pruned>) -> Result<Vec<(u64, Digest)>, Flaw> {
         let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
         let mut rows = statement.query([])?;
-        let (mut found, mut believed): (Vec<(u64, Digest)>, BTreeSet<String>) = (Vec::new(), BTreeSet::new());
-        let mut current: Option<String> = None;
+        let mut found: Vec<(u64, Digest)> = Vec::new();
         while let Some(row) = rows.next()? {
             let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
             let seq = unsigned(row.get(3)?);
             let wrong = |what: &str| Flaw::of(format!("the checkpoint at row {seq} {what}"));
+            if !believed.contains(&key) {
+                return Err(wrong(&format!("is signed with {key}, a key that nobody vouches for")));
+            }
             let checkpoint: Checkpoint = serde_json::from_str(&body).map_err(|_| wrong("cannot be read"))?;
             if !is_signed(&key, &ledger::statement("checkpoint", &body), &signature) || checkpoint.seq != seq {
                 return Err(wrong("is not what was signed"));
@@ -264,25 +310,8 @@ impl Ledger {
             if checkpoint.store != id {
                 return Err(wrong("is one of another ledger"));
             }
-            if current.as_ref().is_some_and(|current| *current != key) {
-                return Err(wrong("is signed with a key that nobody vouches for"));
-            }
-            believed.insert(key.clone());
-            believed.extend(checkpoint.next_key.clone());
-            current = Some(checkpoint.next_key.unwrap_or(key));
             if pruned.is_none_or(|pruned| seq > pruned.seq) {
                 found.push((seq, checkpoint.chain));
-            }
-        }
-        if let Some(current) = current
-            && !believed.contains(trusted)
-        {
-            return Err(Flaw::of(format!("it is signed with the key {current}, and {trusted} is the one to believe")));
-        }
-        if pruned.is_some() {
-            let key: String = self.sql.query_row("SELECT key FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| row.get(0))?;
-            if key != trusted && !believed.contains(&key) {
-                return Err(Flaw::of("what is left of pruned rows is signed with a key that nobody vouches for"));
             }
         }
         Ok(found)

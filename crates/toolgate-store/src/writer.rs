@@ -32,6 +32,20 @@ pub(crate) struct Tx<'c> {
     pub(crate) configs: &'c mut HashSet<Digest>,
 }
 
+impl Tx<'_> {
+    /// The keys to sign with: another process may have changed them.
+    pub(crate) fn keys(&self) -> Done<Arc<Keys>> {
+        let current: String = self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'key'")?.query_row([], |row| row.get(0))?;
+        let known = self.shared.keys();
+        if **known.public() == *current {
+            return Ok(known);
+        }
+        let keys = Arc::new(Keys::open(&self.shared.home.keys(), &current)?);
+        *lock(&self.shared.keys) = Arc::clone(&keys);
+        Ok(keys)
+    }
+}
+
 /// What the writer and everybody else knows.
 pub(crate) struct Shared {
     pub(crate) home: Home,
@@ -94,12 +108,21 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn start(sql: Connection, shared: Arc<Shared>) -> std::io::Result<Self> {
+    /// Starts the thread. What a process left unsigned that was killed, is signed by the next.
+    pub(crate) fn start(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> std::io::Result<Self> {
         let (jobs, todo) = channel();
         let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
-            Thread { sql, shared, configs: HashSet::new(), unsigned: 0, signed_at: Instant::now() }.work(&todo);
+            Thread { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now() }.work(&todo);
         })?;
         Ok(Self { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Writes when its turn comes, and waits for nothing. What was sent later is written later.
+    pub(crate) fn post(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<()> + Send + 'static) {
+        let (reply, _) = oneshot::channel();
+        if let Some(jobs) = &*lock(&self.jobs) {
+            let _ = jobs.send(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) });
+        }
     }
 
     /// Writes, and waits until it is written: to the disk where it is durable, else to the machine.
@@ -226,7 +249,7 @@ impl Thread {
             }
             tx.sql.prepare_cached("RELEASE job")?.execute([])?;
         }
-        let mark = if sign { Some(ledger::checkpoint(&mut tx, Timestamp::now(), None)?) } else { None };
+        let mark = if sign { Some(ledger::checkpoint(&mut tx, Timestamp::now())?) } else { None };
         let rows = tx.tip.seq - began;
         self.sql.execute_batch("COMMIT")?;
         if let Some(mark) = mark {
@@ -240,4 +263,19 @@ impl Thread {
             tracing::error!(%error, "the mark beside the ledger could not be moved");
         }
     }
+}
+
+/// Before anything else is written: what died with its process is pending, and the ledger says so. Says how many rows are
+/// not signed yet.
+pub(crate) fn sweep(sql: &Connection, shared: &Shared, now: Timestamp) -> Done<u64> {
+    sql.execute_batch("BEGIN IMMEDIATE")?;
+    let swept = (|| -> Done<u64> {
+        let mut configs = HashSet::new();
+        let mut tx = Tx { sql, shared, tip: ledger::tip(sql)?, configs: &mut configs };
+        crate::claims::sweep(&mut tx, now)?;
+        let signed: Option<i64> = sql.query_row("SELECT max(seq) FROM checkpoints", [], |row| row.get(0))?;
+        Ok(tx.tip.seq.saturating_sub(signed.map_or(0, ledger::unsigned)))
+    })();
+    sql.execute_batch(if swept.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    swept
 }

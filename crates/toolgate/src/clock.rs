@@ -32,6 +32,11 @@ impl ManualClock {
         Self(Mutex::new(now))
     }
 
+    /// Sets the clock, backwards too.
+    pub fn set(&self, now: Timestamp) {
+        *crate::lock(&self.0) = now;
+    }
+
     /// Moves the clock. A step beyond the range of time leaves it where it is.
     pub fn advance(&self, by: SignedDuration) {
         let mut now = crate::lock(&self.0);
@@ -46,7 +51,8 @@ impl Clock for ManualClock {
 }
 
 /// A length of time as people write it: `15m`, `24h`, `7d`.
-pub(crate) fn duration(text: &str) -> Option<jiff::SignedDuration> {
+#[must_use]
+pub fn duration(text: &str) -> Option<jiff::SignedDuration> {
     let text = text.trim();
     match text.strip_suffix('d').and_then(|days| days.trim().parse::<i64>().ok()) {
         Some(days) => days.checked_mul(24 * 60 * 60).map(jiff::SignedDuration::from_secs),

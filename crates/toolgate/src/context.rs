@@ -137,7 +137,7 @@ impl Ctx {
     /// # Errors
     /// The value cannot be written as JSON.
     pub fn set_slice<T: Serialize>(&self, name: &str, value: &T) -> Result<(), serde_json::Error> {
-        let value = serde_json::to_value(value)?;
+        let value = kept(value)?;
         self.record(|txn| txn.slices.push((name.into(), Some(value))));
         Ok(())
     }
@@ -152,15 +152,9 @@ impl Ctx {
     /// # Errors
     /// The entry cannot be written as JSON.
     pub fn log<T: Serialize>(&self, name: &str, entry: &T) -> Result<(), serde_json::Error> {
-        let entry = serde_json::to_value(entry)?;
+        let entry = kept(entry)?;
         self.record(|txn| txn.logs.push((name.into(), entry)));
         Ok(())
-    }
-
-    /// The session as it was when the call began.
-    #[must_use]
-    pub fn session(&self) -> &State {
-        &self.0.state
     }
 
     /// A typed resource of the agent.
@@ -234,6 +228,15 @@ impl Ctx {
     /// A stored output of this session.
     pub(crate) async fn stored_output(&self, handle: &str) -> Result<Option<Arc<str>>, crate::store::StoreError> {
         self.0.store.output(&self.0.key, handle).await
+    }
+}
+
+/// What a session can keep: JSON that can be read back.
+fn kept(value: &impl Serialize) -> Result<Value, serde_json::Error> {
+    let value = serde_json::to_value(value)?;
+    match crate::json::value_over_bounds(&value, &crate::gate::OUTPUT_BOUNDS) {
+        Some(why) => Err(serde::ser::Error::custom(format!("a session cannot keep it: {why}"))),
+        None => Ok(value),
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::call::{CallId, SessionKey};
 use crate::error::Effects;
 use crate::json::Digest;
+use crate::limits::Spend;
 use crate::outcome::Outcome;
 use crate::policy::Facts;
 
@@ -202,6 +203,9 @@ pub struct Row {
     pub latency: Latency,
     /// Runs after the first.
     pub retries: u32,
+    /// What it cost, where its tool said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spent: Option<Spend>,
     /// Digest of the agent's definition.
     pub config: Digest,
     /// Where it is no call of its own: the call that was settled, and by whom.
@@ -234,6 +238,7 @@ impl Row {
             effects,
             latency: Latency::default(),
             retries: 0,
+            spent: None,
             settles: Some(Settlement { call: self.call, by: by.to_owned() }),
             ..self.clone()
         }

@@ -20,7 +20,6 @@ pub mod policy;
 pub mod progress;
 pub mod redact;
 mod registry;
-pub mod replay;
 pub mod resource;
 mod schema;
 pub mod session;
@@ -35,7 +34,10 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
-pub use gate::{Explanation, GateNote, Pass, Permit, RuleNote, Said, Session, Snapshot, Toolgate, ToolgateBuilder, Would};
+pub use gate::{
+    Backtest, Change, Compared, Explanation, GateNote, Pass, Permit, Replay, RuleNote, Ruling, Said, Session, Snapshot, Toolgate,
+    ToolgateBuilder, Would,
+};
 pub use jiff::{SignedDuration, Timestamp};
 pub use ledger::{Decision, Gate, Latency, Receipt, Row, Settlement};
 pub use outcome::{Answer, Outcome, Output, Signal, Stored};

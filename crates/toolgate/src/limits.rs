@@ -93,6 +93,21 @@ pub enum Unit {
     Money,
 }
 
+impl Charge {
+    /// Whether it fits on what is used already.
+    #[must_use]
+    pub fn fits_on(&self, used: Decimal) -> bool {
+        // What is only watched always fits.
+        if self.cap == Decimal::MAX {
+            return true;
+        }
+        let fits = used.checked_add(self.amount).is_some_and(|sum| sum <= self.cap);
+        // A budget that is used up exactly has no room for a call whose cost is not known yet.
+        let open_ended = !self.unit.is_spent() || used < self.cap;
+        fits && open_ended && self.amount >= Decimal::ZERO
+    }
+}
+
 impl Unit {
     /// Whether the real figure is known only after the call.
     #[must_use]
@@ -138,14 +153,7 @@ impl Counter {
     /// What is used, and when there will be room.
     pub fn fits(&mut self, now: Timestamp, charge: &Charge) -> Result<(), Over> {
         let used = self.used(now, charge.window);
-        // What is only watched always fits.
-        if charge.cap == Decimal::MAX {
-            return Ok(());
-        }
-        let fits = used.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
-        // A budget that is used up exactly has no room for a call whose cost is not known yet.
-        let open_ended = !charge.unit.is_spent() || used < charge.cap;
-        if fits && open_ended && charge.amount >= Decimal::ZERO {
+        if charge.fits_on(used) {
             return Ok(());
         }
         // When enough has left the window; never, where the charge alone is too much.

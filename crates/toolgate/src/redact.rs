@@ -94,6 +94,28 @@ impl Redactor {
         row
     }
 
+    /// An outcome as it may be written down. What nobody knows the secrets of is marked as a whole.
+    pub(crate) fn outcome(&self, outcome: Outcome, secrets: Option<&[Pointer]>) -> Outcome {
+        let outcome = match outcome {
+            Outcome::Success(output) => {
+                let value = secrets.map_or_else(|| self.mark(&output.value), |secrets| self.redact(&output.value, secrets));
+                Outcome::Success(Output { value, ..output })
+            }
+            other => other,
+        };
+        if self.patterns.is_empty() { outcome } else { self.scrubbed(outcome) }
+    }
+
+    /// Whether something is secret wherever it stands.
+    pub(crate) fn has_patterns(&self) -> bool {
+        !self.patterns.is_empty()
+    }
+
+    /// Text without what the patterns say is secret.
+    pub(crate) fn text(&self, text: &str) -> String {
+        self.scrub_text(text).into_owned()
+    }
+
     /// The same thing without what the patterns say is secret; as good as empty where it cannot be put together again.
     fn scrubbed<T: Serialize + DeserializeOwned + Scrubbed>(&self, thing: T) -> T {
         let mut value = serde_json::to_value(&thing).unwrap_or_default();

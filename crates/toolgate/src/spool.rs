@@ -1,10 +1,12 @@
 //! Rows that the store could not take wait in a file until it can.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::ledger::Row;
 
@@ -16,9 +18,15 @@ pub(crate) struct Spool {
     waiting: AtomicBool,
 }
 
+/// Rows that were read, and where the file ended then.
+pub(crate) struct Taken {
+    pub(crate) rows: Vec<Arc<Row>>,
+    end: u64,
+}
+
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
-        let waiting = AtomicBool::new(path.exists() || path.with_extension("taking").exists());
+        let waiting = AtomicBool::new(path.exists());
         Self { among: None, path, file: Mutex::default(), waiting }
     }
 
@@ -26,40 +34,11 @@ impl Spool {
     pub(crate) fn among(directory: &Path, owner: &str) -> io::Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let spool = Self { among: Some(directory.to_owned()), ..Self::new(directory.join(format!("{owner}.jsonl"))) };
+        let spool = Self { among: Some(directory.to_owned()), ..Self::new(directory.join(format!("{}.jsonl", owner.replace(':', "-")))) };
         if !spool.orphans()?.is_empty() {
             spool.waiting.store(true, Ordering::Release);
         }
         Ok(spool)
-    }
-
-    /// The spools of processes that are gone. A process locks its own for as long as it writes to it.
-    fn orphans(&self) -> io::Result<Vec<(PathBuf, File)>> {
-        let Some(directory) = &self.among else { return Ok(Vec::new()) };
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(directory)? {
-            let path = entry?.path();
-            let is_spool = path.extension().is_some_and(|e| e == "jsonl" || e == "taking");
-            if !is_spool || path == self.path || path == self.aside() {
-                continue;
-            }
-            let Ok(file) = File::open(&path) else { continue };
-            if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() && path.exists() {
-                found.push((path, file));
-            }
-        }
-        Ok(found)
-    }
-
-    /// Brings what others left behind into this spool.
-    fn adopt(&self) -> io::Result<()> {
-        for (path, file) in self.orphans()? {
-            let mut left = Vec::new();
-            io::Read::read_to_end(&mut io::BufReader::new(&file), &mut left)?;
-            self.append(&left)?;
-            std::fs::remove_file(&path)?;
-        }
-        Ok(())
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -76,44 +55,78 @@ impl Spool {
         let mut line = vec![b'\n'];
         line.extend(serde_json::to_vec(row)?);
         line.push(b'\n');
-        self.append(&line)
+        self.append(&mut crate::lock(&self.file), &line)
     }
 
-    fn append(&self, lines: &[u8]) -> io::Result<()> {
-        let mut guard = crate::lock(&self.file);
-        if guard.is_none() {
-            let file = private().append(true).create(true).open(&self.path)?;
-            if self.among.is_some() {
-                rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
-            }
-            *guard = Some(file);
-        }
-        let Some(file) = guard.as_mut() else { return Err(io::Error::other("the spool is closed")) };
+    fn append(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
+        let file = self.opened(guard)?;
         file.write_all(lines)?;
         file.sync_data()?;
         self.waiting.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Sets the waiting rows aside and reads them. They stay on disk until [`Spool::taken`].
-    pub(crate) fn take(&self) -> io::Result<Vec<Arc<Row>>> {
-        self.adopt()?;
-        let aside = self.aside();
-        let mut guard = crate::lock(&self.file);
-        if !aside.exists() {
-            *guard = None;
-            match std::fs::rename(&self.path, &aside) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                other => other?,
-            }
+    /// The file, made where it is not there. Nobody sees it before it is locked, and it stays so as long as the process lives.
+    fn opened<'g>(&self, guard: &'g mut Option<File>) -> io::Result<&'g mut File> {
+        if guard.is_none() {
+            let file = if self.path.exists() {
+                private().read(true).append(true).open(&self.path)?
+            } else {
+                let draft = self.path.with_extension("new");
+                let file = private().read(true).append(true).create(true).open(&draft)?;
+                flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+                std::fs::rename(&draft, &self.path)?;
+                if let Some(directory) = self.path.parent() {
+                    File::open(directory)?.sync_all()?;
+                }
+                file
+            };
+            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            *guard = Some(file);
         }
-        let (mut rows, mut spoilt): (Vec<Arc<Row>>, bool) = (Vec::new(), false);
-        for line in BufReader::new(File::open(&aside)?).split(b'\n') {
-            let line = line?;
-            if line.is_empty() {
+        guard.as_mut().ok_or_else(|| io::Error::other("the spool is closed"))
+    }
+
+    /// The spools of processes that are gone, locked.
+    fn orphans(&self) -> io::Result<Vec<(PathBuf, File)>> {
+        use std::os::unix::fs::MetadataExt;
+        let Some(directory) = &self.among else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "jsonl") || path == self.path {
                 continue;
             }
-            match serde_json::from_slice::<Row>(&line) {
+            let Ok(file) = File::open(&path) else { continue };
+            let locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+            // Perhaps somebody else was faster, and this is a file without a name.
+            let same = |path: &Path| Some(std::fs::metadata(path).ok()?.ino() == file.metadata().ok()?.ino());
+            if locked && same(&path) == Some(true) {
+                found.push((path, file));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads the waiting rows, and those that others left behind. They stay on disk until [`Spool::taken`].
+    pub(crate) fn take(&self) -> io::Result<Taken> {
+        let mut guard = crate::lock(&self.file);
+        for (path, mut file) in self.orphans()? {
+            let mut left = Vec::new();
+            file.read_to_end(&mut left)?;
+            self.append(&mut guard, &left)?;
+            std::fs::remove_file(&path)?;
+        }
+        if guard.is_none() && !self.path.exists() {
+            return Ok(Taken { rows: Vec::new(), end: 0 });
+        }
+        let file = self.opened(&mut guard)?;
+        let mut text = Vec::new();
+        file.seek(SeekFrom::Start(0))?;
+        file.read_to_end(&mut text)?;
+        let (mut rows, mut spoilt): (Vec<Arc<Row>>, bool) = (Vec::new(), false);
+        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            match serde_json::from_slice::<Row>(line) {
                 Ok(row) => rows.push(Arc::new(row)),
                 Err(_) => spoilt = true,
             }
@@ -121,32 +134,35 @@ impl Spool {
         if spoilt {
             // For a person to look at: perhaps a record that a crash cut off.
             let copy = self.path.with_extension(format!("{}.spoilt", crate::call::CallId::fresh()));
-            std::fs::copy(&aside, &copy)?;
+            private().create_new(true).write(true).open(&copy)?.write_all(&text)?;
             // Said once: what is left is what can be read.
             let mut good = Vec::new();
             for row in &rows {
                 good.extend(serde_json::to_vec(&**row)?);
                 good.push(b'\n');
             }
-            std::fs::write(&aside, good)?;
+            file.set_len(0)?;
+            file.write_all(&good)?;
+            file.sync_data()?;
+            text = good;
             tracing::error!(path = %copy.display(), "a spooled row cannot be read; a copy is kept");
         }
-        Ok(rows)
+        Ok(Taken { rows, end: text.len() as u64 })
     }
 
-    /// The rows that were set aside are in the store.
-    pub(crate) fn taken(&self) -> io::Result<()> {
-        let _guard = crate::lock(&self.file);
-        match std::fs::remove_file(self.aside()) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
+    /// The rows that were read are in the store. What came since stays; what was read is read again with it, and the store
+    /// knows it.
+    pub(crate) fn taken(&self, taken: &Taken) -> io::Result<()> {
+        let mut guard = crate::lock(&self.file);
+        if let Some(file) = guard.as_ref() {
+            if file.metadata()?.len() > taken.end {
+                return Ok(());
+            }
+            std::fs::remove_file(&self.path)?;
+            *guard = None;
         }
         self.waiting.store(self.path.exists(), Ordering::Release);
         Ok(())
-    }
-
-    fn aside(&self) -> PathBuf {
-        self.path.with_extension("taking")
     }
 }
 

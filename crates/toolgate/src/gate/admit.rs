@@ -128,7 +128,8 @@ impl Toolgate {
         match checked {
             Ok(()) => {
                 let judged = Judged::new(&tool.spec.name, value);
-                let judged = if tool.secrets.is_empty() { judged } else { judged.with_digest(|digest| self.0.redactor.keyed(digest)) };
+                let guessable = !tool.secrets.is_empty() || self.0.redactor.has_patterns();
+                let judged = if !guessable { judged } else { judged.with_digest(|digest| self.0.redactor.keyed(digest)) };
                 trail.digest = Some(judged.digest());
                 trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
                 Ok(judged)

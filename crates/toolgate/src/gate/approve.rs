@@ -52,7 +52,7 @@ impl Toolgate {
             arguments: judgement.arguments().value().clone(),
             shown,
             asked_by: judgement.asked().iter().map(|asked| asked.by.clone()).collect(),
-            reason: judgement.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; "),
+            reason: self.0.redactor.text(&judgement.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ")),
             approvers: judgement.asked().iter().map(|asked| asked.approvers.clone()).filter(|people| !people.is_empty()).collect(),
             asked_at: trail.started,
             expires: trail.started.checked_add(life).unwrap_or(jiff::Timestamp::MAX),

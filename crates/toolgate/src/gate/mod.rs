@@ -8,6 +8,7 @@ mod explain;
 mod judge;
 mod next;
 mod pass;
+mod replay;
 mod run;
 mod session;
 mod settle;
@@ -25,7 +26,9 @@ use tracing::Instrument;
 pub use authorize::Permit;
 pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
 pub use pass::Pass;
+pub use replay::{Backtest, Change, Compared, Replay, Ruling};
 pub use session::{Session, Snapshot};
+pub(crate) use shape::OUTPUT_BOUNDS;
 
 use crate::call::{Call, CallId, SessionKey};
 use crate::clock::{Clock, SystemClock};
@@ -288,6 +291,10 @@ impl Toolgate {
     /// # Errors
     /// The store cannot be asked.
     pub async fn pending(&self) -> Result<Vec<Intent>, StoreError> {
+        // What waits in a file may say what became of some.
+        if self.0.spool.is_waiting() {
+            self.recover().await?;
+        }
         self.0.store.pending(self.now()).await
     }
 
@@ -297,11 +304,14 @@ impl Toolgate {
     /// # Errors
     /// The store cannot take it.
     pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>, by: &str) -> Result<bool, StoreError> {
+        let Some(intent) = self.pending().await?.into_iter().find(|intent| intent.call == call) else { return Ok(false) };
         let (settle, outcome) = match happened {
             Some(outcome) => (Settle::Done, outcome),
             None => (Settle::Released, Settle::never_happened()),
         };
-        self.0.store.settle(call, settle, outcome, by, self.now()).await
+        let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
+        let shown = self.0.redactor.outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
+        self.0.store.settle(call, settle, outcome, shown, by, self.now()).await
     }
 
     /// Brings rows that were spooled while the store was away into the ledger. Also happens by
@@ -311,12 +321,12 @@ impl Toolgate {
     /// What still stands in the way; the rows stay where they are.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let Ok(_one) = self.0.recovering.try_lock() else { return Ok(0) };
-        let rows = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
-        for row in &rows {
+        let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        for row in &taken.rows {
             self.0.store.take_in(Arc::clone(row)).await?;
         }
-        self.0.spool.taken().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
-        Ok(rows.len())
+        self.0.spool.taken(&taken).map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        Ok(taken.rows.len())
     }
 
     fn now(&self) -> jiff::Timestamp {

@@ -88,6 +88,10 @@ impl Toolgate {
         state: &State,
         trail: &Trail,
     ) -> ToolError {
+        // Who looks back asks what was decided, not what could be done about it.
+        if trail.facts.watch.0.is_some() {
+            return error;
+        }
         // Whoever may not see a tool is not sent to it.
         let visible = |to: &String| agent.tools.get(to.as_str()).is_some_and(|tool| tool.is_visible_to(&trail.key.principal));
         error.redirect_tool = error.redirect_tool.filter(visible);

@@ -134,6 +134,7 @@ impl Toolgate {
                 match gate.admit_call(&asked, &mut trail, None).await {
                     Ok(Admitted::Pass(mut passed)) => {
                         passed.reported = true;
+                        trail.facts.reported = true;
                         // From here on it is the client's time.
                         trail.at(crate::ledger::Gate::Run);
                         // Nobody knows how long a client takes; what must hold meanwhile is reserved.

@@ -129,6 +129,7 @@ impl Toolgate {
         if !kept {
             self.undo(&passed, &mut end, &mut txn, trail.id, &trail.facts);
         }
+        trail.spent = txn.spent;
         let row = self.row(&end, &mut trail);
         trail.at(Gate::Record);
         let finish = self.finish(&row, trail.asked, &mut end, &passed, &mut txn);
@@ -322,6 +323,7 @@ impl Toolgate {
             effects: end.effects,
             latency: trail.latency(),
             retries: trail.retries,
+            spent: trail.spent,
             config: trail.config,
         };
         Arc::new(self.0.redactor.row(row))
@@ -329,8 +331,11 @@ impl Toolgate {
 
     /// The row of a call that nobody hears of any more.
     pub(super) fn draft(&self, trail: &Trail) -> Arc<Row> {
-        let error = ToolError::of(code::ABANDONED, "the process that ran this call is gone; nobody knows whether it took effect")
-            .with_effects(Effects::Unknown);
+        let error = ToolError::of(
+            code::ABANDONED,
+            "nobody ever said how this call ended: its process is gone, or its time was up; it may have taken effect",
+        )
+        .with_effects(Effects::Unknown);
         let outcome = error.into();
         let row = Row {
             call: trail.id,
@@ -351,6 +356,7 @@ impl Toolgate {
             outcome,
             latency: Latency::default(),
             retries: 0,
+            spent: None,
             config: trail.config,
             settles: None,
         };

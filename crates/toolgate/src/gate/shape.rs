@@ -19,8 +19,8 @@ use crate::outcome::{Output, Stored};
 use crate::policy::{Ask, Done, Mode};
 use crate::session::{Changes, Evidence, Origin};
 
-/// What a tool may give back at all.
-const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 128, nodes: 2_000_000 };
+/// What a tool may give back at all: a row must be readable with it inside.
+pub(crate) const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
 /// How much of a result that is too large the model sees at once.
 const HEAD: usize = 4 << 10;
 

@@ -13,6 +13,7 @@ use super::Toolgate;
 use crate::call::{Call, CallId, SessionKey};
 use crate::json::Digest;
 use crate::ledger::{Gate, Latency};
+use crate::limits::Spend;
 use crate::policy::Facts;
 
 pub(crate) struct Trail {
@@ -34,6 +35,7 @@ pub(crate) struct Trail {
     pub(crate) facts: Facts,
     pub(crate) config: Digest,
     pub(crate) retries: u32,
+    pub(crate) spent: Option<Spend>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: CancellationToken,
     pub(crate) span: Span,
@@ -89,6 +91,7 @@ impl Trail {
             facts: Facts { now: started, ..Facts::default() },
             config: Digest::default(),
             retries: 0,
+            spent: None,
             deadline: call.within.and_then(|within| Instant::now().checked_add(within)),
             cancel,
             span: Span::none(),

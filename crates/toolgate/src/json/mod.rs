@@ -79,6 +79,7 @@ pub(crate) fn value_over_bounds(value: &Value, bounds: &Bounds) -> Option<String
         Over::Bytes => format!("more than {} bytes", bounds.bytes),
         Over::Depth => format!("nested more than {} levels deep", bounds.depth),
         Over::Nodes => format!("more than {} values", bounds.nodes),
+        Over::Reserved => "one of its keys is reserved".to_owned(),
     })
 }
 
@@ -86,6 +87,7 @@ enum Over {
     Bytes,
     Depth,
     Nodes,
+    Reserved,
 }
 
 /// Uses up what is left. Recursion ends where the depth does.
@@ -105,7 +107,9 @@ fn measure(value: &Value, left: &mut Bounds) -> Result<(), Over> {
     left.depth = left.depth.checked_sub(1).ok_or(Over::Depth)?;
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| measure(item, left))?,
-        Value::Object(map) => map.values().try_for_each(|item| measure(item, left))?,
+        Value::Object(map) => {
+            map.iter().try_for_each(|(key, item)| if is_reserved(key) { Err(Over::Reserved) } else { measure(item, left) })?
+        }
         _ => {}
     }
     left.depth += 1;

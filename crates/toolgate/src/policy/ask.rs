@@ -88,13 +88,27 @@ impl<'a> Ask<'a> {
     /// An argument. A path with `*` gives the first match only; see [`Ask::arguments_at`].
     #[must_use]
     pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {
-        path.get(self.arguments.value())
+        let found = path.get(self.arguments.value());
+        self.look_at(path, found);
+        found
     }
 
     /// Every place at a path of the arguments (`*` in it stands for each item), `None` where nothing stands.
     #[must_use]
     pub fn arguments_at(&self, path: &Pointer) -> Vec<Option<&'a Value>> {
-        path.each(self.arguments.value())
+        let found = path.each(self.arguments.value());
+        found.iter().for_each(|found| self.look_at(path, *found));
+        found
+    }
+
+    /// Tells who looks back that a decision hangs on something that was redacted.
+    pub(crate) fn look_at(&self, path: &Pointer, value: Option<&Value>) {
+        if self.facts.watch.0.is_some()
+            && let Some(value) = value
+            && crate::redact::is_redacted(value)
+        {
+            self.facts.watch.unknown(|| format!("`{path}` was redacted, and a rule looks at it"));
+        }
     }
 
     /// Whether an argument may be shown at all.
@@ -123,6 +137,9 @@ impl<'a> Ask<'a> {
         let mut latest: Option<&'a Evidence> = None;
         for (_, proof) in self.facts.evidence.iter().filter(|(key, _)| (reported || !key.reported) && matches(key)) {
             asked_for = true;
+            if let Some(proof) = proof {
+                self.look_at(&Pointer::default(), Some(&proof.fields));
+            }
             latest = latest.into_iter().chain(proof.as_deref()).max_by_key(|proof| proof.at);
         }
         if asked_for { Ok(latest) } else { Err(Fault(format!("evidence of `{tool}` was not asked for in `needs`"))) }

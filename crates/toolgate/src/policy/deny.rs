@@ -113,6 +113,10 @@ impl Policy for Deny {
         self.tools.contains(tool.name())
     }
 
+    fn looks_back(&self) -> Option<jiff::SignedDuration> {
+        self.when.is_none().then_some(jiff::SignedDuration::ZERO)
+    }
+
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let arguments = self.conditions.iter().enumerate().map(|(index, (path, _))| (format!("where.{index}.argument"), path));
         let mut problems = self.tools.unknown("tools", tools);

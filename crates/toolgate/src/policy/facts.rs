@@ -1,7 +1,7 @@
 //! What a decision rests on, loaded before it is made and recorded with it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
@@ -107,6 +107,9 @@ pub struct Facts {
     /// When the session began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opened: Option<Timestamp>,
+    /// Whether the client ran the tool and said what came of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reported: bool,
     /// What was known of an earlier call under the same key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recalled: Option<RecallFact>,
@@ -122,6 +125,36 @@ pub struct Facts {
     /// What was used of each limit when it was claimed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claimed: Vec<Used>,
+    /// Who looks back is told what a decision hung on that is not known any more.
+    #[serde(skip)]
+    pub(crate) watch: Watch,
+}
+
+/// What a decision hung on that nobody knows any more. Nobody watches while calls are made.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Watch(pub(crate) Option<Arc<Mutex<Option<String>>>>);
+
+impl PartialEq for Watch {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Watch {
+    pub(crate) fn on() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// The first thing that is not known is the one that is told.
+    pub(crate) fn unknown(&self, what: impl FnOnce() -> String) {
+        if let Some(told) = &self.0 {
+            crate::lock(told).get_or_insert_with(what);
+        }
+    }
+
+    pub(crate) fn told(&self) -> Option<String> {
+        self.0.as_ref().and_then(|told| crate::lock(told).clone())
+    }
 }
 
 /// What is used of a counter, in a stretch of time where it has one.
@@ -152,6 +185,8 @@ pub struct ApprovalFact {
     pub asked_by: Vec<String>,
     /// Who had answered.
     pub answered_by: Option<String>,
+    /// Until when it could be used.
+    pub expires: Timestamp,
 }
 
 impl Facts {

@@ -118,6 +118,7 @@ pub(super) fn each_value(ask: &Ask<'_>, path: &Pointer, f: &mut dyn FnMut(&str, 
         }
     };
     for (place, value) in path.reach(ask.arguments.value()) {
+        ask.look_at(path, Some(value));
         leaves(value, &place, &mut |place, leaf| counted(place, "", leaf));
         names(value, &place, &mut |place, name| {
             visited += 1;

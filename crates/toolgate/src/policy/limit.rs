@@ -194,6 +194,11 @@ impl Policy for Limit {
         self.tools.contains(tool.name())
     }
 
+    fn looks_back(&self) -> Option<SignedDuration> {
+        // Whose it is may have been proved at any time.
+        self.window.filter(|_| !matches!(self.per, Per::Proved(_)))
+    }
+
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let mut arguments: Vec<(String, &Pointer)> = Vec::new();
         arguments.extend(self.amount.iter().map(|path| ("sum".to_owned(), path)));

@@ -17,6 +17,7 @@ mod sequence;
 
 use std::sync::Arc;
 
+use jiff::SignedDuration;
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,6 +26,7 @@ pub(crate) use analysis::analyse;
 pub use ask::{Ask, Note, Trace};
 pub use condition::Condition;
 pub use deny::Deny;
+pub(crate) use facts::Watch;
 pub use facts::{ApprovalFact, Facts, FileFact, HookFact, Needs, Observed, RecallFact, Used};
 pub use flow::Flow;
 pub use limit::{Limit, Per, Proved};
@@ -141,7 +143,7 @@ pub struct Caps<'a> {
     /// Whose it is.
     pub per: &'a Per,
     /// In any stretch of this length.
-    pub window: Option<jiff::SignedDuration>,
+    pub window: Option<SignedDuration>,
 }
 
 /// A call that would be a step towards a "yes".
@@ -236,6 +238,11 @@ pub trait Policy: Send + Sync {
     /// The tools whose results (or `user` for the user's own words) it wants remembered, if it asks where values
     /// come from at all.
     fn sources(&self) -> Option<Vec<&str>> {
+        None
+    }
+
+    /// How far back what it decides on may lie; `None` is without end.
+    fn looks_back(&self) -> Option<SignedDuration> {
         None
     }
 

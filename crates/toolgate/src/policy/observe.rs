@@ -58,6 +58,10 @@ impl<P: Policy> Policy for Observe<P> {
         self.0.needs(ask, needs);
     }
 
+    fn looks_back(&self) -> Option<jiff::SignedDuration> {
+        self.0.looks_back()
+    }
+
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
         self.0.check(ask)
     }

@@ -166,6 +166,10 @@ impl Policy for Require {
         self.tools.contains(tool.name())
     }
 
+    fn looks_back(&self) -> Option<SignedDuration> {
+        self.within.filter(|_| self.when.is_none())
+    }
+
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let mut problems = self.tools.unknown("tools", tools);
         problems.extend(self.any_of.unknown("any_of", tools));

@@ -153,9 +153,6 @@ impl AgentBuilder {
 /// Stands where a rule stood that was written in Rust: nobody knows what it would say.
 struct Unknown(InCode);
 
-/// What such a rule says. Who looks back knows it by this.
-pub(crate) const UNKNOWN: &str = "it was written in Rust, and is not here to be asked";
-
 impl Policy for Unknown {
     fn name(&self) -> &str {
         &self.0.name
@@ -166,9 +163,9 @@ impl Policy for Unknown {
     fn definition(&self) -> String {
         self.0.says.clone()
     }
-    fn check(&self, _: &Ask<'_>) -> Result<Verdict, Fault> {
-        crate::replay::look_away(&format!("the rule `{}`: {UNKNOWN}", self.0.name));
-        Err(Fault(UNKNOWN.to_owned()))
+    fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        ask.facts.watch.unknown(|| format!("the rule `{}` was written in Rust, and is not here to be asked", self.0.name));
+        Err(Fault("it was written in Rust, and is not here to be asked".to_owned()))
     }
 }
 

@@ -119,6 +119,36 @@ impl Agent {
         self.config
     }
 
+    /// How far back what it decides on may lie; `None` is without end.
+    #[must_use]
+    pub fn looks_back(&self) -> Option<jiff::SignedDuration> {
+        let budgets = [&self.limits.session, &self.limits.principal];
+        if budgets.iter().any(|budget| **budget != crate::limits::Budget::default()) {
+            return None;
+        }
+        let rate = self.limits.rate.and_then(|rate| jiff::SignedDuration::try_from(rate.per).ok()).unwrap_or_default();
+        self.rules.iter().try_fold(rate, |longest, rule| rule.looks_back().map(|window| window.max(longest)))
+    }
+
+    /// The same agent with other tools behind its names.
+    pub(crate) fn with(&self, tools: HashMap<Arc<str>, Arc<Registered>>, resources: Resources) -> Self {
+        Self {
+            name: Arc::clone(&self.name),
+            tools,
+            order: self.order.clone(),
+            principals: self.principals.clone(),
+            limits: self.limits.clone(),
+            bounds: self.bounds,
+            max_output: self.max_output,
+            resources: Arc::new(resources),
+            config: self.config,
+            definition: Arc::clone(&self.definition),
+            watched: self.watched.clone(),
+            rules: self.rules.clone(),
+            warnings: Vec::new(),
+        }
+    }
+
     /// Its definition as it is written down; see [`Definition`].
     #[must_use]
     pub fn definition(&self) -> &str {

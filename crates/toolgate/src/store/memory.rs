@@ -458,13 +458,21 @@ impl Store for MemoryStore {
         Ok(pending)
     }
 
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+    async fn settle(
+        &self,
+        call: CallId,
+        settle: Settle,
+        outcome: Outcome,
+        shown: Outcome,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let Some(claim) = inner.claims.get(&call).filter(|claim| claim.is_pending(now) && settle != Settle::Pending) else {
             return Ok(false);
         };
         let row = inner.rows.iter().rev().find(|row| row.call == call).or(claim.intent.row.as_ref());
-        let row = row.map(|row| row.settled(outcome.clone(), settle.effects(), by, now));
+        let row = row.map(|row| row.settled(shown.clone(), settle.effects(), by, now));
         inner.end_claim(call, settle, None, Some(outcome));
         if let Some(row) = row {
             inner.record(Arc::new(row), self.keep);

@@ -320,7 +320,13 @@ impl Approval {
     /// What is written down of it with a decision.
     #[must_use]
     pub fn fact(&self) -> ApprovalFact {
-        ApprovalFact { id: self.id.clone(), state: self.state, asked_by: self.asked_by.clone(), answered_by: self.answered_by.clone() }
+        ApprovalFact {
+            id: self.id.clone(),
+            state: self.state,
+            asked_by: self.asked_by.clone(),
+            answered_by: self.answered_by.clone(),
+            expires: self.expires,
+        }
     }
 
     /// Whether this person may answer.
@@ -391,8 +397,17 @@ pub trait Store: Send + Sync + 'static {
 
     /// Claims that nobody knows the end of.
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError>;
-    /// Settles such a claim, and writes a row that says who did; false if there is none of this name.
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, by: &str, now: Timestamp) -> Result<bool, StoreError>;
+    /// Settles such a claim, and writes a row that says who did; false if there is none of this name. `shown` is the
+    /// outcome as it may be written down.
+    async fn settle(
+        &self,
+        call: CallId,
+        settle: Settle,
+        outcome: Outcome,
+        shown: Outcome,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError>;
 
     /// A stored output of this session.
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;

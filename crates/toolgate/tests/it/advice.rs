@@ -1,5 +1,6 @@
 //! What the model is told to do next, what a person is told about why, and rules on trial.
 
+use crate::support::Built;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -23,7 +24,7 @@ fn tool(name: &str) -> Tool {
 fn start(agent: AgentBuilder) -> Session {
     let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
     let clock = ManualClock::at("2026-03-02T09:30:00Z".parse().unwrap());
-    crate::support::gate().agent(agent).clock(Arc::new(clock)).build().unwrap().session("a", "alice", "s")
+    crate::support::gate().agent(agent).clock(Arc::new(clock)).built().session("a", "alice", "s")
 }
 
 async fn next(session: &Session, name: &str, args: Value) -> (String, Option<(String, Value)>) {

@@ -1,5 +1,6 @@
 //! Conditions in CEL: what they mean, that they are exact, and that nothing they meet lets a call through.
 
+use crate::support::Built;
 use serde_json::{Value, json};
 use toolgate::policy::{Deny, Limit, Per, Policy, Require};
 use toolgate::{Agent, Effect, ManualClock, Tool};
@@ -18,7 +19,7 @@ fn act() -> Tool {
 async fn under(rule: impl Policy + 'static, args: Value) -> String {
     let clock = ManualClock::at("2026-03-02T09:30:00Z".parse().unwrap());
     let agent = Agent::builder("a").tool(act()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let gate = crate::support::gate().agent(agent).clock(std::sync::Arc::new(clock)).build().unwrap();
+    let gate = crate::support::gate().agent(agent).clock(std::sync::Arc::new(clock)).built();
     let answer = gate.session("a", "alice", "s").call("act", args).await;
     answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
 }
@@ -125,15 +126,15 @@ async fn nothing_it_meets_is_a_way_through() {
     let agent = |rule: Deny| {
         Agent::builder("a").tool(act()).policy(rule).bounds(toolgate::json::Bounds { nodes: 50_000, ..Default::default() }).build().unwrap()
     };
-    let session = crate::support::gate().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).built().session("a", "p", "s");
     let answer = session.call("act", json!({"list": long})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let crossed = Deny::new("rule", ["act"]).when_cel("input.list.exists(x, x in input.any)");
-    let session = crate::support::gate().agent(agent(crossed)).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(crossed)).built().session("a", "p", "s");
     let answer = session.call("act", json!({"list": (0..2_000).collect::<Vec<_>>(), "any": (10_000..40_000).collect::<Vec<_>>()})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let nested = Deny::new("rule", ["act"]).when_cel("input.any in input.map.lists");
-    let session = crate::support::gate().agent(agent(nested)).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(nested)).built().session("a", "p", "s");
     let lists: Vec<Vec<i64>> = (0..100).map(|n| (0..100).map(|m| if m == 99 { n } else { m }).collect()).collect();
     let answer = session.call("act", json!({"any": (1..101).collect::<Vec<_>>(), "map": {"lists": lists}})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok", "within bounds it is answered");
@@ -141,24 +142,24 @@ async fn nothing_it_meets_is_a_way_through() {
     let lines: Vec<Value> = (0..3_000).map(|n| json!({"amount": n, "to": "x"})).collect();
     let sums = Deny::new("rule", ["act"])
         .when_cel("sum_of(input.lines.map(l, l.amount)) > 500 && size(input.lines.filter(l, l.amount > 100)) == 2899");
-    let session = crate::support::gate().agent(agent(sums)).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(sums)).built().session("a", "p", "s");
     assert_eq!(session.call("act", json!({"lines": lines})).await.outcome.error().unwrap().code, "rule");
     let objects = Deny::new("rule", ["act"]).when_cel("input.map in input.any");
-    let session = crate::support::gate().agent(agent(objects)).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(objects)).built().session("a", "p", "s");
     let large: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("k{n}"), json!(n))).collect();
     let answer = session.call("act", json!({"map": large, "any": vec![json!({}); 10_000]})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok");
     let walking = Deny::new("rule", ["act"]).when_cel("input.list.exists(i, i > 100 && came_from(input.any, \"untrusted\"))");
-    let session = crate::support::gate().agent(agent(walking)).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(walking)).built().session("a", "p", "s");
     let answer = session.call("act", json!({"list": vec![101; 5_000], "any": vec![Value::Null; 40_000]})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
-    let session = crate::support::gate().agent(agent(keyed)).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(keyed)).built().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"), "{answer:?}");
     // What a fault says never holds the value.
     let pin = Deny::new("rule", ["act"]).when_cel("decimal(input.pin) > 5");
-    let session = crate::support::gate().agent(agent(pin)).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent(pin)).built().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2"})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"));
@@ -204,7 +205,7 @@ async fn a_soft_threshold_reads_a_limit() {
     let daily = Limit::sum("daily", ["act"], "/n", 500.into()).per(Per::Entity("/text".into()));
     let soft = Deny::ask("soft", ["act"]).when_cel("sum_of(\"daily\") + input.n > 300").reading(&daily);
     let agent = Agent::builder("a").tool(act()).policy(daily).policy(soft).build().unwrap();
-    let session = crate::support::gate().agent(agent).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent).built().session("a", "p", "s");
     for (n, text, expected) in
         [(200, "x", "ok"), (100, "x", "ok"), (1, "x", "approval_required"), (300, "y", "ok"), (501, "z", "approval_required")]
     {
@@ -224,7 +225,7 @@ async fn requirements_look_into_what_was_proved() {
     let check = check.effect(Effect::Read).entity("who", "/who").proves("/report");
     let rule = Require::new("low_risk", ["act"], ["check"]).same("who", "/text").when_cel("result.report.risk <= input.n").code("risky");
     let agent = Agent::builder("a").tool(check).tool(act()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let session = crate::support::gate().agent(agent).build().unwrap().session("a", "p", "s");
+    let session = crate::support::gate().agent(agent).built().session("a", "p", "s");
     let code = async |tool: &str, args: Value| {
         session.call(tool, args).await.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
     };

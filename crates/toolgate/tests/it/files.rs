@@ -1,5 +1,6 @@
 //! A file system that no path, link or race escapes, and that rolls back.
 
+use crate::support::Built;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -61,7 +62,7 @@ fn editor(files: impl FileSystem + 'static) -> Session {
         .tool(spoil)
         .build()
         .unwrap();
-    crate::support::gate().agent(agent).build().unwrap().session("editor", "alice", "s")
+    crate::support::gate().agent(agent).built().session("editor", "alice", "s")
 }
 
 async fn code(session: &Session, tool: &str, args: Value) -> String {
@@ -106,7 +107,7 @@ async fn an_existing_file_must_have_been_read_on_the_host() {
 #[tokio::test]
 async fn with_no_file_system_to_ask_it_is_a_denial() {
     let agent = Agent::builder("editor").tools(builtin::files()).policy(ReadBeforeWrite::default()).build().unwrap();
-    let session = crate::support::gate().agent(agent).build().unwrap().session("editor", "alice", "s");
+    let session = crate::support::gate().agent(agent).built().session("editor", "alice", "s");
     assert_eq!(code(&session, "write_file", json!({"path": "a", "content": "x"})).await, "policy_fault");
     assert_eq!(code(&session, "read_file", json!({"path": "a"})).await, "no_file_system");
 }

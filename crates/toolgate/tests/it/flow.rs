@@ -1,5 +1,6 @@
 //! Where values come from: what strangers wrote stays out of what is guarded, in whatever disguise.
 
+use crate::support::Built;
 use base64::Engine;
 use serde_json::{Value, json};
 use toolgate::policy::Flow;
@@ -42,7 +43,7 @@ pub(crate) fn send() -> Tool {
 
 pub(crate) fn gate(agent: AgentBuilder) -> Session {
     let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    crate::support::gate().agent(agent).build().unwrap().session("a", "alice", "s")
+    crate::support::gate().agent(agent).built().session("a", "alice", "s")
 }
 
 pub(crate) async fn said(session: &Session, tool: &str, args: Value) -> String {

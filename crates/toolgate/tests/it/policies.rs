@@ -6,7 +6,7 @@ use serde_json::json;
 use toolgate::policy::{Ask, Fault, Policy, ReadBeforeWrite, Sequence, Verdict};
 use toolgate::{Agent, Category, Effect, Section, Tool, ToolError};
 
-use crate::support::{World, rule};
+use crate::support::{Built, World, rule};
 
 fn plain(name: &str) -> Tool {
     Tool::dynamic(name, "A tool.", json!({"type": "object"}), |_, args| async move { Ok(args) })
@@ -39,7 +39,7 @@ async fn the_closest_denial_is_shown_then_the_first_declared() {
                 name => agent.policy(deny(name)),
             };
         }
-        let gate = crate::support::gate().agent(agent.build().unwrap()).build().unwrap();
+        let gate = crate::support::gate().agent(agent.build().unwrap()).built();
         let answer = gate.session("a", "alice", "s").call("t", json!({})).await;
         assert_eq!((answer.outcome.error().map(|e| &*e.code), answer.rule.as_deref()), (Some(shown), Some(shown)));
     }
@@ -52,7 +52,7 @@ async fn a_section_policy_governs_its_own_tools_only() {
         .tool(plain("outside").open())
         .build()
         .unwrap();
-    let session = crate::support::gate().agent(agent).build().unwrap().session("a", "alice", "s");
+    let session = crate::support::gate().agent(agent).built().session("a", "alice", "s");
     assert!(session.call("inside", json!({})).await.outcome.error().is_some());
     assert!(session.call("outside", json!({})).await.outcome.success().is_some());
 }
@@ -66,7 +66,7 @@ async fn deny_beats_ask_beats_allow_and_all_are_asked() {
             Ok::<_, Fault>(verdict.clone())
         })
     }
-    let world = World::new(|a| {
+    let world = World::unwatched(|a| {
         a.policy(note("allows", Verdict::allow()))
             .policy(note("asks", Verdict::ask("?")))
             .policy(note("denies", Verdict::deny(ToolError::new(Category::Business, "no", "no"))))
@@ -85,7 +85,7 @@ async fn a_pipeline_goes_in_order_and_says_what_comes_next() {
         .policy(Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]))
         .build()
         .unwrap();
-    let session = crate::support::gate().agent(agent).build().unwrap().session("ci", "alice", "s");
+    let session = crate::support::gate().agent(agent).built().session("ci", "alice", "s");
     let mut asked = Vec::new();
     // Whatever is asked for, playing `next` reaches it.
     for _ in 0..10 {

@@ -46,7 +46,7 @@ fn world(seen: &Seen) -> World {
     let schema = json!({"type": "object", "properties": {"deny": {"type": "boolean"}, "fail": {"type": "boolean"}, "data": {}}});
     let tool = Tool::with_handler("watch", "Watches.", schema, Arc::new(Watcher(Arc::clone(seen)))).effect(Effect::Write);
     let judge = Judge(Arc::clone(seen));
-    World::new(|agent| agent.tool(tool).tool_policy("watch", judge))
+    World::unwatched(|agent| agent.tool(tool).tool_policy("watch", judge))
 }
 
 fn any_call() -> impl Strategy<Value = String> {

@@ -1,5 +1,6 @@
 //! The typed rules, one by one, and all of them against their plain meaning.
 
+use crate::support::Built;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -57,7 +58,7 @@ pub(crate) async fn code(session: &toolgate::Session, name: &str, args: Value) -
 
 pub(crate) fn session(agent: Agent) -> (toolgate::Session, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
-    (crate::support::gate().agent(agent).clock(clock.clone()).build().unwrap().session("a", "alice", "s"), clock)
+    (crate::support::gate().agent(agent).clock(clock.clone()).built().session("a", "alice", "s"), clock)
 }
 
 #[tokio::test]
@@ -365,7 +366,7 @@ async fn compare(rules: &[(String, Meaning)], histories: &[Vec<(i64, Past)>]) ->
     for steps in histories {
         let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
         let built = agent(|agent| rules.iter().fold(agent, |agent, (name, rule)| attach(agent, name, rule)));
-        let gate = crate::support::gate().agent(built).clock(clock.clone()).build().unwrap();
+        let gate = crate::support::gate().agent(built).clock(clock.clone()).built();
         let mut history: Vec<Past> = Vec::new();
         for (n, (pause, step)) in steps.iter().enumerate() {
             clock.advance(SignedDuration::from_secs(*pause));
@@ -433,11 +434,7 @@ async fn a_star_means_every_item() {
     let pay = || Tool::dynamic("pay", "Pays.", schema.clone(), |_, _| async { Ok(Value::Null) });
     let lines = |amounts: &[i64]| json!({"lines": amounts.iter().map(|a| json!({"amount": a})).collect::<Vec<_>>()});
     let build = |policy: Deny| {
-        crate::support::gate()
-            .agent(Agent::builder("a").tool(pay()).policy(policy).build().unwrap())
-            .build()
-            .unwrap()
-            .session("a", "p", "s")
+        crate::support::gate().agent(Agent::builder("a").tool(pay()).policy(policy).build().unwrap()).built().session("a", "p", "s")
     };
     let s = build(Deny::new("cap", ["pay"]).when("/lines/*/amount", Condition::Above(500.into())));
     for (amounts, expected) in [(vec![1, 2], "ok"), (vec![1, 600], "cap"), (vec![], "cap")] {
@@ -446,11 +443,7 @@ async fn a_star_means_every_item() {
     assert_eq!(code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "cap", "an item that hides its amount");
     assert_eq!(code(&s, "pay", json!({})).await, "cap");
     let limit = Limit::sum("sum", ["pay"], "/lines/*/amount", 500.into());
-    let s = crate::support::gate()
-        .agent(Agent::builder("a").tool(pay()).policy(limit).build().unwrap())
-        .build()
-        .unwrap()
-        .session("a", "p", "s");
+    let s = crate::support::gate().agent(Agent::builder("a").tool(pay()).policy(limit).build().unwrap()).built().session("a", "p", "s");
     assert_eq!(code(&s, "pay", lines(&[300, 201])).await, "sum");
     assert_eq!(code(&s, "pay", lines(&[700, -300])).await, "policy_fault");
     assert_eq!(code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "policy_fault");

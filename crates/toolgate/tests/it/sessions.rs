@@ -6,7 +6,7 @@ use toolgate::policy::Sequence;
 use toolgate::session::{EvidenceKey, Origin};
 use toolgate::{Agent, Ctx, Effect, Tool};
 
-use crate::support::World;
+use crate::support::{Built, World};
 
 fn note() -> Tool {
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
@@ -90,7 +90,7 @@ async fn an_admitted_call_that_nobody_reports_is_recorded_as_abandoned() {
 #[tokio::test]
 async fn sessions_of_others_are_others() {
     let agent = |name: &str| Agent::builder(name).tool(note()).build().unwrap();
-    let gate = crate::support::gate().agent(agent("a")).agent(agent("b")).build().unwrap();
+    let gate = crate::support::gate().agent(agent("a")).agent(agent("b")).built();
     gate.session("a", "alice", "s").call("note", json!({"text": "mine"})).await;
     for (agent, principal, session) in [("a", "bob", "s"), ("b", "alice", "s"), ("a", "alice", "t")] {
         assert_eq!(gate.session(agent, principal, session).slice("note").await.unwrap(), None);

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,8 +16,8 @@ use toolgate::policy::{Ask, Facts, Fault, Needs, Policy, Terms, Verdict};
 use toolgate::session::{Alter, State};
 use toolgate::store::{Approval, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Settle, StoreError, Target};
 use toolgate::{
-    Agent, AgentBuilder, CallId, Category, Ctx, Effect, Effects, Failure, ManualClock, MemoryFs, MemoryStore, Outcome, Receipt, Row,
-    Session, SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
+    Agent, AgentBuilder, CallId, Category, Compared, Ctx, Effect, Effects, Event, Failure, ManualClock, MemoryFs, MemoryStore, Outcome,
+    Receipt, Replay, Row, Ruling, Session, SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
 };
 
 /// Which operation of the store fails.
@@ -44,6 +45,38 @@ pub(crate) fn store() -> Arc<dyn Store> {
 /// A runtime on that store.
 pub(crate) fn gate() -> ToolgateBuilder {
     Toolgate::builder().store(store())
+}
+
+/// Builds a runtime that looks back at each of its calls: decided again on what was recorded, it must come out the same.
+pub(crate) trait Built {
+    fn built(self) -> Toolgate;
+}
+
+impl Built for ToolgateBuilder {
+    fn built(self) -> Toolgate {
+        let replay: Arc<OnceLock<Replay>> = Arc::default();
+        let look_back = Arc::clone(&replay);
+        let gate = self.on_event(move |event| look_back_at(look_back.get(), event)).build().unwrap();
+        assert!(replay.set(Replay::of(&gate).unwrap()).is_ok());
+        gate
+    }
+}
+
+fn look_back_at(replay: Option<&Replay>, event: &Event) {
+    let (Some(replay), Event::ToolInvoked(row)) = (replay, event) else { return };
+    // As it is read back from a ledger.
+    let row: Row = serde_json::from_slice(&row.canonical().unwrap()).unwrap();
+    let mut decided = std::pin::pin!(replay.decide(&row));
+    let compared = match decided.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(compared) => compared,
+        Poll::Pending => unreachable!("nothing is waited for"),
+    };
+    if let Compared::Differs(now) = compared {
+        // A listener that panics is caught.
+        let told = format!("decided again, this call comes out as {now:?}, and was {:?}:\n{row:#?}\n", Ruling::of(&row));
+        std::io::Write::write_all(&mut std::io::stderr(), told.as_bytes()).unwrap();
+        std::process::abort();
+    }
 }
 
 /// A store that can be told to fail.
@@ -141,8 +174,16 @@ impl Store for FaultyStore {
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
         self.inner.pending(now).await
     }
-    async fn settle(&self, call: CallId, settle: Settle, outcome: Outcome, by: &str, now: Timestamp) -> Result<bool, StoreError> {
-        self.inner.settle(call, settle, outcome, by, now).await
+    async fn settle(
+        &self,
+        call: CallId,
+        settle: Settle,
+        outcome: Outcome,
+        shown: Outcome,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        self.inner.settle(call, settle, outcome, shown, by, now).await
     }
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
         self.inner.output(key, handle).await
@@ -206,6 +247,15 @@ impl World {
     }
 
     pub(crate) fn with(more: impl FnOnce(AgentBuilder) -> AgentBuilder, also: impl FnOnce(ToolgateBuilder) -> ToolgateBuilder) -> Self {
+        Self::made(more, |gate| also(gate).built())
+    }
+
+    /// A world that is not looked back at, for policies that take down when they are asked.
+    pub(crate) fn unwatched(more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Self {
+        Self::made(more, |gate| gate.build().unwrap())
+    }
+
+    fn made(more: impl FnOnce(AgentBuilder) -> AgentBuilder, build: impl FnOnce(ToolgateBuilder) -> Toolgate) -> Self {
         let (ran, files, store) =
             (Arc::new(AtomicU32::new(0)), MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
         let agent = Agent::builder("agent").files(files.clone()).tool(act(&ran)).tool(look()).policy(Meter);
@@ -217,7 +267,7 @@ impl World {
             .store(Arc::clone(&store) as Arc<dyn Store>)
             .clock(clock.clone())
             .spool(spool.path().join("rows.jsonl"));
-        let gate = also(gate).build().unwrap();
+        let gate = build(gate);
         let session = gate.session("agent", "alice", "s");
         Self { gate, session, store, files, clock, ran, spool }
     }

@@ -13,13 +13,10 @@ use toolgate::{Agent, BuildError, Clock, Ctx, Decimal, Effect, Effects, Failure,
 use super::books::{Payment, SharedBooks};
 use super::rules::{self, Enforced};
 
-pub(super) fn agent(books: &SharedBooks, enforced: Enforced) -> Result<Agent, BuildError> {
+pub(super) fn agent(name: &str, books: &SharedBooks, enforced: Enforced) -> Result<Agent, BuildError> {
     let refund = issue_refund(books);
-    let agent = Agent::builder("refund-desk")
-        .tool(identity_verification(books))
-        .tool(crm_lookup())
-        .tool(lookup_order(books))
-        .tool(escalate_to_human(books));
+    let agent =
+        Agent::builder(name).tool(identity_verification(books)).tool(crm_lookup()).tool(lookup_order(books)).tool(escalate_to_human(books));
     match enforced {
         Enforced::Yes => rules::attach(agent.tool(refund.once())).build(),
         Enforced::No => agent.tool(refund.open()).build(),

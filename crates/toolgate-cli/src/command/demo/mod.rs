@@ -7,10 +7,13 @@ mod script;
 mod show;
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use toolgate::{Answer, Decision, Session, Toolgate};
+use toolgate_store::{Ledger, SqliteStore};
 
 use books::SharedBooks;
 use script::{Act, Step};
@@ -18,10 +21,11 @@ use script::{Act, Step};
 /// A refund desk behind the gate: a scripted model does its work, then tries to break out.
 ///
 /// Everything happens in this process, on embedded defaults: no server, no key, no network. Whether
-/// anything leaked is found out from the desk's own books, not by the gate's word.
+/// anything leaked is found out from the desk's own books, not by the gate's word. With `--store` the
+/// ledger is kept, to look into with `toolgate audit`, `toolgate replay` and `toolgate backtest`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if nothing leaked, 1 if something did, 2 if the demonstration could not run.\n\nExamples:\n  toolgate demo\n  toolgate demo --json | tail -n 1"
+    after_help = "Exit code: 0 if nothing leaked, 1 if something did, 2 if the demonstration could not run.\n\nExamples:\n  toolgate demo\n  toolgate demo --store ledger.db\n  toolgate demo --json | tail -n 1"
 )]
 pub(crate) struct Args {
     /// One JSON object a line: {"step", "asked", "gate", "ran", "outcome"}, and at last {"summary"}.
@@ -48,28 +52,46 @@ struct Summary {
     leaked: usize,
 }
 
-pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
+pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (played, books) = runtime.block_on(play(rules::Enforced::Yes))?;
+    let (played, books) = runtime.block_on(play(rules::Enforced::Yes, store))?;
     let summary = summarize(&played, &books);
     if args.json {
         print_json(&played, &summary)?;
     } else {
         show::print(&played, &summary, &books)?;
+        if let Some(path) = store {
+            show::print_store(path)?;
+        }
     }
     Ok(if summary.leaked == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Plays the whole script at a fresh desk.
-async fn play(enforced: rules::Enforced) -> io::Result<(Vec<Played>, SharedBooks)> {
+async fn play(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Vec<Played>, SharedBooks)> {
     let books = SharedBooks::default();
-    let agent = desk::agent(&books, enforced).map_err(io::Error::other)?;
+    let mut name = "refund-desk".to_owned();
     // The demonstration has a clock of its own, so that it comes out the same every time.
-    let gate = Toolgate::builder().agent(agent).clock(desk::clock(&books)).build()?;
+    let mut gate = Toolgate::builder().clock(desk::clock(&books));
+    if let Some(path) = store {
+        let kept = SqliteStore::open(path).map_err(io::Error::other)?;
+        // What is kept is kept by the calendar; and another run is another desk, with books of its own.
+        books.lock().now = toolgate::Timestamp::now().as_second();
+        let runs = Ledger::open(path)
+            .and_then(|ledger| ledger.sessions(script::STEPS.first().map(|step| step.session)))
+            .map_err(io::Error::other)?
+            .len();
+        if runs > 0 {
+            name = format!("refund-desk-{}", runs + 1);
+        }
+        gate = gate.store(Arc::new(kept));
+    }
+    let agent = desk::agent(&name, &books, enforced).map_err(io::Error::other)?;
+    let gate = gate.agent(agent).build()?;
     let mut played = Vec::new();
     for step in script::STEPS {
         books.lock().now += 30;
-        let session = gate.session("refund-desk", "agent-7", step.session);
+        let session = gate.session(&name, "agent-7", step.session);
         played.push(make(&gate, &session, step).await?);
     }
     Ok((played, books))
@@ -118,10 +140,10 @@ mod tests {
 
     #[tokio::test]
     async fn the_books_find_what_leaks_when_no_rule_holds() {
-        let (played, books) = play(rules::Enforced::No).await.expect("the demonstration runs");
+        let (played, books) = play(rules::Enforced::No, None).await.expect("the demonstration runs");
         let summary = summarize(&played, &books);
         assert!(summary.leaked >= 4, "an open desk leaks: {}", summary.leaked);
-        let (played, books) = play(rules::Enforced::Yes).await.expect("the demonstration runs");
+        let (played, books) = play(rules::Enforced::Yes, None).await.expect("the demonstration runs");
         let summary = summarize(&played, &books);
         assert_eq!((summary.leaked, summary.asked, summary.ran + summary.refused), (0, script::STEPS.len(), summary.asked));
         assert_eq!(books.lock().payments.len(), 2, "the two refunds that are due were paid");
@@ -129,7 +151,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_step_ends_at_the_gate_that_the_script_says() {
-        let (played, _) = play(rules::Enforced::Yes).await.expect("the demonstration runs");
+        let (played, _) = play(rules::Enforced::Yes, None).await.expect("the demonstration runs");
         for p in played {
             let code = p.answer.outcome.error().map_or("ok", |e| &e.code);
             assert_eq!((p.answer.gate.name(), code), (p.step.gate, p.step.code), "{}: {:?}", p.step.name, p.answer);

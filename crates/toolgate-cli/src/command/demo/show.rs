@@ -86,3 +86,12 @@ fn print_end(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io
     let Summary { asked, ran, refused, leaked } = summary;
     writeln!(out, "\n{asked} calls asked · {ran} ran · {refused} did not · {style}{BOLD}{leaked} leaked{BOLD:#}")
 }
+
+/// What to do with the ledger that was kept.
+pub(super) fn print_store(path: &std::path::Path) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    let path = path.display();
+    writeln!(out, "\n{BOLD}The ledger is kept in {path}{BOLD:#}")?;
+    writeln!(out, "  toolgate audit query --store {path}     {DIM}what happened{DIM:#}")?;
+    writeln!(out, "  toolgate audit verify --store {path}    {DIM}whether anybody has changed it since{DIM:#}")
+}

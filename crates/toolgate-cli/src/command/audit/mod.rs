@@ -1,0 +1,169 @@
+//! `toolgate audit`: what happened, and whether the record of it holds.
+
+mod keep;
+mod read;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use toolgate::{CallId, SignedDuration};
+use toolgate_store::Anchor;
+
+use super::ledger::{Wanted, duration};
+
+/// Look into the ledger: query, show, verify, export, prune, stats, settle, tail, receipt.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// List calls, newest last.
+    #[command(
+        after_help = "Examples:\n  toolgate audit query --store ledger.db --since 2h\n  toolgate audit query --store ledger.db --entity customer_id=C-1001\n  toolgate audit query --store ledger.db --decision refused --json | jq .row.rule"
+    )]
+    Query {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// The newest so many.
+        #[arg(long, short = 'n', default_value_t = 50)]
+        limit: usize,
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Everything about one call: what was asked, what was decided on what, what came of it.
+    #[command(after_help = "Examples:\n  toolgate audit show 019a8f0e-… --store ledger.db")]
+    Show {
+        /// The call, as `callId` names it.
+        call: CallId,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check every row, chain and signature. Exit code 0 if all hold, 1 with the first bad row named.
+    #[command(
+        after_help = "Examples:\n  toolgate audit verify --store ledger.db\n  toolgate audit verify --store ledger.db --anchor 1040:9f3a…   was it put back to an older state?"
+    )]
+    Verify {
+        /// A place that an earlier `verify` printed, noted down elsewhere.
+        #[arg(long)]
+        anchor: Option<Anchor>,
+        /// The public key to believe, instead of the one beside the ledger.
+        #[arg(long, value_name = "HEX")]
+        key: Option<String>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write rows as JSON lines, oldest first, as they are read.
+    #[command(after_help = "Examples:\n  toolgate audit export --store ledger.db --since 30d --out october.jsonl")]
+    Export {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// The file to write; standard output unless said.
+        #[arg(long, short, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Take out what is older than its retention. Chains still hold; claims, limits and evidence stay.
+    #[command(
+        after_help = "Examples:\n  toolgate audit prune --store ledger.db\n  toolgate audit prune --store ledger.db --older-than 30d --dry-run"
+    )]
+    Prune {
+        /// How long rows are kept.
+        #[arg(long, value_name = "TIME", default_value = "90d", value_parser = duration)]
+        older_than: SignedDuration,
+        /// How long recorded outcomes, approvals and large outputs are kept. That a call was made is never forgotten.
+        #[arg(long, value_name = "TIME", default_value = "30d", value_parser = duration)]
+        sealed_older_than: SignedDuration,
+        /// Only say how many rows would go.
+        #[arg(long)]
+        dry_run: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Count calls, refusals by rule, and time by gate.
+    #[command(after_help = "Examples:\n  toolgate audit stats --store ledger.db --since 7d")]
+    Stats {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List calls of which nobody knows whether they took effect, or say what became of one.
+    #[command(
+        after_help = "Examples:\n  toolgate audit settle --store ledger.db                                        what is open?\n  toolgate audit settle 019a8f0e-… --happened '{\"paid\": true}' --by ann --store ledger.db\n  toolgate audit settle 019a8f0e-… --never --by ann --store ledger.db"
+    )]
+    Settle {
+        /// The call. Without it, all that are open are listed.
+        call: Option<CallId>,
+        /// It happened, and this is its result, as JSON.
+        #[arg(long, value_name = "RESULT", conflicts_with = "never", num_args = 0..=1, default_missing_value = "null")]
+        happened: Option<String>,
+        /// It never happened: it may be made again.
+        #[arg(long)]
+        never: bool,
+        /// Who says so.
+        #[arg(long, requires = "call")]
+        by: Option<String>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// The newest calls, and those that follow.
+    #[command(after_help = "Examples:\n  toolgate audit tail -f --store ledger.db --decision refused")]
+    Tail {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// Wait for more.
+        #[arg(long, short)]
+        follow: bool,
+        /// How many to begin with.
+        #[arg(long, short = 'n', default_value_t = 10)]
+        limit: usize,
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check a receipt: whether this ledger signed it and, with the ledger at hand, whether the row is still there.
+    #[command(
+        after_help = "Examples:\n  toolgate audit receipt receipt.json --key 5f0c…            offline, with the public key alone\n  toolgate audit receipt receipt.json --store ledger.db"
+    )]
+    Receipt {
+        /// The receipt as JSON; `-` reads it from standard input.
+        file: PathBuf,
+        /// The public key of the ledger.
+        #[arg(long, value_name = "HEX")]
+        key: Option<String>,
+    },
+    /// Print the public key of the ledger, for whoever shall check its receipts.
+    Key {
+        /// Sign with a new key from here on. What the old one signed is still believed.
+        #[arg(long)]
+        rotate: bool,
+    },
+}
+
+pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
+    match args.verb {
+        Verb::Query { wanted, limit, json } => read::query(&wanted, limit, json, store),
+        Verb::Show { call, json } => read::show(call, json, store),
+        Verb::Export { wanted, out } => read::export(&wanted, out.as_deref(), store),
+        Verb::Stats { wanted, json } => read::stats(&wanted, json, store),
+        Verb::Tail { wanted, follow, limit, json } => read::tail(&wanted, follow, limit, json, store),
+        Verb::Verify { anchor, key, json } => keep::verify(anchor, key, json, store),
+        Verb::Prune { older_than, sealed_older_than, dry_run, json } => keep::prune(older_than, sealed_older_than, dry_run, json, store),
+        Verb::Settle { call: None, json, .. } => keep::open(json, store),
+        Verb::Settle { call: Some(call), happened, never, by, json } => {
+            keep::settle(call, happened.as_deref(), never, by.as_deref(), json, store)
+        }
+        Verb::Receipt { file, key } => keep::receipt(&file, key.as_deref(), store),
+        Verb::Key { rotate } => keep::key(rotate, store),
+    }
+}

@@ -1,0 +1,130 @@
+//! `toolgate replay`: a recorded session, decided again.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::json;
+use toolgate::json::Digest;
+use toolgate::{Compared, Definition, Replay, Ruling};
+use toolgate_store::{Entry, Filter, Ledger};
+
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, open, time};
+
+/// Decide a recorded session again, call by call, without running any tool.
+///
+/// Each call is judged by the configuration it was judged by, on the facts it was judged on: the clock, counters, evidence,
+/// files, hook answers and approvals that its row holds. What hangs on something that was redacted is undecidable, never
+/// the same.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exit code: 0 if no decision differs, 1 if one does, 2 if it could not be done.\n\nExamples:\n  toolgate replay conversation-1 --store ledger.db\n  toolgate replay conversation-1 --store ledger.db --until 12 --json"
+)]
+pub(crate) struct Args {
+    /// The session.
+    session: String,
+    /// Its agent, where sessions of several agents have this name.
+    #[arg(long)]
+    agent: Option<String>,
+    /// Its principal, where several principals have a session of this name.
+    #[arg(long)]
+    principal: Option<String>,
+    /// Only up to this turn of the model; where turns are not told, up to this call of the session.
+    #[arg(long, value_name = "TURN")]
+    until: Option<u64>,
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
+    let ledger = open(store)?;
+    let mut keys = ledger.sessions(Some(&args.session)).map_err(io::Error::other)?;
+    keys.retain(|key| args.agent.as_deref().is_none_or(|agent| *key.agent == *agent));
+    keys.retain(|key| args.principal.as_deref().is_none_or(|principal| *key.principal == *principal));
+    let [key] = keys.as_slice() else {
+        let found: Vec<String> = keys.iter().map(|key| format!("--agent {} --principal {}", key.agent, key.principal)).collect();
+        let message = match found.is_empty() {
+            true => format!("the ledger has no session `{}`; `toolgate audit query` shows which it has", args.session),
+            false => format!("several sessions are called `{}`; say which one:\n  {}", args.session, found.join("\n  ")),
+        };
+        return Err(io::Error::other(message));
+    };
+    let filter = Filter {
+        agent: Some(key.agent.to_string()),
+        principal: Some(key.principal.to_string()),
+        session: Some(key.session.to_string()),
+        ..Filter::default()
+    };
+    let entries = ledger.find(&filter).map_err(io::Error::other)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let differs = runtime.block_on(play(&ledger, &entries, args))?;
+    Ok(if differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<bool> {
+    let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
+    let (mut same, mut differ, mut unknown, mut moment) = (0, 0, 0, 0);
+    let mut out = anstream::stdout().lock();
+    for entry in entries {
+        let row = &entry.row;
+        if args.until.is_some_and(|until| row.turn.unwrap_or(entry.n) > until) {
+            break;
+        }
+        let replay = match by_config.entry(row.config) {
+            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::hash_map::Entry::Vacant(new) => new.insert(replay_of(ledger, row.config)?),
+        };
+        let compared = match replay {
+            Ok(replay) => replay.decide(row).await,
+            Err(why) => Compared::Undecidable(why.clone()),
+        };
+        match &compared {
+            Compared::Same => same += 1,
+            Compared::Differs(_) => differ += 1,
+            Compared::Undecidable(_) => unknown += 1,
+            Compared::Circumstance(_) => moment += 1,
+        }
+        let was = Ruling::of(row);
+        if args.json {
+            writeln!(
+                out,
+                "{}",
+                json!({ "call": row.call, "turn": row.turn, "tool": row.tool, "at": row.at, "was": was, "now": compared })
+            )?;
+            continue;
+        }
+        let (style, mark, more) = match &compared {
+            Compared::Same => (GREEN, "=", String::new()),
+            Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {now}{RED:#}")),
+            Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {why}{DIM:#}")),
+            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}taken as it is: {why}{DIM:#}")),
+        };
+        let turn = row.turn.map_or_else(|| entry.n.to_string(), |turn| turn.to_string());
+        writeln!(out, "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {was}{more}", time(row.at), row.tool)?;
+    }
+    if args.json {
+        writeln!(out, "{}", json!({ "summary": { "same": same, "differ": differ, "undecidable": unknown, "circumstance": moment } }))?;
+    } else {
+        let style = if differ == 0 { GREEN } else { RED };
+        writeln!(out, "\n{style}{same} the same, {differ} differ{style:#}, {unknown} undecidable, {moment} taken as they are")?;
+    }
+    Ok(differ > 0)
+}
+
+/// The agent that a row was decided by, as it was.
+fn replay_of(ledger: &Ledger, config: Digest) -> io::Result<Result<Replay, String>> {
+    if config == Digest::default() {
+        // Nobody knew the agent; nobody knows it now.
+        return Replay::new([]).map(Ok);
+    }
+    let Some(text) = ledger.definition(config).map_err(io::Error::other)? else {
+        return Ok(Err(format!("the configuration {config} is not in the ledger")));
+    };
+    let built = Definition::parse(&text).map_err(|e| e.to_string()).and_then(|definition| definition.build().map_err(|e| e.to_string()));
+    match built {
+        Ok(agent) => Replay::new([agent]).map(Ok),
+        Err(why) => Ok(Err(format!("the configuration {config} cannot be read by this version: {why}"))),
+    }
+}

@@ -1,0 +1,238 @@
+//! Looking back: the same gates in the same order, on what was recorded. No tool is run, and no hook is asked.
+
+mod backtest;
+mod stage;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::pass::{Admitted, Passed};
+use super::trail::Trail;
+use super::{Toolgate, ToolgateBuilder};
+use crate::call::{Arguments, Call};
+use crate::clock::ManualClock;
+use crate::code;
+use crate::ledger::{Decision, Gate, Row};
+use crate::policy::Watch;
+use crate::redact::is_redacted;
+use crate::registry::Agent;
+use stage::Stage;
+
+pub use backtest::{Backtest, Change};
+
+/// What was decided about a call before any tool ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ruling {
+    /// It was let through.
+    Admitted,
+    /// It got the outcome of an earlier call.
+    Replayed,
+    /// It was refused.
+    Refused {
+        /// The gate that refused it.
+        gate: Gate,
+        /// The rule or hook, where one did.
+        rule: Option<String>,
+        /// The code of the refusal.
+        code: String,
+        /// What the model was told.
+        message: String,
+    },
+}
+
+impl Ruling {
+    /// What was decided about a recorded call.
+    #[must_use]
+    pub fn of(row: &Row) -> Self {
+        match (row.decision, row.outcome.error()) {
+            (Decision::Replayed, _) => Self::Replayed,
+            // What stopped behind the claim was let through before.
+            (Decision::Refused, Some(error)) if row.gate < Gate::Run => {
+                Self::Refused { gate: row.gate, rule: row.rule.clone(), code: error.code.to_string(), message: error.message.clone() }
+            }
+            _ => Self::Admitted,
+        }
+    }
+
+    /// Whether two come to the same: gate, rule and code. Words may be others.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            // Whether a person has not answered, or no, or too late, is the person's word.
+            (Self::Refused { gate: Gate::Approval, .. }, Self::Refused { gate: Gate::Approval, .. }) => true,
+            (Self::Refused { gate, rule, code, .. }, Self::Refused { gate: g, rule: r, code: c, .. }) => (gate, rule, code) == (g, r, c),
+            (a, b) => a == b,
+        }
+    }
+}
+
+impl fmt::Display for Ruling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Admitted => f.write_str("let through"),
+            Self::Replayed => f.write_str("answered from the record"),
+            Self::Refused { gate, rule: Some(rule), code, .. } => write!(f, "refused at {gate} by `{rule}` ({code})"),
+            Self::Refused { gate, code, .. } => write!(f, "refused at {gate} ({code})"),
+        }
+    }
+}
+
+/// What a second look at a decision comes to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compared {
+    /// The same.
+    Same,
+    /// Something else.
+    Differs(Ruling),
+    /// Nobody can say, because what it hung on is not known any more.
+    Undecidable(String),
+    /// It hung on the moment and not on what is written down: taken as it is.
+    Circumstance(String),
+}
+
+/// Decides recorded calls again, each on the facts that it was decided on.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use toolgate::policy::{Condition, Deny};
+/// use toolgate::{Agent, Compared, Effect, Replay, Tool, Toolgate};
+///
+/// let agent = |cap: i64| {
+///     let schema = serde_json::json!({"type": "object", "properties": {"amount": {"type": "number"}}});
+///     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(serde_json::json!({"paid": true})) }).effect(Effect::Write);
+///     Agent::builder("desk").tool(pay).policy(Deny::new("cap", ["pay"]).when("/amount", Condition::Above(cap.into()))).build()
+/// };
+/// let session = Toolgate::builder().agent(agent(500)?).build()?.session("desk", "alice", "s");
+/// session.call("pay", serde_json::json!({"amount": 300})).await;
+/// let row = session.rows().await?.remove(0);
+///
+/// assert_eq!(Replay::new([agent(500)?])?.decide(&row).await, Compared::Same);
+/// assert!(matches!(Replay::new([agent(200)?])?.decide(&row).await, Compared::Differs(_)));
+/// # Ok(()) }
+/// ```
+pub struct Replay(Theatre);
+
+impl Replay {
+    /// Looks back with these agents. Their tools and hooks are never run.
+    ///
+    /// # Errors
+    /// The machine gives no random numbers.
+    pub fn new(agents: impl IntoIterator<Item = Agent>) -> std::io::Result<Self> {
+        Theatre::new(agents.into_iter().map(Arc::new), Stage::on_facts()).map(Self)
+    }
+
+    /// Looks back with the agents of a runtime.
+    ///
+    /// # Errors
+    /// The machine gives no random numbers.
+    pub fn of(gate: &Toolgate) -> std::io::Result<Self> {
+        Theatre::new(gate.0.agents.values().cloned(), Stage::on_facts()).map(Self)
+    }
+
+    /// Decides a recorded call again.
+    pub async fn decide(&self, row: &Row) -> Compared {
+        if row.decision == Decision::Settled {
+            return Compared::Circumstance("it is no call: somebody found out what had become of one".to_owned());
+        }
+        let was = Ruling::of(row);
+        match self.0.judge(row).await {
+            Judged::Unknown(why) => Compared::Undecidable(why),
+            Judged::Decided(now, _) => Theatre::compare(&was, now),
+        }
+    }
+}
+
+/// A recorded call, judged again.
+enum Judged {
+    Decided(Ruling, Option<(Box<Passed>, Box<Trail>)>),
+    Unknown(String),
+}
+
+/// A runtime that only looks back.
+struct Theatre {
+    gate: Toolgate,
+    stage: Arc<Stage>,
+    clock: Arc<ManualClock>,
+}
+
+/// What hung on the moment: who else was there, how long it took, what the machine could do, what a person had said.
+const CIRCUMSTANCES: [&str; 9] = [
+    code::BUSY,
+    code::CANCELLED,
+    code::DEADLINE_EXCEEDED,
+    code::STORE_UNAVAILABLE,
+    code::INTERNAL_FAULT,
+    code::PAYLOAD_TOO_LARGE,
+    code::IN_PROGRESS,
+    code::CONFLICT,
+    code::APPROVAL_DENIED,
+];
+
+impl Theatre {
+    fn new(agents: impl Iterator<Item = Arc<Agent>>, stage: Stage) -> std::io::Result<Self> {
+        let (stage, clock) = (Arc::new(stage), Arc::new(ManualClock::at(jiff::Timestamp::UNIX_EPOCH)));
+        let mut builder: ToolgateBuilder = Toolgate::builder().store(stage.clone()).clock(clock.clone());
+        builder.agents = agents.map(|agent| (Arc::clone(&agent.name), Arc::new(agent.on_stage(&stage)))).collect();
+        Ok(Self { gate: builder.build()?, stage, clock })
+    }
+
+    /// Takes a recorded call through the gates before the tool.
+    async fn judge(&self, row: &Row) -> Judged {
+        self.clock.set(row.at);
+        let watch = Watch::on();
+        self.stage.set(row, &watch);
+        // What could not be read was not kept, and neither was how large it was.
+        if row.arguments.is_null() && row.digest.is_none() && matches!(row.gate, Gate::Validate | Gate::Approval) {
+            return Judged::Unknown("the arguments could not be read then, and are not kept".to_owned());
+        }
+        // What a rule in Rust looks at, only it knows.
+        let tool = self.gate.agent(&row.key.agent).and_then(|agent| agent.tools.get(&row.tool));
+        let opaque = tool.and_then(|tool| tool.governed_by.iter().find(|attached| attached.policy.definition() == attached.policy.name()));
+        if let Some(rule) = opaque.filter(|_| is_redacted(&row.arguments)) {
+            return Judged::Unknown(format!("an argument was redacted, and the rule `{}` may look at it", rule.policy.name()));
+        }
+        let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
+        call.turn = row.turn;
+        let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
+        trail.facts.watch = watch.clone();
+        let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, None)).await;
+        let ruling = match admitted {
+            Ok(Admitted::Pass(mut passed)) => {
+                passed.hold = None;
+                return match watch.told() {
+                    Some(why) => Judged::Unknown(why),
+                    None => Judged::Decided(Ruling::Admitted, Some((passed, trail))),
+                };
+            }
+            Ok(Admitted::Replay(_)) => Ruling::Replayed,
+            Err(stop) => {
+                let gate = stop.gate.unwrap_or_else(|| trail.gate());
+                if gate == Gate::Validate && is_redacted(&row.arguments) {
+                    return Judged::Unknown("an argument was redacted, and may be what does not fit".to_owned());
+                }
+                Ruling::Refused { gate, rule: trail.rule.take(), code: stop.error.code.to_string(), message: stop.error.message }
+            }
+        };
+        match watch.told() {
+            // What stopped before it got to what is not known, stopped.
+            Some(why) if !matches!(&ruling, Ruling::Refused { gate, .. } if *gate < Gate::Recall) => Judged::Unknown(why),
+            _ => Judged::Decided(ruling, None),
+        }
+    }
+
+    fn compare(was: &Ruling, now: Ruling) -> Compared {
+        if was.is_same(&now) {
+            return Compared::Same;
+        }
+        if let Ruling::Refused { code, gate, .. } = was
+            && (CIRCUMSTANCES.contains(&code.as_str()) || *gate == Gate::Hooks)
+        {
+            return Compared::Circumstance(format!("`{code}` hung on the moment"));
+        }
+        Compared::Differs(now)
+    }
+}

@@ -1,0 +1,350 @@
+//! A store that knows what was recorded: each answer is the one that was given then.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rust_decimal::Decimal;
+use serde_json::Value;
+
+use crate::call::{CallId, SessionKey};
+use crate::hook::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
+use crate::json::Digest;
+use crate::ledger::{Gate, Receipt, Row};
+use crate::limits::{Charge, Over};
+use crate::outcome::{Outcome, Output};
+use crate::policy::{Facts, FileFact, Needs, RecallFact, Used, Watch};
+use crate::registry::{Agent, Registered};
+use crate::resource::{Expect, FileSystem, FileTxn, MemoryFs, Resources};
+use crate::session::{Alter, State};
+use crate::store::{
+    Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, Recalled, Settle, Store, StoreError, Target,
+};
+
+/// Where recorded calls are judged again.
+pub(super) struct Stage {
+    now: Mutex<Option<(Arc<Row>, Watch)>>,
+    /// Counters, evidence and progress as they would be by now; without it they are what was recorded.
+    memory: Option<MemoryStore>,
+}
+
+impl Stage {
+    /// Every answer is the one that was given then.
+    pub(super) fn on_facts() -> Self {
+        Self { now: Mutex::default(), memory: None }
+    }
+
+    /// Counters, evidence and progress follow from what is played; the rest is what was recorded.
+    pub(super) fn played() -> Self {
+        Self { memory: Some(MemoryStore::keeping(0)), ..Self::on_facts() }
+    }
+
+    /// The call that is judged.
+    pub(super) fn set(&self, row: &Row, watch: &Watch) {
+        *crate::lock(&self.now) = Some((Arc::new(row.clone()), watch.clone()));
+    }
+
+    fn row(&self) -> Result<(Arc<Row>, Watch), StoreError> {
+        crate::lock(&self.now).clone().ok_or_else(|| StoreError("nothing is being looked at".to_owned()))
+    }
+
+    fn approval_now(&self, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        let (row, _) = self.row()?;
+        Ok(row.facts.approval.as_ref().map(|fact| Approval {
+            id: fact.id.clone(),
+            key: row.key.clone(),
+            tool: Arc::clone(&row.tool),
+            digest,
+            arguments: (*row.arguments).clone(),
+            shown: Value::Null,
+            asked_by: fact.asked_by.clone(),
+            approvers: Vec::new(),
+            reason: "a person was asked".to_owned(),
+            asked_at: row.at,
+            expires: fact.expires,
+            state: fact.state,
+            answered_by: fact.answered_by.clone(),
+        }))
+    }
+}
+
+fn find(used: &[Used], charge: &Charge) -> Option<Decimal> {
+    used.iter().find(|(counter, window, _)| *counter == charge.counter && *window == charge.window).map(|(.., used)| *used)
+}
+
+#[async_trait]
+impl Store for Stage {
+    async fn paused(&self, _: &SessionKey, _: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
+        let (row, _) = self.row()?;
+        Ok(row.facts.paused.clone().filter(|_| row.gate == Gate::Admit))
+    }
+    async fn set_pause(&self, _: Target, _: Option<String>) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn hold(&self, _: &SessionKey, _: bool, _: Duration) -> Result<Option<Hold>, StoreError> {
+        Ok(Some(Hold::new(())))
+    }
+
+    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+        let (row, watch) = self.row()?;
+        let recalled = row.facts.recalled.filter(|_| row.gate != Gate::Claim).map(|fact| match fact {
+            RecallFact::Settled => Recalled::Settled(Some(Outcome::Success(Output::default()))),
+            RecallFact::InProgress => Recalled::InProgress,
+            RecallFact::Pending => Recalled::Pending(row.call),
+            RecallFact::KeyReused => Recalled::KeyReused,
+        });
+        if let Some(memory) = &self.memory {
+            let counts = enter.counts && !matches!(recalled, Some(Recalled::Settled(_)));
+            let entered = memory.enter(Enter { recall: &[], hold: None, counts, ..enter }).await?;
+            return Ok(entered.map(|entered| Box::new(Entered { recalled, ..*entered })));
+        }
+        if row.facts.progress.is_none() {
+            watch.unknown(|| format!("it was stopped at {} then, and nothing is recorded of what comes after", row.gate));
+        }
+        Ok(Some(Box::new(Entered {
+            version: 0,
+            opened: row.facts.opened.unwrap_or(row.at),
+            state: Arc::default(),
+            rows: 0,
+            recalled,
+            progress: row.facts.progress.unwrap_or_default(),
+            hold: None,
+        })))
+    }
+    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
+        self.enter(enter).await?.ok_or_else(|| StoreError("the session is held".to_owned()))
+    }
+
+    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
+        let (row, watch) = self.row()?;
+        let then = &row.facts;
+        match &self.memory {
+            Some(memory) => {
+                let own = Needs { marks: Vec::new(), origins: Vec::new(), ..needs.clone() };
+                memory.load(key, &own, at, facts).await?;
+            }
+            None => {
+                for wanted in &needs.evidence {
+                    let found = then.evidence.iter().find(|(known, _)| known == wanted);
+                    if found.is_none() {
+                        watch.unknown(|| format!("evidence of `{}` was not asked for then", wanted.tool));
+                    }
+                    facts.evidence.push((wanted.clone(), found.and_then(|(_, proof)| proof.clone())));
+                }
+                for (counter, window) in &needs.counters {
+                    let found = then.counters.iter().find(|(known, w, _)| known == counter && w == window);
+                    if found.is_none() {
+                        watch.unknown(|| "a counter is asked for that was not read then".to_owned());
+                    }
+                    facts.counters.push((counter.clone(), *window, found.map_or(Decimal::ZERO, |(.., used)| *used)));
+                }
+            }
+        }
+        // Nothing but the record knows what files were like, and where the user's words stood.
+        for mark in &needs.marks {
+            if !then.marks.contains_key(mark) {
+                watch.unknown(|| "what a rule remembers is asked for that was not asked for then".to_owned());
+            }
+            facts.marks.insert(mark.clone(), then.marks.get(mark).cloned().flatten());
+        }
+        for (place, _) in &needs.origins {
+            if !then.origins.contains_key(place) {
+                watch.unknown(|| format!("where the value at `{place}` came from was not asked for then"));
+            }
+            facts.origins.insert(place.clone(), then.origins.get(place).cloned().unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+        let (row, watch) = self.row()?;
+        if let Some(memory) = &self.memory {
+            return memory.room(charges, now).await;
+        }
+        let one = |charge: &Charge| {
+            let used = find(&row.facts.budget, charge);
+            let own = charge.counter.starts_with("budget\u{1f}") || charge.counter.starts_with("rate\u{1f}");
+            if used.is_none() && own {
+                watch.unknown(|| "a budget is asked for that was not read then".to_owned());
+            }
+            let used = used.unwrap_or_default();
+            if charge.fits_on(used) { Ok(used) } else { Err(Over { used, retry_after: None }) }
+        };
+        Ok(charges.iter().map(one).collect())
+    }
+
+    async fn begin(
+        &self,
+        intent: Box<Intent>,
+        charges: &[Charge],
+        _: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
+        let (row, watch) = self.row()?;
+        if row.gate == Gate::Claim {
+            match (&row.facts.paused, row.facts.recalled) {
+                (Some((target, why)), _) => return Ok(Err(NotClaimed::Paused(target.clone(), why.clone()))),
+                (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::Recalled(Recalled::InProgress))),
+                (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::Recalled(Recalled::Pending(row.call)))),
+                (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::Recalled(Recalled::KeyReused))),
+                (_, Some(RecallFact::Settled)) => return Ok(Err(NotClaimed::Recalled(Recalled::Settled(None)))),
+                _ => {}
+            }
+        }
+        if let Some(memory) = &self.memory {
+            // Nobody waits for it: it is settled when the record says so.
+            let intent = Intent { recall: Vec::new(), lease: Timestamp::MAX, ..*intent };
+            return memory.begin(Box::new(intent), charges, None, now).await;
+        }
+        let mut all = Vec::with_capacity(charges.len());
+        for (index, charge) in charges.iter().enumerate() {
+            // The same counter may be charged twice: each charge has its place.
+            let known = row.facts.claimed.get(index..).unwrap_or_default();
+            let used = find(known.get(..1).unwrap_or_default(), charge).or_else(|| find(&row.facts.claimed, charge));
+            if used.is_none() && charge.cap != Decimal::MAX {
+                watch.unknown(|| "a limit is asked for that was not read then".to_owned());
+            }
+            let used = used.unwrap_or_default();
+            let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
+            let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
+            if charge.amount < Decimal::ZERO || !(Charge { amount, ..charge.clone() }).fits_on(used) {
+                return Ok(Err(NotClaimed::Over(index, Over { used, retry_after: None })));
+            }
+            all.push(used);
+        }
+        Ok(Ok(all))
+    }
+
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError> {
+        match &self.memory {
+            Some(memory) => memory.finish(finish).await,
+            None => Ok(Ok(None)),
+        }
+    }
+    async fn snapshot(&self, _: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+        Ok((0, Arc::default()))
+    }
+    async fn session(&self, _: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
+        Ok(None)
+    }
+    async fn alter(&self, _: &SessionKey, _: Alter) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn spend(&self, _: &[Charge], _: Timestamp) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn ask(&self, _: Approval) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn approval_for(&self, _: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        self.approval_now(digest)
+    }
+    async fn approval(&self, _: &str) -> Result<Option<Approval>, StoreError> {
+        Ok(None)
+    }
+    async fn answer(&self, _: &str, _: bool, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+    async fn pending(&self, _: Timestamp) -> Result<Vec<Intent>, StoreError> {
+        Ok(Vec::new())
+    }
+    async fn settle(&self, _: CallId, _: Settle, _: Outcome, _: Outcome, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+    async fn output(&self, _: &SessionKey, _: &str) -> Result<Option<Arc<str>>, StoreError> {
+        Ok(None)
+    }
+    async fn rows(&self, _: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
+        Ok(Vec::new())
+    }
+    async fn take_in(&self, _: Arc<Row>) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// A hook that says what it said then.
+struct Said {
+    name: String,
+    stage: Arc<Stage>,
+}
+
+#[async_trait]
+impl Hook for Said {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
+        let (row, watch) = self.stage.row().map_err(|e| HookFault(e.to_string()))?;
+        let decided = row.gate == Gate::Hooks && row.rule.as_deref() == Some(&self.name);
+        let decision = match row.facts.hooks.iter().find(|fact| fact.hook == self.name).map(|fact| fact.said.as_str()) {
+            Some("deny") => {
+                let error = row.outcome.error();
+                let code = error.map(|error| error.code.to_string());
+                let category = error.map(|error| error.category);
+                HookDecision::Deny(Denial { code, category, ..Denial::because("as it did then") })
+            }
+            Some("ask") => HookDecision::Ask("as it did then".to_owned()),
+            Some(_) if !decided => HookDecision::Allow,
+            _ if decided => return Err(HookFault("as it did then".to_owned())),
+            _ => {
+                watch.unknown(|| format!("the hook `{}` was not asked then", self.name));
+                HookDecision::Allow
+            }
+        };
+        Ok(Before { decision, input: None })
+    }
+}
+
+/// Files as they were.
+struct Then(Arc<Stage>);
+
+impl FileSystem for Then {
+    fn fact(&self, path: &str) -> FileFact {
+        let Ok((row, watch)) = self.0.row() else { return FileFact::Absent };
+        let known = |(spelt, _): &(&String, &FileFact)| crate::resource::normal_path(spelt).is_ok_and(|spelt| spelt == path);
+        match row.facts.files.iter().find(known) {
+            Some((_, fact)) => fact.clone(),
+            None => {
+                watch.unknown(|| format!("what the file `{}` was like is not recorded", crate::names::shown(path)));
+                FileFact::Absent
+            }
+        }
+    }
+    fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn> {
+        MemoryFs::default().begin(call, expects)
+    }
+}
+
+impl Agent {
+    /// The same agent with nothing behind its tools: results are taken as they were recorded, hooks say what they said.
+    pub(super) fn on_stage(&self, stage: &Arc<Stage>) -> Self {
+        let mut resources = Resources::default();
+        if self.resources.files().is_some() {
+            resources.set_files(Arc::new(Then(Arc::clone(stage))));
+        }
+        let tools = self.tools.iter().map(|(name, tool)| {
+            let mut spec = tool.spec.clone();
+            spec.normalize.clear();
+            spec.max_output = Some(usize::MAX);
+            let hooks = tool.hooks.iter().map(|hook| {
+                let said: Arc<dyn Hook> = Arc::new(Said { name: hook.name().to_owned(), stage: Arc::clone(stage) });
+                said
+            });
+            let staged = Registered {
+                spec,
+                handler: None,
+                input: tool.input.clone(),
+                output: None,
+                secrets: tool.secrets.clone(),
+                governed_by: tool.governed_by.clone(),
+                heard_by: tool.heard_by.clone(),
+                hooks: hooks.collect(),
+                definition: tool.definition,
+            };
+            (Arc::clone(name), Arc::new(staged))
+        });
+        self.with(tools.collect(), resources)
+    }
+}

@@ -1,3 +1,0 @@
-//! Looking back.
-
-pub(crate) fn look_away(_: &str) {}
