@@ -66,7 +66,10 @@ impl Home {
 
     /// One process at a time opens the database. Dropping the file lets the next one.
     pub(crate) fn door(path: &Path) -> io::Result<File> {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        match std::fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
         let file = private().create(true).truncate(false).open(path.join("door"))?;
         flock(&file, FlockOperation::LockExclusive)?;
         Ok(file)

@@ -35,8 +35,9 @@ use crate::writer::{Shared, Tx, Writer, lock};
 pub struct SqliteStore {
     path: PathBuf,
     shared: Arc<Shared>,
-    writer: Writer,
+    /// Before the writer: whoever closes the database last puts it in order, and only the writer can.
     readers: Mutex<Vec<Connection>>,
+    writer: Writer,
     locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
     /// Says without a look that nothing was paused when this process last looked.
     any_paused: AtomicBool,

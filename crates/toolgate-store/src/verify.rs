@@ -215,6 +215,9 @@ impl Ledger {
                 format!("it is missing: the ledger had {} rows when the anchor was noted, and ends here", anchor.seq),
             ));
         }
+        if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {
+            return Err(Flaw::of("no row is signed, so there is nothing to believe; open the ledger once to sign it, or give an anchor"));
+        }
         Ok(Verified {
             rows: walked.rows,
             sessions: sessions.len() as u64,

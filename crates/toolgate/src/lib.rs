@@ -35,8 +35,8 @@ pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{
-    Backtest, Change, Compared, Explanation, GateNote, Pass, Permit, Replay, RuleNote, Ruling, Said, Session, Snapshot, Toolgate,
-    ToolgateBuilder, Would,
+    Backtest, Change, Compared, Explanation, GateNote, Pass, Permit, Reconciled, Replay, RuleNote, Ruling, Said, Session, Snapshot,
+    Toolgate, ToolgateBuilder, Would,
 };
 pub use jiff::{SignedDuration, Timestamp};
 pub use ledger::{Decision, Gate, Latency, Receipt, Row, Settlement};
@@ -45,7 +45,7 @@ pub use registry::{Agent, AgentBuilder, BuildError, Definition, Section};
 pub use resource::{HostFs, MemoryFs};
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
-pub use tool::{Effect, Example, Extra, Failure, Handler, Polling, Retry, Spec, Tool, classify_status};
+pub use tool::{Effect, Example, Extra, Failure, Handler, Polling, Reconcile, Retry, Spec, Tool, classify_status};
 
 /// A lock that a panic elsewhere cannot close: what it guards is only ever changed whole.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -86,6 +86,12 @@ impl AgentBuilder {
         }
     }
 
+    /// Who is asked about what nobody knows can be asked.
+    pub(super) fn check_reconciliations(&self, problems: &mut Vec<Problem>) {
+        let specs: Vec<&Spec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
+        problems.extend(specs.iter().filter_map(|spec| Some(spec.reconcile.as_ref()?.problems(spec, &specs))).flatten());
+    }
+
     /// Approvals remember who asked by name, so a name must mean one thing.
     pub(super) fn check_hooks(&self, problems: &mut Vec<Problem>) {
         let mut names: BTreeSet<&str> = self.policies.iter().map(|written| written.policy.name()).collect();

@@ -367,6 +367,7 @@ impl AgentBuilder {
         self.check_attachments(&mut problems);
         self.check_hooks(&mut problems);
         self.check_revocations(&mut problems);
+        self.check_reconciliations(&mut problems);
         for (section, tool) in std::mem::take(&mut self.tools) {
             let (mut spec, handler) = tool.into_parts();
             if tools.contains_key(&spec.name) {

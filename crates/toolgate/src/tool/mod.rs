@@ -1,6 +1,7 @@
 //! Tools: what they are called, what they take and give, what they do to the world, and how they run.
 
 mod failure;
+mod reconcile;
 mod spec;
 
 use std::borrow::Cow;
@@ -18,6 +19,7 @@ use serde_json::Value;
 
 pub(crate) use failure::Kind;
 pub use failure::{Failure, classify_status};
+pub use reconcile::Reconcile;
 pub use spec::Spec;
 
 use crate::call::Judged;
@@ -196,6 +198,7 @@ impl Tool {
             entities: Vec::new(),
             proves: Vec::new(),
             revokes: Vec::new(),
+            reconcile: None,
             untrusted: false,
             keeps: Vec::new(),
             external: handler.is_none(),
@@ -361,6 +364,13 @@ impl Tool {
     #[must_use]
     pub const fn cost(mut self, cost: Spend) -> Self {
         self.spec.cost = cost;
+        self
+    }
+
+    /// Says how it is found out whether a call took effect of which nobody knows; see [`crate::Toolgate::reconcile`].
+    #[must_use]
+    pub fn reconcile(mut self, reconcile: Reconcile) -> Self {
+        self.spec.reconcile = Some(reconcile);
         self
     }
 

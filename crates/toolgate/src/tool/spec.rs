@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Effect, Example, Extra, Polling, Retry};
+use super::{Effect, Example, Extra, Polling, Reconcile, Retry};
 use crate::json::Pointer;
 use crate::limits::Spend;
 use crate::normalize::Rule;
@@ -37,6 +37,7 @@ pub struct Spec {
     pub(crate) entities: Vec<(Arc<str>, Pointer)>,
     pub(crate) proves: Vec<Pointer>,
     pub(crate) revokes: Vec<(Arc<str>, Option<Arc<str>>)>,
+    pub(crate) reconcile: Option<Reconcile>,
     pub(crate) untrusted: bool,
     pub(crate) keeps: Vec<Arc<str>>,
     pub(crate) external: bool,

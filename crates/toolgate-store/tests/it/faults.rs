@@ -1,0 +1,228 @@
+//! A full disk, a directory that cannot be written to, damage, a clock that goes backwards: a clear error or correct work.
+
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use serde_json::json;
+use toolgate::{ManualClock, Outcome, Toolgate};
+use toolgate_store::{Ledger, SqliteStore, Trust};
+
+use crate::world::{Desk, agent, append, copy_all, directory, lines, noon, runtime};
+
+async fn work(gate: &Toolgate, session: &str, customers: std::ops::Range<u32>) {
+    let session = gate.session("desk", "alice", session);
+    for n in customers {
+        session.call("look", json!({"customer": format!("C-{n}0")})).await;
+        session.call("pay", json!({"customer": format!("C-{n}0"), "amount": 100, "name": format!("p{n}")})).await;
+    }
+}
+
+/// Calls until the disk is full, and a little beyond.
+pub(crate) fn worker() {
+    let directory = directory();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(directory.join("ledger.db")).unwrap());
+        let gate = Toolgate::builder().agent(agent(&directory.join("world.log"))).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        let mut refused = 0;
+        for n in 0..3_000 {
+            let answer = session.call("look", json!({"customer": format!("C-{n} {}", "x".repeat(500))})).await;
+            let code = answer.outcome.error().map_or("ok", |error| &error.code).to_owned();
+            append(&directory.join("acks.log"), &format!("{} {code}", answer.call));
+            refused += u32::from(code == "store_unavailable");
+            if refused == 5 {
+                println!("full");
+                return;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_full_disk_is_told_and_its_rows_come_in_later() {
+    let desk = Desk::new();
+    let exe = std::env::current_exe().unwrap();
+    // Files may have 512 KiB: the ledger comes to that before anything else does.
+    let script = format!("trap '' XFSZ; ulimit -f 1024; exec '{}' worker --exact --nocapture --test-threads=1", exe.display());
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .env("TOOLGATE_WORKER", "fill")
+        .env("TOOLGATE_DIR", desk.directory.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("full"), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let acks = lines(&desk.directory.path().join("acks.log"));
+    runtime().block_on(async {
+        let gate = desk.open();
+        gate.recover().await.unwrap();
+        let rows = gate.session("desk", "alice", "s").rows().await.unwrap();
+        for ack in acks {
+            let (call, code) = ack.split_once(' ').unwrap();
+            let found = rows.iter().filter(|row| row.call.to_string() == call).count();
+            assert_eq!(found, 1, "{call} heard {code}");
+        }
+    });
+    desk.verify();
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_to_is_told() {
+    let missing = SqliteStore::open("/nowhere/at/all/ledger.db").unwrap_err().to_string();
+    assert!(missing.contains("/nowhere/at/all"), "{missing}");
+    let readable = tempfile::tempdir().unwrap();
+    // As somebody who may only read; root may do everything.
+    let somebody = Command::new("true").uid(65_534).status().is_ok();
+    if !somebody {
+        return;
+    }
+    let desk = Desk::new();
+    runtime().block_on(async { work(&desk.open(), "s", 0..2).await });
+    copy_all(desk.directory.path(), readable.path());
+    let open = |path: &std::path::Path| {
+        for entry in [path.to_owned(), path.join("ledger.db"), path.join("ledger.db.state"), path.join("ledger.db.state/keys")] {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(entry, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    };
+    open(readable.path());
+    let exe = readable.path().join("exe");
+    std::fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
+    let output = Command::new(&exe)
+        .args(["worker", "--exact", "--nocapture"])
+        .env("TOOLGATE_WORKER", "fill")
+        .env("TOOLGATE_DIR", readable.path())
+        .current_dir(readable.path())
+        .uid(65_534)
+        .output()
+        .unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && said.contains("ledger.db") && said.contains("ermission denied"), "{said}");
+}
+
+#[test]
+fn what_is_no_ledger_is_not_taken_for_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = directory.path().join("notes.txt");
+    std::fs::write(&text, "not a database at all, and long enough to have a header".repeat(40)).unwrap();
+    let error = SqliteStore::open(&text).unwrap_err().to_string();
+    assert!(error.contains("not a database"), "{error}");
+    let other = directory.path().join("other.db");
+    rusqlite::Connection::open(&other).unwrap().execute_batch("CREATE TABLE mine (x)").unwrap();
+    let error = SqliteStore::open(&other).unwrap_err().to_string();
+    assert!(error.contains("database of something else"), "{error}");
+    assert!(Ledger::open(&other).is_err());
+    let newer = directory.path().join("newer.db");
+    drop(SqliteStore::open(&newer).unwrap());
+    rusqlite::Connection::open(&newer).unwrap().execute_batch("PRAGMA user_version = 999").unwrap();
+    let error = SqliteStore::open(&newer).unwrap_err().to_string();
+    assert!(error.contains("newer toolgate"), "{error}");
+}
+
+#[test]
+fn keys_that_are_lost_or_anothers_are_missed() {
+    let desk = Desk::new();
+    runtime().block_on(async { work(&desk.open(), "s", 0..2).await });
+    let keys = desk.directory.path().join("ledger.db.state/keys");
+    let aside = desk.directory.path().join("keys");
+    std::fs::rename(&keys, &aside).unwrap();
+    let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
+    assert!(error.contains("keys of this ledger are not there"), "{error}");
+    std::fs::rename(&aside, &keys).unwrap();
+    std::fs::write(keys.join("seal.key"), "11".repeat(32)).unwrap();
+    let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
+    assert!(error.contains("those of another ledger"), "{error}");
+}
+
+#[test]
+fn damaged_pages_are_an_error_and_never_a_wrong_row() {
+    let desk = Desk::new();
+    runtime().block_on(async { work(&desk.open(), "s", 0..40).await });
+    let whole = desk.export();
+    let pages = std::fs::metadata(desk.path()).unwrap().len() / 4096;
+    let (mut noticed, mut harmless) = (0, 0);
+    for page in 1..pages {
+        let copy = desk.copy();
+        let mut file = std::fs::OpenOptions::new().write(true).open(copy.path()).unwrap();
+        file.seek(SeekFrom::Start(page * 4096)).unwrap();
+        file.write_all(&[0xa5; 4096]).unwrap();
+        drop(file);
+        let verified = Ledger::open(copy.path()).map_err(|e| e.to_string()).and_then(|ledger| {
+            let verified = ledger.verify(&Trust::default(), |_| ()).map_err(|flaw| flaw.to_string());
+            verified.map(|_| crate::world::export(&ledger))
+        });
+        match verified {
+            Err(_) => noticed += 1,
+            Ok(rows) => {
+                assert_eq!(rows, whole, "page {page}");
+                harmless += 1;
+            }
+        }
+        // Whoever goes on with it hears an error, or goes on correctly.
+        if let Ok(store) = SqliteStore::open(copy.path()) {
+            runtime().block_on(async {
+                let gate = Toolgate::builder().agent(agent(&copy.world())).store(Arc::new(store)).build().unwrap();
+                let session = gate.session("desk", "alice", "s");
+                session.call("look", json!({"customer": "C-10"})).await;
+                let answer = session.call("pay", json!({"customer": "C-10", "amount": 200, "name": "again"})).await;
+                assert!(matches!(answer.outcome, Outcome::Error(_) | Outcome::Success(_)));
+            });
+        }
+    }
+    assert!(noticed > 10, "{noticed} noticed, {harmless} harmless");
+}
+
+#[test]
+fn a_log_that_was_cut_off_is_an_older_state_or_told() {
+    let desk = Desk::new();
+    let gate = desk.open();
+    runtime().block_on(async { work(&gate, "s", 0..10).await });
+    // As a power cut would leave it: the log is there, and nobody has closed the database.
+    let crashed = desk.copy();
+    drop(gate);
+    let wal = crashed.directory.path().join("ledger.db-wal");
+    let length = std::fs::metadata(&wal).unwrap().len();
+    assert!(length > 0);
+    let whole: Vec<String> = desk.export();
+    for part in 0..12 {
+        let copy = crashed.copy();
+        let file = std::fs::OpenOptions::new().write(true).open(copy.directory.path().join("ledger.db-wal")).unwrap();
+        file.set_len(length * part / 12).unwrap();
+        drop(file);
+        match SqliteStore::open(copy.path()) {
+            Ok(store) => {
+                drop(store);
+                let rows = copy.export();
+                let begun: Vec<_> = rows.iter().take_while(|row| whole.contains(*row)).collect();
+                assert!(rows.len() - begun.len() <= 1, "what is left is what was written first, and at most one call was abandoned");
+                copy.verify();
+            }
+            Err(error) => assert!(error.to_string().contains("cut off") || error.to_string().contains("another ledger"), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_goes_backwards_frees_no_limit() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    runtime().block_on(async {
+        let gate = desk.open_at(clock.clone());
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        let pay = async |name: &str| {
+            let answer = session.call("pay", json!({"customer": "C-1", "amount": 250, "name": name})).await;
+            answer.outcome.error().map_or("ok".to_owned(), |error| error.code.to_string())
+        };
+        assert_eq!(pay("a").await, "ok");
+        clock.advance(SignedDuration::from_hours(-48));
+        assert_eq!(pay("b").await, "ok");
+        assert_eq!(pay("c").await, "daily", "two payments stand, whatever the clock says");
+        clock.advance(SignedDuration::from_hours(60));
+        assert_eq!(pay("d").await, "ok", "one of them has left the window");
+    });
+    assert_eq!(desk.verify().rows, 5);
+}

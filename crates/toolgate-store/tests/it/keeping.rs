@@ -1,0 +1,365 @@
+//! What is kept, what is sealed, what goes, and what is found out later.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+use toolgate::{Backtest, Compared, Decision, Definition, Failure, ManualClock, Outcome, Reconcile, Reconciled, Replay, Tool, Toolgate};
+use toolgate_store::{Filter, Ledger, SqliteStore, Trust, check_receipt};
+
+use crate::world::{Desk, agent_under, noon, runtime};
+
+fn bytes_of(desk: &Desk) -> Vec<u8> {
+    fn all(path: &std::path::Path, into: &mut Vec<u8>) {
+        for entry in std::fs::read_dir(path).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { all(&path, into) } else { into.extend(std::fs::read(path).unwrap()) }
+        }
+    }
+    let mut bytes = Vec::new();
+    all(desk.directory.path(), &mut bytes);
+    bytes
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[test]
+fn no_secret_is_written_down_and_equal_ones_can_be_matched() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let run = async |session: &str| {
+            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            let world = desk.world();
+            let agent = toolgate::Agent::builder("desk")
+                .tool(
+                    Tool::dynamic(
+                        "say",
+                        "Says.",
+                        json!({"type": "object", "properties": {"text": {"type": "string"}, "account": {"type": "string"}, "card": {"type": "string", "writeOnly": true}}}),
+                        |_, args: Value| async move {
+                            if args["text"] == "fail" { Err(Failure::business("no", "no: 4111-2222-3333-4444")) } else { Ok(json!({"said": args["text"]})) }
+                        },
+                    )
+                    .open()
+                    .once()
+                    .entity("account", "/account"),
+                )
+                .build()
+                .unwrap();
+            let _ = world;
+            let gate = Toolgate::builder().agent(agent).store(store).redact(r"\d{4}-\d{4}-\d{4}-\d{4}").unwrap().build().unwrap();
+            let session = gate.session("desk", "alice", session);
+            let answer = session.call("say", json!({"text": "it is 4111-2222-3333-4444, she said", "card": "tops3cret"})).await;
+            assert_eq!(answer.outcome.success().unwrap().value["said"], "it is 4111-2222-3333-4444, she said", "the model sees what it may see");
+            session.call("say", json!({"text": "fail", "account": "4111-2222-3333-4444"})).await;
+            answer
+        };
+        assert!(!run("one").await.outcome.success().unwrap().replayed);
+        // After a restart the same call is the same call, and its outcome comes back as it was.
+        assert!(run("two").await.outcome.success().unwrap().replayed);
+    });
+    let bytes = bytes_of(&desk);
+    assert!(!contains(&bytes, "4111-2222"), "a pattern is redacted wherever it stands");
+    assert!(!contains(&bytes, "tops3cret"), "a secret is redacted");
+    let entries = desk.ledger().find(&Filter::default()).unwrap();
+    let cards: Vec<&Value> = entries.iter().map(|entry| &entry.row.arguments["card"]).collect();
+    assert!(cards[0].as_str().unwrap().starts_with("[redacted "), "{cards:?}");
+    assert_eq!(cards[0], cards[2], "equal secrets leave equal marks, after a restart too");
+    let by_account = Filter { entity: Some(("account".to_owned(), "4111-2222-3333-4444".into())), ..Filter::default() };
+    assert_eq!(desk.ledger().find(&by_account).unwrap().len(), 2, "and can be searched for by who knows them");
+    desk.verify();
+}
+
+#[test]
+fn what_is_old_goes_and_what_is_left_holds() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon() - SignedDuration::from_hours(24 * 200)));
+    runtime().block_on(async {
+        let gate = desk.open_at(clock.clone());
+        let pay = async |session: &str, name: &str| {
+            let session = gate.session("desk", "alice", session);
+            session.call("look", json!({"customer": "C-1"})).await;
+            let call = session.prepare("pay", json!({"customer": "C-1", "amount": 200, "name": name})).idempotency_key(name);
+            gate.call(call).await
+        };
+        pay("old", "p1").await;
+        pay("both", "p2").await;
+        clock.set(noon() - SignedDuration::from_hours(1));
+        pay("both", "p3").await;
+        pay("new", "p4").await;
+        let everything = desk.ledger().count(&Filter::default()).unwrap();
+        assert_eq!(everything, 8);
+        let store = SqliteStore::open(desk.path()).unwrap();
+        let nothing = store.prune(Timestamp::MIN, Timestamp::MIN).await.unwrap();
+        assert_eq!((nothing.rows, nothing.sealed), (0, 0), "to keep for ever is to keep");
+        let gone = store.prune(noon() - SignedDuration::from_hours(24 * 90), noon() - SignedDuration::from_hours(24 * 30)).await.unwrap();
+        assert_eq!((gone.rows, gone.sealed), (4, 2));
+        // A second payment under an old name is still no second payment, though its result is not kept.
+        let again = pay("new", "p1").await;
+        assert_eq!(again.outcome.error().unwrap().code, "duplicate_call");
+        // What was proved and what was spent stays.
+        let state = gate.session("desk", "alice", "old").state().await.unwrap();
+        assert!(!state.evidence.is_empty());
+        let answer = pay("new", "p5").await;
+        assert_eq!(answer.rule.as_deref(), Some("daily"), "{answer:?}");
+    });
+    let verified = desk.verify();
+    assert_eq!((verified.pruned, verified.rows), (4, 8));
+    assert!(!contains(&bytes_of(&desk), "\"old\",\"tool\""), "what is gone is not to be read in free pages");
+    // All of it may go.
+    runtime().block_on(async {
+        let store = SqliteStore::open(desk.path()).unwrap();
+        store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now()).await.unwrap();
+    });
+    assert_eq!((desk.verify().pruned, desk.verify().rows), (12, 0));
+    runtime().block_on(async {
+        desk.open().session("desk", "alice", "both").call("look", json!({"customer": "C-1"})).await;
+    });
+    let verified = desk.verify();
+    assert_eq!((verified.rows, verified.anchor.seq), (1, 13), "and it goes on where it was");
+}
+
+#[test]
+fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
+    let desk = Desk::new();
+    let (first, second, receipt) = runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        let answer = session.call("look", json!({"customer": "C-1"})).await;
+        let other = SqliteStore::open(desk.path()).unwrap();
+        let first = other.public_key();
+        let second = other.rotate_key().await.unwrap();
+        drop(other);
+        // The process that was there before goes on, with the new key.
+        session.call("look", json!({"customer": "C-2"})).await;
+        (first, second, answer.receipt.unwrap())
+    });
+    assert_ne!(first, second);
+    assert!(check_receipt(&receipt, &first) && !check_receipt(&receipt, &second));
+    let verified = desk.verify();
+    assert_eq!(verified.signed_to, 2);
+    for key in [&first, &second] {
+        let elsewhere = Ledger::open_beside(desk.path(), std::path::Path::new("/nowhere")).unwrap();
+        elsewhere.verify(&Trust { key: Some(key.to_string()), anchor: None }, |_| ()).unwrap();
+    }
+    let elsewhere = Ledger::open_beside(desk.path(), std::path::Path::new("/nowhere")).unwrap();
+    assert!(elsewhere.verify(&Trust { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err());
+}
+
+#[test]
+fn a_receipt_holds_for_what_it_was_given_for() {
+    let desk = Desk::new();
+    let receipt = runtime().block_on(async {
+        let answer = desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await;
+        answer.receipt.unwrap()
+    });
+    let key = SqliteStore::open(desk.path()).unwrap().public_key();
+    assert!(check_receipt(&receipt, &key));
+    let text = serde_json::to_string(&receipt).unwrap();
+    for (from, to) in [("look", "pay"), ("succeeded", "refused"), ("\"seq\":1", "\"seq\":2")] {
+        let changed: toolgate::Receipt = serde_json::from_str(&text.replace(from, to)).unwrap();
+        assert!(!check_receipt(&changed, &key), "{from} to {to}");
+    }
+    let entry = &desk.ledger().show(receipt.call).unwrap()[0];
+    assert_eq!((entry.seq, entry.hash), (receipt.seq, receipt.hash));
+}
+
+/// A desk whose payments end in the dark.
+fn dark(desk: &Desk) -> Toolgate {
+    let world = desk.world();
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}, "arrives": {"type": "boolean"}}});
+    let found = world.clone();
+    let pay = Tool::dynamic("pay", "Pays.", schema, move |_, args: Value| {
+        let world = world.clone();
+        async move {
+            if args["arrives"] == true {
+                crate::world::append(&world, args["name"].as_str().unwrap());
+            }
+            Err(Failure::transient("upstream_timeout", "no answer"))
+        }
+    })
+    .open()
+    .reconcile(Reconcile::with("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false));
+    let find =
+        Tool::dynamic("find", "Finds.", json!({"type": "object", "properties": {"name": {"type": "string"}}}), move |_, args: Value| {
+            let found = found.clone();
+            async move {
+                if args["name"] == "hidden" {
+                    Ok(json!({"found": "perhaps"}))
+                } else {
+                    Ok(json!({"found": crate::world::lines(&found).iter().any(|line| *line == args["name"])}))
+                }
+            }
+        })
+        .effect(toolgate::Effect::Read);
+    let agent = toolgate::Agent::builder("desk").tool(pay).tool(find).build().unwrap();
+    Toolgate::builder().agent(agent).store(Arc::new(SqliteStore::open(desk.path()).unwrap())).build().unwrap()
+}
+
+#[test]
+fn what_nobody_knows_is_found_out_by_the_tool_that_was_named_for_it() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = dark(&desk);
+        let session = gate.session("desk", "alice", "s");
+        let pay = async |name: &str, arrives: bool| {
+            gate.call(session.prepare("pay", json!({"name": name, "arrives": arrives})).idempotency_key(name)).await
+        };
+        for (name, arrives) in [("a", true), ("b", false), ("hidden", true)] {
+            assert_eq!(pay(name, arrives).await.outcome.error().unwrap().effects, toolgate::Effects::Unknown);
+            assert_eq!(pay(name, arrives).await.outcome.error().unwrap().code, "pending_reconciliation");
+        }
+        let said: Vec<Reconciled> = gate.reconcile().await.unwrap().into_iter().map(|(_, said)| said).collect();
+        assert_eq!(said[..2], [Reconciled::Happened, Reconciled::Never]);
+        assert!(matches!(&said[2], Reconciled::Unknown(why) if why.contains("says neither")), "{said:?}");
+        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        let again = pay("a", true).await;
+        assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
+        let again = pay("b", false).await;
+        assert_eq!(again.outcome.error().unwrap().code, "upstream_timeout", "what never happened may be made again");
+        assert_eq!(crate::world::lines(&desk.world()), ["a", "hidden"]);
+    });
+    let settled = desk.ledger().find(&Filter { decision: Some(Decision::Settled), ..Filter::default() }).unwrap();
+    let by: Vec<&str> = settled.iter().map(|entry| entry.row.settles.as_ref().unwrap().by.split(' ').next().unwrap()).collect();
+    assert_eq!(by, ["`find`", "`find`"], "and the ledger says by whom");
+    desk.verify();
+}
+
+#[test]
+fn wrong_reconciliations_do_not_load() {
+    let tool = |reconcile| {
+        Tool::dynamic(
+            "pay",
+            "Pays.",
+            json!({"type": "object", "properties": {"card": {"type": "string", "writeOnly": true}}}),
+            |_, _| async { Ok(Value::Null) },
+        )
+        .open()
+        .reconcile(reconcile)
+    };
+    let build = |reconcile| toolgate::Agent::builder("desk").tool(tool(reconcile)).build().unwrap_err().to_string();
+    let error = build(Reconcile::with("fnd").argument("card", "/card"));
+    for part in ["no tool of this agent", "no result of it means that the call happened", "`/card` is secret"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(build(Reconcile::with("pay").happened_if("/a", 1)).contains("which is no read"));
+}
+
+#[test]
+fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    runtime().block_on(async {
+        let gate = desk.open_at(clock.clone());
+        let session = gate.session("desk", "alice", "s");
+        let other = gate.session("desk", "bob", "t");
+        let pay = async |session: &toolgate::Session, amount: u32, name: &str| {
+            clock.advance(SignedDuration::from_mins(1));
+            session.call("pay", json!({"customer": "C-1", "amount": amount, "name": name})).await;
+        };
+        pay(&session, 100, "too early").await;
+        session.call("look", json!({"customer": "C-1"})).await;
+        other.call("look", json!({"customer": "C-1"})).await;
+        pay(&session, 250, "a").await;
+        pay(&other, 200, "b").await;
+        pay(&session, 100, "c").await;
+        pay(&session, 400, "d").await;
+        pay(&session, 50, "e").await;
+        drop(gate);
+        let ledger = desk.ledger();
+        let rows = ledger.find(&Filter::default()).unwrap();
+        let definition = Definition::parse(&ledger.definition(rows[0].row.config).unwrap().unwrap()).unwrap();
+        let replay = Replay::new([definition.clone().build().unwrap()]).unwrap();
+        for entry in &rows {
+            assert_eq!(replay.decide(&entry.row).await, Compared::Same, "{:?}", entry.row);
+        }
+        let index = ledger.index("desk", None, None).unwrap();
+        let played = async |rules: &str| {
+            let agent = definition.clone().with_policies([("new.toml".to_owned(), rules.to_owned())]).build().unwrap();
+            let mut changes = Vec::new();
+            let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+            Backtest::new([agent])
+                .unwrap()
+                .play(&index, 0, fetch, |row, change| {
+                    changes.push((row.arguments["name"].as_str().unwrap_or("-").to_owned(), change));
+                    Ok(())
+                })
+                .await
+                .unwrap();
+            changes
+                .into_iter()
+                .filter(|(_, change)| change.now != Compared::Same)
+                .map(|(name, change)| (name, change.now, change.counterfactual))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(played(crate::world::RULES).await, [], "the same rules decide the same");
+        // A lower cap refuses what was paid; then there is room for what did not fit.
+        let stricter = played(&crate::world::RULES.replace("above = 300", "above = 220")).await;
+        let told: Vec<(&str, bool)> = stricter.iter().map(|(name, _, counterfactual)| (name.as_str(), *counterfactual)).collect();
+        assert_eq!(told, [("a", false), ("c", true)], "{stricter:?}");
+        assert!(matches!(&stricter[0].1, Compared::Differs(toolgate::Ruling::Refused { rule: Some(rule), .. }) if rule == "cap"));
+        assert!(matches!(&stricter[1].1, Compared::Differs(toolgate::Ruling::Admitted)));
+        // A shorter memory lets through what a longer one refused.
+        let shorter = played(&crate::world::RULES.replace("24h", "1m")).await;
+        assert_eq!(shorter.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["c"]);
+        // A rule about something that was never asked for cannot be decided by the facts alone, and is by playing.
+        let new = agent_under(
+            &desk.world(),
+            &format!("{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 1\n", crate::world::RULES),
+        );
+        let replay = Replay::new([new]).unwrap();
+        let paid = rows.iter().find(|entry| entry.row.arguments["name"] == "b").unwrap();
+        assert!(matches!(replay.decide(&paid.row).await, Compared::Undecidable(_)));
+        let few = played(&format!(
+            "{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 0\n",
+            crate::world::RULES.replace("most = 500", "most = 5000")
+        ))
+        .await;
+        assert_eq!(few.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "e"], "{few:?}");
+    });
+}
+
+#[test]
+fn what_hangs_on_a_redacted_value_is_undecidable() {
+    let desk = Desk::new();
+    let rules = "[[policy]]\nname = \"card\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/card\", glob = \"4*\" }]\n";
+    let free = "[[policy]]\nname = \"card\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 500 }]\n";
+    runtime().block_on(async {
+        let gate = |rules: &str| {
+            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            Toolgate::builder().agent(agent_under(&desk.world(), rules)).store(store).build().unwrap()
+        };
+        let pay = json!({"customer": "C-1", "amount": 10, "card": "5111", "name": "x"});
+        gate(rules).session("desk", "alice", "s").call("pay", pay.clone()).await;
+        gate(free).session("desk", "alice", "t").call("pay", pay).await;
+        let rows = desk.ledger().find(&Filter::default()).unwrap();
+        let replay = |rules: &str| Replay::new([agent_under(&desk.world(), rules)]).unwrap();
+        let said = replay(rules).decide(&rows[0].row).await;
+        assert!(matches!(&said, Compared::Undecidable(why) if why.contains("/card")), "{said:?}");
+        assert_eq!(replay(free).decide(&rows[1].row).await, Compared::Same, "what no rule looks at does not matter");
+    });
+}
+
+#[test]
+fn outcomes_are_answers_of_a_kind() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        let call = || session.prepare("pay", json!({"customer": "C-1", "amount": 10, "name": "once"})).idempotency_key("k");
+        let first = gate.call(call()).await;
+        let second = gate.call(call()).await;
+        let (Outcome::Success(first), Outcome::Success(second)) = (&first.outcome, &second.outcome) else { panic!("{first:?} {second:?}") };
+        assert_eq!((&first.value, first.replayed, second.replayed), (&second.value, false, true));
+        // X, then Y, then X again without a key are three writes.
+        for amount in [1, 2, 1] {
+            session.call("pay", json!({"customer": "C-1", "amount": amount, "name": "w"})).await;
+        }
+        assert_eq!(crate::world::lines(&desk.world()), ["once", "w", "w", "w"]);
+        let other = gate.call(session.prepare("pay", json!({"customer": "C-1", "amount": 11, "name": "once"})).idempotency_key("k")).await;
+        assert_eq!(other.outcome.error().unwrap().code, "key_reused");
+    });
+}

@@ -1,0 +1,22 @@
+//! All integration tests of the crate in one binary.
+
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
+
+mod crash;
+mod faults;
+mod keeping;
+mod restart;
+mod shared;
+mod tamper;
+mod world;
+
+/// Not a test of its own: what other tests start as a process that they can kill.
+#[test]
+fn worker() {
+    match std::env::var("TOOLGATE_WORKER").as_deref() {
+        Ok("crash") => crash::worker(),
+        Ok("fill") => faults::worker(),
+        Ok("share") => shared::worker(),
+        _ => {}
+    }
+}

@@ -1,0 +1,71 @@
+//! Two processes on one database.
+
+use std::process::Stdio;
+use std::sync::Arc;
+
+use serde_json::json;
+use toolgate::{Effect, Tool, Toolgate};
+use toolgate_store::SqliteStore;
+
+use crate::world::{Desk, append, directory, lines, runtime, worker as process};
+
+const PROCESSES: usize = 3;
+
+/// Adds one to a number in a file, in two steps: only whoever is alone gets it right.
+fn count(directory: &std::path::Path) -> Tool {
+    let path = directory.join("number");
+    Tool::dynamic("count", "Counts.", json!({"type": "object", "properties": {"by": {"type": "string"}}}), move |_, _| {
+        let path = path.clone();
+        async move {
+            let number: u32 = std::fs::read_to_string(&path).unwrap_or_default().parse().unwrap_or(0);
+            tokio::time::sleep(std::time::Duration::from_micros(300)).await;
+            std::fs::write(&path, (number + 1).to_string())?;
+            Ok(json!({"number": number + 1}))
+        }
+    })
+    .effect(Effect::Write)
+}
+
+const RULES: &str = r#"
+[[policy]]
+name = "few"
+rule = "limit"
+tools = ["count"]
+calls = 40
+per = "principal"
+"#;
+
+pub(crate) fn worker() {
+    let directory = directory();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(directory.join("ledger.db")).unwrap());
+        let rules = toolgate::config::Rules::parse("rules.toml", RULES);
+        let agent = toolgate::Agent::builder("desk").tool(count(&directory)).rules(rules).build().unwrap();
+        let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "the same");
+        for n in 0..30 {
+            let answer = session.call("count", json!({"by": format!("{} {n}", std::process::id())})).await;
+            let code = answer.outcome.error().map_or("ok", |error| &error.code).to_owned();
+            append(&directory.join("acks.log"), &code);
+        }
+    });
+}
+
+#[test]
+fn processes_share_limits_sessions_and_the_ledger() {
+    let desk = Desk::new();
+    // All of them begin at once, and none of them has made the database yet.
+    let children: Vec<_> = (0..PROCESSES)
+        .map(|_| process("share", desk.directory.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+        .collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let acks = lines(&desk.directory.path().join("acks.log"));
+    let of = |code: &str| acks.iter().filter(|ack| *ack == code).count();
+    assert_eq!((acks.len(), of("ok"), of("few")), (PROCESSES * 30, 40, PROCESSES * 30 - 40), "the limit holds over all of them");
+    let number = std::fs::read_to_string(desk.directory.path().join("number")).unwrap();
+    assert_eq!(number, "40", "each was alone with its session");
+    assert_eq!(desk.verify().rows, PROCESSES as u64 * 30);
+}

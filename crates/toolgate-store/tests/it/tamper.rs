@@ -1,0 +1,348 @@
+//! Whoever changes the ledger is found out.
+
+use rusqlite::{Connection, params};
+use serde_json::json;
+use toolgate::json::{Digest, canonical};
+use toolgate::{Row, SessionKey};
+use toolgate_store::{Anchor, Ledger, SqliteStore, Trust, chain};
+
+use crate::world::{Desk, Dice, rounds, runtime};
+
+/// A ledger of several sessions, closed, so that all of it is signed.
+fn ledger() -> Desk {
+    let desk = Desk::new();
+    runtime().block_on(async { fill(&desk, 0..9).await });
+    desk
+}
+
+async fn fill(desk: &Desk, customers: std::ops::Range<u32>) {
+    let gate = desk.open();
+    for n in customers {
+        let session = gate.session("desk", "alice", &format!("s{}", n % 3));
+        session.call("look", json!({"customer": format!("C-{n}")})).await;
+        session.call("pay", json!({"customer": format!("C-{n}"), "amount": 100, "name": format!("p{n}")})).await;
+        session.call("pay", json!({"customer": format!("C-{n}"), "amount": 700})).await;
+        session.call("lok", json!({})).await;
+    }
+}
+
+fn sql(desk: &Desk) -> Connection {
+    Connection::open(desk.path()).unwrap()
+}
+
+fn count(sql: &Connection) -> usize {
+    sql.query_row("SELECT count(*) FROM ledger", [], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
+}
+
+/// What an attacker without the key can do: make all links fit again, and everything that hangs on them.
+fn relink(sql: &Connection) {
+    let first: i64 = sql.query_row("SELECT coalesce(max(seq), 0) FROM prunes", [], |row| row.get(0)).unwrap();
+    let mut statement = sql.prepare("SELECT rowid, session, body FROM ledger ORDER BY seq").unwrap();
+    let rows: Vec<(i64, i64, String)> =
+        statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap().map(Result::unwrap).collect();
+    sql.execute_batch("UPDATE ledger SET n = -n, seq = seq + 1000000; DELETE FROM entities").unwrap();
+    let mut heads: std::collections::BTreeMap<i64, (u64, Digest)> = std::collections::BTreeMap::new();
+    let mut chained = chain::genesis();
+    for (index, (old, session, body)) in rows.iter().enumerate() {
+        let row: Row = serde_json::from_str(body).unwrap();
+        let (n, head) = heads.get(session).copied().unwrap_or_else(|| (0, chain::opening(&row.key)));
+        let seq = u64::try_from(first).unwrap() + index as u64 + 1;
+        let link = chain::link(&head, n + 1, body.as_bytes());
+        chained = chain::next(&chained, seq, &link);
+        heads.insert(*session, (n + 1, link));
+        let (seq, n) = (i64::try_from(seq).unwrap(), i64::try_from(n + 1).unwrap());
+        sql.execute(
+            "UPDATE ledger SET seq = ?2, n = ?3, hash = ?4, chain = ?5, call = ?6, tool = ?7, code = ?8, decision = ?9 WHERE seq = ?1",
+            params![
+                old + 1_000_000,
+                seq,
+                n,
+                link.as_bytes(),
+                chained.as_bytes(),
+                row.call.as_bytes(),
+                &*row.tool,
+                row.code(),
+                row.decision.name()
+            ],
+        )
+        .unwrap();
+        for (name, value) in &row.entities {
+            let value = String::from_utf8(canonical(value)).unwrap();
+            sql.execute("INSERT OR IGNORE INTO entities VALUES (?1, ?2, ?3)", params![&**name, value, seq]).unwrap();
+        }
+    }
+    sql.execute("UPDATE sessions SET rows = 0", []).unwrap();
+    for (session, (n, head)) in heads {
+        sql.execute("UPDATE sessions SET rows = ?2, head = ?3 WHERE id = ?1", params![session, i64::try_from(n).unwrap(), head.as_bytes()])
+            .unwrap();
+    }
+    sql.execute("DELETE FROM sessions WHERE rows = 0", []).unwrap();
+}
+
+/// A row that says something else.
+fn edit(sql: &Connection, seq: usize) {
+    let body: String = sql.query_row("SELECT body FROM ledger WHERE seq = ?1", [seq as i64], |row| row.get(0)).unwrap();
+    let mut row: Row = serde_json::from_str(&body).unwrap();
+    row.turn = Some(row.turn.unwrap_or(0) + 1);
+    let body = String::from_utf8(row.canonical().unwrap()).unwrap();
+    sql.execute("UPDATE ledger SET body = ?2 WHERE seq = ?1", params![seq as i64, body]).unwrap();
+}
+
+/// A ledger signed by somebody else, who lets his key be vouched for by nobody but himself.
+fn signed_by_another(desk: &Desk) -> (String, impl Fn(&str, &str) -> String) {
+    let other = Desk::new();
+    let store = SqliteStore::open(other.path()).unwrap();
+    let key = store.public_key().to_string();
+    let _ = desk;
+    // What he signs is signed with the key of his own ledger: taken from there.
+    let directory = other.directory.path().join("ledger.db.state/keys");
+    let file = std::fs::read_dir(directory).unwrap().map(|e| e.unwrap().path()).find(|p| p.to_string_lossy().contains("sign-")).unwrap();
+    let secret = std::fs::read_to_string(file).unwrap();
+    let bytes: Vec<u8> = (0..64).step_by(2).map(|at| u8::from_str_radix(&secret[at..at + 2], 16).unwrap()).collect();
+    let signing = ed25519_dalek::SigningKey::from_bytes(&bytes.try_into().unwrap());
+    let sign = move |kind: &str, body: &str| {
+        let statement = format!("toolgate-{kind}-v1\0{body}");
+        ed25519_dalek::Signer::sign(&signing, statement.as_bytes()).to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    (key, sign)
+}
+
+type Attack = (&'static str, fn(&Connection, &Desk, &mut Dice));
+
+const ATTACKS: [Attack; 18] = [
+    ("a row is edited", |sql, _, dice| edit(sql, 1 + dice.roll(count(sql)))),
+    ("a row is edited, and its own link made to fit", |sql, _, dice| {
+        let seq = 1 + dice.roll(count(sql) - 1);
+        edit(sql, seq);
+        let hash = |seq: usize| -> (String, i64) {
+            sql.query_row("SELECT body, n FROM ledger WHERE seq = ?1", [seq as i64], |row| Ok((row.get(0)?, row.get(1)?))).unwrap()
+        };
+        let (body, n) = hash(seq);
+        let link = chain::link(&chain::genesis(), u64::try_from(n).unwrap(), body.as_bytes());
+        sql.execute("UPDATE ledger SET hash = ?2 WHERE seq = ?1", params![seq as i64, link.as_bytes()]).unwrap();
+    }),
+    ("a row is edited, and all links made to fit", |sql, _, dice| {
+        edit(sql, 1 + dice.roll(count(sql)));
+        relink(sql);
+    }),
+    ("a row is taken out", |sql, _, dice| {
+        sql.execute("DELETE FROM ledger WHERE seq = ?1", [1 + dice.roll(count(sql)) as i64]).unwrap();
+    }),
+    ("a row is taken out, and all links made to fit", |sql, _, dice| {
+        sql.execute("DELETE FROM ledger WHERE seq = ?1", [1 + dice.roll(count(sql) - 1) as i64]).unwrap();
+        relink(sql);
+    }),
+    ("two rows are swapped", |sql, _, dice| {
+        let (a, b) = (1 + dice.roll(count(sql) - 1) as i64, count(sql) as i64);
+        sql.execute("UPDATE ledger SET seq = -1 WHERE seq = ?1", [a]).unwrap();
+        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = ?2", [a, b]).unwrap();
+        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = -1", [b]).unwrap();
+    }),
+    ("two rows are swapped, and all links made to fit", |sql, _, dice| {
+        let (a, b) = (1 + dice.roll(count(sql) - 1) as i64, count(sql) as i64);
+        sql.execute("UPDATE ledger SET seq = -1 WHERE seq = ?1", [a]).unwrap();
+        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = ?2", [a, b]).unwrap();
+        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = -1", [b]).unwrap();
+        relink(sql);
+    }),
+    ("a row is put in, and all links made to fit", |sql, _, dice| {
+        let seq = 1 + dice.roll(count(sql) - 1) as i64;
+        let body: String = sql.query_row("SELECT body FROM ledger WHERE seq = ?1", [seq], |row| row.get(0)).unwrap();
+        let mut row: Row = serde_json::from_str(&body).unwrap();
+        let mut name = *row.call.as_bytes();
+        name[15] ^= 1;
+        row.call = toolgate::CallId::from_bytes(name);
+        let body = String::from_utf8(row.canonical().unwrap()).unwrap();
+        sql.execute("UPDATE ledger SET seq = seq + 500000 WHERE seq >= ?1", [seq]).unwrap();
+        sql.execute(
+            "INSERT INTO ledger SELECT ?1, session, n + 500, ?2, at, tool, decision, gate, code, rule, hash, chain, ?3 FROM ledger WHERE seq = ?1 + 500000",
+            params![seq, name, body],
+        )
+        .unwrap();
+        relink(sql);
+    }),
+    ("the end is cut off, and its signatures", |sql, _, dice| {
+        let keep = dice.roll(count(sql) - 1) as i64;
+        sql.execute("DELETE FROM ledger WHERE seq > ?1", [keep]).unwrap();
+        sql.execute("DELETE FROM checkpoints WHERE seq > ?1", [keep]).unwrap();
+        relink(sql);
+    }),
+    ("a whole session is taken out", |sql, _, dice| {
+        let session = 1 + dice.roll(3) as i64;
+        sql.execute("DELETE FROM ledger WHERE session = ?1", [session]).unwrap();
+        relink(sql);
+    }),
+    ("a session gets another name", |sql, _, dice| {
+        sql.execute("UPDATE sessions SET principal = 'mallory' WHERE id = ?1", [1 + dice.roll(3) as i64]).unwrap();
+    }),
+    ("a column says something else", |sql, _, dice| {
+        let column = ["tool = 'look2'", "decision = 'succeeded2'", "at = at + 1", "code = 'other'", "rule = 'other'", "gate = 'other'"]
+            [dice.roll(6)];
+        sql.execute(&format!("UPDATE ledger SET {column} WHERE seq = ?1"), [1 + dice.roll(count(sql)) as i64]).unwrap();
+    }),
+    ("a row cannot be found by its entity any more", |sql, _, dice| {
+        let (name, value, seq): (String, String, i64) = sql
+            .query_row("SELECT name, value, seq FROM entities LIMIT 1 OFFSET ?1", [dice.roll(9) as i64], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })
+            .unwrap();
+        sql.execute("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3", params![name, value, seq]).unwrap();
+    }),
+    ("a row is found by what it is not about", |sql, _, dice| {
+        sql.execute("INSERT INTO entities VALUES ('customer_id', '\"C-77\"', ?1)", [1 + dice.roll(count(sql)) as i64]).unwrap();
+    }),
+    ("the rules are changed that rows were decided by", |sql, _, _| {
+        sql.execute("UPDATE configs SET body = replace(body, '300', '900')", []).unwrap();
+    }),
+    ("all signatures are taken out", |sql, _, _| {
+        sql.execute("DELETE FROM checkpoints", []).unwrap();
+    }),
+    ("everything is signed with another key", |sql, desk, dice| {
+        edit(sql, 1 + dice.roll(count(sql)));
+        relink(sql);
+        let (key, sign) = signed_by_another(desk);
+        let (seq, chained): (i64, Vec<u8>) =
+            sql.query_row("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1", [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        let id: String = sql.query_row("SELECT value FROM meta WHERE name = 'id'", [], |row| row.get(0)).unwrap();
+        let chained = Digest::from_bytes(chained.try_into().unwrap());
+        let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": seq, "store": id});
+        let body = String::from_utf8(canonical(&body)).unwrap();
+        sql.execute("DELETE FROM checkpoints", []).unwrap();
+        sql.execute("INSERT INTO checkpoints VALUES (?1, ?2, ?3, ?4)", params![seq, body, key, sign("checkpoint", &body)]).unwrap();
+        sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [key]).unwrap();
+    }),
+    ("rows are passed off as pruned by a key that vouches for the right one", |sql, desk, dice| {
+        let gone = 1 + dice.roll(count(sql) - 1) as i64;
+        let right: String = sql.query_row("SELECT key FROM checkpoints LIMIT 1", [], |row| row.get(0)).unwrap();
+        let id: String = sql.query_row("SELECT value FROM meta WHERE name = 'id'", [], |row| row.get(0)).unwrap();
+        let chained: Vec<u8> = sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [gone], |row| row.get(0)).unwrap();
+        let chained = Digest::from_bytes(chained.try_into().unwrap());
+        let (key, sign) = signed_by_another(desk);
+        let vouch = json!({"at": "2026-11-15T00:00:00Z", "chain": chain::genesis(), "seq": 0, "store": id, "next_key": right});
+        let vouch = String::from_utf8(canonical(&vouch)).unwrap();
+        sql.execute(
+            "INSERT INTO checkpoints (rowid, seq, body, key, signature) VALUES (-5, 0, ?1, ?2, ?3)",
+            params![vouch, key, sign("checkpoint", &vouch)],
+        )
+        .unwrap();
+        sql.execute(
+            "UPDATE sessions SET pruned = g.n, anchor = (SELECT hash FROM ledger WHERE session = sessions.id AND n = g.n)
+             FROM (SELECT session, max(n) AS n FROM ledger WHERE seq <= ?1 GROUP BY session) AS g WHERE g.session = sessions.id",
+            [gone],
+        )
+        .unwrap();
+        sql.execute("DELETE FROM ledger WHERE seq <= ?1", [gone]).unwrap();
+        sql.execute("DELETE FROM entities WHERE seq <= ?1", [gone]).unwrap();
+        let mut all = Vec::new();
+        let mut statement =
+            sql.prepare("SELECT id, pruned, anchor, agent, principal, session FROM sessions WHERE pruned > 0 ORDER BY id").unwrap();
+        let mut rows = statement.query([]).unwrap();
+        while let Some(row) = rows.next().unwrap() {
+            let names: [String; 3] = [row.get(3).unwrap(), row.get(4).unwrap(), row.get(5).unwrap()];
+            all.extend(canonical(&json!(names)));
+            all.extend(row.get::<_, i64>(0).unwrap().to_be_bytes());
+            all.extend(row.get::<_, i64>(1).unwrap().to_be_bytes());
+            all.extend(row.get::<_, Vec<u8>>(2).unwrap());
+        }
+        let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": gone, "store": id, "anchors": Digest::of(&all)});
+        let body = String::from_utf8(canonical(&body)).unwrap();
+        sql.execute("INSERT INTO prunes VALUES (?1, ?2, ?3, ?4)", params![gone, body, key, sign("prune", &body)]).unwrap();
+    }),
+];
+
+#[test]
+fn every_attack_is_found() {
+    let desk = ledger();
+    let verified = desk.verify();
+    assert_eq!((verified.rows, verified.sessions, verified.signed_to), (36, 3, 36));
+    let mut dice = Dice::new(11);
+    for round in 0..rounds(6, 250) {
+        for (name, attack) in ATTACKS {
+            let copy = desk.copy();
+            let connection = sql(&copy);
+            attack(&connection, &copy, &mut dice);
+            drop(connection);
+            let checked = copy.ledger().verify(&Trust::default(), |_| ());
+            assert!(checked.is_err(), "round {round}: {name}, and nobody notices: {checked:?}");
+            // Nor does it hold for somebody who has nothing but the public key.
+            let key = Some(verified.keys[0].clone());
+            let elsewhere = Ledger::open_beside(copy.path(), std::path::Path::new("/nowhere")).unwrap();
+            // Where all of it is still there, an anchor is as good as a signature.
+            let anchor = Some(verified.anchor).filter(|_| name != "all signatures are taken out");
+            let checked = elsewhere.verify(&Trust { anchor, key }, |_| ());
+            assert!(checked.is_err(), "round {round}: {name}, and with a key and an anchor nobody notices: {checked:?}");
+        }
+    }
+}
+
+#[test]
+fn relinking_what_is_unchanged_changes_nothing() {
+    let desk = ledger();
+    let before = desk.export();
+    relink(&sql(&desk));
+    assert_eq!(desk.export(), before, "the attacker knows how it is done");
+    desk.verify();
+}
+
+#[test]
+fn an_older_copy_is_known_for_one() {
+    let desk = ledger();
+    let yesterday = desk.copy();
+    runtime().block_on(async { fill(&desk, 20..24).await });
+    let today = desk.verify();
+    // Only the file is put back.
+    std::fs::copy(yesterday.path(), desk.path()).unwrap();
+    let flaw = desk.ledger().verify(&Trust::default(), |_| ()).unwrap_err();
+    assert_eq!(flaw.to_string(), format!("row 37: it is missing: row {} was signed, and the ledger ends here", today.anchor.seq));
+    let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
+    assert!(error.contains("it ends at row 36") && error.contains("older copy"), "{error}");
+    // All of it is put back: only somebody who noted down where it stood can tell.
+    yesterday.verify();
+    let anchor = Trust { anchor: Some(today.anchor), key: None };
+    let flaw = yesterday.ledger().verify(&anchor, |_| ()).unwrap_err();
+    assert!(flaw.to_string().contains("it is missing"), "{flaw}");
+    let forged = Trust { anchor: Some(Anchor { seq: 10, chain: today.anchor.chain }), key: None };
+    assert!(yesterday.ledger().verify(&forged, |_| ()).unwrap_err().to_string().contains("the anchor says"));
+}
+
+#[test]
+fn a_ledger_that_is_deleted_is_missed() {
+    let desk = ledger();
+    std::fs::remove_file(desk.path()).unwrap();
+    let error = SqliteStore::open(desk.path()).unwrap_err().to_string();
+    assert!(error.contains("another ledger stood here, with 36 rows"), "{error}");
+}
+
+#[test]
+fn a_flipped_bit_is_found_or_changes_no_row() {
+    let desk = ledger();
+    let (whole, bytes) = (desk.export(), std::fs::read(desk.path()).unwrap());
+    let mut dice = Dice::new(3);
+    let (mut found, mut harmless) = (0, 0);
+    let copy = desk.copy();
+    for _ in 0..rounds(150, 20_000) {
+        let mut flipped = bytes.clone();
+        let at = dice.roll(flipped.len());
+        flipped[at] ^= 1 << dice.roll(8);
+        std::fs::write(copy.path(), &flipped).unwrap();
+        let checked = Ledger::open(copy.path()).map_err(|e| e.to_string()).and_then(|ledger| {
+            let checked = ledger.verify(&Trust::default(), |_| ()).map_err(|flaw| flaw.to_string());
+            checked.map(|_| crate::world::export(&ledger))
+        });
+        match checked {
+            Err(_) => found += 1,
+            Ok(rows) => {
+                assert_eq!(rows, whole, "bit at {at}");
+                harmless += 1;
+            }
+        }
+    }
+    assert!(found > 0, "{found} found, {harmless} harmless");
+    println!("{found} flipped bits were found, {harmless} changed no row");
+}
+
+#[test]
+fn names_of_sessions_do_not_run_into_each_other() {
+    let (a, b) = (SessionKey::new("a", "b", "c"), SessionKey::new("a", "b\",\"c", ""));
+    assert_ne!(chain::opening(&a), chain::opening(&b));
+}

@@ -1,0 +1,208 @@
+//! A desk that pays, and a world outside of it that remembers what was really done.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use toolgate::config::Rules;
+use toolgate::{Agent, Clock, Effect, Reconcile, SystemClock, Tool, Toolgate};
+use toolgate_store::{Filter, Ledger, SqliteStore, Trust, Verified};
+
+/// The rules of the desk.
+pub(crate) const RULES: &str = r#"
+[[policy]]
+name = "known"
+rule = "require"
+tools = ["pay"]
+any_of = ["look"]
+same = { customer_id = "/customer" }
+fields = { "/active" = true }
+
+[[policy]]
+name = "cap"
+rule = "deny"
+tools = ["pay"]
+where = [{ argument = "/amount", above = 300 }]
+
+[[policy]]
+name = "daily"
+rule = "limit"
+tools = ["pay"]
+sum = "/amount"
+most = 500
+per = "/customer"
+within = "24h"
+"#;
+
+/// Random numbers that come out the same for the same seed.
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).unwrap() % sides.max(1)
+    }
+}
+
+/// Whether long versions are wanted.
+pub(crate) fn rounds(short: u32, long: u32) -> u32 {
+    if std::env::var_os("TOOLGATE_SOAK").is_some() { long } else { short }
+}
+
+pub(crate) fn append(path: &Path, line: &str) {
+    let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
+}
+
+pub(crate) fn lines(path: &Path) -> Vec<String> {
+    std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+fn look() -> Tool {
+    let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
+    Tool::dynamic("look", "Looks at a customer.", schema, |_, args: Value| async move {
+        Ok(json!({"customer": args["customer"], "active": args["customer"] != "C-9"}))
+    })
+    .effect(Effect::Read)
+    .entity("customer_id", "/customer")
+    .proves("/active")
+}
+
+/// Pays: the world remembers under which name.
+fn pay(world: &Path) -> Tool {
+    let world = world.to_owned();
+    let schema = json!({"type": "object", "properties": {
+        "customer": {"type": "string"}, "amount": {"type": "number"}, "name": {"type": "string"}, "slowly": {"type": "boolean"},
+        "card": {"type": "string", "writeOnly": true},
+    }, "required": ["customer", "amount"]});
+    Tool::dynamic("pay", "Pays a customer.", schema, move |_, args: Value| {
+        let world = world.clone();
+        async move {
+            let pause = || tokio::time::sleep(Duration::from_millis(if args["slowly"] == true { 1 } else { 0 }));
+            pause().await;
+            append(&world, args["name"].as_str().unwrap_or("?"));
+            pause().await;
+            Ok(json!({"paid": args["amount"], "name": args["name"]}))
+        }
+    })
+    .entity("customer_id", "/customer")
+    .entity("payment", "/name")
+    .reconcile(Reconcile::with("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false))
+}
+
+fn find(world: &Path) -> Tool {
+    let world = world.to_owned();
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+    Tool::dynamic("find", "Finds a payment.", schema, move |_, args: Value| {
+        let world = world.clone();
+        async move { Ok(json!({"found": lines(&world).iter().any(|line| *line == args["name"])})) }
+    })
+    .effect(Effect::Read)
+}
+
+/// The desk, under other rules.
+pub(crate) fn agent_under(world: &Path, rules: &str) -> Agent {
+    let rules = Rules::parse("rules.toml", rules);
+    let agent = Agent::builder("desk").tool(look()).tool(pay(world)).tool(find(world)).rules(rules).build();
+    agent.unwrap_or_else(|error| panic!("{}", error.render(false)))
+}
+
+pub(crate) fn agent(world: &Path) -> Agent {
+    agent_under(world, RULES)
+}
+
+/// A place for one test.
+pub(crate) struct Desk {
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl Desk {
+    pub(crate) fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.path().join("ledger.db")
+    }
+
+    pub(crate) fn world(&self) -> PathBuf {
+        self.directory.path().join("world.log")
+    }
+
+    pub(crate) fn open(&self) -> Toolgate {
+        self.open_at(Arc::new(SystemClock))
+    }
+
+    pub(crate) fn open_at(&self, clock: Arc<dyn Clock>) -> Toolgate {
+        let store = Arc::new(SqliteStore::open(self.path()).unwrap());
+        Toolgate::builder().agent(agent(&self.world())).store(store).clock(clock).build().unwrap()
+    }
+
+    pub(crate) fn ledger(&self) -> Ledger {
+        Ledger::open(self.path()).unwrap()
+    }
+
+    pub(crate) fn verify(&self) -> Verified {
+        self.ledger().verify(&Trust::default(), |_| ()).unwrap_or_else(|flaw| panic!("{flaw}"))
+    }
+
+    /// All rows as they are written.
+    pub(crate) fn export(&self) -> Vec<String> {
+        export(&self.ledger())
+    }
+
+    /// A copy of everything.
+    pub(crate) fn copy(&self) -> Self {
+        let copy = Self::new();
+        copy_all(self.directory.path(), copy.directory.path());
+        copy
+    }
+}
+
+pub(crate) fn export(ledger: &Ledger) -> Vec<String> {
+    let entries = ledger.find(&Filter::default()).unwrap();
+    entries.iter().map(|entry| serde_json::to_string(entry).unwrap()).collect()
+}
+
+pub(crate) fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_all(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// This binary as a process of its own.
+pub(crate) fn worker(kind: &str, directory: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["worker", "--exact", "--nocapture", "--test-threads=1"]).env("TOOLGATE_WORKER", kind).env("TOOLGATE_DIR", directory);
+    command
+}
+
+pub(crate) fn directory() -> PathBuf {
+    std::env::var_os("TOOLGATE_DIR").unwrap().into()
+}
+
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+pub(crate) fn noon() -> Timestamp {
+    "2026-11-15T12:00:00Z".parse().unwrap()
+}
