@@ -81,6 +81,7 @@ CREATE TABLE claims (
     effect  INTEGER NOT NULL,
     intent  TEXT    NOT NULL,
     charges TEXT    NOT NULL,
+    used    TEXT    NOT NULL,
     draft   TEXT,
     outcome BLOB,
     ended   INTEGER

@@ -369,6 +369,16 @@ impl Ledger {
         Ok(own.into_iter().chain(older).collect())
     }
 
+    /// The public key that this ledger signs with.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not the one of the ledger's own keys.
+    pub fn public_key(&self) -> Result<String, StoreError> {
+        let key = self.named(crate::session::meta(&self.sql))?.remove("key").unwrap_or_default();
+        let own = Keys::own(&self.home.keys()).unwrap_or_default();
+        if own.contains(&key) { Ok(key) } else { Err(StoreError("the key of this ledger is not beside it".to_owned())) }
+    }
+
     /// The last row that was pruned.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Spend, Unit};
+use toolgate::policy::Used;
 use toolgate::store::{Intent, RecallKey, Recalled, Settle};
 use toolgate::{CallId, Outcome, Row};
 
@@ -152,11 +153,13 @@ pub(crate) struct Claim {
     pub(crate) intent: Intent,
     /// Each with its number and when it was reserved.
     charges: Vec<(usize, i64, Charge)>,
+    /// What was used of each counter before.
+    used: Vec<Used>,
     pub(crate) draft: Option<String>,
     outcome: Option<Vec<u8>>,
 }
 
-const COLUMNS: &str = "call, state, owner, lease, effect, intent, charges, draft, outcome";
+const COLUMNS: &str = "call, state, owner, lease, effect, intent, charges, draft, outcome, used";
 
 impl Claim {
     fn read(row: &rusqlite::Row<'_>) -> Done<Self> {
@@ -171,6 +174,7 @@ impl Claim {
             charges: serde_json::from_str(&charges)?,
             draft: row.get(7)?,
             outcome: row.get(8)?,
+            used: serde_json::from_str(&row.get::<_, String>(9)?)?,
         })
     }
 
@@ -196,9 +200,9 @@ impl Claim {
         self.state == "settled"
     }
 
-    /// Whether nobody works on it any more.
+    /// Whether nobody works on it any more. Of a process that is known; of anybody else, when the lease has passed.
     fn is_abandoned(&self, home: &Home, now: Timestamp) -> bool {
-        self.state == "open" && (now > self.lease || home.is_gone(&self.owner))
+        self.state == "open" && home.is_gone(&self.owner).unwrap_or(now > self.lease)
     }
 
     pub(crate) fn is_pending(&self, home: &Home, now: Timestamp) -> bool {
@@ -271,10 +275,13 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
                 intent.call.as_bytes().as_slice()
             ])?;
     }
+    let before: Vec<(&str, Option<SignedDuration>, Decimal)> =
+        charges.iter().zip(&used).map(|(charge, used)| (charge.counter.as_str(), charge.window, *used)).collect();
+    let before = serde_json::to_string(&before)?;
     let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge)).collect();
     tx.sql
         .prepare_cached(
-            "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8)",
+            "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft, used) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         )?
         .execute(params![
             intent.call.as_bytes().as_slice(),
@@ -285,6 +292,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
             serde_json::to_string(intent)?,
             serde_json::to_string(&charges)?,
             draft,
+            before,
         ])?;
     Ok(used)
 }
@@ -343,11 +351,8 @@ pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
             continue;
         }
         if !claim.effect {
-            // A read that takes its time may still end, and then it counts.
-            if tx.shared.home.is_gone(&claim.owner) {
-                swept += 1;
-                end(tx, claim, Settle::Released, None, None, now)?;
-            }
+            swept += 1;
+            end(tx, claim, Settle::Released, None, None, now)?;
             continue;
         }
         swept += 1;
@@ -355,10 +360,9 @@ pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
             && !ledger::has(tx.sql, &claim.call)?
         {
             match serde_json::from_str::<Row>(draft) {
-                Ok(row) => {
-                    let mut session = Session::find_or_make(tx.sql, &row.key)?;
-                    ledger::append(tx, &mut session, &row, draft)?;
-                    session.save(tx.sql)?;
+                Ok(mut row) => {
+                    row.facts.claimed.clone_from(&claim.used);
+                    append_settlement(tx, &row)?;
                 }
                 // One that cannot be read does not keep the others from being told.
                 Err(error) => tracing::error!(call = %claim.call, %error, "what is known of an abandoned call cannot be read"),

@@ -93,22 +93,22 @@ impl Home {
     }
 
     /// Whether the process that goes by this name is gone. Of anybody else nobody can tell.
-    pub(crate) fn is_gone(&self, owner: &str) -> bool {
-        let Some(name) = owner.strip_prefix(PROCESS) else { return false };
+    pub(crate) fn is_gone(&self, owner: &str) -> Option<bool> {
+        let name = owner.strip_prefix(PROCESS)?;
         if self.owner().is_some_and(|own| **own == *owner) {
-            return false;
+            return Some(false);
         }
-        match File::open(self.path.join("owners").join(name)) {
+        Some(match File::open(self.path.join("owners").join(name)) {
             Ok(file) => flock(&file, FlockOperation::NonBlockingLockShared).is_ok(),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
-        }
+        })
     }
 
     /// Takes the names of those that are gone out of the directory.
     pub(crate) fn tidy(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(self.path.join("owners"))? {
             let entry = entry?;
-            let gone = |name: &str| !name.starts_with('.') && self.is_gone(&format!("{PROCESS}{name}"));
+            let gone = |name: &str| !name.starts_with('.') && self.is_gone(&format!("{PROCESS}{name}")) == Some(true);
             if entry.file_name().to_str().is_some_and(gone)
                 && let Err(error) = std::fs::remove_file(entry.path())
                 && error.kind() != io::ErrorKind::NotFound

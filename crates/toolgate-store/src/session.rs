@@ -142,18 +142,14 @@ impl Session {
         Ok(state)
     }
 
-    /// The latest evidence under a key as of a stamp, unless it was taken away since.
-    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey, stamp: u64) -> Done<Option<Arc<Evidence>>> {
+    /// The latest evidence under a key, unless it was taken away since.
+    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
         let found: Option<String> = sql
             .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
             .query_row(params![self.id, text(key)?], |row| row.get(0))
             .optional()?;
         let Some(found) = found else { return Ok(None) };
         let proof: Evidence = serde_json::from_str(&found)?;
-        // What was proved after the call came in is not for it to lean on.
-        if proof.stamp > stamp {
-            return Ok(None);
-        }
         if self.revokes {
             for key in proof.keys_if(false) {
                 let revoked: Option<i64> = sql
@@ -281,10 +277,10 @@ impl Session {
 }
 
 /// Looks up evidence, marks and origins.
-pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, stamp: u64, facts: &mut Facts) -> Done<()> {
+pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
     let session = Session::find(sql, key)?;
     for key in &needs.evidence {
-        let found = session.as_ref().map(|session| session.evidence(sql, key, stamp)).transpose()?.flatten();
+        let found = session.as_ref().map(|session| session.evidence(sql, key)).transpose()?.flatten();
         facts.evidence.push((key.clone(), found));
     }
     for mark in &needs.marks {

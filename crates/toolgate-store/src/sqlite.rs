@@ -121,7 +121,7 @@ impl SqliteStore {
     /// that are older than another. Chains still hold afterwards; claims, limits, evidence and sessions are never touched.
     ///
     /// # Errors
-    /// The store cannot do it; then nothing has changed.
+    /// The store cannot do it, or not all of it: rows go a few thousand at a time.
     pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<Gone, StoreError> {
         let mut gone = Gone { rows: 0, sealed: self.write(true, move |tx| claims::forget(tx.sql, sealed_before)).await? };
         loop {
@@ -133,8 +133,8 @@ impl SqliteStore {
         }
     }
 
-    /// Marks claims as pending whose owners are gone, and writes their rows. Happens by itself when somebody asks for
-    /// pending claims, or comes across one. Says how many there were.
+    /// Marks claims as pending whose owners are gone, and writes their rows. Happens by itself when a store is opened, and
+    /// when somebody asks for pending claims. Says how many there were.
     ///
     /// # Errors
     /// The store cannot do it.
@@ -405,8 +405,7 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError> {
-        let stamp = at.stamp;
+    async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
         let (key, needs, mut found) = (key.clone(), needs.clone(), std::mem::take(facts));
         *facts = self
             .read(move |sql, shared| {
@@ -417,7 +416,7 @@ impl Store for SqliteStore {
                         let used = claims::used(sql, counter, *window, found.now)?;
                         found.counters.push((counter.clone(), *window, used));
                     }
-                    session::load(sql, &shared.keys().redact, &key, &needs, stamp, &mut found)
+                    session::load(sql, &shared.keys().redact, &key, &needs, &mut found)
                 })();
                 sql.execute_batch("COMMIT")?;
                 loaded?;

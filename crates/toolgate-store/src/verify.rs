@@ -155,12 +155,13 @@ impl Ledger {
         // First the mark, because it only moves forward; then all of the ledger as of one moment, while others may write.
         let mark = self.home.mark().map_err(Fault::from)?;
         self.sql.execute_batch("BEGIN")?;
-        let verified = self.check(trust.anchor, &keys, mark.as_ref(), &mut progress);
+        let verified = self.check(trust, &keys, mark.as_ref(), &mut progress);
         self.sql.execute_batch("COMMIT")?;
         verified
     }
 
-    fn check(&self, anchor: Option<Anchor>, keys: &[String], mark: Option<&Mark>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
+    fn check(&self, trust: &Trust, keys: &[String], mark: Option<&Mark>, progress: &mut dyn FnMut(u64)) -> Result<Verified, Flaw> {
+        let (anchor, given) = (trust.anchor, trust.key.is_some());
         let damage: String = self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if damage != "ok" {
             return Err(Flaw::of(format!("the file is damaged: {damage}")));
@@ -213,6 +214,12 @@ impl Ledger {
             return Err(Flaw::at(
                 walked.tip.seq + 1,
                 format!("it is missing: the ledger had {} rows when the anchor was noted, and ends here", anchor.seq),
+            ));
+        }
+        // With the keys beside it, the mark should be there, too.
+        if mark.is_none() && signed_to > 0 && !given && anchor.is_none() {
+            return Err(Flaw::of(
+                "the mark beside the ledger is missing, so nobody can tell whether rows are; give an anchor that was noted down",
             ));
         }
         if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 use toolgate::json::Digest;
 use toolgate::store::StoreError;
@@ -112,7 +112,7 @@ impl Writer {
     pub(crate) fn start(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> std::io::Result<Self> {
         let (jobs, todo) = channel();
         let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
-            Thread { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now() }.work(&todo);
+            Thread { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None }.work(&todo);
         })?;
         Ok(Self { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)) })
     }
@@ -163,6 +163,25 @@ struct Thread {
     /// Rows since the last signature of this process.
     unsigned: u64,
     signed_at: Instant,
+    /// Where the ledger ended when this thread last wrote.
+    last: Option<Tip>,
+}
+
+/// Signs where the ledger stands. What cannot be signed is signed later: the rows are worth more.
+fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
+    tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
+    let signed = ledger::checkpoint(tx, Timestamp::now());
+    if tx.sql.is_autocommit() {
+        return signed.map(Some);
+    }
+    let mark = signed
+        .map_err(|fault| {
+            tracing::error!(%fault, "a checkpoint could not be signed");
+            tx.sql.execute_batch("ROLLBACK TO job")
+        })
+        .ok();
+    tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+    Ok(mark)
 }
 
 impl Thread {
@@ -229,6 +248,7 @@ impl Thread {
             "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE"
         })?;
         let tip = ledger::tip(&self.sql)?;
+        self.is_the_same_ledger()?;
         let began = tip.seq;
         let mut tx = Tx { sql: &self.sql, shared: &self.shared, tip, configs: &mut self.configs };
         for (work, refused) in work.iter_mut() {
@@ -249,13 +269,34 @@ impl Thread {
             }
             tx.sql.prepare_cached("RELEASE job")?.execute([])?;
         }
-        let mark = if sign { Some(ledger::checkpoint(&mut tx, Timestamp::now())?) } else { None };
-        let rows = tx.tip.seq - began;
+        let mark = if sign { signed_tip(&mut tx)? } else { None };
+        let (rows, last) = (tx.tip.seq - began, tx.tip);
         self.sql.execute_batch("COMMIT")?;
+        self.last = Some(last);
         if let Some(mark) = mark {
             self.set_mark(&mark);
         }
         Ok(rows)
+    }
+
+    /// Whether the last row that this thread knew is still there, or was pruned. Somebody may have cut it off since.
+    fn is_the_same_ledger(&self) -> Done<()> {
+        let Some(last) = self.last.filter(|last| last.seq > 0) else { return Ok(()) };
+        let there: Option<Vec<u8>> = self
+            .sql
+            .prepare_cached("SELECT chain FROM ledger WHERE seq = ?1")?
+            .query_row([ledger::signed(last.seq)], |row| row.get(0))
+            .optional()?;
+        let pruned =
+            || -> Done<bool> { Ok(self.sql.prepare_cached("SELECT 1 FROM prunes WHERE seq >= ?1")?.exists([ledger::signed(last.seq)])?) };
+        match there {
+            Some(chain) if ledger::digest(&chain)? == last.chain => Ok(()),
+            None if pruned()? => Ok(()),
+            _ => Err(Fault::Said(format!(
+                "row {} is not there any more: somebody has changed the ledger; run `toolgate audit verify`",
+                last.seq
+            ))),
+        }
     }
 
     fn set_mark(&self, mark: &Mark) {

@@ -234,7 +234,7 @@ impl Judged {
         &self.bytes
     }
 
-    /// Digest of the tool's name and the canonical arguments; keyed where the tool has secrets.
+    /// Keyed digest of the tool's name and the canonical arguments.
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.digest

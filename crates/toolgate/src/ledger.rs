@@ -185,7 +185,7 @@ pub struct Row {
     /// The entities it is about, by which it can be found again: those that its tool declares.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entities: Vec<(Arc<str>, Value)>,
-    /// Digest of the judged call; keyed where the tool has secrets, so that none can be guessed from it.
+    /// Keyed digest of the judged call: nothing can be guessed from it.
     pub digest: Option<Digest>,
     /// What became of it.
     pub decision: Decision,

@@ -106,11 +106,6 @@ impl Redactor {
         if self.patterns.is_empty() { outcome } else { self.scrubbed(outcome) }
     }
 
-    /// Whether something is secret wherever it stands.
-    pub(crate) fn has_patterns(&self) -> bool {
-        !self.patterns.is_empty()
-    }
-
     /// Text without what the patterns say is secret.
     pub(crate) fn text(&self, text: &str) -> String {
         self.scrub_text(text).into_owned()

@@ -20,6 +20,7 @@ use crate::ledger::Gate;
 use crate::limits::{Charge, Over, Unit};
 use crate::names::shown;
 use crate::outcome::Outcome;
+use crate::policy::ApprovalFact;
 use crate::registry::{Agent, Registered};
 use crate::store::{Approval, ApprovalState, Enter, Entered, RecallKey, Recalled, Target, over_error, recalled_error};
 use crate::tool::Effect;
@@ -77,7 +78,7 @@ impl Toolgate {
         let Some(id) = &call.approval else { return Ok(None) };
         trail.at(Gate::Approval);
         let known = self.0.store.approval(id).await?;
-        trail.facts.approval = known.as_ref().map(Approval::fact);
+        trail.facts.approval = known.as_ref().map(|approval| ApprovalFact { named: true, ..approval.fact() });
         match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
             Some(approval) if approval.state == ApprovalState::Approved && trail.started <= approval.expires => {
                 Ok(Some(Box::new(approval)))
@@ -128,8 +129,8 @@ impl Toolgate {
         match checked {
             Ok(()) => {
                 let judged = Judged::new(&tool.spec.name, value);
-                let guessable = !tool.secrets.is_empty() || self.0.redactor.has_patterns();
-                let judged = if !guessable { judged } else { judged.with_digest(|digest| self.0.redactor.keyed(digest)) };
+                // Keyed whatever is secret today: what is secret may change, and a call must stay the same call.
+                let judged = judged.with_digest(|digest| self.0.redactor.keyed(digest));
                 trail.digest = Some(judged.digest());
                 trail.arguments = self.0.redactor.redact_shared(judged.shared(), &tool.secrets);
                 Ok(judged)

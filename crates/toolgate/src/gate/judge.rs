@@ -205,7 +205,8 @@ impl Toolgate {
             digest: permit.arguments().digest(),
             asked: trail.asked.unwrap_or_else(|| permit.arguments().digest()),
             recall,
-            owner: Arc::clone(&self.0.owner),
+            // What the client runs outlives this process, and nobody here knows whether the client is alive.
+            owner: if tool.spec.external { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
             lease: self.now().checked_add(lease(tool.spec.timeout.saturating_add(trail.slack))).unwrap_or(jiff::Timestamp::MAX),
             effect,
             // Who dies before the end leaves a row all the same.

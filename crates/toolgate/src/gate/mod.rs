@@ -375,7 +375,7 @@ impl ToolgateBuilder {
         self
     }
 
-    /// Redacts what matches a pattern, wherever it stands in what is recorded. The model still sees it: what a model must
+    /// Redacts what matches a pattern, wherever it stands in a row of the ledger. The model still sees it: what a model must
     /// not see is declared with the tool.
     ///
     /// # Errors

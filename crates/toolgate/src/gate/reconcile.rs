@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Toolgate;
-use crate::call::{Call, CallId};
+use crate::call::{Call, CallId, SessionKey};
 use crate::outcome::{Outcome, Output};
 use crate::store::{Intent, StoreError};
 
@@ -24,8 +24,8 @@ pub enum Reconciled {
 
 impl Toolgate {
     /// Asks, for each call of which nobody knows whether it took effect, the read tool that its own tool declares for
-    /// this, and settles it by what that says. The question is a call like any other, in the session of the call it is
-    /// about, with its own row. What is not declared, not answered or not clear is left to a person. Never is a call made
+    /// this, and settles it by what that says. The question is a call like any other, of the same principal and agent in a
+    /// session of its own, with its own row. What is not declared, not answered or not clear is left to a person. Never is a call made
     /// again.
     ///
     /// # Errors
@@ -51,7 +51,9 @@ impl Toolgate {
             Ok(question) => question,
             Err(why) => return Ok(Reconciled::Unknown(why)),
         };
-        let answer = self.call(Call::new(intent.key.clone(), reconcile.tool.to_string(), question)).await;
+        // In a session of its own: it is not the model that asks, and nothing that it does is a loop.
+        let key = SessionKey { session: format!("reconcile-{}", CallId::fresh()).into(), ..intent.key.clone() };
+        let answer = self.call(Call::new(key, reconcile.tool.to_string(), question)).await;
         let result = match answer.outcome {
             Outcome::Success(output) => output.value,
             Outcome::Error(error) => return Ok(Reconciled::Unknown(format!("`{}` did not answer: {}", reconcile.tool, error.message))),

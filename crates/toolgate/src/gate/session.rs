@@ -19,7 +19,8 @@ pub struct Session {
     key: SessionKey,
 }
 
-/// What a session held at one moment. Taking one costs the same whatever the session's size.
+/// What a session held at one moment. In memory, taking one costs the same whatever the session's size; from a database, the
+/// whole of it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     key: SessionKey,

@@ -166,6 +166,8 @@ pub type Used = (String, Option<SignedDuration>, Decimal);
 pub enum RecallFact {
     /// It had ended.
     Settled,
+    /// It had ended so long ago that its outcome is not kept.
+    Forgotten,
     /// It was running.
     InProgress,
     /// Nobody knew.
@@ -187,6 +189,9 @@ pub struct ApprovalFact {
     pub answered_by: Option<String>,
     /// Until when it could be used.
     pub expires: Timestamp,
+    /// Whether the call named it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub named: bool,
 }
 
 impl Facts {

@@ -180,7 +180,8 @@ impl Inner {
     }
 
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
-        let Some(claim) = self.claims.get_mut(&call) else { return false };
+        // What somebody has settled stays settled.
+        let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
         claim.pending |= settle == Settle::Pending;
         // What is spent is spent, whatever is known of the rest.
         let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
@@ -491,7 +492,7 @@ impl Store for MemoryStore {
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         if !inner.rows.iter().any(|known| known.call == row.call) {
-            inner.end_claim(row.call, Settle::by(row.effects), None, Some(row.outcome.clone()));
+            inner.end_claim(row.call, Settle::by(row.effects), row.spent, Some(row.outcome.clone()));
             inner.record(row, self.keep);
         }
         Ok(())

@@ -82,7 +82,8 @@ impl Recalled {
     #[must_use]
     pub const fn fact(&self) -> RecallFact {
         match self {
-            Self::Settled(_) => RecallFact::Settled,
+            Self::Settled(Some(_)) => RecallFact::Settled,
+            Self::Settled(None) => RecallFact::Forgotten,
             Self::InProgress => RecallFact::InProgress,
             Self::Pending(_) => RecallFact::Pending,
             Self::KeyReused => RecallFact::KeyReused,
@@ -172,7 +173,7 @@ pub struct Intent {
     pub asked: Digest,
     /// What it will be recalled by.
     pub recall: Vec<RecallKey>,
-    /// Which process works on it.
+    /// Who works on it: a process, or a client's session.
     pub owner: Arc<str>,
     /// Until when; afterwards, without an end, it is pending.
     pub lease: Timestamp,
@@ -326,6 +327,7 @@ impl Approval {
             asked_by: self.asked_by.clone(),
             answered_by: self.answered_by.clone(),
             expires: self.expires,
+            named: false,
         }
     }
 
@@ -360,7 +362,7 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
-    /// Loads what policies need into `facts`: evidence and marks as of a snapshot, counters as they are.
+    /// Loads what policies need into `facts`: evidence and marks at least as new as a snapshot, counters as they are.
     async fn load(&self, key: &SessionKey, needs: &Needs, at: &State, facts: &mut Facts) -> Result<(), StoreError>;
     /// For each of these charges: what is used, or that it does not fit.
     async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError>;

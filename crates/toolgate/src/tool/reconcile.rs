@@ -59,6 +59,10 @@ impl Reconcile {
         let mut asked = Map::new();
         for (name, from) in &self.arguments {
             let value = from.get(arguments).ok_or_else(|| format!("the call has no `{from}` to ask `{}` about", self.tool))?;
+            // A mark is not what was asked for: nothing would be found by it, and that would prove nothing.
+            if crate::redact::is_redacted(value) {
+                return Err(format!("`{from}` of the call was redacted, so `{}` cannot be asked about it", self.tool));
+            }
             asked.insert(name.clone(), value.clone());
         }
         Ok(Value::Object(asked))

@@ -230,8 +230,10 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
 }
 
 pub(super) fn key(rotate: bool, store: Option<&Path>) -> io::Result<ExitCode> {
-    let store = open_store(store)?;
-    let key = if rotate { block_on(store.rotate_key())?.map_err(io::Error::other)? } else { store.public_key() };
+    let key = match rotate {
+        true => block_on(open_store(store)?.rotate_key())?.map_err(io::Error::other)?.to_string(),
+        false => open_ledger(store)?.public_key().map_err(io::Error::other)?,
+    };
     println!("{key}");
     Ok(ExitCode::SUCCESS)
 }

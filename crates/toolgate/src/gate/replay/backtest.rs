@@ -15,6 +15,7 @@ use crate::context::Txn;
 use crate::error::Effects;
 use crate::ledger::{Decision, Row};
 use crate::outcome::Outcome;
+use crate::policy::Watch;
 use crate::registry::Agent;
 use crate::tool::Failure;
 
@@ -162,7 +163,9 @@ impl Backtest {
             Outcome::Signal(signal) if ran => Err(Failure::signal(signal.clone())),
             _ => Err(Failure::business("not_run_then", "it did not run then").effects(Effects::Done)),
         };
-        trail.facts.watch = Default::default();
+        trail.facts.watch = Watch::default();
+        let took = jiff::SignedDuration::from_nanos(i64::try_from(row.latency.total()).unwrap_or(i64::MAX));
+        self.theatre.clock.set(row.at.checked_add(took).unwrap_or(row.at));
         let _ = self.theatre.gate.settle(passed, Ran::ended(result, txn), trail).await;
     }
 }

@@ -90,12 +90,14 @@ impl Store for Stage {
         let (row, watch) = self.row()?;
         let recalled = row.facts.recalled.filter(|_| row.gate != Gate::Claim).map(|fact| match fact {
             RecallFact::Settled => Recalled::Settled(Some(Outcome::Success(Output::default()))),
+            RecallFact::Forgotten => Recalled::Settled(None),
             RecallFact::InProgress => Recalled::InProgress,
             RecallFact::Pending => Recalled::Pending(row.call),
             RecallFact::KeyReused => Recalled::KeyReused,
         });
         if let Some(memory) = &self.memory {
-            let counts = enter.counts && !matches!(recalled, Some(Recalled::Settled(_)));
+            let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
+            let counts = enter.counts && !named && !matches!(recalled, Some(Recalled::Settled(_)));
             let entered = memory.enter(Enter { recall: &[], hold: None, counts, ..enter }).await?;
             return Ok(entered.map(|entered| Box::new(Entered { recalled, ..*entered })));
         }
@@ -188,7 +190,7 @@ impl Store for Stage {
                 (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::Recalled(Recalled::InProgress))),
                 (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::Recalled(Recalled::Pending(row.call)))),
                 (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::Recalled(Recalled::KeyReused))),
-                (_, Some(RecallFact::Settled)) => return Ok(Err(NotClaimed::Recalled(Recalled::Settled(None)))),
+                (_, Some(RecallFact::Settled | RecallFact::Forgotten)) => return Ok(Err(NotClaimed::Recalled(Recalled::Settled(None)))),
                 _ => {}
             }
         }
