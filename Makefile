@@ -9,13 +9,15 @@ test: deps ## Install what is missing, then check everything
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
 	cargo test --workspace --locked
+	TOOLGATE_TEST_STORE=sqlite cargo test --package toolgate --test it --locked # the same on a database
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
 
 bench: ## Print a table and write target/bench.json
 	cargo bench --package toolgate --bench call --bench rules --locked
+	cargo bench --package toolgate-store --bench ledger --locked
 
 soak: ## Long random runs of what `make test` runs shortly
-	TOOLGATE_SOAK=1 cargo test --release --package toolgate --locked -- --nocapture
+	TOOLGATE_SOAK=1 cargo test --release --package toolgate --package toolgate-store --locked -- --nocapture
 
 deny: ## Licences and advisories, for those who have cargo-deny
 	cargo deny check

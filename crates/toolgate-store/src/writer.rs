@@ -1,6 +1,7 @@
 //! One thread writes. Whatever waits for it goes into one transaction, and nobody hears "done" before that is on disk.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -104,6 +105,8 @@ struct Job {
 /// The way to the thread that writes.
 pub(crate) struct Writer {
     jobs: Mutex<Option<Sender<Job>>>,
+    /// How many transactions were written.
+    pub(crate) count: Arc<AtomicU64>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -111,10 +114,12 @@ impl Writer {
     /// Starts the thread. What a process left unsigned that was killed, is signed by the next.
     pub(crate) fn start(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> std::io::Result<Self> {
         let (jobs, todo) = channel();
+        let count = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&count);
         let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
-            Thread { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None }.work(&todo);
+            Thread { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, count: counted }.work(&todo);
         })?;
-        Ok(Self { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)) })
+        Ok(Self { jobs: Mutex::new(Some(jobs)), count, thread: Mutex::new(Some(thread)) })
     }
 
     /// Writes when its turn comes, and waits for nothing. What was sent later is written later.
@@ -165,6 +170,7 @@ struct Thread {
     signed_at: Instant,
     /// Where the ledger ended when this thread last wrote.
     last: Option<Tip>,
+    count: Arc<AtomicU64>,
 }
 
 /// Signs where the ledger stands. What cannot be signed is signed later: the rows are worth more.
@@ -273,6 +279,7 @@ impl Thread {
         let (rows, last) = (tx.tip.seq - began, tx.tip);
         self.sql.execute_batch("COMMIT")?;
         self.last = Some(last);
+        self.count.fetch_add(1, Ordering::Relaxed);
         if let Some(mark) = mark {
             self.set_mark(&mark);
         }

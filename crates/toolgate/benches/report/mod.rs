@@ -17,6 +17,8 @@ pub(crate) struct Line {
     pub(crate) note: String,
 }
 
+#[expect(clippy::allow_attributes, reason = "not every benchmark measures in µs")]
+#[allow(dead_code, reason = "not every benchmark measures in µs")]
 pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> Line {
     let (value, floor) = (median(values) / 1_000.0, median(floors) / 1_000.0);
     let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
@@ -25,9 +27,9 @@ pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -
 
 /// Prints and writes them.
 pub(crate) fn write(lines: Vec<Line>) {
-    println!("{:<28} {:>10} {:>10} {:>7}  note", "name", "value µs", "floor µs", "ratio");
+    println!("{:<28} {:>10} {:>10} {:<6} {:>7}  note", "name", "value", "floor", "unit", "ratio");
     for line in &lines {
-        println!("{:<28} {:>10.2} {:>10.2} {:>7.2}  {}", line.name, line.value, line.floor, line.ratio, line.note);
+        println!("{:<28} {:>10.2} {:>10.2} {:<6} {:>7.2}  {}", line.name, line.value, line.floor, line.unit, line.ratio, line.note);
     }
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench.json");
     let mut all: Vec<Line> = std::fs::read(&path).ok().and_then(|old| serde_json::from_slice(&old).ok()).unwrap_or_default();

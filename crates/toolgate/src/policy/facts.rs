@@ -195,6 +195,12 @@ pub struct ApprovalFact {
 }
 
 impl Facts {
+    /// Nothing but the clock.
+    #[must_use]
+    pub fn at(now: Timestamp) -> Self {
+        Self { now, ..Self::default() }
+    }
+
     /// Takes evidence, marks and origins from a snapshot of the session.
     pub(crate) fn take_from(&mut self, needs: &Needs, state: &State) {
         self.evidence.reserve_exact(needs.evidence.len());

@@ -1,0 +1,300 @@
+//! What the ledger costs, beside floors in the same run: durable rows a second against the disk itself, what a claim adds
+//! to a call, a customer's rows among a million, and opening a store of 100,000 sessions.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+
+#[path = "../../toolgate/benches/report/mod.rs"]
+mod report;
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use report::{Line, median, write};
+use serde_json::json;
+use toolgate::json::Digest;
+use toolgate::limits::{Charge, Unit};
+use toolgate::policy::Facts;
+use toolgate::store::{Enter, Finish, Intent, Settle, Store};
+use toolgate::{CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, SessionKey};
+use toolgate_store::{Filter, Ledger, SqliteStore};
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// Names that rise, as those of calls do.
+fn call_id() -> CallId {
+    let n = u128::from(NEXT.fetch_add(1, Ordering::Relaxed));
+    CallId::from_bytes((0x01a1_0000_0000_7000_8000_0000_0000_0000 + (n << 20)).to_be_bytes())
+}
+
+fn row(session: usize, customer: usize) -> Arc<Row> {
+    let customer = format!("C-{customer}");
+    let value = json!({"refund_id": "R-1", "status": "paid", "customer_id": customer, "amount": 120});
+    Arc::new(Row {
+        call: call_id(),
+        client_id: None,
+        at: Timestamp::now(),
+        key: SessionKey::new("desk", "alice", format!("conversation-{session}")),
+        turn: Some(3),
+        stop_reason: Some("tool_use".to_owned()),
+        tool: "issue_refund".into(),
+        arguments: Arc::new(json!({"customer_id": customer, "order_id": "A-7", "amount_usd": 120, "reason": "the goods arrived broken"})),
+        entities: vec![("customer_id".into(), customer.into())],
+        digest: Some(Digest::of(b"call")),
+        decision: Decision::Succeeded,
+        gate: Gate::Run,
+        rule: None,
+        facts: Facts::at(Timestamp::now()),
+        outcome: Outcome::Success(Output::of(value)),
+        effects: Effects::Done,
+        latency: Latency::default(),
+        retries: 0,
+        spent: None,
+        config: Digest::default(),
+        settles: None,
+    })
+}
+
+fn finish(row: Arc<Row>, durable: bool) -> Box<Finish> {
+    Box::new(Finish {
+        row,
+        version: 0,
+        changes: None,
+        revoked: Vec::new(),
+        seen: None,
+        logs: Vec::new(),
+        settle: Settle::Done,
+        outcome: None,
+        spent: None,
+        outputs: Vec::new(),
+        ended: None,
+        durable,
+    })
+}
+
+fn intent() -> (Box<Intent>, Vec<Charge>) {
+    let draft = row(NEXT.load(Ordering::Relaxed) as usize % 64, 7);
+    let charge = Charge {
+        counter: format!("limit daily {}", draft.key.session),
+        amount: 1.into(),
+        cap: 1_000_000_000.into(),
+        window: Some(SignedDuration::from_hours(24)),
+        unit: Unit::Fixed,
+    };
+    let intent = Intent {
+        call: draft.call,
+        key: draft.key.clone(),
+        tool: Arc::clone(&draft.tool),
+        digest: Digest::of(b"call"),
+        asked: Digest::of(b"call"),
+        recall: Vec::new(),
+        owner: "process:bench".into(),
+        lease: Timestamp::MAX,
+        effect: true,
+        row: Some(draft),
+    };
+    (Box::new(intent), vec![charge])
+}
+
+/// Does something so many times, so many at once; gives back how long each took, in nanoseconds.
+async fn at_once<F: Future<Output = ()> + Send>(
+    store: &Arc<SqliteStore>,
+    times: usize,
+    tasks: usize,
+    f: fn(Arc<SqliteStore>) -> F,
+) -> Vec<f64>
+where
+    F: 'static,
+{
+    let mut handles = Vec::new();
+    for _ in 0..tasks {
+        let store = Arc::clone(store);
+        handles.push(tokio::spawn(async move {
+            let mut took = Vec::with_capacity(times / tasks);
+            for _ in 0..times / tasks {
+                let begun = Instant::now();
+                f(Arc::clone(&store)).await;
+                took.push(begun.elapsed().as_nanos() as f64);
+            }
+            took
+        }));
+    }
+    let mut all = Vec::new();
+    for handle in handles {
+        all.extend(handle.await.unwrap());
+    }
+    all
+}
+
+/// The disk itself: so many bytes and an `fdatasync`, so many times; seconds.
+fn raw(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
+    let mut file = std::fs::File::create(directory.join("floor")).unwrap();
+    let block = vec![7u8; bytes];
+    let mut took = Vec::new();
+    for _ in 0..times {
+        let begun = Instant::now();
+        file.write_all(&block).unwrap();
+        file.sync_data().unwrap();
+        took.push(begun.elapsed().as_nanos() as f64);
+    }
+    took
+}
+
+async fn one_row(store: Arc<SqliteStore>) {
+    let n = NEXT.load(Ordering::Relaxed) as usize;
+    store.finish(finish(row(n % 512, n % 10_000), true)).await.unwrap().unwrap();
+}
+
+async fn one_claim(store: Arc<SqliteStore>) {
+    let (intent, charges) = intent();
+    store.begin(intent, &charges, None, Timestamp::now()).await.unwrap().unwrap();
+}
+
+async fn rows_per_second(directory: &Path) -> Line {
+    let store = Arc::new(SqliteStore::open(directory.join("rows.db")).unwrap());
+    let (rows, tasks) = (40_960, 512);
+    at_once(&store, tasks * 4, tasks, one_row).await;
+    let (mut values, mut floors, mut batch) = (Vec::new(), Vec::new(), 0.0);
+    let bytes = row(1, 1).canonical().unwrap().len();
+    for _ in 0..3 {
+        let before = store.transactions();
+        let begun = Instant::now();
+        at_once(&store, rows, tasks, one_row).await;
+        values.push(rows as f64 / begun.elapsed().as_secs_f64());
+        let transactions = (store.transactions() - before) as usize;
+        batch = rows as f64 / transactions as f64;
+        let floor: f64 = raw(directory, bytes * rows / transactions, transactions).iter().sum();
+        floors.push(rows as f64 / (floor / 1e9));
+    }
+    let note = format!(
+        "durable rows of {bytes} bytes, {batch:.0} a transaction, {tasks} callers; floor: write and fdatasync of the same bytes in the same batches"
+    );
+    line("ledger_rows_per_s", "rows/s", median(values), median(floors), &note)
+}
+
+async fn claims(directory: &Path, tasks: usize, times: usize) -> Line {
+    let store = Arc::new(SqliteStore::open(directory.join(format!("claims-{tasks}.db"))).unwrap());
+    at_once(&store, tasks * 20, tasks, one_claim).await;
+    let took = at_once(&store, times, tasks, one_claim).await;
+    let bytes = row(1, 1).canonical().unwrap().len() + 500;
+    let floor = raw(directory, bytes, 500);
+    let note = format!("a durable intent with one limit reserved, {tasks} at once; floor: write and fdatasync of one intent, alone");
+    line(&format!("claim_latency_c{tasks}"), "µs", median(took) / 1e3, median(floor) / 1e3, &note)
+}
+
+fn line(name: &str, unit: &str, value: f64, floor: f64, note: &str) -> Line {
+    let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
+    Line {
+        name: name.to_owned(),
+        value: round(value),
+        unit: unit.to_owned(),
+        floor: round(floor),
+        ratio: round(value / floor),
+        note: note.to_owned(),
+    }
+}
+
+/// A million rows of 100,000 sessions and 10,000 customers.
+async fn fill(path: &Path, rows: usize) {
+    let store = Arc::new(SqliteStore::open(path).unwrap());
+    let mut handles = Vec::new();
+    for task in 0..1_024 {
+        let store = Arc::clone(&store);
+        handles.push(tokio::spawn(async move {
+            for n in (task..rows).step_by(1_024) {
+                store.finish(finish(row(n % 100_000, (n * 7_919) % 10_000), false)).await.unwrap().unwrap();
+            }
+        }));
+    }
+    for handle in handles {
+        handle.await.unwrap();
+    }
+}
+
+fn query(path: &Path) -> Line {
+    let ledger = Ledger::open(path).unwrap();
+    let (mut values, mut floors) = (Vec::new(), Vec::new());
+    let sql = rusqlite::Connection::open(path).unwrap();
+    for n in 0..200 {
+        let customer = format!("C-{}", (n * 37) % 10_000);
+        let filter =
+            Filter { entity: Some(("customer_id".to_owned(), customer.into())), most: Some(100), newest_first: true, ..Filter::default() };
+        let begun = Instant::now();
+        let found = ledger.find(&filter).unwrap();
+        values.push(begun.elapsed().as_nanos() as f64);
+        assert_eq!(found.len(), 100);
+        let seqs: Vec<i64> = found.iter().map(|entry| entry.seq as i64).collect();
+        let begun = Instant::now();
+        for seq in seqs {
+            let body: String =
+                sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1").unwrap().query_row([seq], |row| row.get(0)).unwrap();
+            std::hint::black_box(body);
+        }
+        floors.push(begun.elapsed().as_nanos() as f64);
+    }
+    let note = "the newest 100 rows of one customer among 1,000,000, read and parsed; floor: the same rows by their numbers, not parsed";
+    line("query_by_customer_1m", "ms", median(values) / 1e6, median(floors) / 1e6, note)
+}
+
+fn resident() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: f64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0.0);
+    pages * 4096.0 / 1e6
+}
+
+async fn open(path: &Path) -> Line {
+    let (mut values, mut floors, mut grown) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..11 {
+        let before = resident();
+        let begun = Instant::now();
+        let store = SqliteStore::open(path).unwrap();
+        let key = SessionKey::new("desk", "alice", format!("conversation-{}", n * 9_001));
+        let enter = Enter {
+            key: &key,
+            digest: Digest::of(b"call"),
+            recall: &[],
+            counts: true,
+            polling: None,
+            hold: Some((true, Duration::from_secs(5))),
+            now: Timestamp::now(),
+        };
+        assert!(store.enter(enter).await.unwrap().is_some());
+        values.push(begun.elapsed().as_nanos() as f64);
+        grown.push(resident() - before);
+        drop(store);
+        let begun = Instant::now();
+        let sql = rusqlite::Connection::open(path).unwrap();
+        let _: i64 = sql.query_row("SELECT id FROM sessions WHERE session = ?1", [&*key.session], |row| row.get(0)).unwrap();
+        floors.push(begun.elapsed().as_nanos() as f64);
+    }
+    let note = format!(
+        "a store of 100,000 sessions and 1,000,000 rows opened, and one session entered; it takes {:.1} MB; floor: SQLite opened, and one session found",
+        median(grown)
+    );
+    line("open_100k_sessions", "ms", median(values) / 1e6, median(floors) / 1e6, &note)
+}
+
+fn main() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("there is room beside the build");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let lines = runtime.block_on(async {
+        let mut lines = vec![rows_per_second(directory.path()).await];
+        lines.push(claims(directory.path(), 1, 1_000).await);
+        lines.push(claims(directory.path(), 64, 12_800).await);
+        let path = directory.path().join("million.db");
+        let begun = Instant::now();
+        fill(&path, 1_000_000).await;
+        println!(
+            "a million rows written in {:.0} s, {:.0} MB",
+            begun.elapsed().as_secs_f64(),
+            std::fs::metadata(&path).unwrap().len() as f64 / 1e6
+        );
+        lines.push(query(&path));
+        lines.push(open(&path).await);
+        lines
+    });
+    write(lines);
+}
