@@ -18,7 +18,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let text = text.trim();
-    if !text.is_ascii() || text.len() % 2 != 0 {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) {
         return None;
     }
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok()).collect()

@@ -44,7 +44,7 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
         )));
     }
     sql.execute_batch(
-        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = 4000",
+        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = 16000",
     )?;
     migrate(&sql)?;
     Ok(sql)

@@ -283,6 +283,52 @@ pub struct Receipt {
     pub signature: String,
 }
 
+/// Signs for a ledger.
+pub trait Signer: Send + Sync {
+    /// The signature of a statement, in hexadecimal digits.
+    fn sign(&self, statement: &[u8]) -> String;
+}
+
+/// A row that a ledger has taken, and will sign for when it is asked to: a signature costs more than most calls.
+#[derive(Clone)]
+pub struct Recorded {
+    unsigned: Receipt,
+    signer: Arc<dyn Signer>,
+}
+
+impl Recorded {
+    /// A row that was taken: the receipt without a signature, and who signs it.
+    #[must_use]
+    pub fn new(unsigned: Receipt, signer: Arc<dyn Signer>) -> Self {
+        Self { unsigned, signer }
+    }
+
+    /// The receipt.
+    #[must_use]
+    pub fn receipt(&self) -> Receipt {
+        let statement = self.unsigned.statement().unwrap_or_default();
+        Receipt { signature: self.signer.sign(&statement), ..self.unsigned.clone() }
+    }
+}
+
+impl fmt::Debug for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Recorded").field(&self.unsigned).finish()
+    }
+}
+
+impl PartialEq for Recorded {
+    fn eq(&self, other: &Self) -> bool {
+        self.unsigned == other.unsigned
+    }
+}
+
+impl Serialize for Recorded {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.receipt().serialize(serializer)
+    }
+}
+
 impl Receipt {
     /// The bytes that are signed: everything but the signature, in its one spelling.
     ///

@@ -39,7 +39,7 @@ pub use gate::{
     Toolgate, ToolgateBuilder, Would,
 };
 pub use jiff::{SignedDuration, Timestamp};
-pub use ledger::{Decision, Gate, Latency, Receipt, Row, Settlement};
+pub use ledger::{Decision, Gate, Latency, Receipt, Recorded, Row, Settlement, Signer};
 pub use outcome::{Answer, Outcome, Output, Signal, Stored};
 pub use registry::{Agent, AgentBuilder, BuildError, Definition, Section};
 pub use resource::{HostFs, MemoryFs};

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::call::CallId;
 use crate::error::ToolError;
-use crate::ledger::{Gate, Receipt};
+use crate::ledger::{Gate, Receipt, Recorded};
 
 /// A success.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -146,7 +146,15 @@ pub struct Answer {
     pub rule: Option<String>,
     /// What it came to.
     pub outcome: Outcome,
-    /// What the ledger says of it, where there is one that outlives the process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub receipt: Option<Receipt>,
+    /// What the ledger says of it, where there is one that outlives the process; see [`Answer::receipt`].
+    #[serde(rename = "receipt", skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<Recorded>,
+}
+
+impl Answer {
+    /// A signed receipt for the row of this call, where the ledger outlives the process.
+    #[must_use]
+    pub fn receipt(&self) -> Option<Receipt> {
+        self.recorded.as_ref().map(Recorded::receipt)
+    }
 }

@@ -168,6 +168,11 @@ pub(crate) fn bar(length: u64, what: &'static str) -> ProgressBar {
     ProgressBar::new(length).with_style(style).with_message(what)
 }
 
+/// So many of something.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Two spaces before each line.
 pub(crate) fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()

@@ -2,10 +2,12 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
 
+mod ledger;
+
 use assert_cmd::Command;
 use serde_json::Value;
 
-fn toolgate(args: &[&str]) -> (i32, String, String) {
+pub(crate) fn toolgate(args: &[&str]) -> (i32, String, String) {
     let output = Command::cargo_bin("toolgate").unwrap().args(args).env_clear().output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap_or_else(|| panic!("killed")), text(output.stdout), text(output.stderr))

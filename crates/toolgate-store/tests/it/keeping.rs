@@ -134,7 +134,7 @@ fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
         drop(other);
         // The process that was there before goes on, with the new key.
         session.call("look", json!({"customer": "C-2"})).await;
-        (first, second, answer.receipt.unwrap())
+        (first, second, answer.receipt().unwrap())
     });
     assert_ne!(first, second);
     assert!(check_receipt(&receipt, &first) && !check_receipt(&receipt, &second));
@@ -153,7 +153,7 @@ fn a_receipt_holds_for_what_it_was_given_for() {
     let desk = Desk::new();
     let receipt = runtime().block_on(async {
         let answer = desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await;
-        answer.receipt.unwrap()
+        answer.receipt().unwrap()
     });
     let key = SqliteStore::open(desk.path()).unwrap().public_key();
     assert!(check_receipt(&receipt, &key));

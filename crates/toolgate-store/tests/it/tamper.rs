@@ -98,7 +98,7 @@ fn signed_by_another(desk: &Desk) -> (String, impl Fn(&str, &str) -> String) {
     let directory = other.directory.path().join("ledger.db.state/keys");
     let file = std::fs::read_dir(directory).unwrap().map(|e| e.unwrap().path()).find(|p| p.to_string_lossy().contains("sign-")).unwrap();
     let secret = std::fs::read_to_string(file).unwrap();
-    let bytes: Vec<u8> = (0..64).step_by(2).map(|at| u8::from_str_radix(&secret[at..at + 2], 16).unwrap()).collect();
+    let bytes: Vec<u8> = (0..64).step_by(2).map(|at| u8::from_str_radix(secret.get(at..at + 2).unwrap(), 16).unwrap()).collect();
     let signing = ed25519_dalek::SigningKey::from_bytes(&bytes.try_into().unwrap());
     let sign = move |kind: &str, body: &str| {
         let statement = format!("toolgate-{kind}-v1\0{body}");

@@ -15,7 +15,7 @@ use crate::context::Txn;
 use crate::error::{Effects, ToolError};
 use crate::event::Event;
 use crate::json;
-use crate::ledger::{Decision, Gate, Latency, Receipt, Row};
+use crate::ledger::{Decision, Gate, Latency, Recorded, Row};
 use crate::outcome::{Answer, Outcome};
 use crate::policy::{Ask, Facts, Observation};
 use crate::progress::Ended;
@@ -193,6 +193,7 @@ impl Toolgate {
             outcome: passed.recallable.then(|| end.outcome.clone()),
             spent: txn.spent,
             outputs: std::mem::take(&mut end.outputs),
+            claimed: passed.claimed,
             durable: passed.permit.tool().spec.effect != Effect::Read,
         })
     }
@@ -253,6 +254,7 @@ impl Toolgate {
             outcome: None,
             spent: None,
             outputs: Vec::new(),
+            claimed: false,
             durable: self.registered(&trail).is_none_or(|tool| tool.spec.effect != Effect::Read),
         });
         self.record(finish, end, row, &trail).await
@@ -397,7 +399,7 @@ impl Toolgate {
         self.tell(end, row, None, trail)
     }
 
-    fn tell(&self, mut end: End, row: Arc<Row>, receipt: Option<Receipt>, trail: &Trail) -> Answer {
+    fn tell(&self, mut end: End, row: Arc<Row>, recorded: Option<Recorded>, trail: &Trail) -> Answer {
         let rule = row.rule.clone();
         trail.span.record("toolgate.gate", end.gate.name());
         trail.span.record("toolgate.decision", tracing::field::debug(end.decision));
@@ -406,7 +408,7 @@ impl Toolgate {
             trail.span.record("error.type", &*error.code);
         }
         self.publish(&Event::ToolInvoked(row));
-        Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, receipt }
+        Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, recorded }
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::call::{CallId, SessionKey};
 use crate::json::Digest;
-use crate::ledger::{Receipt, Row};
+use crate::ledger::{Recorded, Row};
 use crate::limits::{Charge, Counter, Over, Spend, Unit};
 use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs};
@@ -359,7 +359,7 @@ impl Store for MemoryStore {
         Ok(Ok(used))
     }
 
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError> {
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session(&finish.row.key);
         if finish.changes.as_ref().is_some_and(|c| c.needs_version()) && session.version != finish.version {

@@ -23,7 +23,7 @@ pub use memory::MemoryStore;
 use crate::call::{CallId, SessionKey};
 use crate::error::{Effects, ToolError};
 use crate::json::Digest;
-use crate::ledger::{Receipt, Row};
+use crate::ledger::{Recorded, Row};
 use crate::limits::{Charge, Over, Spend};
 use crate::outcome::Outcome;
 use crate::policy::{ApprovalFact, Facts, Needs, RecallFact};
@@ -262,6 +262,8 @@ pub struct Finish {
     pub outputs: Vec<(String, Arc<str>)>,
     /// How it ended, for the next call's progress.
     pub ended: Option<Ended>,
+    /// Whether something was claimed for it.
+    pub claimed: bool,
     /// Whether it must survive a power cut, and not only the end of the process: an effect, or the refusal of one.
     pub durable: bool,
 }
@@ -377,7 +379,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError>;
     /// Ends a call: state, claim, charges and row in one transaction. Where the ledger outlives the process, there is a
     /// receipt for the row.
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError>;
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError>;
 
     /// A session's version and slices as they stand; with the rest where [`Store::snapshots_are_complete`].
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError>;

@@ -17,7 +17,7 @@ use toolgate::session::{Alter, State};
 use toolgate::store::{Approval, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Settle, StoreError, Target};
 use toolgate::{
     Agent, AgentBuilder, CallId, Category, Compared, Ctx, Effect, Effects, Event, Failure, ManualClock, MemoryFs, MemoryStore, Outcome,
-    Receipt, Replay, Row, Ruling, Session, SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
+    Recorded, Replay, Row, Ruling, Session, SessionKey, Signal, Store, Tool, ToolError, Toolgate, ToolgateBuilder,
 };
 
 /// Which operation of the store fails.
@@ -69,7 +69,7 @@ fn look_back_at(replay: Option<&Replay>, event: &Event) {
     let mut decided = std::pin::pin!(replay.decide(&row));
     let compared = match decided.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(compared) => compared,
-        Poll::Pending => unreachable!("nothing is waited for"),
+        Poll::Pending => panic!("nothing is waited for"),
     };
     if let Compared::Differs(now) = compared {
         // A listener that panics is caught.
@@ -143,7 +143,7 @@ impl Store for FaultyStore {
         self.check(Fails::Begin)?;
         self.inner.begin(intent, charges, approval, now).await
     }
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError> {
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
         self.check(Fails::Finish)?;
         self.inner.finish(finish).await
     }

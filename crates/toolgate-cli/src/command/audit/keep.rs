@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use toolgate::{CallId, Definition, Outcome, Output, Receipt, SignedDuration, Timestamp, Toolgate};
 use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
 
-use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, named, open as open_ledger, time};
+use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, counted, named, open as open_ledger, time};
 
 fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future))
@@ -47,11 +47,13 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
             let mut out = anstream::stdout().lock();
             writeln!(
                 out,
-                "{GREEN}the ledger holds{GREEN:#}: {} rows of {} sessions, {} signatures",
-                verified.rows, verified.sessions, verified.checkpoints
+                "{GREEN}the ledger holds{GREEN:#}: {} of {}, {}",
+                counted(verified.rows, "row"),
+                counted(verified.sessions, "session"),
+                counted(verified.checkpoints, "signature")
             )?;
             if verified.pruned > 0 {
-                writeln!(out, "{DIM}pruned{DIM:#}   {} rows before them", verified.pruned)?;
+                writeln!(out, "{DIM}pruned{DIM:#}   {} before them", counted(verified.pruned, "row"))?;
             }
             writeln!(out, "{DIM}signed{DIM:#}   up to row {} of {}", verified.signed_to, verified.anchor.seq)?;
             writeln!(out, "{DIM}key{DIM:#}      {}", verified.keys.join("\n         "))?;

@@ -205,7 +205,10 @@ pub(super) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
     for entry in &entries {
         line(entry, json)?;
     }
-    while follow {
+    if !follow {
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
         std::thread::sleep(Duration::from_millis(200));
         let filter = Filter { after: Some(after), ..wanted.filter() };
         let until = ledger.last().map_err(io::Error::other)?;
@@ -216,7 +219,6 @@ pub(super) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
         // What did not fit was looked at, too.
         after = after.max(until);
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn line(entry: &Entry, json: bool) -> io::Result<()> {

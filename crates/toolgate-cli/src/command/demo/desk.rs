@@ -181,6 +181,8 @@ fn issue_refund(books: &SharedBooks) -> Tool {
         },
     )
     .effect(Effect::Destructive)
+    .entity("customer_id", "/customer_id")
+    .entity("order_id", "/order_id")
     // Here the model is to be seen trying again, not the runtime.
     .retry(0, Duration::ZERO)
 }
@@ -215,5 +217,6 @@ fn escalate_to_human(books: &SharedBooks) -> Tool {
         },
     )
     .effect(Effect::Write)
+    .entity("order_id", "/order_id")
     .open()
 }

@@ -76,7 +76,7 @@ async fn play(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Ve
     if let Some(path) = store {
         let kept = SqliteStore::open(path).map_err(io::Error::other)?;
         // What is kept is kept by the calendar; and another run is another desk, with books of its own.
-        books.lock().now = toolgate::Timestamp::now().as_second();
+        books.lock().now = toolgate::Timestamp::now().as_second() - 30 * i64::try_from(script::STEPS.len()).unwrap_or(0);
         let runs = Ledger::open(path)
             .and_then(|ledger| ledger.sessions(script::STEPS.first().map(|step| step.session)))
             .map_err(io::Error::other)?

@@ -130,7 +130,9 @@ impl Backtest {
             .agent(&row.key.agent)
             .and_then(|agent| agent.tools.get(&row.tool))
             .is_none_or(|tool| tool.spec.effect != crate::tool::Effect::Read);
-        if matches!(now, Compared::Differs(_)) && effect {
+        // Refused by another rule is refused all the same.
+        let runs = |ruling: &Ruling| *ruling == Ruling::Admitted;
+        if matches!(&now, Compared::Differs(ruling) if runs(ruling) != runs(&was)) && effect {
             self.counterfactual.insert(row.key.clone());
         }
         if taken && was == Ruling::Admitted && !self.open.contains_key(&row.call) {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::call::{CallId, SessionKey};
 use crate::hook::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
 use crate::json::Digest;
-use crate::ledger::{Gate, Receipt, Row};
+use crate::ledger::{Gate, Recorded, Row};
 use crate::limits::{Charge, Over};
 use crate::outcome::{Outcome, Output};
 use crate::policy::{Facts, FileFact, Needs, RecallFact, Used, Watch};
@@ -218,7 +218,7 @@ impl Store for Stage {
         Ok(Ok(all))
     }
 
-    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Receipt>, Conflict>, StoreError> {
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
         match &self.memory {
             Some(memory) => memory.finish(finish).await,
             None => Ok(Ok(None)),

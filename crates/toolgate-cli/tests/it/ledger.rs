@@ -1,0 +1,219 @@
+//! A ledger that is kept: what a user of `audit`, `replay` and `backtest` sees.
+
+use std::path::{Path, PathBuf};
+
+use regex::Regex;
+use serde_json::{Value, json};
+
+use crate::toolgate;
+
+/// A ledger of the demonstration.
+struct Kept {
+    directory: tempfile::TempDir,
+}
+
+impl Kept {
+    fn new() -> Self {
+        let kept = Self { directory: tempfile::tempdir().unwrap() };
+        let (code, stdout, stderr) = kept.run(&["demo"]);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        assert!(stdout.contains("The ledger is kept in"), "{stdout}");
+        kept
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("ledger.db")
+    }
+
+    fn run(&self, args: &[&str]) -> (i32, String, String) {
+        let path = self.path();
+        let store = ["--store", path.to_str().unwrap()];
+        toolgate(&[args, &store].concat())
+    }
+
+    /// What it says, without what is different every time.
+    fn said(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args);
+        let text = format!("exit {code}\n{stdout}{stderr}").replace(self.directory.path().to_str().unwrap(), "DIR");
+        let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
+        let text = one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
+        let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
+        let text = one("[0-9a-f]{64}", "HEX", &text);
+        one(r"[0-9.]+ (ns|µs|ms|s)\b *", "LENGTH ", &text)
+    }
+
+    fn json(&self, args: &[&str]) -> Vec<Value> {
+        let (_, stdout, stderr) = self.run(&[args, &["--json"]].concat());
+        assert_eq!(stderr, "");
+        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn sql(&self) -> rusqlite::Connection {
+        rusqlite::Connection::open(self.path()).unwrap()
+    }
+}
+
+#[test]
+fn calls_are_listed_and_found() {
+    let kept = Kept::new();
+    insta::assert_snapshot!(kept.said(&["audit", "query", "--decision", "refused"]));
+    insta::assert_snapshot!(kept.said(&["audit", "query", "--entity", "customer_id=C-2002", "-n", "2"]));
+    assert_eq!(kept.json(&["audit", "query"]).len(), 31);
+    for (filter, count) in [
+        (["--tool", "lookup_order"], 7),
+        (["--session", "monday"], 10),
+        (["--agent", "nobody"], 0),
+        (["--principal", "agent-7"], 31),
+        (["--code", "refund_cap"], 3),
+        (["--rule", "same_customer"], 2),
+        (["--since", "1h"], 31),
+        (["--until", "1h"], 0),
+        (["--entity", "order_id=A-7"], 6),
+    ] {
+        assert_eq!(kept.json(&[&["audit", "query"][..], &filter].concat()).len(), count, "{filter:?}");
+    }
+    let (code, stdout, _) = kept.run(&["audit", "query", "--agent", "nobody"]);
+    assert_eq!((code, stdout.as_str()), (0, "nothing is recorded that fits\n"));
+    let (code, _, stderr) = kept.run(&["audit", "query", "--since", "yesterday"]);
+    assert!(code == 2 && stderr.contains("like 2026-11-15T09:00:00Z"), "{stderr}");
+    let (code, _, stderr) = kept.run(&["audit", "query", "--decision", "refusd"]);
+    assert!(code == 2 && stderr.contains("succeeded, failed, refused"), "{stderr}");
+}
+
+#[test]
+fn one_call_is_shown_with_everything_it_rested_on() {
+    let kept = Kept::new();
+    let refused = &kept.json(&["audit", "query", "--rule", "same_customer"])[0];
+    let call = refused["row"]["call"].as_str().unwrap();
+    let said = kept.said(&["audit", "show", call]);
+    // The clock is in it.
+    let said = Regex::new("20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z").unwrap().replace_all(&said, "MOMENT").into_owned();
+    insta::assert_snapshot!(said.split("time by gate").next().unwrap());
+    assert_eq!(kept.json(&["audit", "show", call])[0], *refused);
+    let (code, _, stderr) = kept.run(&["audit", "show", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
+    assert!(code == 2 && stderr.contains("`toolgate audit query` lists those it has"), "{stderr}");
+    let (code, _, stderr) = kept.run(&["audit", "show", "7"]);
+    assert!(code == 2 && stderr.contains("`7` is not the name of a call"), "{stderr}");
+}
+
+#[test]
+fn a_ledger_holds_until_somebody_changes_it() {
+    let kept = Kept::new();
+    insta::assert_snapshot!(kept.said(&["audit", "verify"]));
+    let verified = &kept.json(&["audit", "verify"])[0];
+    assert_eq!((&verified["holds"], &verified["verified"]["rows"]), (&json!(true), &json!(31)));
+    let anchor = verified["verified"]["anchor"].as_str().unwrap();
+    assert_eq!(kept.run(&["audit", "verify", "--anchor", anchor]).0, 0);
+    let (code, _, stderr) = kept.run(&["audit", "verify", "--anchor", "31"]);
+    assert!(code == 2 && stderr.contains("as `toolgate audit verify` prints it"), "{stderr}");
+    kept.sql().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE seq = 7", []).unwrap();
+    insta::assert_snapshot!(kept.said(&["audit", "verify"]));
+    assert_eq!(kept.json(&["audit", "verify"])[0]["flaw"]["seq"], 7);
+    std::fs::write(kept.path(), "something else altogether").unwrap();
+    let (code, stdout, _) = kept.run(&["audit", "verify"]);
+    assert!(code == 1 && stdout.contains("the ledger does not hold"), "{stdout}");
+}
+
+#[test]
+fn what_is_not_there_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("none.db");
+    let path = path.to_str().unwrap();
+    for verb in [
+        &["audit", "query"][..],
+        &["audit", "verify"],
+        &["audit", "stats"],
+        &["audit", "settle"],
+        &["replay", "s"],
+        &["audit", "prune"],
+        &["audit", "key"],
+    ] {
+        let (code, stdout, stderr) = toolgate(&[verb, &["--store", path]].concat());
+        assert_eq!((code, stdout.as_str()), (2, ""), "{verb:?}");
+        assert!(stderr.contains("none.db"), "{verb:?}: {stderr}");
+        assert!(!Path::new(path).exists(), "{verb:?} makes no ledger");
+        let (code, _, stderr) = toolgate(verb);
+        assert!(code == 2 && stderr.contains("`--store PATH`"), "{verb:?}: {stderr}");
+    }
+}
+
+#[test]
+fn figures_and_exports() {
+    let kept = Kept::new();
+    let stats = &kept.json(&["audit", "stats"])[0];
+    assert_eq!(stats["decisions"], json!({"failed": 2, "refused": 14, "replayed": 1, "succeeded": 14}));
+    assert_eq!(stats["refused_by"]["refund_cap"], 3);
+    assert!(stats["latency"]["policy"][1].as_u64().unwrap() >= stats["latency"]["policy"][0].as_u64().unwrap());
+    let (_, stdout, _) = kept.run(&["audit", "stats"]);
+    assert!(stdout.contains("refused by") && stdout.contains("median"), "{stdout}");
+    let out = kept.directory.path().join("out.jsonl");
+    let (code, stdout, _) = kept.run(&["audit", "export", "--out", out.to_str().unwrap()]);
+    assert!(code == 0 && stdout.starts_with("31 rows in "), "{stdout}");
+    let text = std::fs::read_to_string(out).unwrap();
+    let (_, piped, _) = kept.run(&["audit", "export"]);
+    assert_eq!((text.lines().count(), &text), (31, &piped));
+    let (_, tail, _) = kept.run(&["audit", "tail", "-n", "3"]);
+    assert_eq!(tail.lines().count(), 3);
+}
+
+#[test]
+fn a_session_is_decided_again() {
+    let kept = Kept::new();
+    insta::assert_snapshot!(kept.said(&["replay", "tuesday"]));
+    for session in ["monday", "tuesday", "wednesday"] {
+        let lines = kept.json(&["replay", session]);
+        assert_eq!(lines.last().unwrap()["summary"]["differ"], 0);
+    }
+    let two = kept.json(&["replay", "monday", "--until", "2"]);
+    assert_eq!(two.len(), 3);
+    let (code, _, stderr) = kept.run(&["replay", "sunday"]);
+    assert!(code == 2 && stderr.contains("no session `sunday`"), "{stderr}");
+    // Rules that a row was decided by, changed behind its back.
+    kept.sql().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
+    let (code, stdout, _) = kept.run(&["replay", "monday"]);
+    assert!(code == 1 && stdout.contains("now refused at policy by `refund_cap`"), "{stdout}");
+    // A second run of the demonstration is another desk.
+    assert_eq!(kept.run(&["demo"]).0, 0);
+    let (code, _, stderr) = kept.run(&["replay", "monday"]);
+    assert!(code == 2 && stderr.contains("--agent refund-desk-2 --principal agent-7"), "{stderr}");
+}
+
+#[test]
+fn other_rules_are_tried_on_recorded_traffic() {
+    let kept = Kept::new();
+    let rules = include_str!("../../src/command/demo/policy.toml");
+    let file = kept.directory.path().join("policy.toml");
+    let trying = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        kept.said(&["backtest", "--config", file.to_str().unwrap()])
+    };
+    insta::assert_snapshot!(trying(rules));
+    insta::assert_snapshot!(trying(&rules.replace("above = 500", "above = 100")));
+    insta::assert_snapshot!(trying(&rules.replace("issue_refund", "isue_refund").chars().take(400).collect::<String>()));
+    std::fs::write(&file, rules.replace("above = 500", "above = 100")).unwrap();
+    let lines = kept.json(&["backtest", "--config", file.to_str().unwrap()]);
+    assert_eq!(lines.last().unwrap()["summary"]["calls"], 31);
+    let (code, _, stderr) = kept.run(&["backtest", "--config", "nowhere.toml"]);
+    assert!(code == 2 && stderr.contains("nowhere.toml"), "{stderr}");
+}
+
+#[test]
+fn what_is_kept_can_be_pruned_settled_and_signed_anew() {
+    let kept = Kept::new();
+    let (code, stdout, _) = kept.run(&["audit", "settle"]);
+    assert_eq!((code, stdout.as_str()), (0, "nothing is open: of every call it is known what became of it\n"));
+    let (code, _, stderr) = kept.run(&["audit", "settle", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8", "--never", "--by", "ann"]);
+    assert!(code == 2 && stderr.contains("is not open"), "{stderr}");
+    let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s", "--dry-run"]);
+    assert!(stdout.starts_with("31 rows from before"), "{stdout}");
+    let (_, stdout, _) = kept.run(&["audit", "prune"]);
+    assert!(stdout.starts_with("0 rows"), "{stdout}");
+    let first = kept.run(&["audit", "key"]).1;
+    let second = kept.run(&["audit", "key", "--rotate"]).1;
+    assert_ne!(first, second);
+    assert_eq!(kept.run(&["audit", "key"]).1, second);
+    let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s"]);
+    assert!(stdout.starts_with("31 rows"), "{stdout}");
+    let (code, stdout, _) = kept.run(&["audit", "verify", "--key", first.trim()]);
+    assert!(code == 0 && stdout.contains("31 rows before them"), "{stdout}");
+}

@@ -1,0 +1,91 @@
+//! The end of a call, and what the ledger says of it.
+
+use std::sync::Arc;
+
+use rusqlite::params;
+use toolgate::json::Digest;
+use toolgate::store::{Conflict, Finish};
+use toolgate::{Receipt, Recorded, Row, Signer};
+
+use super::SqliteStore;
+use crate::claims::{self, Claim};
+use crate::fault::Done;
+use crate::keys::Keys;
+use crate::ledger::{self, nanos};
+use crate::session::Session;
+use crate::writer::Tx;
+
+impl SqliteStore {
+    pub(super) fn recorded(&self, row: &Row, seq: u64, hash: Digest) -> Recorded {
+        let keys = self.keys();
+        let unsigned = Receipt {
+            call: row.call,
+            at: row.at,
+            tool: Arc::clone(&row.tool),
+            decision: row.decision,
+            config: row.config,
+            seq,
+            hash,
+            key: Arc::clone(keys.public()),
+            signature: String::new(),
+        };
+        Recorded::new(unsigned, keys)
+    }
+}
+
+impl Signer for Keys {
+    fn sign(&self, statement: &[u8]) -> String {
+        Self::sign(self, statement)
+    }
+}
+
+/// A row, its place and its link.
+pub(super) type Appended = (Arc<Row>, u64, Digest);
+
+/// The end of a call: state, claim, charges and row.
+pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
+    let row = &finish.row;
+    let now = row.at;
+    let mut session = Session::find_or_make(tx.sql, &row.key)?;
+    if finish.changes.as_ref().is_some_and(|changes| changes.needs_version()) && session.version != finish.version {
+        return Ok(Err(Conflict));
+    }
+    if !finish.logs.is_empty() {
+        session.append(tx.sql, finish.logs)?;
+    }
+    for revoked in finish.revoked {
+        session.revoke(tx.sql, &revoked.key())?;
+    }
+    if let Some(changes) = finish.changes {
+        session.apply(tx.sql, changes)?;
+    }
+    if let Some(ended) = &finish.ended {
+        session.progress.ended(ended);
+    }
+    if let Some(seen) = finish.seen {
+        session.see(tx.sql, &tx.shared.keys().redact, *seen)?;
+    }
+    for ((handle, _), sealed) in finish.outputs.iter().zip(outputs) {
+        tx.sql.prepare_cached("INSERT OR REPLACE INTO outputs (session, handle, at, text) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+            session.id,
+            handle,
+            nanos(now),
+            sealed
+        ])?;
+    }
+    let claim = if finish.claimed { Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()) } else { None };
+    // It was given up and written down as such; now it comes to an end after all.
+    let (row, (seq, hash)) = if finish.claimed && ledger::has(tx.sql, &row.call)? {
+        let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", now);
+        let body = ledger::text(&late)?;
+        let appended = ledger::append(tx, &mut session, &late, &body)?;
+        (Arc::new(late), appended)
+    } else {
+        (Arc::clone(row), ledger::append(tx, &mut session, row, body)?)
+    };
+    session.save(tx.sql)?;
+    if let Some(claim) = claim {
+        claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), now)?;
+    }
+    Ok(Ok((row, seq, hash)))
+}

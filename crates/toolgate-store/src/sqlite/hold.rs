@@ -1,0 +1,54 @@
+//! Holding a session: against other calls of this process, and against other processes.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use toolgate::SessionKey;
+
+use crate::home::Holding;
+use crate::writer::{Shared, lock};
+
+#[expect(dead_code, reason = "held for its drop")]
+pub(super) enum Guard {
+    Alone(OwnedRwLockWriteGuard<()>),
+    Together(OwnedRwLockReadGuard<()>),
+}
+
+/// A session as the calls of this process hold it.
+#[derive(Default)]
+pub(super) struct Own {
+    pub(super) calls: Arc<RwLock<()>>,
+    /// How many calls hold it against other processes.
+    held: Mutex<usize>,
+}
+
+/// A session that is held against other processes: by the first call that holds it, until the last one lets go.
+pub(super) struct Held {
+    own: Arc<Own>,
+    shared: Arc<Shared>,
+    key: SessionKey,
+}
+
+impl Held {
+    pub(super) fn take(own: Arc<Own>, shared: Arc<Shared>, key: &SessionKey, alone: bool) -> std::io::Result<Option<Self>> {
+        let mut held = lock(&own.held);
+        if *held == 0 && !shared.home.hold(key, if alone { Holding::Alone } else { Holding::Together })? {
+            return Ok(None);
+        }
+        *held += 1;
+        drop(held);
+        Ok(Some(Self { own, shared, key: key.clone() }))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = lock(&self.own.held);
+        *held -= 1;
+        if *held == 0
+            && let Err(error) = self.shared.home.hold(&self.key, Holding::Not)
+        {
+            tracing::error!(%error, "a session could not be let go");
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! What the gate asks of it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+use rust_decimal::Decimal;
+use tokio::time::Instant;
+use toolgate::json::Digest;
+use toolgate::limits::{Charge, Over};
+use toolgate::policy::{Facts, Needs};
+use toolgate::session::{Alter, State};
+use toolgate::store::{
+    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Target,
+};
+use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
+
+use super::SqliteStore;
+use super::end::end;
+use crate::claims::{self, Claim};
+use crate::fault::{Done, Fault};
+use crate::ledger::{self, nanos};
+use crate::session::{self, Session};
+use crate::writer::{Shared, lock};
+
+/// What a call brings to its session, on its way to the thread that writes.
+struct Entering {
+    key: SessionKey,
+    digest: Digest,
+    recall: Vec<toolgate::store::RecallKey>,
+    counts: bool,
+    polling: Option<toolgate::Polling>,
+    now: Timestamp,
+}
+
+impl Entering {
+    fn of(enter: &Enter<'_>) -> Self {
+        Self {
+            key: enter.key.clone(),
+            digest: enter.digest,
+            recall: enter.recall.to_vec(),
+            counts: enter.counts,
+            polling: enter.polling.copied(),
+            now: enter.now,
+        }
+    }
+
+    fn recalled(&self, sql: &Connection, shared: &Shared) -> Done<Option<Recalled>> {
+        if self.recall.is_empty() {
+            return Ok(None);
+        }
+        claims::recall(sql, &shared.home, &shared.keys(), &self.recall, self.digest, self.now)
+    }
+}
+
+fn paused(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(Target, String)>> {
+    let targets = [
+        Target::Agent(Arc::clone(&key.agent)),
+        Target::Principal(Arc::clone(&key.principal)),
+        Target::Tool(Arc::clone(tool)),
+        Target::Session(key.clone()),
+    ];
+    for target in targets {
+        let why: Option<String> = sql
+            .prepare_cached("SELECT reason FROM paused WHERE target = ?1")?
+            .query_row([ledger::text(&target)?], |row| row.get(0))
+            .optional()?;
+        if let Some(why) = why {
+            return Ok(Some((target, why)));
+        }
+    }
+    Ok(None)
+}
+
+fn approval(shared: &Shared, body: &str, sealed: &[u8]) -> Done<Approval> {
+    let approval: Approval = serde_json::from_str(body)?;
+    let opened = shared.keys().unseal(&format!("approval {}", approval.id), sealed);
+    let opened = opened.ok_or_else(|| Fault::Said("an approval was sealed with another key".to_owned()))?;
+    Ok(Approval { arguments: serde_json::from_slice(&opened)?, ..approval })
+}
+
+fn find_approval(sql: &Connection, shared: &Shared, id: &str) -> Done<Option<Approval>> {
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?));
+    let found = sql.prepare_cached("SELECT body, arguments FROM approvals WHERE id = ?1")?.query_row([id], read).optional()?;
+    found.map(|(body, sealed)| approval(shared, &body, &sealed)).transpose()
+}
+
+fn save_approval(sql: &Connection, approval: &Approval) -> Done<()> {
+    sql.prepare_cached("UPDATE approvals SET body = ?2 WHERE id = ?1")?.execute(params![approval.id, serde_json::to_string(approval)?])?;
+    Ok(())
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
+        let (key, tool) = (key.clone(), Arc::clone(tool));
+        let (found, any) =
+            self.read(move |sql, _| Ok((paused(sql, &key, &tool)?, sql.prepare_cached("SELECT 1 FROM paused")?.exists([])?))).await?;
+        self.any_paused.store(any, Ordering::SeqCst);
+        *lock(&self.paused_seen) = Some(Instant::now());
+        Ok(found)
+    }
+
+    async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
+        self.write(true, move |tx| {
+            let target = ledger::text(&target)?;
+            match reason {
+                Some(reason) => tx.sql.execute("INSERT OR REPLACE INTO paused (target, reason) VALUES (?1, ?2)", [target, reason])?,
+                None => tx.sql.execute("DELETE FROM paused WHERE target = ?1", [target])?,
+            };
+            Ok(())
+        })
+        .await?;
+        self.any_paused.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Another process may pull the switch: it is looked at again after a moment. A call with effects is looked at once
+    /// more when it is claimed.
+    fn may_be_paused(&self) -> bool {
+        let fresh = lock(&self.paused_seen).is_some_and(|seen| seen.elapsed() < Duration::from_millis(50));
+        self.any_paused.load(Ordering::SeqCst) || !fresh
+    }
+
+    async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
+        self.acquire(key, alone, wait).await
+    }
+
+    async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
+        self.tidy_locks();
+        let hold = match enter.hold {
+            Some((alone, wait)) => match self.acquire(enter.key, alone, wait).await? {
+                Some(hold) => Some(hold),
+                None => return Ok(None),
+            },
+            None => None,
+        };
+        let entering = Entering::of(&enter);
+        let entered = self.write(false, move |tx| {
+            let recalled = entering.recalled(tx.sql, tx.shared)?;
+            let mut session = Session::find_or_make(tx.sql, &entering.key)?;
+            let opened = *session.opened.get_or_insert(entering.now);
+            if entering.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
+                session.progress.count(entering.digest, entering.now, entering.polling.as_ref());
+            }
+            session.save(tx.sql)?;
+            let slices = session.raw_slices(tx.sql)?;
+            Ok((session, opened, slices, tx.tip.seq, recalled))
+        });
+        let (session, opened, slices, rows, recalled) = entered.await?;
+        // Read outside of the thread that writes.
+        let state = Arc::new(session.state_of(slices).map_err(|fault| self.named(&fault.into()))?);
+        let (version, progress) = (session.version, session.progress);
+        Ok(Some(Box::new(Entered { version, opened, state, rows, recalled, progress, hold })))
+    }
+
+    async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
+        let entering = Entering::of(&enter);
+        self.read(move |sql, shared| {
+            let recalled = entering.recalled(sql, shared)?;
+            let session = Session::find(sql, &entering.key)?;
+            let mut progress = session.as_ref().map(|session| session.progress).unwrap_or_default();
+            if entering.counts {
+                progress.count(entering.digest, entering.now, entering.polling.as_ref());
+            }
+            Ok(Box::new(Entered {
+                version: session.as_ref().map_or(0, |session| session.version),
+                opened: session.as_ref().and_then(|session| session.opened).unwrap_or(entering.now),
+                state: Arc::new(session.map(|session| session.slices(sql)).transpose()?.unwrap_or_default()),
+                rows: ledger::tip(sql)?.seq,
+                recalled,
+                progress,
+                hold: None,
+            }))
+        })
+        .await
+    }
+
+    async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
+        let (key, needs, mut found) = (key.clone(), needs.clone(), std::mem::take(facts));
+        *facts = self
+            .read(move |sql, shared| {
+                // All of it as of one moment.
+                sql.execute_batch("BEGIN")?;
+                let loaded = (|| -> Done<()> {
+                    for (counter, window) in &needs.counters {
+                        let used = claims::used(sql, counter, *window, found.now)?;
+                        found.counters.push((counter.clone(), *window, used));
+                    }
+                    session::load(sql, &shared.keys().redact, &key, &needs, &mut found)
+                })();
+                sql.execute_batch("COMMIT")?;
+                loaded?;
+                Ok(found)
+            })
+            .await?;
+        Ok(())
+    }
+
+    async fn room(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, Over>>, StoreError> {
+        if charges.is_empty() {
+            return Ok(Vec::new());
+        }
+        let charges = charges.to_vec();
+        self.read(move |sql, _| charges.iter().map(|charge| claims::fits(sql, charge, now)).collect()).await
+    }
+
+    async fn begin(
+        &self,
+        intent: Box<Intent>,
+        charges: &[Charge],
+        approval: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
+        let (charges, approval) = (charges.to_vec(), approval.map(str::to_owned));
+        let draft = intent.row.as_ref().map(|row| ledger::text(&**row)).transpose().map_err(StoreError::from)?;
+        self.write(intent.effect, move |tx| {
+            if let Some((target, why)) = paused(tx.sql, &intent.key, &intent.tool)? {
+                return Ok(Err(NotClaimed::Paused(target, why)));
+            }
+            let recalled = claims::recall(tx.sql, &tx.shared.home, &tx.shared.keys(), &intent.recall, intent.asked, now)?;
+            if let Some(recalled) = recalled {
+                return Ok(Err(NotClaimed::Recalled(recalled)));
+            }
+            if let Some((index, over)) = claims::over(tx.sql, &charges, now)? {
+                return Ok(Err(NotClaimed::Over(index, over)));
+            }
+            if let Some(id) = approval {
+                match find_approval(tx.sql, tx.shared, &id)? {
+                    Some(a)
+                        if a.state == ApprovalState::Approved && a.digest == intent.digest && a.key == intent.key && now <= a.expires =>
+                    {
+                        save_approval(tx.sql, &Approval { state: ApprovalState::Used, ..a })?;
+                    }
+                    _ => return Ok(Err(NotClaimed::ApprovalGone)),
+                }
+            }
+            if let Some(row) = &intent.row {
+                ledger::keep_config(tx, row.config)?;
+            }
+            claims::claim(tx, &intent, draft.as_deref(), &charges, now).map(Ok)
+        })
+        .await
+    }
+
+    async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
+        let body = ledger::text(&*finish.row).map_err(StoreError::from)?;
+        let keys = self.keys();
+        let outputs: Result<Vec<_>, _> =
+            finish.outputs.iter().map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes())).collect();
+        let outputs = outputs.map_err(|error| self.named(&StoreError(error.to_string())))?;
+        let written = self.write(finish.durable, move |tx| end(tx, *finish, &body, outputs)).await?;
+        let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
+        Ok(Ok(Some(self.recorded(&row, seq, hash))))
+    }
+
+    async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
+        let key = key.clone();
+        self.read(move |sql, _| {
+            let Some(session) = Session::find(sql, &key)? else { return Ok((0, Arc::default())) };
+            Ok((session.version, Arc::new(session.slices(sql)?)))
+        })
+        .await
+    }
+
+    async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
+        let key = key.clone();
+        self.read(move |sql, _| Session::find(sql, &key)?.map(|session| session.whole(sql).map(Arc::new)).transpose()).await
+    }
+
+    async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError> {
+        let key = key.clone();
+        self.write(false, move |tx| {
+            let mut session = Session::find_or_make(tx.sql, &key)?;
+            session.alter(tx.sql, &tx.shared.keys().redact, alter)?;
+            session.save(tx.sql)
+        })
+        .await
+    }
+
+    async fn spend(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
+        let charges = charges.to_vec();
+        self.write(false, move |tx| {
+            let call = CallId::from_bytes(crate::keys::random()?);
+            for (n, charge) in charges.iter().enumerate() {
+                claims::reserve(tx.sql, call, n, charge, now)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn ask(&self, approval: Approval) -> Result<(), StoreError> {
+        let arguments = serde_json::to_vec(&approval.arguments).map_err(|e| StoreError(e.to_string()))?;
+        let sealed = self.keys().seal(&format!("approval {}", approval.id), &arguments).map_err(|e| StoreError(e.to_string()))?;
+        self.write(true, move |tx| {
+            let session = Session::find_or_make(tx.sql, &approval.key)?;
+            tx.sql
+                .prepare_cached("INSERT INTO approvals (id, session, digest, expires, body, arguments) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
+                .execute(params![
+                    approval.id,
+                    session.id,
+                    approval.digest.as_bytes().as_slice(),
+                    nanos(approval.expires),
+                    serde_json::to_string(&approval)?,
+                    sealed
+                ])?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+        let key = key.clone();
+        self.read(move |sql, shared| {
+            let Some(session) = Session::find(sql, &key)? else { return Ok(None) };
+            let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?));
+            let found = sql
+                .prepare_cached("SELECT body, arguments FROM approvals WHERE session = ?1 AND digest = ?2 ORDER BY n DESC LIMIT 1")?
+                .query_row(params![session.id, digest.as_bytes().as_slice()], read)
+                .optional()?;
+            found.map(|(body, sealed)| approval(shared, &body, &sealed)).transpose()
+        })
+        .await
+    }
+
+    async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
+        let id = id.to_owned();
+        self.read(move |sql, shared| find_approval(sql, shared, &id)).await
+    }
+
+    async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+        let (id, by) = (id.to_owned(), by.to_owned());
+        self.write(true, move |tx| {
+            let waiting = find_approval(tx.sql, tx.shared, &id)?
+                .filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.may_be_answered_by(&by));
+            let Some(approval) = waiting else { return Ok(false) };
+            let state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
+            save_approval(tx.sql, &Approval { state, answered_by: Some(by), ..approval })?;
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+        self.write(true, move |tx| {
+            claims::sweep(tx, now)?;
+            let unsettled = Claim::unsettled(tx.sql)?;
+            unsettled.into_iter().filter(|claim| claim.is_pending(&tx.shared.home, now)).map(claims::shown).collect()
+        })
+        .await
+    }
+
+    async fn settle(
+        &self,
+        call: CallId,
+        settle: Settle,
+        outcome: Outcome,
+        shown: Outcome,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let by = by.to_owned();
+        self.write(true, move |tx| claims::settle(tx, call, settle, (&outcome, shown), &by, now)).await
+    }
+
+    async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+        let (key, handle) = (key.clone(), handle.to_owned());
+        self.read(move |sql, shared| {
+            let Some(session) = Session::find(sql, &key)? else { return Ok(None) };
+            let sealed: Option<Vec<u8>> = sql
+                .prepare_cached("SELECT text FROM outputs WHERE session = ?1 AND handle = ?2")?
+                .query_row(params![session.id, handle], |row| row.get(0))
+                .optional()?;
+            let text = sealed.and_then(|sealed| shared.keys().unseal(&format!("output {handle}"), &sealed));
+            Ok(text.and_then(|text| String::from_utf8(text).ok()).map(Into::into))
+        })
+        .await
+    }
+
+    async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
+        let key = key.clone();
+        self.read(move |sql, _| {
+            let Some(session) = Session::find(sql, &key)? else { return Ok(Vec::new()) };
+            let mut statement = sql.prepare_cached("SELECT body FROM ledger WHERE session = ?1 ORDER BY n")?;
+            let mut rows = statement.query([session.id])?;
+            let mut found = Vec::new();
+            while let Some(row) = rows.next()? {
+                found.push(Arc::new(serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?));
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
+        let body = ledger::text(&*row).map_err(StoreError::from)?;
+        self.write(true, move |tx| {
+            let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
+            if ledger::has(tx.sql, &row.call)? {
+                // It was given up meanwhile, and this is how it really ended.
+                if let Some(claim) = claim.filter(|_| row.effects != toolgate::Effects::Unknown) {
+                    let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.at);
+                    claims::append_settlement(tx, &late)?;
+                    claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
+                }
+                return Ok(());
+            }
+            if let Some(claim) = claim {
+                claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
+            }
+            let mut session = Session::find_or_make(tx.sql, &row.key)?;
+            ledger::append(tx, &mut session, &row, &body)?;
+            session.save(tx.sql)
+        })
+        .await
+    }
+
+    fn introduce(&self, config: Digest, definition: &Arc<str>) {
+        lock(&self.shared.definitions).push((config, Arc::clone(definition)));
+        self.writer.post(move |tx| ledger::keep_config(tx, config));
+    }
+
+    fn redaction_key(&self) -> Option<[u8; 32]> {
+        Some(self.keys().redact)
+    }
+
+    fn home(&self) -> Option<&Path> {
+        Some(self.shared.home.path())
+    }
+
+    fn owner(&self) -> Option<Arc<str>> {
+        self.shared.home.owner().map(Arc::clone)
+    }
+}
