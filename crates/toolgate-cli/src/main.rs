@@ -12,7 +12,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "toolgate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  toolgate demo                             see the refund desk hold against a model that tries to break out\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
+    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
 )]
 struct Cli {
     /// The SQLite file that holds the ledger.

@@ -18,8 +18,9 @@ use serde_json::json;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Unit};
 use toolgate::policy::Facts;
+use toolgate::policy::Require;
 use toolgate::store::{Enter, Finish, Intent, Settle, Store};
-use toolgate::{CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, SessionKey};
+use toolgate::{Agent, CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, Session, SessionKey, Tool, Toolgate};
 use toolgate_store::{Filter, Ledger, SqliteStore};
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -288,6 +289,36 @@ async fn open(path: &Path) -> Line {
     line("open_100k_sessions", "ms", median(values) / 1e6, median(floors) / 1e6, &note)
 }
 
+/// A whole call of a read tool, at the beginning of a session and after many calls.
+async fn calls(directory: &Path) -> Line {
+    let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
+    let look = Tool::dynamic("look", "Looks.", schema, |_, _| async { Ok(json!({"active": true})) })
+        .effect(toolgate::Effect::Read)
+        .entity("customer", "/customer")
+        .proves("/active");
+    let rule = Require::new("seen", ["look"], ["look"]).same("customer", "/customer").within(SignedDuration::from_hours(1));
+    let agent = Agent::builder("desk").tool(look).policy(toolgate::policy::observe(rule)).build().unwrap();
+    let store = Arc::new(SqliteStore::open(directory.join("calls.db")).unwrap());
+    let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
+    let measure = async |session: &Session, from: usize| {
+        let mut took = Vec::new();
+        for n in from..from + 500 {
+            let begun = Instant::now();
+            session.call("look", json!({"customer": format!("C-{n}")})).await;
+            took.push(begun.elapsed().as_nanos() as f64);
+        }
+        median(took)
+    };
+    let session = gate.session("desk", "alice", "one");
+    let fresh = measure(&session, 0).await;
+    for n in 1_000..20_000 {
+        session.call("look", json!({"customer": format!("C-{n}")})).await;
+    }
+    let old = measure(&session, 30_000).await;
+    let note = "a call of a read tool with evidence and a rule, after 20,000 calls of its session; floor: the first 500";
+    line("ledger_call_old_session", "µs", old / 1e3, fresh / 1e3, note)
+}
+
 fn main() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("there is room beside the build");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -295,6 +326,7 @@ fn main() {
         let mut lines = vec![rows_per_second(directory.path()).await];
         lines.push(claims(directory.path(), 1, 1_000).await);
         lines.push(claims(directory.path(), 64, 12_800).await);
+        lines.push(calls(directory.path()).await);
         let path = directory.path().join("million.db");
         let begun = Instant::now();
         fill(&path, 1_000_000).await;

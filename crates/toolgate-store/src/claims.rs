@@ -71,24 +71,27 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
     Ok(Err(Over { used, retry_after: None }))
 }
 
-/// The first charge that does not fit. Charges of one call on the same counter add up.
-pub(crate) fn over(sql: &Connection, charges: &[Charge], now: Timestamp) -> Done<Option<(usize, Over)>> {
+/// What is used of each counter with the charges before it, or the first charge that does not fit. Charges of one call on
+/// the same counter add up.
+pub(crate) fn room(sql: &Connection, charges: &[Charge], now: Timestamp) -> Done<Result<Vec<Decimal>, (usize, Over)>> {
+    let mut all = Vec::with_capacity(charges.len());
     for (index, charge) in charges.iter().enumerate() {
         if charge.amount < Decimal::ZERO {
-            return Ok(Some((index, Over { used: Decimal::ZERO, retry_after: None })));
+            return Ok(Err((index, Over { used: Decimal::ZERO, retry_after: None })));
         }
         let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
-        let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
-        if let Err(over) = fits(sql, &Charge { amount, ..charge.clone() }, now)? {
-            return Ok(Some((index, over)));
+        let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
+        let amount = charge.amount.saturating_add(before);
+        match fits(sql, &Charge { amount, ..charge.clone() }, now)? {
+            Ok(used) => all.push(used.saturating_add(before)),
+            Err(over) => return Ok(Err((index, over))),
         }
     }
-    Ok(None)
+    Ok(Ok(all))
 }
 
-/// Reserves a charge; says what was used before.
-pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge, now: Timestamp) -> Done<Decimal> {
-    let before = used(sql, &charge.counter, charge.window, now)?;
+/// Reserves a charge on top of what is used.
+pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge, used: Decimal, now: Timestamp) -> Done<()> {
     if charge.window.is_some() {
         sql.prepare_cached("DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at <= ?3")?.execute(params![
             charge.counter,
@@ -104,8 +107,7 @@ pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge,
             charge.amount.to_string()
         ])?;
     }
-    total(sql, charge, before.saturating_add(charge.amount))?;
-    Ok(before)
+    total(sql, charge, used.saturating_add(charge.amount))
 }
 
 fn total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
@@ -256,12 +258,11 @@ pub(crate) fn recall(
     Ok(None)
 }
 
-/// Writes an intent down, with what it reserves. Says what was used of each counter before.
-pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: &[Charge], now: Timestamp) -> Done<Vec<Decimal>> {
+/// Writes an intent down, with what it reserves on top of what is used.
+pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: &[Charge], used: &[Decimal], now: Timestamp) -> Done<()> {
     let session = Session::find_or_make(tx.sql, &intent.key)?;
-    let mut used = Vec::new();
-    for (n, charge) in charges.iter().enumerate() {
-        used.push(reserve(tx.sql, intent.call, n, charge, now)?);
+    for (n, (charge, used)) in charges.iter().zip(used).enumerate() {
+        reserve(tx.sql, intent.call, n, charge, *used, now)?;
     }
     for key in &intent.recall {
         tx.sql
@@ -276,7 +277,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
             ])?;
     }
     let before: Vec<(&str, Option<SignedDuration>, Decimal)> =
-        charges.iter().zip(&used).map(|(charge, used)| (charge.counter.as_str(), charge.window, *used)).collect();
+        charges.iter().zip(used).map(|(charge, used)| (charge.counter.as_str(), charge.window, *used)).collect();
     let before = serde_json::to_string(&before)?;
     let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge)).collect();
     tx.sql
@@ -294,7 +295,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
             draft,
             before,
         ])?;
-    Ok(used)
+    Ok(())
 }
 
 /// Ends a claim: by what happened in the world.

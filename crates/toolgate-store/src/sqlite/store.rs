@@ -58,6 +58,10 @@ impl Entering {
 }
 
 fn paused(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> Done<Option<(Target, String)>> {
+    // Mostly nothing is.
+    if !sql.prepare_cached("SELECT 1 FROM paused LIMIT 1")?.exists([])? {
+        return Ok(None);
+    }
     let targets = [
         Target::Agent(Arc::clone(&key.agent)),
         Target::Principal(Arc::clone(&key.principal)),
@@ -226,9 +230,10 @@ impl Store for SqliteStore {
             if let Some(recalled) = recalled {
                 return Ok(Err(NotClaimed::Recalled(recalled)));
             }
-            if let Some((index, over)) = claims::over(tx.sql, &charges, now)? {
-                return Ok(Err(NotClaimed::Over(index, over)));
-            }
+            let used = match claims::room(tx.sql, &charges, now)? {
+                Ok(used) => used,
+                Err((index, over)) => return Ok(Err(NotClaimed::Over(index, over))),
+            };
             if let Some(id) = approval {
                 match find_approval(tx.sql, tx.shared, &id)? {
                     Some(a)
@@ -242,7 +247,8 @@ impl Store for SqliteStore {
             if let Some(row) = &intent.row {
                 ledger::keep_config(tx, row.config)?;
             }
-            claims::claim(tx, &intent, draft.as_deref(), &charges, now).map(Ok)
+            claims::claim(tx, &intent, draft.as_deref(), &charges, &used, now)?;
+            Ok(Ok(used))
         })
         .await
     }
@@ -287,7 +293,8 @@ impl Store for SqliteStore {
         self.write(false, move |tx| {
             let call = CallId::from_bytes(crate::keys::random()?);
             for (n, charge) in charges.iter().enumerate() {
-                claims::reserve(tx.sql, call, n, charge, now)?;
+                let used = claims::used(tx.sql, &charge.counter, charge.window, now)?;
+                claims::reserve(tx.sql, call, n, charge, used, now)?;
             }
             Ok(())
         })

@@ -215,8 +215,13 @@ impl Toolgate {
         let begun = self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await?;
         let used = match &begun {
             Ok(used) => used.clone(),
-            // All before it fit.
-            Err(NotClaimed::Over(index, over)) => (0..*index).map(|_| Decimal::ZERO).chain([over.used]).collect(),
+            // All before it fit, and count for it.
+            Err(NotClaimed::Over(index, over)) => {
+                let (before, full) = charges.split_at((*index).min(charges.len()));
+                let same = |c: &&Charge| full.first().is_some_and(|full| full.counter == c.counter && full.window == c.window);
+                let reserved = before.iter().filter(same).fold(over.used, |sum, c| sum.saturating_add(c.amount));
+                before.iter().map(|_| Decimal::ZERO).chain([reserved]).collect()
+            }
             Err(_) => Vec::new(),
         };
         trail.facts.claimed = charges.into_iter().zip(used).map(|(charge, used)| (charge.counter, charge.window, used)).collect();

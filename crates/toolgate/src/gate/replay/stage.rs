@@ -208,9 +208,8 @@ impl Store for Stage {
                 watch.unknown(|| "a limit is asked for that was not read then".to_owned());
             }
             let used = used.unwrap_or_default();
-            let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
-            let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
-            if charge.amount < Decimal::ZERO || !(Charge { amount, ..charge.clone() }).fits_on(used) {
+            // What the charges before it take is in what was used.
+            if !charge.fits_on(used) {
                 return Ok(Err(NotClaimed::Over(index, Over { used, retry_after: None })));
             }
             all.push(used);
