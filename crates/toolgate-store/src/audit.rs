@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 use toolgate::json::Digest;
 use toolgate::store::{Intent, StoreError};
-use toolgate::{CallId, Decision, Gate, Row, SessionKey};
+use toolgate::{BacktestPlace, CallId, Decision, Gate, Receipt, Row, SessionKey};
 
 use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
@@ -101,8 +101,9 @@ impl Ledger {
     /// # Errors
     /// It is not there, is no ledger, or cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let path = path.as_ref();
-        Self::open_beside(path, &Home::beside(path))
+        // What stands beside it stands beside the file, not beside a link to it.
+        let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        Self::open_beside(&path, &Home::beside(&path))
     }
 
     /// Opens a ledger whose keys and mark stand elsewhere than beside it.
@@ -297,6 +298,10 @@ impl Ledger {
             stats.from = Some(stats.from.map_or(row.at, |from| from.min(row.at)));
             stats.to = Some(stats.to.map_or(row.at, |to| to.max(row.at)));
             *stats.decisions.entry(row.decision.name()).or_default() += 1;
+            // What somebody found out later is no call.
+            if row.decision == Decision::Settled {
+                return Ok(true);
+            }
             let tool = stats.tools.entry(row.tool.to_string()).or_default();
             tool.0 += 1;
             tool.1 += u64::from(row.decision == Decision::Refused);
@@ -319,20 +324,21 @@ impl Ledger {
         Ok(stats)
     }
 
-    /// The places of an agent's rows of a period, each with the place that the ledger had come to when the call came to its
-    /// session.
+    /// The places of an agent's rows of a period.
     ///
     /// # Errors
     /// They cannot be read.
-    pub fn index(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<(u64, Option<u64>)>, StoreError> {
-        let find = || -> Done<Vec<(u64, Option<u64>)>> {
+    pub fn index(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<BacktestPlace>, StoreError> {
+        let find = || -> Done<Vec<BacktestPlace>> {
             let mut statement = self.sql.prepare(
-                "SELECT seq, json_extract(body, '$.facts.after') FROM ledger
+                "SELECT seq, json_extract(body, '$.facts.after'), call FROM ledger
                  WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3 ORDER BY seq",
             )?;
             let (since, until) = (since.map_or(i64::MIN, nanos), until.map_or(i64::MAX, nanos));
-            let rows = statement
-                .query_map(params![agent, since, until], |row| Ok((unsigned(row.get(0)?), row.get::<_, Option<i64>>(1)?.map(unsigned))))?;
+            let rows = statement.query_map(params![agent, since, until], |row| {
+                let after = row.get::<_, Option<i64>>(1)?.map(unsigned);
+                Ok(BacktestPlace { seq: unsigned(row.get(0)?), after, call: CallId::from_bytes(row.get(2)?) })
+            })?;
             Ok(rows.collect::<Result<_, _>>()?)
         };
         self.named(find())
@@ -352,21 +358,62 @@ impl Ledger {
         self.named(find())
     }
 
-    /// The public keys that this ledger has signed with, and the one beside it.
+    /// Whether the row of a receipt is in the ledger, as it was when the receipt was given. `None` where there is no such
+    /// row.
     ///
     /// # Errors
-    /// They cannot be read.
-    pub fn keys(&self) -> Result<Vec<String>, StoreError> {
-        let own = Keys::own(&self.home.keys()).unwrap_or_default();
-        // Only a ledger that holds can vouch for its older keys.
-        let vouched = self.verify(&crate::verify::Trust::default(), |_| ()).is_ok();
-        let find = || -> Done<Vec<String>> {
-            let mut statement = self.sql.prepare("SELECT DISTINCT key FROM checkpoints")?;
-            let keys = statement.query_map([], |row| row.get(0))?;
-            Ok(keys.collect::<Result<_, _>>()?)
+    /// It cannot be read.
+    pub fn holds(&self, receipt: &Receipt) -> Result<Option<bool>, StoreError> {
+        let find = || -> Done<Option<bool>> {
+            let read = |row: &rusqlite::Row<'_>| {
+                Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
+            };
+            let found = self
+                .sql
+                .query_row("SELECT seq, session, n, body FROM ledger WHERE call = ?1", [receipt.call.as_bytes().as_slice()], read)
+                .optional()?;
+            let Some((seq, session, n, body)) = found else { return Ok(None) };
+            let row: Row = serde_json::from_str(&body)?;
+            let before: Option<Vec<u8>> = self
+                .sql
+                .query_row("SELECT hash FROM ledger WHERE session = ?1 AND n = ?2", [session, n - 1], |row| row.get(0))
+                .optional()?;
+            let anchor: Option<Vec<u8>> = self
+                .sql
+                .query_row("SELECT anchor FROM sessions WHERE id = ?1 AND pruned = ?2", [session, n - 1], |row| row.get(0))
+                .optional()?
+                .flatten();
+            let before = match before.or(anchor) {
+                Some(hash) => digest(&hash)?,
+                None => crate::chain::opening(&row.key),
+            };
+            // The row itself is what counts, not what is written beside it.
+            let link = crate::chain::link(&before, unsigned(n), body.as_bytes());
+            Ok(Some(link == receipt.hash && unsigned(seq) == receipt.seq))
         };
-        let older = if vouched { self.named(find())? } else { Vec::new() };
-        Ok(own.into_iter().chain(older).collect())
+        self.named(find())
+    }
+
+    /// A receipt for a row, signed with the key beside the ledger.
+    ///
+    /// # Errors
+    /// The key is not there.
+    pub fn receipt(&self, entry: &Entry) -> Result<Receipt, StoreError> {
+        let keys = Keys::open(&self.home.keys(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
+        let row = &entry.row;
+        let unsigned = Receipt {
+            call: row.call,
+            at: row.at,
+            tool: std::sync::Arc::clone(&row.tool),
+            decision: row.decision,
+            config: row.config,
+            seq: entry.seq,
+            hash: entry.hash,
+            key: std::sync::Arc::clone(keys.public()),
+            signature: String::new(),
+        };
+        let statement = unsigned.statement().map_err(|e| StoreError(e.to_string()))?;
+        Ok(Receipt { signature: keys.sign(&statement), ..unsigned })
     }
 
     /// The public key that this ledger signs with.

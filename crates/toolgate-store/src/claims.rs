@@ -8,7 +8,7 @@ use rust_decimal::Decimal;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Spend, Unit};
 use toolgate::policy::Used;
-use toolgate::store::{Intent, RecallKey, Recalled, Settle};
+use toolgate::store::{Intent, NotClaimed, RecallKey, Recalled, Settle};
 use toolgate::{CallId, Outcome, Row};
 
 use crate::fault::{Done, Fault};
@@ -73,18 +73,18 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
 
 /// What is used of each counter with the charges before it, or the first charge that does not fit. Charges of one call on
 /// the same counter add up.
-pub(crate) fn room(sql: &Connection, charges: &[Charge], now: Timestamp) -> Done<Result<Vec<Decimal>, (usize, Over)>> {
+pub(crate) fn room(sql: &Connection, charges: &[Charge], now: Timestamp) -> Done<Result<Vec<Decimal>, NotClaimed>> {
     let mut all = Vec::with_capacity(charges.len());
     for (index, charge) in charges.iter().enumerate() {
         if charge.amount < Decimal::ZERO {
-            return Ok(Err((index, Over { used: Decimal::ZERO, retry_after: None })));
+            return Ok(Err(NotClaimed::Over { index, over: Over { used: Decimal::ZERO, retry_after: None }, used: all }));
         }
         let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
         let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
         let amount = charge.amount.saturating_add(before);
         match fits(sql, &Charge { amount, ..charge.clone() }, now)? {
             Ok(used) => all.push(used.saturating_add(before)),
-            Err(over) => return Ok(Err((index, over))),
+            Err(over) => return Ok(Err(NotClaimed::Over { index, over, used: all })),
         }
     }
     Ok(Ok(all))

@@ -20,6 +20,26 @@ const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001_ledger.sql")];
 /// How long another process may write before somebody gives up.
 const BUSY: Duration = Duration::from_secs(10);
 
+/// Whether a file that is there may be opened at all. What is somebody else's is not touched.
+pub(crate) fn is_ours(path: &Path) -> Done<()> {
+    let Ok(file) = std::fs::metadata(path) else { return Ok(()) };
+    if file.is_dir() {
+        return Err(Fault::Said("it is a directory; name a file".to_owned()));
+    }
+    if file.len() == 0 {
+        return Ok(());
+    }
+    let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    sql.busy_timeout(BUSY)?;
+    match version(&sql)? {
+        (0, 0) => {
+            let tables: i64 = sql.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+            if tables > 0 { Err(Fault::Said("it is a database of something else; name another file".to_owned())) } else { Ok(()) }
+        }
+        _ => check(&sql),
+    }
+}
+
 /// A connection that writes.
 pub(crate) fn writing(path: &Path) -> Done<Connection> {
     let new = !path.exists();

@@ -60,8 +60,9 @@ impl SqliteStore {
     /// # Errors
     /// What stands in the way: the file is no ledger, is damaged, is older than it should be, or cannot be written to.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let path = path.as_ref();
-        Self::open_beside(path, &Home::beside(path))
+        // What stands beside it stands beside the file, not beside a link to it.
+        let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        Self::open_beside(&path, &Home::beside(&path))
     }
 
     /// Opens a ledger whose keys and mark stand elsewhere than beside it.
@@ -72,6 +73,7 @@ impl SqliteStore {
         let path = path.as_ref();
         let open = || -> Done<Self> {
             let there = |error: std::io::Error| Fault::Said(format!("{}: {error}", state.display()));
+            open::is_ours(path)?;
             let _door = Home::door(state).map_err(there)?;
             let sql = open::writing(path)?;
             let home = Home::enter(state).map_err(there)?;

@@ -88,6 +88,8 @@ pub struct Flaw {
     pub session: Option<SessionKey>,
     /// What is wrong.
     pub what: String,
+    /// Whether it could not even be checked, because something to check it with is missing.
+    pub unchecked: bool,
 }
 
 impl fmt::Display for Flaw {
@@ -108,7 +110,11 @@ impl fmt::Display for Flaw {
 
 impl Flaw {
     fn of(what: impl Into<String>) -> Self {
-        Self { seq: None, call: None, session: None, what: what.into() }
+        Self { seq: None, call: None, session: None, what: what.into(), unchecked: false }
+    }
+
+    fn unchecked(what: impl Into<String>) -> Self {
+        Self { unchecked: true, ..Self::of(what) }
     }
 
     fn at(seq: u64, what: impl Into<String>) -> Self {
@@ -148,8 +154,13 @@ impl Ledger {
             Some(key) => vec![key.clone()],
             None => match Keys::own(&self.home.keys()) {
                 Ok(keys) if !keys.is_empty() => keys,
-                Ok(_) => return Err(Flaw::of("there is no key to believe; give one with `--key`")),
-                Err(error) => return Err(Flaw::of(format!("there is no key to believe ({error}); give one with `--key`"))),
+                Ok(_) => return Err(Flaw::unchecked(format!("there is no key in {}; give one with `--key`", self.home.keys().display()))),
+                Err(error) => {
+                    return Err(Flaw::unchecked(format!(
+                        "there is no key in {} ({error}); give one with `--key`",
+                        self.home.keys().display()
+                    )));
+                }
             },
         };
         // First the mark, because it only moves forward; then all of the ledger as of one moment, while others may write.
@@ -174,7 +185,7 @@ impl Ledger {
         if let (Some(anchor), Some(pruned)) = (anchor, &pruned)
             && anchor.seq < pruned.seq
         {
-            return Err(Flaw::of(format!(
+            return Err(Flaw::unchecked(format!(
                 "the anchor is of row {}, and rows up to {} were pruned: it takes a newer one",
                 anchor.seq, pruned.seq
             )));
@@ -371,6 +382,7 @@ impl Ledger {
                 call: stored.row.as_ref().map(|row| row.call),
                 session: sessions.get(&stored.session).map(|seen| seen.key.clone()),
                 what: what.to_owned(),
+                unchecked: false,
             };
             let Some(seen) = sessions.get(&stored.session) else { return Err(flaw("its session is missing")) };
             if stored.n != seen.rows + 1 {

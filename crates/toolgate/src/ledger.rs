@@ -244,6 +244,13 @@ impl Row {
         }
     }
 
+    /// When it ended.
+    #[must_use]
+    pub fn ended(&self) -> Timestamp {
+        let took = jiff::SignedDuration::from_nanos(i64::try_from(self.latency.total()).unwrap_or(i64::MAX));
+        self.at.checked_add(took).unwrap_or(self.at)
+    }
+
     /// The code of its error, where it came to one.
     #[must_use]
     pub fn code(&self) -> Option<&str> {

@@ -23,6 +23,9 @@ pub struct Output {
     /// The result of an earlier run of the same call, handed back without running it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replayed: bool,
+    /// There is nothing of the kind, which is an answer and proves nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub empty: bool,
     /// Where the whole result can be read, if it was too large: the value is then its head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Stored>,

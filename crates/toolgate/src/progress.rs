@@ -69,6 +69,19 @@ impl Progress {
         }
     }
 
+    /// What it was before a call was counted, of which this is what was recorded. Digests are keyed anew when one looks
+    /// back: `now` stands for `then`.
+    pub(crate) fn before(mut self, now: Digest, then: Option<Digest>) -> Self {
+        if self.last == then && self.streak > 1 {
+            self.last = Some(now);
+            self.streak -= 1;
+            // It was counted, so there was nothing to wait for.
+            self.retry_from = None;
+            return self;
+        }
+        Self::default()
+    }
+
     /// Takes note of how a call ended.
     pub fn ended(&mut self, ended: &Ended) {
         if self.last != Some(ended.digest) {

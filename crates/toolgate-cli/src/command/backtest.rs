@@ -1,14 +1,16 @@
 //! `toolgate backtest`: recorded traffic against other rules.
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::json;
+use toolgate::json::Digest;
 use toolgate::{Agent, Backtest, Change, Compared, Definition, Timestamp};
 use toolgate_store::{Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, moment, open, time};
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, moment, named, open, time};
 
 /// Run recorded traffic of a period against a changed configuration, and list every decision that would change.
 ///
@@ -45,14 +47,16 @@ struct Tally {
     counterfactual: u64,
     undecidable: u64,
     circumstance: u64,
+    /// Why calls were undecidable.
+    why: BTreeMap<String, u64>,
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
     let name = agent_name(&ledger, args.agent.as_deref())?;
-    let agent = changed(&ledger, &name, &args.config)?;
+    let files = read_files(&args.config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let tally = runtime.block_on(play(&ledger, &name, agent, args))?;
+    let tally = runtime.block_on(play(named(store)?, &ledger, &name, files, args))?;
     let mut out = anstream::stdout().lock();
     if args.json {
         writeln!(
@@ -62,12 +66,15 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
                 "undecidable": tally.undecidable, "circumstance": tally.circumstance } })
         )?;
     } else {
+        for (why, count) in &tally.why {
+            writeln!(out, "{YELLOW}{} undecidable{YELLOW:#}: {}", counted(*count, "call"), clean(why))?;
+        }
         let style = if tally.changed == 0 { GREEN } else { RED };
         writeln!(
             out,
-            "{}{BOLD}{} calls{BOLD:#}: {} would be decided the same, {style}{} otherwise{style:#} ({} of them counterfactual), {} undecidable, {} taken as they are",
+            "{}{BOLD}{}{BOLD:#}: {} would be decided the same, {style}{} otherwise{style:#} ({} of them counterfactual), {} undecidable, {} taken as they are",
             if tally.changed > 0 { "\n" } else { "" },
-            tally.calls,
+            counted(tally.calls, "call"),
             tally.same,
             tally.changed,
             tally.counterfactual,
@@ -92,34 +99,56 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>) -> io::Result<String> {
     }
 }
 
-/// The agent as it was last recorded, with the rules that are to be tried.
-fn changed(ledger: &Ledger, name: &str, files: &[PathBuf]) -> io::Result<Agent> {
-    let mut definition = None;
-    let newest = Filter { agent: Some(name.to_owned()), newest_first: true, ..Filter::default() };
-    ledger
-        .query(&newest, |entry| {
-            definition = ledger.definition(entry.row.config)?;
-            Ok(definition.is_none())
-        })
-        .map_err(io::Error::other)?;
-    let definition = definition.ok_or_else(|| io::Error::other(format!("the ledger has no configuration of an agent `{name}`")))?;
-    let definition = Definition::parse(&definition).map_err(io::Error::other)?;
-    let mut texts = Vec::new();
-    for file in files {
+/// The rules that are to be tried.
+fn read_files(files: &[PathBuf]) -> io::Result<Vec<(String, String)>> {
+    let read = |file: &PathBuf| {
         let text = std::fs::read_to_string(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
-        texts.push((file.display().to_string(), text));
-    }
-    let agent = definition.with_policies(texts).build();
-    agent.map_err(|error| io::Error::other(format!("the configuration does not load\n\n{}", error.render(io::stderr().is_terminal()))))
+        Ok((file.display().to_string(), text))
+    };
+    files.iter().map(read).collect()
 }
 
-async fn play(ledger: &Ledger, name: &str, agent: Agent, args: &Args) -> io::Result<Tally> {
+/// An agent as it was recorded, and the same with the rules that are to be tried.
+fn agents(ledger: &Ledger, config: Digest, files: &[(String, String)]) -> Result<(Agent, Agent), Unplayable> {
+    let text = ledger.definition(config).ok().flatten().ok_or(Unplayable::Unknown)?;
+    let definition = Definition::parse(&text).map_err(|_| Unplayable::Unknown)?;
+    let then = definition.clone().build().map_err(|_| Unplayable::Unknown)?;
+    let now = definition
+        .with_policies(files.iter().cloned())
+        .build()
+        .map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
+    Ok((then, now))
+}
+
+/// Why a configuration cannot be played.
+enum Unplayable {
+    Unknown,
+    Rules(String),
+}
+
+async fn play(path: &Path, ledger: &Ledger, name: &str, files: Vec<(String, String)>, args: &Args) -> io::Result<Tally> {
+    // Rules that do not load on the newest configuration are a mistake, and not a result.
+    let newest = Filter { agent: Some(name.to_owned()), newest_first: true, most: Some(1), ..Filter::default() };
+    let newest = ledger.find(&newest).map_err(io::Error::other)?;
+    let config = newest.first().ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?.row.config;
+    let agent = match agents(ledger, config, &files) {
+        Ok((_, agent)) => agent,
+        Err(Unplayable::Rules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),
+        Err(Unplayable::Unknown) => return Err(io::Error::other(format!("the ledger has no configuration of the agent `{name}`"))),
+    };
     let from = args.since.unwrap_or(Timestamp::MIN);
     let warm = agent.looks_back().and_then(|back| from.checked_sub(back).ok());
     let rows = ledger.index(name, warm, args.until).map_err(io::Error::other)?;
-    let first = Filter { agent: Some(name.to_owned()), since: args.since, most: Some(1), ..Filter::default() };
-    let first = ledger.find(&first).map_err(io::Error::other)?.first().map_or(u64::MAX, |entry| entry.seq);
-    let mut backtest = Backtest::new([agent])?;
+    let first = Filter { agent: Some(name.to_owned()), since: args.since, until: args.until, most: Some(1), ..Filter::default() };
+    let Some(first) = ledger.find(&first).map_err(io::Error::other)?.first().map(|entry| entry.seq) else {
+        return Err(io::Error::other("no calls are recorded in this period; look at `--since` and `--until`"));
+    };
+    let own = Ledger::open(path).map_err(io::Error::other)?;
+    let mut backtest = Backtest::new(move |config| match agents(&own, config, &files) {
+        Ok(both) => Ok(both),
+        Err(Unplayable::Unknown) => Err("its configuration cannot be read".to_owned()),
+        Err(Unplayable::Rules(_)) => Err("the new rules do not load on the tools of its time".to_owned()),
+    });
     let bar = bar(2 * rows.len() as u64, "backtesting");
     let (mut tally, mut out) = (Tally::default(), anstream::stdout().lock());
     let fetch = |seq| {
@@ -135,7 +164,10 @@ async fn play(ledger: &Ledger, name: &str, agent: Agent, args: &Args) -> io::Res
             tally.calls += 1;
             match &change.now {
                 Compared::Same => tally.same += 1,
-                Compared::Undecidable(_) => tally.undecidable += 1,
+                Compared::Undecidable(why) => {
+                    tally.undecidable += 1;
+                    *tally.why.entry(why.clone()).or_default() += 1;
+                }
                 Compared::Circumstance(_) => tally.circumstance += 1,
                 Compared::Differs(_) => {
                     tally.changed += 1;
@@ -161,13 +193,13 @@ fn shown(out: &mut impl Write, change: &Change) -> io::Result<()> {
         out,
         "{DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {DIM}session {} call {}{DIM:#}{maybe}",
         time(change.at),
-        change.tool,
-        change.key.session,
+        clean(&change.tool),
+        clean(&change.key.session),
         change.call
     )?;
     writeln!(out, "  was {}", change.was)?;
     let message = match now {
-        toolgate::Ruling::Refused { message, .. } => format!(": {message}"),
+        toolgate::Ruling::Refused { message, .. } => format!(": {}", clean(message)),
         _ => String::new(),
     };
     writeln!(out, "  now {RED}{now}{RED:#}{message}")

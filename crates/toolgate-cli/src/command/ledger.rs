@@ -1,10 +1,9 @@
 //! What the verbs about a ledger have in common.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
-use comfy_table::{ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use toolgate::{Decision, Row, Timestamp};
@@ -103,18 +102,77 @@ fn entity(text: &str) -> Result<(String, Value), String> {
     Ok((name.to_owned(), Value::String(value.to_owned())))
 }
 
-/// A table without lines, as wide as the terminal.
-pub(crate) fn table<const N: usize>(head: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    if !io::stdout().is_terminal() {
-        table.set_content_arrangement(ContentArrangement::Disabled);
+/// A table without lines. What is as wide as its content stays so; of the rest, each cell is cut to what there is room for.
+pub(crate) struct Table {
+    head: Vec<&'static str>,
+    /// Which columns may be cut, and to how few letters; those that come first are cut last.
+    cut: Vec<(usize, usize)>,
+    rows: Vec<Vec<(String, Style)>>,
+}
+
+impl Table {
+    pub(crate) fn new(head: &[&'static str]) -> Self {
+        Self { head: head.to_vec(), cut: Vec::new(), rows: Vec::new() }
     }
-    table.set_header(head.map(|cell| comfy_table::Cell::new(cell).add_attribute(comfy_table::Attribute::Dim)));
-    if let Some(first) = table.column_mut(0) {
-        first.set_padding((0, 1));
+
+    pub(crate) fn cutting(mut self, column: usize, least: usize) -> Self {
+        self.cut.push((column, least));
+        self
     }
-    table
+
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = (String, Style)>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    pub(crate) fn plain(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.row(cells.into_iter().map(|cell| (cell, Style::new())));
+    }
+
+    pub(crate) fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let length = |text: &str| text.chars().count();
+        let mut widths: Vec<usize> = self.head.iter().map(|head| length(head)).collect();
+        for row in &self.rows {
+            for (width, (cell, _)) in widths.iter_mut().zip(row) {
+                *width = (*width).max(length(cell));
+            }
+        }
+        let room = if io::stdout().is_terminal() { terminal_width() } else { usize::MAX };
+        for (column, least) in self.cut.iter().rev() {
+            let all: usize = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+            if let Some(width) = widths.get_mut(*column) {
+                *width = width.saturating_sub(all.saturating_sub(room)).max((*least).min(*width));
+            }
+        }
+        let mut line = |cells: &mut dyn Iterator<Item = (&str, Style)>| {
+            let mut text = String::new();
+            for ((cell, style), width) in cells.zip(&widths) {
+                let cell = if length(cell) > *width {
+                    cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+                } else {
+                    cell.to_owned()
+                };
+                let pad = " ".repeat(width.saturating_sub(length(&cell)) + 2);
+                let _ = std::fmt::Write::write_fmt(&mut text, format_args!("{style}{cell}{style:#}{pad}"));
+            }
+            writeln!(out, "{}", text.trim_end())
+        };
+        line(&mut self.head.iter().map(|head| (*head, DIM)))?;
+        self.rows.iter().try_for_each(|row| line(&mut row.iter().map(|(cell, style)| (cell.as_str(), *style))))
+    }
+}
+
+fn terminal_width() -> usize {
+    console::Term::stdout().size().1.into()
+}
+
+/// Text of others as a person may read it: nothing in it moves the cursor or begins a line.
+pub(crate) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Letters that turn the direction of a line or hide in it.
+fn is_format(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 /// The decision in a word, in the colour that it has everywhere.
@@ -127,22 +185,22 @@ pub(crate) const fn style(decision: Decision) -> Style {
     }
 }
 
-pub(crate) fn colour(decision: Decision) -> comfy_table::Color {
-    match decision {
-        Decision::Succeeded => comfy_table::Color::Green,
-        Decision::Failed | Decision::Refused => comfy_table::Color::Red,
-        Decision::Replayed | Decision::Signalled => comfy_table::Color::Cyan,
-        Decision::Settled => comfy_table::Color::Yellow,
-    }
-}
-
 /// Why: the code, and the rule that said so.
 pub(crate) fn why(row: &Row) -> String {
     let code = row.code().unwrap_or_default();
-    match (&row.rule, &row.settles) {
-        (_, Some(settled)) => format!("by {}", settled.by),
+    clean(&match (&row.rule, &row.settles) {
+        (_, Some(settled)) => format!("{} · by {}", settlement(row), settled.by),
         (Some(rule), _) if rule != code => format!("{code} · {rule}"),
         _ => code.to_owned(),
+    })
+}
+
+/// What was found out about a call.
+pub(crate) fn settlement(row: &Row) -> &'static str {
+    match row.effects {
+        toolgate::Effects::Done => "it happened",
+        toolgate::Effects::None | toolgate::Effects::RolledBack => "it never happened",
+        toolgate::Effects::Unknown => "nobody knows",
     }
 }
 

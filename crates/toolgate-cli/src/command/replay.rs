@@ -10,7 +10,7 @@ use toolgate::json::Digest;
 use toolgate::{Compared, Definition, Replay, Ruling};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, open, time};
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted, open, time, why};
 
 /// Decide a recorded session again, call by call, without running any tool.
 ///
@@ -58,6 +58,19 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         ..Filter::default()
     };
     let entries = ledger.find(&filter).map_err(io::Error::other)?;
+    match entries.first() {
+        None => {
+            return Err(io::Error::other(format!("all rows of session `{}` were pruned; there is nothing to decide again", args.session)));
+        }
+        Some(first) if first.n > 1 => {
+            writeln!(
+                anstream::stderr().lock(),
+                "{YELLOW}note{YELLOW:#}: the first {} of this session were pruned",
+                counted(first.n - 1, "row")
+            )?;
+        }
+        Some(_) => {}
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let differs = runtime.block_on(play(&ledger, &entries, args))?;
     Ok(if differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -84,6 +97,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             Compared::Same => same += 1,
             Compared::Differs(_) => differ += 1,
             Compared::Undecidable(_) => unknown += 1,
+            Compared::Circumstance(_) if row.settles.is_some() => {}
             Compared::Circumstance(_) => moment += 1,
         }
         let was = Ruling::of(row);
@@ -95,6 +109,10 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             )?;
             continue;
         }
+        if row.settles.is_some() {
+            writeln!(out, "{:>4}  {DIM}· {} {} {}{DIM:#}", "", time(row.at), clean(&row.tool), why(row))?;
+            continue;
+        }
         let (style, mark, more) = match &compared {
             Compared::Same => (GREEN, "=", String::new()),
             Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {now}{RED:#}")),
@@ -102,7 +120,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}taken as it is: {why}{DIM:#}")),
         };
         let turn = row.turn.map_or_else(|| entry.n.to_string(), |turn| turn.to_string());
-        writeln!(out, "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {was}{more}", time(row.at), row.tool)?;
+        writeln!(out, "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {was}{more}", time(row.at), clean(&row.tool))?;
     }
     if args.json {
         writeln!(out, "{}", json!({ "summary": { "same": same, "differ": differ, "undecidable": unknown, "circumstance": moment } }))?;

@@ -76,7 +76,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
     let claim = if finish.claimed { Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()) } else { None };
     // It was given up and written down as such; now it comes to an end after all.
     let (row, (seq, hash)) = if finish.claimed && ledger::has(tx.sql, &row.call)? {
-        let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", now);
+        let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
         let body = ledger::text(&late)?;
         let appended = ledger::append(tx, &mut session, &late, &body)?;
         (Arc::new(late), appended)

@@ -232,7 +232,7 @@ impl Store for SqliteStore {
             }
             let used = match claims::room(tx.sql, &charges, now)? {
                 Ok(used) => used,
-                Err((index, over)) => return Ok(Err(NotClaimed::Over(index, over))),
+                Err(full) => return Ok(Err(full)),
             };
             if let Some(id) = approval {
                 match find_approval(tx.sql, tx.shared, &id)? {
@@ -411,7 +411,7 @@ impl Store for SqliteStore {
             if ledger::has(tx.sql, &row.call)? {
                 // It was given up meanwhile, and this is how it really ended.
                 if let Some(claim) = claim.filter(|_| row.effects != toolgate::Effects::Unknown) {
-                    let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.at);
+                    let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
                     claims::append_settlement(tx, &late)?;
                     claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
                 }

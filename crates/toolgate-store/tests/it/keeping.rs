@@ -277,11 +277,14 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
         }
         let index = ledger.index("desk", None, None).unwrap();
         let played = async |rules: &str| {
-            let agent = definition.clone().with_policies([("new.toml".to_owned(), rules.to_owned())]).build().unwrap();
+            let (definition, rules) = (definition.clone(), rules.to_owned());
+            let agents = move |_| {
+                let then = definition.clone().build().unwrap();
+                Ok((then, definition.clone().with_policies([("new.toml".to_owned(), rules.clone())]).build().unwrap()))
+            };
             let mut changes = Vec::new();
             let fetch = |seq| ledger.row(seq).map(Option::unwrap);
-            Backtest::new([agent])
-                .unwrap()
+            Backtest::new(agents)
                 .play(&index, 0, fetch, |row, change| {
                     changes.push((row.arguments["name"].as_str().unwrap_or("-").to_owned(), change));
                     Ok(())

@@ -215,12 +215,12 @@ impl Toolgate {
         let begun = self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await?;
         let used = match &begun {
             Ok(used) => used.clone(),
-            // All before it fit, and count for it.
-            Err(NotClaimed::Over(index, over)) => {
+            // With what those before it take of the same.
+            Err(NotClaimed::Over { index, over, used }) => {
                 let (before, full) = charges.split_at((*index).min(charges.len()));
                 let same = |c: &&Charge| full.first().is_some_and(|full| full.counter == c.counter && full.window == c.window);
                 let reserved = before.iter().filter(same).fold(over.used, |sum, c| sum.saturating_add(c.amount));
-                before.iter().map(|_| Decimal::ZERO).chain([reserved]).collect()
+                used.iter().copied().chain([reserved]).collect()
             }
             Err(_) => Vec::new(),
         };
@@ -235,7 +235,7 @@ impl Toolgate {
                 trail.facts.recalled = Some(other.fact());
                 Err(recalled_error(&other).into())
             }
-            Err(NotClaimed::Over(index, over)) => {
+            Err(NotClaimed::Over { index, over, .. }) => {
                 let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
                 let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);
                 trail.rule = rule;

@@ -28,7 +28,7 @@ pub use authorize::Permit;
 pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
 pub use pass::Pass;
 pub use reconcile::Reconciled;
-pub use replay::{Backtest, Change, Compared, Replay, Ruling};
+pub use replay::{Backtest, BacktestPlace, Change, Compared, Replay, Ruling};
 pub use session::{Session, Snapshot};
 pub(crate) use shape::OUTPUT_BOUNDS;
 

@@ -20,7 +20,7 @@ use crate::redact::is_redacted;
 use crate::registry::Agent;
 use stage::Stage;
 
-pub use backtest::{Backtest, Change};
+pub use backtest::{Backtest, Change, Place as BacktestPlace};
 
 /// What was decided about a call before any tool ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -122,7 +122,7 @@ impl Replay {
     /// # Errors
     /// The machine gives no random numbers.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> std::io::Result<Self> {
-        Theatre::new(agents.into_iter().map(Arc::new), Stage::on_facts()).map(Self)
+        Theatre::new(agents.into_iter().map(Arc::new), Arc::new(Stage::on_facts())).map(Self)
     }
 
     /// Looks back with the agents of a runtime.
@@ -130,7 +130,7 @@ impl Replay {
     /// # Errors
     /// The machine gives no random numbers.
     pub fn of(gate: &Toolgate) -> std::io::Result<Self> {
-        Theatre::new(gate.0.agents.values().cloned(), Stage::on_facts()).map(Self)
+        Theatre::new(gate.0.agents.values().cloned(), Arc::new(Stage::on_facts())).map(Self)
     }
 
     /// Decides a recorded call again.
@@ -139,24 +139,34 @@ impl Replay {
             return Compared::Circumstance("it is no call: somebody found out what had become of one".to_owned());
         }
         let was = Ruling::of(row);
+        if let Some(why) = circumstance(&was, row) {
+            return Compared::Circumstance(why);
+        }
+        let _one = self.0.one.lock().await;
         match self.0.judge(row).await {
-            Judged::Unknown(why) => Compared::Undecidable(why),
-            Judged::Decided(now, _) => Theatre::compare(&was, now),
+            Judged::Unknown(why, _) => Compared::Undecidable(why),
+            Judged::Decided(now, _) if was.is_same(&now) => Compared::Same,
+            Judged::Decided(now, _) => Compared::Differs(now),
         }
     }
 }
 
 /// A recorded call, judged again.
 enum Judged {
-    Decided(Ruling, Option<(Box<Passed>, Box<Trail>)>),
-    Unknown(String),
+    Decided(Ruling, Option<Open>),
+    Unknown(String, Option<Open>),
 }
+
+/// A call that was let through and has not ended.
+type Open = (Box<Passed>, Box<Trail>);
 
 /// A runtime that only looks back.
 struct Theatre {
     gate: Toolgate,
     stage: Arc<Stage>,
     clock: Arc<ManualClock>,
+    /// One call at a time is on stage.
+    one: tokio::sync::Mutex<()>,
 }
 
 /// What hung on the moment: who else was there, how long it took, what the machine could do, what a person had said.
@@ -173,11 +183,11 @@ const CIRCUMSTANCES: [&str; 9] = [
 ];
 
 impl Theatre {
-    fn new(agents: impl Iterator<Item = Arc<Agent>>, stage: Stage) -> std::io::Result<Self> {
-        let (stage, clock) = (Arc::new(stage), Arc::new(ManualClock::at(jiff::Timestamp::UNIX_EPOCH)));
+    fn new(agents: impl Iterator<Item = Arc<Agent>>, stage: Arc<Stage>) -> std::io::Result<Self> {
+        let clock = Arc::new(ManualClock::at(jiff::Timestamp::UNIX_EPOCH));
         let mut builder: ToolgateBuilder = Toolgate::builder().store(stage.clone()).clock(clock.clone());
         builder.agents = agents.map(|agent| (Arc::clone(&agent.name), Arc::new(agent.on_stage(&stage)))).collect();
-        Ok(Self { gate: builder.build()?, stage, clock })
+        Ok(Self { gate: builder.build()?, stage, clock, one: tokio::sync::Mutex::new(()) })
     }
 
     /// Takes a recorded call through the gates before the tool.
@@ -186,14 +196,14 @@ impl Theatre {
         let watch = Watch::on();
         self.stage.set(row, &watch);
         // What could not be read was not kept, and neither was how large it was.
-        if row.arguments.is_null() && row.digest.is_none() && matches!(row.gate, Gate::Validate | Gate::Approval) {
-            return Judged::Unknown("the arguments could not be read then, and are not kept".to_owned());
+        if row.arguments.is_null() && row.digest.is_none() && row.gate == Gate::Validate {
+            return Judged::Unknown("the arguments could not be read then, and are not kept".to_owned(), None);
         }
         // What a rule in Rust looks at, only it knows.
         let tool = self.gate.agent(&row.key.agent).and_then(|agent| agent.tools.get(&row.tool));
         let opaque = tool.and_then(|tool| tool.governed_by.iter().find(|attached| attached.policy.definition() == attached.policy.name()));
         if let Some(rule) = opaque.filter(|_| is_redacted(&row.arguments)) {
-            return Judged::Unknown(format!("an argument was redacted, and the rule `{}` may look at it", rule.policy.name()));
+            return Judged::Unknown(format!("an argument was redacted, and the rule `{}` may look at it", rule.policy.name()), None);
         }
         let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
         call.turn = row.turn;
@@ -204,7 +214,7 @@ impl Theatre {
             Ok(Admitted::Pass(mut passed)) => {
                 passed.hold = None;
                 return match watch.told() {
-                    Some(why) => Judged::Unknown(why),
+                    Some(why) => Judged::Unknown(why, Some((passed, trail))),
                     None => Judged::Decided(Ruling::Admitted, Some((passed, trail))),
                 };
             }
@@ -212,27 +222,28 @@ impl Theatre {
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
                 if gate == Gate::Validate && is_redacted(&row.arguments) {
-                    return Judged::Unknown("an argument was redacted, and may be what does not fit".to_owned());
+                    return Judged::Unknown("an argument was redacted, and may be what does not fit".to_owned(), None);
                 }
                 Ruling::Refused { gate, rule: trail.rule.take(), code: stop.error.code.to_string(), message: stop.error.message }
             }
         };
         match watch.told() {
             // What stopped before it got to what is not known, stopped.
-            Some(why) if !matches!(&ruling, Ruling::Refused { gate, .. } if *gate < Gate::Recall) => Judged::Unknown(why),
+            Some(why) if !matches!(&ruling, Ruling::Refused { gate, .. } if *gate < Gate::Recall) => Judged::Unknown(why, None),
             _ => Judged::Decided(ruling, None),
         }
     }
+}
 
-    fn compare(was: &Ruling, now: Ruling) -> Compared {
-        if was.is_same(&now) {
-            return Compared::Same;
-        }
-        if let Ruling::Refused { code, gate, .. } = was
-            && (CIRCUMSTANCES.contains(&code.as_str()) || *gate == Gate::Hooks)
-        {
-            return Compared::Circumstance(format!("`{code}` hung on the moment"));
-        }
-        Compared::Differs(now)
-    }
+/// Where a refusal hung on the moment, that it did.
+fn circumstance(was: &Ruling, row: &Row) -> Option<String> {
+    let Ruling::Refused { code, gate, .. } = was else { return None };
+    // A session has only so much time: that can be told from the record.
+    let wall = code == code::DEADLINE_EXCEEDED && *gate == Gate::Limits && row.facts.opened.is_some();
+    // An approval that was named is looked at before the arguments are.
+    let named = *gate == Gate::Approval && row.digest.is_none();
+    let moment = CIRCUMSTANCES.contains(&code.as_str()) || *gate == Gate::Hooks || named;
+    (moment && !wall).then(|| {
+        if named { "it named an approval, and hung on a person's word".to_owned() } else { format!("`{code}` hung on the moment") }
+    })
 }

@@ -68,7 +68,7 @@ impl Toolgate {
         }
         let changes = self.changes(&value, empty, passed, txn, trail)?;
         let digest = tool.spec.polling.map(|_| json::digest_of(&value));
-        let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, ..Output::default() };
+        let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, empty, ..Output::default() };
         let most = tool.spec.max_output.unwrap_or(passed.agent.max_output);
         let whole = (passed.agent.watched.is_some() && !is_small(&output.value, most)).then(|| output.value.clone());
         let stored = cap(&mut output, most);

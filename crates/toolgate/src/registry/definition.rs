@@ -10,7 +10,7 @@ use crate::config::{Rules, Scope, Written};
 use crate::hook::Hook;
 use crate::json::Bounds;
 use crate::limits::Limits;
-use crate::policy::{Ask, Fault, Policy, Verdict};
+use crate::policy::{Ask, Fault, Mode, Policy, Verdict};
 use crate::resource::MemoryFs;
 use crate::tool::{Spec, Tool};
 
@@ -53,6 +53,8 @@ struct InCode {
     name: String,
     says: String,
     governs: Vec<Arc<str>>,
+    #[serde(default)]
+    mode: Mode,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -130,6 +132,7 @@ impl AgentBuilder {
             name: written.policy.name().to_owned(),
             says: written.policy.definition(),
             governs: governs(&written.policy),
+            mode: written.policy.mode(),
         });
         let hooked = |hook: &Arc<dyn Hook>| Hooked {
             name: hook.name().to_owned(),
@@ -163,7 +166,14 @@ impl Policy for Unknown {
     fn definition(&self) -> String {
         self.0.says.clone()
     }
+    fn mode(&self) -> Mode {
+        self.0.mode
+    }
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        // One that only observes decides nothing.
+        if self.0.mode == Mode::Observe {
+            return Ok(Verdict::allow());
+        }
         ask.facts.watch.unknown(|| format!("the rule `{}` was written in Rust, and is not here to be asked", self.0.name));
         Err(Fault("it was written in Rust, and is not here to be asked".to_owned()))
     }

@@ -98,6 +98,18 @@ impl MemoryStore {
 }
 
 impl MemoryStore {
+    /// How a call ended that left nothing else behind.
+    pub(crate) fn note_end(&self, key: &SessionKey, ended: &crate::progress::Ended) {
+        crate::lock(&self.inner).session(key).progress.ended(ended);
+    }
+
+    /// What is known of a session whose beginning is not.
+    pub(crate) fn seed(&self, key: &SessionKey, progress: Progress, opened: Timestamp) {
+        let mut inner = crate::lock(&self.inner);
+        let session = inner.session(key);
+        (session.progress, session.opened) = (progress, Some(opened));
+    }
+
     async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Option<Hold> {
         let lock = Arc::clone(&crate::lock(&self.inner).session(key).lock);
         // The uncontended case needs no timer.
@@ -166,17 +178,23 @@ impl Inner {
         counter.fits(now, charge).map(|()| counter.used(now, charge.window))
     }
 
-    fn over(&mut self, charges: &[Charge], now: Timestamp) -> Option<(usize, Over)> {
-        charges.iter().enumerate().find_map(|(index, charge)| {
+    /// What is used of each counter with the charges before it, or the first charge that does not fit.
+    fn room_for(&mut self, charges: &[Charge], now: Timestamp) -> Result<Vec<Decimal>, NotClaimed> {
+        let mut used = Vec::with_capacity(charges.len());
+        for (index, charge) in charges.iter().enumerate() {
             if charge.amount < Decimal::ZERO {
-                return Some((index, Over { used: Decimal::ZERO, retry_after: None }));
+                return Err(NotClaimed::Over { index, over: Over { used: Decimal::ZERO, retry_after: None }, used });
             }
             // Charges of one call on the same counter add up.
             let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
-            let amount = same.fold(charge.amount, |sum, c| sum.saturating_add(c.amount));
-            let charge = Charge { amount, ..charge.clone() };
-            self.fits(&charge, now).err().map(|over| (index, over))
-        })
+            let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
+            let charge = Charge { amount: charge.amount.saturating_add(before), ..charge.clone() };
+            match self.fits(&charge, now) {
+                Ok(so_far) => used.push(so_far.saturating_add(before)),
+                Err(over) => return Err(NotClaimed::Over { index, over, used }),
+            }
+        }
+        Ok(used)
     }
 
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
@@ -334,9 +352,10 @@ impl Store for MemoryStore {
         if let Some(recalled) = inner.recall_any(&intent.recall, intent.asked, now) {
             return Ok(Err(NotClaimed::Recalled(recalled)));
         }
-        if let Some((index, over)) = inner.over(charges, now) {
-            return Ok(Err(NotClaimed::Over(index, over)));
-        }
+        let used = match inner.room_for(charges, now) {
+            Ok(used) => used,
+            Err(full) => return Ok(Err(full)),
+        };
         if let Some(id) = approval {
             match inner.approvals.get_mut(id) {
                 Some(a) if a.state == ApprovalState::Approved && a.digest == intent.digest && a.key == intent.key && now <= a.expires => {
@@ -345,11 +364,8 @@ impl Store for MemoryStore {
                 _ => return Ok(Err(NotClaimed::ApprovalGone)),
             }
         }
-        let mut used = Vec::with_capacity(charges.len());
         for charge in charges {
-            let counter = inner.counters.entry((charge.counter.clone(), charge.window)).or_default();
-            used.push(counter.used(now, charge.window));
-            counter.reserve(now, intent.call, charge);
+            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, intent.call, charge);
         }
         for key in &intent.recall {
             inner.recalls.insert(key.clone(), (intent.asked, intent.call));

@@ -187,8 +187,15 @@ pub struct Intent {
 /// Why a claim failed. Nothing was reserved.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NotClaimed {
-    /// The charge of this index has no room.
-    Over(usize, Over),
+    /// A charge has no room.
+    Over {
+        /// Which one.
+        index: usize,
+        /// What is used of it.
+        over: Over,
+        /// What is used of those before it, with what each of them takes.
+        used: Vec<Decimal>,
+    },
     /// Somebody else was first.
     Recalled(Recalled),
     /// The approval is gone: used, expired or taken back.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use toolgate::{CallId, Definition, Outcome, Output, Receipt, SignedDuration, Timestamp, Toolgate};
 use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
 
-use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, counted, named, open as open_ledger, time};
+use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, clean, counted, named, open as open_ledger, time};
 
 fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future))
@@ -23,7 +23,7 @@ fn open_store(store: Option<&Path>) -> io::Result<SqliteStore> {
 
 pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let path = named(store)?;
-    if !path.exists() {
+    if !path.is_file() {
         return Err(io::Error::other(format!("there is no ledger {}", path.display())));
     }
     let checked = match Ledger::open(path) {
@@ -32,26 +32,22 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
             let bar = bar(rows, "verifying");
             let checked = ledger.verify(&Trust { anchor, key }, |count| bar.set_position(count));
             bar.finish_and_clear();
-            checked.map_err(|flaw| (flaw.to_string(), json!(flaw)))
+            match checked {
+                // Something to check it with is missing: that says nothing about the ledger.
+                Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("the ledger cannot be checked: {flaw}"))),
+                checked => checked.map_err(|flaw| (flaw.to_string(), json!(flaw))),
+            }
         }
         // What cannot even be opened does not hold.
         Err(error) => Err((error.to_string(), json!({ "what": error.to_string() }))),
     };
+    let mut out = anstream::stdout().lock();
     match checked {
-        Ok(verified) if json => println!("{}", json!({ "holds": true, "verified": verified })),
-        Err((_, flaw)) if json => {
-            println!("{}", json!({ "holds": false, "flaw": flaw }));
-            return Ok(ExitCode::FAILURE);
-        }
+        Ok(verified) if json => writeln!(out, "{}", json!({ "holds": true, "verified": verified }))?,
         Ok(verified) => {
-            let mut out = anstream::stdout().lock();
-            writeln!(
-                out,
-                "{GREEN}the ledger holds{GREEN:#}: {} of {}, {}",
-                counted(verified.rows, "row"),
-                counted(verified.sessions, "session"),
-                counted(verified.checkpoints, "signature")
-            )?;
+            let (rows, sessions, signatures) =
+                (counted(verified.rows, "row"), counted(verified.sessions, "session"), counted(verified.checkpoints, "signature"));
+            writeln!(out, "{GREEN}the ledger holds{GREEN:#}: {rows} of {sessions}, {signatures}")?;
             if verified.pruned > 0 {
                 writeln!(out, "{DIM}pruned{DIM:#}   {} before them", counted(verified.pruned, "row"))?;
             }
@@ -60,8 +56,11 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
             writeln!(out, "{DIM}anchor{DIM:#}   {}", verified.anchor)?;
             writeln!(out, "{DIM}         note it down elsewhere: `--anchor` will tell whether this ledger was put back{DIM:#}")?;
         }
-        Err((flaw, _)) => {
-            anstream::println!("{RED}the ledger does not hold{RED:#}: {flaw}");
+        Err((what, flaw)) => {
+            match json {
+                true => writeln!(out, "{}", json!({ "holds": false, "flaw": flaw }))?,
+                false => writeln!(out, "{RED}the ledger does not hold{RED:#}: {}", clean(&what))?,
+            }
             return Ok(ExitCode::FAILURE);
         }
     }
@@ -87,22 +86,23 @@ pub(super) fn prune(
             None => 0,
         };
         if json {
-            println!("{}", json!({ "would_prune": all - stay, "would_keep": stay }));
+            writeln!(io::stdout().lock(), "{}", json!({ "would_prune": all - stay, "would_keep": stay }))?;
         } else {
-            anstream::println!("{} rows from before {} would go, {stay} would stay", all - stay, time(rows_before));
+            writeln!(io::stdout().lock(), "{} from before {} would go, {stay} would stay", counted(all - stay, "row"), time(rows_before))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let store = open_store(store)?;
     let gone = block_on(store.prune(rows_before, sealed_before))?.map_err(io::Error::other)?;
     if json {
-        println!("{}", json!({ "rows": gone.rows, "sealed": gone.sealed }));
+        writeln!(io::stdout().lock(), "{}", json!({ "rows": gone.rows, "sealed": gone.sealed }))?;
     } else {
-        anstream::println!(
-            "{} rows and {} recorded outcomes, approvals and outputs are gone; what is left holds without them",
-            gone.rows,
-            gone.sealed
-        );
+        writeln!(
+            io::stdout().lock(),
+            "{} and {} are gone; what is left holds without them",
+            counted(gone.rows, "row"),
+            counted(gone.sealed, "recorded outcome, approval or output")
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -114,17 +114,16 @@ pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     for intent in &pending {
         let asked = intent.row.as_ref().map(|row| Arc::clone(&row.arguments)).unwrap_or_default();
         if json {
-            writeln!(
-                out,
-                "{}",
-                json!({ "call": intent.call, "key": intent.key, "tool": intent.tool, "arguments": asked, "at": intent.row.as_ref().map(|row| row.at) })
-            )?;
+            let at = intent.row.as_ref().map(|row| row.at);
+            writeln!(out, "{}", json!({ "call": intent.call, "key": intent.key, "tool": intent.tool, "arguments": asked, "at": at }))?;
             continue;
         }
         let at = intent.row.as_ref().map(|row| time(row.at)).unwrap_or_default();
-        writeln!(out, "{BOLD}{}{BOLD:#} {asked}", intent.tool)?;
-        writeln!(out, "  {DIM}{at} session {} of {} with {}{DIM:#}", intent.key.session, intent.key.principal, intent.key.agent)?;
-        writeln!(out, "  toolgate audit settle {} --happened RESULT | --never --by YOU\n", intent.call)?;
+        let (key, store, call) = (&intent.key, named(store)?.display(), intent.call);
+        writeln!(out, "{BOLD}{}{BOLD:#} {}", clean(&intent.tool), clean(&asked.to_string()))?;
+        writeln!(out, "  {DIM}{at} session {} of {} with {}{DIM:#}", clean(&key.session), clean(&key.principal), clean(&key.agent))?;
+        writeln!(out, "  toolgate audit settle {call} --happened RESULT --by YOU --store {store}")?;
+        writeln!(out, "  toolgate audit settle {call} --never --by YOU --store {store}\n")?;
     }
     if pending.is_empty() && !json {
         writeln!(out, "nothing is open: of every call it is known what became of it")?;
@@ -158,7 +157,7 @@ pub(super) fn settle(
         None => None,
     };
     let agent = definition.and_then(|text| Definition::parse(&text).ok()?.build().ok());
-    let done = happened.is_some();
+    let (done, repeatable) = (happened.is_some(), !intent.recall.is_empty());
     let settle = async {
         let gate = Toolgate::builder().store(Arc::new(open_store(store)?));
         let gate = agent.into_iter().fold(gate, |gate, agent| gate.agent(agent)).build()?;
@@ -167,10 +166,15 @@ pub(super) fn settle(
     if !block_on(settle)?? {
         return Err(io::Error::other(format!("{call} was settled by somebody else meanwhile")));
     }
-    match (json, done) {
-        (true, _) => println!("{}", json!({ "call": call, "happened": done, "by": by })),
-        (_, true) => anstream::println!("{call} is settled: it happened, and whoever repeats it gets this result"),
-        _ => anstream::println!("{call} is settled: it never happened, what it had reserved is free, and it may be made again"),
+    let mut out = anstream::stdout().lock();
+    match (json, done, repeatable) {
+        (true, ..) => writeln!(out, "{}", json!({ "call": call, "happened": done, "by": by }))?,
+        (_, true, true) => writeln!(out, "{call} is settled: it happened, and whoever repeats it gets this result")?,
+        (_, true, false) => writeln!(
+            out,
+            "{call} is settled: it happened. It had no key and its tool is not `once`, so a repetition is a new call and will run"
+        )?,
+        (_, false, _) => writeln!(out, "{call} is settled: it never happened, what it had reserved is free, and it may be made again")?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -191,34 +195,40 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
         .unwrap_or(&value);
     let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| io::Error::other(format!("this is no receipt: {e}")))?;
     let ledger = store.map(|path| open_ledger(Some(path))).transpose()?;
+    let mut out = anstream::stdout().lock();
     let keys = match (key, &ledger) {
-        (Some(key), _) => vec![key.to_owned()],
-        (None, Some(ledger)) => ledger.keys().map_err(io::Error::other)?,
+        (key, Some(ledger)) => {
+            // A ledger vouches for its keys only if it holds itself.
+            match ledger.verify(&Trust { key: key.map(str::to_owned), anchor: None }, |_| ()) {
+                Ok(verified) => verified.keys,
+                Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("the ledger cannot be checked: {flaw}"))),
+                Err(flaw) => {
+                    writeln!(out, "{RED}the ledger does not hold{RED:#}: {}", clean(&flaw.to_string()))?;
+                    return Ok(ExitCode::FAILURE);
+                }
+            }
+        }
+        (Some(key), None) => vec![key.to_owned()],
         (None, None) => {
             return Err(io::Error::other("say which ledger to believe: its public key with `--key`, or the ledger with `--store`"));
         }
     };
-    let signed = keys.iter().any(|key| check_receipt(&receipt, key));
-    if !signed {
-        anstream::println!("{RED}this receipt is not one of this ledger{RED:#}: its signature does not hold");
+    if !keys.iter().any(|key| check_receipt(&receipt, key)) {
+        writeln!(out, "{RED}this receipt is not one of this ledger{RED:#}: its signature does not hold")?;
         return Ok(ExitCode::FAILURE);
     }
-    let mut out = anstream::stdout().lock();
     writeln!(
         out,
         "{GREEN}the receipt holds{GREEN:#}: `{}` {} at {}, row {}",
-        receipt.tool,
+        clean(&receipt.tool),
         receipt.decision,
         time(receipt.at),
         receipt.seq
     )?;
     let Some(ledger) = ledger else { return Ok(ExitCode::SUCCESS) };
-    let there = ledger.show(receipt.call).map_err(io::Error::other)?;
-    match there.first() {
-        Some(entry) if entry.hash == receipt.hash && entry.seq == receipt.seq => {
-            writeln!(out, "{GREEN}its row is in the ledger{GREEN:#}, unchanged")?
-        }
-        Some(_) => {
+    match ledger.holds(&receipt).map_err(io::Error::other)? {
+        Some(true) => writeln!(out, "{GREEN}its row is in the ledger{GREEN:#}, unchanged")?,
+        Some(false) => {
             writeln!(out, "{RED}its row is in the ledger, and is not the one that the receipt was given for{RED:#}")?;
             return Ok(ExitCode::FAILURE);
         }
@@ -236,6 +246,6 @@ pub(super) fn key(rotate: bool, store: Option<&Path>) -> io::Result<ExitCode> {
         true => block_on(open_store(store)?.rotate_key())?.map_err(io::Error::other)?.to_string(),
         false => open_ledger(store)?.public_key().map_err(io::Error::other)?,
     };
-    println!("{key}");
+    writeln!(io::stdout().lock(), "{key}")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -41,6 +41,9 @@ enum Verb {
     Show {
         /// The call, as `callId` names it.
         call: CallId,
+        /// Only a signed receipt for its row, as JSON.
+        #[arg(long)]
+        receipt: bool,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -54,7 +57,7 @@ enum Verb {
         #[arg(long)]
         anchor: Option<Anchor>,
         /// The public key to believe, instead of the one beside the ledger.
-        #[arg(long, value_name = "HEX")]
+        #[arg(long, value_name = "HEX", value_parser = key)]
         key: Option<String>,
         /// As JSON.
         #[arg(long)]
@@ -104,10 +107,10 @@ enum Verb {
         /// The call. Without it, all that are open are listed.
         call: Option<CallId>,
         /// It happened, and this is its result, as JSON.
-        #[arg(long, value_name = "RESULT", conflicts_with = "never", num_args = 0..=1, default_missing_value = "null")]
+        #[arg(long, value_name = "RESULT", conflicts_with = "never", requires = "call", num_args = 0..=1, default_missing_value = "null")]
         happened: Option<String>,
         /// It never happened: it may be made again.
-        #[arg(long)]
+        #[arg(long, requires = "call")]
         never: bool,
         /// Who says so.
         #[arg(long, requires = "call")]
@@ -133,13 +136,13 @@ enum Verb {
     },
     /// Check a receipt: whether this ledger signed it and, with the ledger at hand, whether the row is still there.
     #[command(
-        after_help = "Examples:\n  toolgate audit receipt receipt.json --key 5f0c…            offline, with the public key alone\n  toolgate audit receipt receipt.json --store ledger.db"
+        after_help = "Examples:\n  toolgate audit show 019a8f0e-… --receipt --store ledger.db > receipt.json\n  toolgate audit receipt receipt.json --key 5f0c…            offline, with the public key alone\n  toolgate audit receipt receipt.json --store ledger.db"
     )]
     Receipt {
         /// The receipt as JSON; `-` reads it from standard input.
         file: PathBuf,
         /// The public key of the ledger.
-        #[arg(long, value_name = "HEX")]
+        #[arg(long, value_name = "HEX", value_parser = key)]
         key: Option<String>,
     },
     /// Print the public key of the ledger, for whoever shall check its receipts.
@@ -150,10 +153,16 @@ enum Verb {
     },
 }
 
+fn key(text: &str) -> Result<String, String> {
+    let key = text.trim().to_ascii_lowercase();
+    let right = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if right { Ok(key) } else { Err("a public key is 64 hexadecimal digits, as `toolgate audit key` prints it".to_owned()) }
+}
+
 pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
         Verb::Query { wanted, limit, json } => read::query(&wanted, limit, json, store),
-        Verb::Show { call, json } => read::show(call, json, store),
+        Verb::Show { call, receipt, json } => read::show(call, receipt, json, store),
         Verb::Export { wanted, out } => read::export(&wanted, out.as_deref(), store),
         Verb::Stats { wanted, json } => read::stats(&wanted, json, store),
         Verb::Tail { wanted, follow, limit, json } => read::tail(&wanted, follow, limit, json, store),

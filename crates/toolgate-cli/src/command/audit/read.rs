@@ -2,17 +2,17 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use comfy_table::Cell;
 use serde_json::json;
 use toolgate::store::StoreError;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
 use toolgate_store::{Entry, Filter};
 
-use super::super::ledger::{BOLD, DIM, Wanted, bar, colour, indented, length, open, style, table, time, why};
+use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, length, open, style, time, why};
 
 fn stored(error: io::Error) -> StoreError {
     StoreError(error.to_string())
@@ -30,48 +30,77 @@ pub(super) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Pa
     let more = entries.len() > limit;
     entries.truncate(limit);
     entries.reverse();
+    let mut out = anstream::stdout().lock();
     if json {
-        let mut out = io::stdout().lock();
-        for entry in &entries {
-            writeln!(out, "{}", json!(entry))?;
-        }
+        entries.iter().try_for_each(|entry| writeln!(out, "{}", json!(entry)))?;
         return Ok(ExitCode::SUCCESS);
     }
     if entries.is_empty() {
-        anstream::println!("nothing is recorded that fits");
+        writeln!(out, "nothing is recorded that fits")?;
         return Ok(ExitCode::SUCCESS);
     }
-    anstream::println!("{}", listed(&entries));
+    list(&mut out, &entries)?;
     if more {
-        anstream::println!("{DIM}these are the newest {limit}; more with `--limit`{DIM:#}");
+        writeln!(out, "{DIM}these are the newest {limit}; more with `--limit`{DIM:#}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn listed(entries: &[Entry]) -> String {
-    let mut table = table(["time", "session", "tool", "decision", "why", "about", "call"]);
+fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
+    let who = |row: &Row| clean(&format!("{} with {}", row.key.principal, row.key.agent));
+    let first = entries.first().map(|entry| who(&entry.row));
+    // Where it is always the same, nobody needs to read it.
+    let several = entries.iter().any(|entry| Some(who(&entry.row)) != first);
+    let mut table = match several {
+        true => Table::new(&["time", "tool", "decision", "why", "session", "who", "about", "call"])
+            .cutting(1, 12)
+            .cutting(3, 6)
+            .cutting(4, 6)
+            .cutting(5, 4)
+            .cutting(6, 2),
+        false => Table::new(&["time", "tool", "decision", "why", "session", "about", "call"])
+            .cutting(1, 12)
+            .cutting(3, 4)
+            .cutting(4, 4)
+            .cutting(5, 2),
+    };
     for Entry { row, .. } in entries {
-        table.add_row([
-            Cell::new(time(row.at)),
-            Cell::new(&row.key.session),
-            Cell::new(&row.tool),
-            Cell::new(row.decision).fg(colour(row.decision)),
-            Cell::new(why(row)),
-            Cell::new(about(row)),
-            Cell::new(row.call),
-        ]);
+        let plain = |text: String| (text, anstyle::Style::new());
+        let mut cells = vec![
+            plain(time(row.at)),
+            plain(clean(&row.tool)),
+            (row.decision.to_string(), style(row.decision)),
+            plain(why(row)),
+            plain(clean(&row.key.session)),
+        ];
+        cells.extend(several.then(|| plain(who(row))));
+        cells.extend([plain(about(row)), plain(row.call.to_string())]);
+        table.row(cells);
     }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+    table.print(out)
 }
 
 fn about(row: &Row) -> String {
     let plain = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" ")
+    clean(&row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" "))
 }
 
-pub(super) fn show(call: CallId, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
-    let entries = open(store)?.show(call).map_err(io::Error::other)?;
+pub(super) fn show(call: CallId, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+    let ledger = open(store)?;
+    let entries = ledger.show(call).map_err(io::Error::other)?;
+    if let (true, Some(entry)) = (receipt, entries.first()) {
+        let receipt = ledger.receipt(entry).map_err(io::Error::other)?;
+        writeln!(io::stdout().lock(), "{}", json!(receipt))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if entries.is_empty() {
+        // Perhaps nobody has written it down yet: its process died.
+        let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
+        if let Some(row) = pending.into_iter().find(|intent| intent.call == call).and_then(|intent| intent.row) {
+            let mut out = anstream::stdout().lock();
+            writeln!(out, "{DIM}not in the ledger yet: nobody has said how it ended{DIM:#}")?;
+            return writeln!(out, "{}", serde_json::to_string_pretty(&*row)?).map(|()| ExitCode::SUCCESS);
+        }
         return Err(io::Error::other(format!("the ledger has no call {call}; `toolgate audit query` lists those it has")));
     }
     let mut out = anstream::stdout().lock();
@@ -91,15 +120,15 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
     let place = if row.decision == Decision::Refused { format!(" at {}", row.gate) } else { String::new() };
     let why = why(row);
     let why = if why.is_empty() { String::new() } else { format!(" {DIM}({why}){DIM:#}") };
-    writeln!(out, "{BOLD}{}{BOLD:#} {style}{}{style:#}{place}{why}", row.tool, row.decision)?;
+    writeln!(out, "{BOLD}{}{BOLD:#} {style}{}{style:#}{place}{why}", clean(&row.tool), row.decision)?;
     let key = &row.key;
     writeln!(out, "  {DIM}when{DIM:#}       {}, in {}", row.at, length(row.latency.total()))?;
-    writeln!(out, "  {DIM}who{DIM:#}        `{}` as `{}`, session `{}`", key.principal, key.agent, key.session)?;
+    writeln!(out, "  {DIM}who{DIM:#}        `{}` as `{}`, session `{}`", clean(&key.principal), clean(&key.agent), clean(&key.session))?;
     writeln!(out, "  {DIM}call{DIM:#}       {}", row.call)?;
     writeln!(out, "  {DIM}row{DIM:#}        {} of the ledger, {} of its session", entry.seq, entry.n)?;
     writeln!(out, "  {DIM}config{DIM:#}     {}", row.config)?;
     if let Some(settled) = &row.settles {
-        writeln!(out, "  {DIM}settles{DIM:#}    {}, by {}", settled.call, settled.by)?;
+        writeln!(out, "  {DIM}settles{DIM:#}    {}, by {}", settled.call, clean(&settled.by))?;
     }
     writeln!(out, "\n{BOLD}asked{BOLD:#}\n{}", indented(&serde_json::to_string_pretty(&row.arguments)?))?;
     let what = match &row.outcome {
@@ -121,77 +150,92 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
 pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
     let filter = wanted.filter();
-    let total = if out.is_some() && io::stderr().is_terminal() { ledger.count(&filter).map_err(io::Error::other)? } else { 0 };
-    let bar = bar(total, "exporting");
-    let file: Box<dyn Write> = match out {
-        Some(path) => Box::new(File::create(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?),
-        None => Box::new(io::stdout().lock()),
+    let Some(path) = out else {
+        let mut file = BufWriter::new(io::stdout().lock());
+        ledger.query(&filter, |entry| write_entry(&mut file, &entry)).map_err(told)?;
+        return file.flush().map(|()| ExitCode::SUCCESS);
     };
-    let mut file = BufWriter::new(file);
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    is_not_the_ledger(path, store)?;
+    let total = if io::stderr().is_terminal() { ledger.count(&filter).map_err(io::Error::other)? } else { 0 };
+    let bar = bar(total, "exporting");
+    // Whole or not at all, and for nobody else's eyes.
+    let draft = path.with_extension("part");
+    let mut file = BufWriter::new(File::options().write(true).create(true).truncate(true).mode(0o600).open(&draft).map_err(named)?);
     let mut count = 0_u64;
     ledger
         .query(&filter, |entry| {
-            serde_json::to_writer(&mut file, &entry).map_err(|e| stored(e.into()))?;
-            file.write_all(b"\n").map_err(stored)?;
             count += 1;
-            if total > 0 {
-                bar.set_position(count);
-            }
-            Ok(true)
+            bar.set_position(count);
+            write_entry(&mut file, &entry)
         })
         .map_err(told)?;
     file.flush()?;
+    std::fs::rename(&draft, path).map_err(named)?;
     bar.finish_and_clear();
-    if let Some(path) = out {
-        anstream::println!("{count} rows in {}", path.display());
-    }
+    writeln!(io::stdout().lock(), "{} in {}", counted(count, "row"), path.display())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn write_entry(file: &mut impl Write, entry: &Entry) -> Result<bool, StoreError> {
+    serde_json::to_writer(&mut *file, entry).map_err(|e| stored(e.into()))?;
+    file.write_all(b"\n").map_err(stored)?;
+    Ok(true)
+}
+
+/// An export is not written over what it is taken from.
+fn is_not_the_ledger(out: &Path, store: Option<&Path>) -> io::Result<()> {
+    let (Some(store), Ok(there)) = (store, std::fs::canonicalize(out)) else { return Ok(()) };
+    let store = std::fs::canonicalize(store)?;
+    let beside = |end: &str| Path::new(&format!("{}{end}", store.display())) == there;
+    if ["", "-wal", "-shm"].iter().any(|end| beside(end)) || there.starts_with(format!("{}.state", store.display())) {
+        return Err(io::Error::other(format!("{} is the ledger itself; name another file", out.display())));
+    }
+    Ok(())
 }
 
 pub(super) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let stats = open(store)?.stats(&wanted.filter()).map_err(io::Error::other)?;
+    let mut out = anstream::stdout().lock();
     if json {
-        println!("{}", json!(stats));
+        writeln!(out, "{}", json!(stats))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut out = anstream::stdout().lock();
     let (Some(from), Some(to)) = (stats.from, stats.to) else {
         writeln!(out, "nothing is recorded that fits")?;
         return Ok(ExitCode::SUCCESS);
     };
-    writeln!(out, "{BOLD}{} rows{BOLD:#} from {} to {}", stats.rows, time(from), time(to))?;
+    writeln!(out, "{BOLD}{}{BOLD:#} from {} to {}", counted(stats.rows, "row"), time(from), time(to))?;
     let decisions: Vec<String> = stats.decisions.iter().map(|(name, count)| format!("{count} {name}")).collect();
     writeln!(out, "{}\n", decisions.join(", "))?;
-    let mut tools = table(["tool", "calls", "refused", "failed"]);
+    let mut tools = Table::new(&["tool", "calls", "refused", "failed"]);
     for (tool, (calls, refused, failed)) in &stats.tools {
-        tools.add_row([tool.clone(), calls.to_string(), refused.to_string(), failed.to_string()]);
+        tools.plain([clean(tool), calls.to_string(), refused.to_string(), failed.to_string()]);
     }
     print_table(&mut out, &tools)?;
     for (title, counts) in [("refused by", &stats.refused_by), ("code", &stats.codes), ("would be refused by", &stats.observed)] {
         if !counts.is_empty() {
-            let mut rows = table([title, "calls"]);
+            let mut rows = Table::new(&[title, "calls"]);
             let mut sorted: Vec<_> = counts.iter().collect();
             sorted.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), (*name).clone()));
             sorted.into_iter().for_each(|(name, count)| {
-                rows.add_row([name.clone(), count.to_string()]);
+                rows.plain([clean(name), count.to_string()]);
             });
             print_table(&mut out, &rows)?;
         }
     }
-    let mut times = table(["gate", "median", "95 %", "99 %"]);
+    let mut times = Table::new(&["gate", "median", "95 %", "99 %"]);
     for gate in Gate::ALL {
         if let Some([median, most, nearly_all]) = stats.latency.get(gate.name()) {
-            times.add_row([gate.name().to_owned(), length(*median), length(*most), length(*nearly_all)]);
+            times.plain([gate.name().to_owned(), length(*median), length(*most), length(*nearly_all)]);
         }
     }
     print_table(&mut out, &times)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_table(out: &mut impl Write, table: &comfy_table::Table) -> io::Result<()> {
-    for line in table.lines() {
-        writeln!(out, "{}", line.trim_end())?;
-    }
+fn print_table(out: &mut impl Write, table: &Table) -> io::Result<()> {
+    table.print(out)?;
     writeln!(out)
 }
 
@@ -234,8 +278,8 @@ fn line(entry: &Entry, json: bool) -> io::Result<()> {
         "{DIM}{}{DIM:#} {style}{:<9}{style:#} {BOLD}{}{BOLD:#} {DIM}{}{DIM:#} {}",
         time(row.at),
         row.decision,
-        row.tool,
-        row.key.session,
+        clean(&row.tool),
+        clean(&row.key.session),
         line.trim()
     )
 }

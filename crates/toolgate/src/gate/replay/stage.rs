@@ -1,5 +1,6 @@
 //! A store that knows what was recorded: each answer is the one that was given then.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::ledger::{Gate, Recorded, Row};
 use crate::limits::{Charge, Over};
 use crate::outcome::{Outcome, Output};
 use crate::policy::{Facts, FileFact, Needs, RecallFact, Used, Watch};
+use crate::progress::Ended;
 use crate::registry::{Agent, Registered};
 use crate::resource::{Expect, FileSystem, FileTxn, MemoryFs, Resources};
 use crate::session::{Alter, State};
@@ -27,12 +29,16 @@ pub(super) struct Stage {
     now: Mutex<Option<(Arc<Row>, Watch)>>,
     /// Counters, evidence and progress as they would be by now; without it they are what was recorded.
     memory: Option<MemoryStore>,
+    /// The call as it was counted last.
+    asked: Mutex<Option<Digest>>,
+    /// Sessions that have been entered.
+    entered: Mutex<HashSet<SessionKey>>,
 }
 
 impl Stage {
     /// Every answer is the one that was given then.
     pub(super) fn on_facts() -> Self {
-        Self { now: Mutex::default(), memory: None }
+        Self { now: Mutex::default(), memory: None, asked: Mutex::default(), entered: Mutex::default() }
     }
 
     /// Counters, evidence and progress follow from what is played; the rest is what was recorded.
@@ -40,9 +46,29 @@ impl Stage {
         Self { memory: Some(MemoryStore::keeping(0)), ..Self::on_facts() }
     }
 
+    /// The call that was counted last, if the one that is judged was.
+    pub(super) fn asked(&self) -> Option<Digest> {
+        *crate::lock(&self.asked)
+    }
+
+    /// How a call ended that left nothing behind.
+    pub(super) fn ended(&self, row: &Row, ended: &Ended) {
+        if let Some(memory) = &self.memory {
+            memory.note_end(&row.key, ended);
+        }
+    }
+
+    /// Somebody found out what had become of a call.
+    pub(super) async fn settle(&self, call: CallId, settle: Settle, row: &Row) {
+        if let Some(memory) = &self.memory {
+            let _ = memory.settle(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at).await;
+        }
+    }
+
     /// The call that is judged.
     pub(super) fn set(&self, row: &Row, watch: &Watch) {
         *crate::lock(&self.now) = Some((Arc::new(row.clone()), watch.clone()));
+        *crate::lock(&self.asked) = None;
     }
 
     fn row(&self) -> Result<(Arc<Row>, Watch), StoreError> {
@@ -98,6 +124,13 @@ impl Store for Stage {
         if let Some(memory) = &self.memory {
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
             let counts = enter.counts && !named && !matches!(recalled, Some(Recalled::Settled(_)));
+            // What came before the rows that are played is known from the first of them.
+            if crate::lock(&self.entered).insert(enter.key.clone())
+                && let (Some(progress), Some(opened)) = (row.facts.progress, row.facts.opened)
+            {
+                memory.seed(enter.key, progress.before(enter.digest, row.digest), opened);
+            }
+            *crate::lock(&self.asked) = counts.then_some(enter.digest);
             let entered = memory.enter(Enter { recall: &[], hold: None, counts, ..enter }).await?;
             return Ok(entered.map(|entered| Box::new(Entered { recalled, ..*entered })));
         }
@@ -210,7 +243,7 @@ impl Store for Stage {
             let used = used.unwrap_or_default();
             // What the charges before it take is in what was used.
             if !charge.fits_on(used) {
-                return Ok(Err(NotClaimed::Over(index, Over { used, retry_after: None })));
+                return Ok(Err(NotClaimed::Over { index, over: Over { used, retry_after: None }, used: all }));
             }
             all.push(used);
         }
