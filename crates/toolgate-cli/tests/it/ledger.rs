@@ -157,6 +157,69 @@ fn figures_and_exports() {
 }
 
 #[test]
+fn an_export_is_not_written_over_the_ledger() {
+    let kept = Kept::new();
+    let before = std::fs::read(kept.path()).unwrap();
+    let (code, _, stderr) = kept.run(&["audit", "export", "--out", kept.path().to_str().unwrap()]);
+    assert!(code == 2 && stderr.contains("is the ledger itself"), "{stderr}");
+    assert_eq!(std::fs::read(kept.path()).unwrap(), before);
+}
+
+#[test]
+fn a_receipt_is_given_and_checked() {
+    let kept = Kept::new();
+    let paid = &kept.json(&["audit", "query", "--tool", "issue_refund", "--decision", "succeeded"])[0];
+    let call = paid["row"]["call"].as_str().unwrap();
+    let (code, receipt, _) = kept.run(&["audit", "show", call, "--receipt"]);
+    assert_eq!(code, 0);
+    let file = kept.directory.path().join("receipt.json");
+    std::fs::write(&file, &receipt).unwrap();
+    let file = file.to_str().unwrap();
+    let key = kept.run(&["audit", "key"]).1.trim().to_uppercase();
+    let (code, stdout, _) = toolgate(&["audit", "receipt", file, "--key", &key]);
+    assert!(code == 0 && stdout.contains("the receipt holds: `issue_refund` succeeded"), "{stdout}");
+    let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
+    assert!(code == 0 && stdout.contains("its row is in the ledger, unchanged"), "{stdout}");
+    let (code, _, stderr) = toolgate(&["audit", "receipt", file, "--key", "5f"]);
+    assert!(code == 2 && stderr.contains("64 hexadecimal digits"), "{stderr}");
+    let (code, _, stderr) = toolgate(&["audit", "receipt", file]);
+    assert!(code == 2 && stderr.contains("say which ledger to believe"), "{stderr}");
+    std::fs::write(file, receipt.replace("succeeded", "refused")).unwrap();
+    let (code, stdout, _) = toolgate(&["audit", "receipt", file, "--key", &key]);
+    assert!(code == 1 && stdout.contains("its signature does not hold"), "{stdout}");
+    std::fs::write(file, &receipt).unwrap();
+    kept.sql().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
+    let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
+    assert!(code == 1 && stdout.contains("the ledger does not hold"), "{stdout}");
+}
+
+#[test]
+fn what_belongs_to_others_is_not_touched() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("other.db");
+    rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE mine (x); INSERT INTO mine VALUES (1)").unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let (code, _, stderr) = toolgate(&["demo", "--store", path.to_str().unwrap()]);
+    assert!(code == 2 && stderr.contains("a database of something else"), "{stderr}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing is left beside it");
+    let (code, _, stderr) = toolgate(&["demo", "--store", directory.path().to_str().unwrap()]);
+    assert!(code == 2 && stderr.contains("it is a directory"), "{stderr}");
+}
+
+#[test]
+fn who_has_read_enough_is_left_alone() {
+    let kept = Kept::new();
+    let exe = assert_cmd::cargo::cargo_bin("toolgate");
+    for verb in ["query --json", "stats --json", "stats", "export", "verify", "verify --json", "key"] {
+        let script = format!("'{}' audit {verb} --store '{}' | true; exit ${{PIPESTATUS[0]}}", exe.display(), kept.path().display());
+        let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("panicked"), "{verb}: {said}");
+    }
+}
+
+#[test]
 fn a_session_is_decided_again() {
     let kept = Kept::new();
     insta::assert_snapshot!(kept.said(&["replay", "tuesday"]));

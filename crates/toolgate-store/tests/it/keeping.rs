@@ -325,6 +325,99 @@ fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
 }
 
 #[test]
+fn many_may_look_back_at_once() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        for amount in [10, 400, 20, 30] {
+            session.call("look", json!({"customer": "C-1"})).await;
+            session.call("pay", json!({"customer": "C-1", "amount": amount, "name": "x"})).await;
+        }
+        let rows = desk.ledger().find(&Filter::default()).unwrap();
+        let replay = Arc::new(Replay::of(&gate).unwrap());
+        let tasks = (0..4).map(|_| {
+            let (replay, rows) = (Arc::clone(&replay), rows.clone());
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    for entry in &rows {
+                        assert_eq!(replay.decide(&entry.row).await, Compared::Same);
+                    }
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_same_rules_on_the_same_traffic_change_nothing() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    let slow = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let agent = move || {
+        let offline = Arc::clone(&slow);
+        let schema = || json!({"type": "object", "properties": {"n": {"type": "integer"}, "amount": {"type": "number"}}});
+        let pay = Tool::dynamic("pay", "Pays.", schema(), move |_, _| {
+            let offline = offline.swap(false, std::sync::atomic::Ordering::SeqCst);
+            async move {
+                if offline {
+                    Err(Failure::transient("offline", "offline").effects(toolgate::Effects::None).retry_after_ms(60_000))
+                } else {
+                    Ok(json!({"paid": true}))
+                }
+            }
+        })
+        .retry(0, std::time::Duration::ZERO)
+        .once();
+        let look = Tool::dynamic("look", "Looks.", schema(), |_, args: Value| async move {
+            if args["n"] == 404 { Err(Failure::http(404, "not found")) } else { Ok(json!({"ok": true})) }
+        })
+        .effect(toolgate::Effect::Read)
+        .empty_on(404);
+        let rules = "[[policy]]\nname = \"sum\"\nrule = \"limit\"\ntools = [\"pay\"]\nsum = \"/amount\"\nmost = 500\nper = \"principal\"\nwithin = \"24h\"\n[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
+        toolgate::Agent::builder("desk").tool(pay).tool(look).rules(toolgate::config::Rules::parse("r.toml", rules)).build().unwrap()
+    };
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent()).store(store).clock(clock.clone()).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        let pay = async |amount: u32| {
+            clock.advance(SignedDuration::from_secs(10));
+            session.call("pay", json!({"amount": amount})).await
+        };
+        session.call("look", json!({"n": 404})).await;
+        assert_eq!(pay(100).await.rule.as_deref(), Some("looked"), "nothing was found, and nothing is proved");
+        session.call("look", json!({"n": 1})).await;
+        assert_eq!(pay(100).await.outcome.error().unwrap().code, "offline");
+        for _ in 0..3 {
+            pay(100).await;
+        }
+        clock.advance(SignedDuration::from_secs(90));
+        pay(100).await;
+        // Two of one turn, of which only the first fits.
+        session.batch([("pay".to_owned(), json!({"amount": 300})), ("pay".to_owned(), json!({"amount": 350}))]).await;
+        pay(90).await;
+        let ledger = desk.ledger();
+        let index = ledger.index("desk", None, None).unwrap();
+        let mut said = Vec::new();
+        let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+        let mut backtest = Backtest::new(move |_| Ok((agent(), agent())));
+        backtest
+            .play(&index, 0, fetch, |row, change| {
+                said.push((row.tool.to_string(), change.now, change.was.to_string()));
+                Ok(())
+            })
+            .await
+            .unwrap();
+        assert!(said.iter().all(|(_, now, _)| *now == Compared::Same), "{said:#?}");
+        assert!(said.len() >= 11);
+    });
+}
+
+#[test]
 fn what_hangs_on_a_redacted_value_is_undecidable() {
     let desk = Desk::new();
     let rules = "[[policy]]\nname = \"card\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/card\", glob = \"4*\" }]\n";
