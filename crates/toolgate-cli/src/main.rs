@@ -3,7 +3,7 @@
 mod command;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -12,10 +12,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "toolgate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
+    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls, one JSON object a line on stdin\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
 )]
 struct Cli {
-    /// The SQLite file that holds the ledger.
+    /// The SQLite file that holds the ledger; without it, the `store` of ./toolgate.toml.
     #[arg(long, global = true, value_name = "PATH")]
     store: Option<PathBuf>,
     #[command(subcommand)]
@@ -26,6 +26,9 @@ struct Cli {
 enum Verb {
     Demo(command::demo::Args),
     Audit(command::audit::Args),
+    Check(command::check::Args),
+    Pause(command::pause::PauseArgs),
+    Resume(command::pause::ResumeArgs),
     Replay(command::replay::Args),
     Backtest(command::backtest::Args),
     /// Print completions for a shell.
@@ -48,11 +51,29 @@ fn main() -> ExitCode {
     }
 }
 
+/// The store of the configuration that stands here, if one does.
+fn configured() -> io::Result<Option<PathBuf>> {
+    let path = Path::new("toolgate.toml");
+    if !path.exists() {
+        return Ok(None);
+    }
+    Ok(toolgate::config::Config::load(path)?.store)
+}
+
 fn run(cli: Cli) -> io::Result<ExitCode> {
-    let store = cli.store.as_deref();
+    // The demonstration is kept only where that is asked for.
+    let store = match (cli.store, &cli.verb) {
+        (None, Verb::Demo(_) | Verb::Check(_) | Verb::Completions { .. }) => None,
+        (None, _) => configured()?,
+        (given, _) => given,
+    };
+    let store = store.as_deref();
     match cli.verb {
         Verb::Demo(args) => command::demo::run(&args, store),
         Verb::Audit(args) => command::audit::run(args, store),
+        Verb::Check(args) => command::check::run(&args),
+        Verb::Pause(args) => command::pause::pause(&args, store),
+        Verb::Resume(args) => command::pause::resume(&args, store),
         Verb::Replay(args) => command::replay::run(&args, store),
         Verb::Backtest(args) => command::backtest::run(&args, store),
         Verb::Completions { shell } => {

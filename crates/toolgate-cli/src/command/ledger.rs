@@ -18,7 +18,7 @@ pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
 
 /// The ledger that was named.
 pub(crate) fn named(store: Option<&Path>) -> io::Result<&Path> {
-    store.ok_or_else(|| io::Error::other("no ledger is named; say which one with `--store PATH`"))
+    store.ok_or_else(|| io::Error::other("no ledger is named; say which one with `--store PATH`, or with `store` in toolgate.toml"))
 }
 
 pub(crate) fn open(store: Option<&Path>) -> io::Result<Ledger> {

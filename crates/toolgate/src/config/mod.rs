@@ -14,8 +14,12 @@
 //! assert_eq!(rules.names().collect::<Vec<_>>(), ["refund_cap"]);
 //! ```
 
+mod file;
 mod read;
 mod rule;
+
+pub(crate) use file::rules_of;
+pub use file::{Behind, Config, ConfigError};
 
 use std::collections::BTreeMap;
 use std::ops::Range;

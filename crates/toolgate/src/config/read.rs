@@ -212,6 +212,35 @@ impl<'t> Table<'t> {
         self.table.keys().map(|key| key.get_ref().to_string()).collect()
     }
 
+    /// Where it stands.
+    pub(super) fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// A part that is nobody's business here.
+    pub(super) fn mark_read(&self, key: &str) {
+        self.read.borrow_mut().insert(key.to_owned());
+    }
+
+    /// How much is wrong so far.
+    pub(super) fn problems(&self) -> usize {
+        self.shared.problems.borrow().len()
+    }
+
+    /// What was found wrong since then is wrong with this rule.
+    pub(super) fn blame(&self, since: usize, rule: &str) {
+        for problem in self.shared.problems.borrow_mut().iter_mut().skip(since) {
+            problem.rule = Some(rule.to_owned());
+        }
+    }
+
+    /// Where its own parts stand.
+    pub(super) fn own_parts(&self) -> BTreeMap<String, Range<usize>> {
+        let parts = self.shared.parts.borrow();
+        let own = parts.iter().filter_map(|(key, span)| Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone())));
+        own.filter(|(key, _)| !key.is_empty()).chain([(String::new(), self.span.clone())]).collect()
+    }
+
     /// Says what nobody has read.
     pub(super) fn finish(&self, kind: &str) {
         let read = self.read.borrow();

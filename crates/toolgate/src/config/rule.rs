@@ -51,8 +51,28 @@ enum Draft {
 }
 
 pub(super) fn read<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
-    let mut problems = Vec::new();
+    put_together(Vec::new(), files)
+}
+
+/// Reads rules that stand in a larger file, and those of files beside it. What is wrong with the first is told where that
+/// file is read.
+pub(super) fn read_with<'a>(file: &File, tables: &[Table<'_>], files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
     let mut drafts = Vec::new();
+    for table in tables {
+        let before = table.problems();
+        let read = rule(table);
+        if table.problems() > before {
+            table.blame(before, table.text("name").unwrap_or("unnamed"));
+        } else if let Some((draft, mode, scope)) = read {
+            let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), parts: table.own_parts() };
+            drafts.push((draft, mode, scope, source));
+        }
+    }
+    put_together(drafts, files)
+}
+
+fn put_together<'a>(mut drafts: Vec<(Draft, Mode, Scope, Source)>, files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Rules {
+    let mut problems = Vec::new();
     for (name, text) in files {
         let file = File { name: name.into(), text: text.into() };
         read_file(&file, &mut drafts, &mut problems);

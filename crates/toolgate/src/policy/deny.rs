@@ -46,7 +46,8 @@ impl Deny {
 
     /// Asks a person instead of denying.
     pub fn ask<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { asks: true, ..Self::new(name, tools) }
+        let refusal = Refusal::of(name, format!("the rule `{name}` wants a person to decide"));
+        Self { asks: true, refusal, ..Self::new(name, tools) }
     }
 
     /// Speaks only when this holds too.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Agent, AgentBuilder, BuildError, Registered};
-use crate::config::{Rules, Scope, Written};
+use crate::config::{Scope, Written};
 use crate::hook::Hook;
 use crate::json::Bounds;
 use crate::limits::Limits;
@@ -95,7 +95,8 @@ impl Definition {
     /// # Errors
     /// What is wrong with its rules.
     pub fn build(self) -> Result<Agent, BuildError> {
-        let rules = Rules::parse_all(self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())));
+        let files: Vec<(&str, &str)> = self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
+        let rules = crate::config::rules_of(&self.agent, &files);
         let mut builder =
             Agent::builder(Arc::clone(&self.agent)).rules(rules).limits(self.limits).bounds(self.bounds).max_output(self.max_output);
         builder.principals = self.principals;

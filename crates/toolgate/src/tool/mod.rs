@@ -410,6 +410,21 @@ impl Tool {
         self.spec.secrets.dedup();
     }
 
+    /// A tool that is declared, and that something is to be put behind.
+    pub(crate) fn declared(name: &str, description: &str, input: Value) -> Self {
+        Self::with_handler(name, description, input, Arc::new(Nothing))
+    }
+
+    /// Whether the client does not run it.
+    pub(crate) fn has_handler(&self) -> bool {
+        self.handler.is_some()
+    }
+
+    /// The same tool with other code behind it.
+    pub(crate) fn scripted(self, handler: Arc<dyn Handler>) -> Self {
+        Self { handler: Some(handler), ..self }
+    }
+
     /// A tool as it is declared, with nothing behind it.
     pub(crate) fn without_handler(spec: Spec) -> Self {
         let handler: Option<Arc<dyn Handler>> = if spec.external { None } else { Some(Arc::new(Nothing)) };

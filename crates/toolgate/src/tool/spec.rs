@@ -125,6 +125,12 @@ impl Spec {
         self.external
     }
 
+    /// Whether the client runs it, and reports what came of it.
+    #[must_use]
+    pub const fn is_run_by_client(&self) -> bool {
+        self.external
+    }
+
     /// True where a second run changes nothing more.
     #[must_use]
     pub const fn is_idempotent(&self) -> bool {

@@ -1,0 +1,238 @@
+//! Calls against a configuration.
+
+use assert_cmd::Command;
+use serde_json::{Value, json};
+
+const CONFIG: &str = r#"
+name = "support"
+
+[tools.verify_customer]
+description = "Verify a customer."
+effect = "read"
+input = { type = "object", properties = { customer_id = { type = "string" } }, required = ["customer_id"] }
+entities = { customer_id = "/customer_id" }
+proves = ["/active"]
+
+[tools.issue_refund]
+description = "Pay a refund."
+input = { type = "object", properties = { customer_id = { type = "string" }, amount = { type = "number" }, card = { type = "string", writeOnly = true } }, required = ["customer_id", "amount"] }
+
+[tools.run_command]
+kind = "client"
+policy = "open"
+
+[tools.calc]
+kind = "builtin"
+
+[[policy]]
+name = "verified"
+rule = "require"
+tools = ["issue_refund"]
+any_of = ["verify_customer"]
+same = { customer_id = "/customer_id" }
+fields = { "/active" = true }
+
+[[policy]]
+name = "daily"
+rule = "limit"
+tools = ["issue_refund"]
+sum = "/amount"
+most = 500
+per = "/customer_id"
+within = "24h"
+
+[[policy]]
+name = "big"
+rule = "ask"
+tools = ["issue_refund"]
+where = [{ argument = "/amount", above = 400 }]
+"#;
+
+const CALLS: &str = r#"
+{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 100}}
+{"tool": "verify_customer", "arguments": {"customer_id": "C-1"}, "result": {"active": true}}
+{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 300}, "result": {"refund_id": "R-1"}}
+{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 150}}
+{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 51}}
+{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 450}}
+{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 20}, "session": "another"}
+{"tool": "issue_refnd", "arguments": {"customer_id": "C-1"}}
+{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 1, "amount": 600}}
+{"tool": "run_command", "arguments": {"command": "make"}, "result": {"exit": 0}}
+{"tool": "calc", "arguments": {"expression": "1 + 1"}}
+"#;
+
+fn check(config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
+    let output = Command::cargo_bin("toolgate")
+        .unwrap()
+        .arg("check")
+        .args(more)
+        .current_dir(directory.path())
+        .env_clear()
+        .write_stdin(calls)
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn each_call_is_told_what_would_become_of_it() {
+    let (code, stdout, stderr) = check(CONFIG, CALLS, &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    insta::assert_snapshot!(stdout);
+}
+
+#[test]
+fn a_program_reads_a_verdict_a_line() {
+    let (code, stdout, _) = check(CONFIG, CALLS, &["--json"]);
+    assert_eq!(code, 0);
+    let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<(&str, &str, Option<&str>)> =
+        lines.iter().map(|line| (line["decision"].as_str().unwrap(), line["gate"].as_str().unwrap(), line["rule"].as_str())).collect();
+    assert_eq!(
+        told,
+        [
+            ("deny", "policy", Some("verified")),
+            ("allow", "run", None),
+            ("allow", "run", None),
+            ("allow", "run", None),
+            ("deny", "claim", Some("daily")),
+            ("ask", "approval", Some("big")),
+            ("deny", "policy", Some("verified")),
+            ("deny", "resolve", None),
+            ("deny", "validate", None),
+            ("allow", "run", None),
+            ("allow", "run", None),
+        ]
+    );
+    for line in &lines {
+        assert_eq!(line["decision"] == "allow", line["error"].is_null(), "{line}");
+        assert!(line["error"].is_null() || line["error"]["isError"] == json!(true));
+    }
+    assert_eq!(lines[0]["error"]["next"], json!({"tool": "verify_customer", "arguments": {"customer_id": "C-1"}}));
+}
+
+#[test]
+fn why_is_told_on_request() {
+    let (_, stdout, _) = check(CONFIG, CALLS.lines().nth(1).unwrap(), &["--explain"]);
+    assert!(stdout.contains("`verify_customer` succeeded about the same `customer_id`: never in this session"), "{stdout}");
+}
+
+#[test]
+fn what_is_no_call_is_told_with_its_line() {
+    for (calls, why) in [
+        ("{\"tool\": \"calc\"}\nnonsense", "line 2: this is no call"),
+        ("{\"tol\": \"calc\"}", "unknown field `tol`"),
+        ("{\"arguments\": {}}", "missing field `tool`"),
+    ] {
+        let (code, _, stderr) = check(CONFIG, calls, &[]);
+        assert!(code == 2 && stderr.contains(why), "{stderr}");
+    }
+    let (code, _, stderr) = check(CONFIG, "", &["--config", "nowhere.toml"]);
+    assert!(code == 2 && stderr.contains("nowhere.toml"), "{stderr}");
+}
+
+#[test]
+fn several_agents_share_a_file() {
+    let config =
+        "[agents.a.tools.calc]\nkind = \"builtin\"\n[agents.b]\nprincipals = [\"bob\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n";
+    let (code, _, stderr) = check(config, "{\"tool\": \"calc\"}", &[]);
+    assert!(code == 2 && stderr.contains("say which `agent`: a, b"), "{stderr}");
+    let (_, stdout, _) = check(config, "{\"tool\": \"calc\", \"arguments\": {\"expression\": \"1\"}, \"agent\": \"b\"}", &["--json"]);
+    assert!(stdout.contains("forbidden"), "{stdout}");
+    let (_, stdout, _) = check(
+        config,
+        "{\"tool\": \"calc\", \"arguments\": {\"expression\": \"1\"}, \"agent\": \"b\", \"principal\": \"bob\"}",
+        &["--json"],
+    );
+    assert!(stdout.contains("allow"), "{stdout}");
+}
+
+#[test]
+fn rules_can_stand_in_files_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("rules.toml"), "[[policy]]\nname = \"never\"\nrule = \"deny\"\ntools = [\"calc\"]\n").unwrap();
+    std::fs::write(directory.path().join("toolgate.toml"), "include = [\"rules.toml\", \"gone.toml\"]\n[tools.calc]\nkind = \"builtin\"\n")
+        .unwrap();
+    let run = || {
+        let path = directory.path().join("toolgate.toml");
+        let output = Command::cargo_bin("toolgate")
+            .unwrap()
+            .args(["check", "--json", "--config"])
+            .arg(path)
+            .env_clear()
+            .write_stdin("{\"tool\": \"calc\", \"arguments\": {\"expression\": \"1\"}}")
+            .output()
+            .unwrap();
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert!(run().1.contains("gone.toml: No such file"), "{}", run().1);
+    std::fs::write(directory.path().join("toolgate.toml"), "include = \"rules.toml\"\n[tools.calc]\nkind = \"builtin\"\n").unwrap();
+    assert!(run().0.contains("\"rule\":\"never\""), "{}", run().0);
+}
+
+#[test]
+fn everything_that_is_wrong_is_told_at_once() {
+    let config = CONFIG
+        .replace("effect = \"read\"", "effct = \"read\"")
+        .replace("kind = \"builtin\"", "kind = \"buildin\"")
+        .replace("any_of = [\"verify_customer\"]", "any_of = [\"verify_custmer\"]")
+        .replace("most = 500", "most = \"x\"")
+        .replace("name = \"support\"", "name = \"support\"\nredact = [\"(\"]\ncolour = 1\nlimits = { rate = { calls = 3 } }");
+    let (code, stdout, stderr) = check(&config, "", &[]);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    insta::assert_snapshot!(stderr);
+    let (_, _, stderr) = check("[tools.send]\ndescription = \"Sends.\"\n", "", &[]);
+    insta::assert_snapshot!(stderr);
+    let (_, _, stderr) = check("", "", &[]);
+    insta::assert_snapshot!(stderr);
+    let (_, _, stderr) = check("[tools.send\n", "", &[]);
+    insta::assert_snapshot!(stderr);
+}
+
+#[test]
+fn a_configuration_names_the_ledger() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let output = Command::cargo_bin("toolgate").unwrap().args(args).current_dir(directory.path()).env_clear().output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+    };
+    std::fs::write(directory.path().join("toolgate.toml"), format!("store = \"kept/ledger.db\"\n{CONFIG}")).unwrap();
+    std::fs::create_dir(directory.path().join("kept")).unwrap();
+    assert_eq!(run(&["demo"]).0, 0);
+    assert!(!directory.path().join("kept/ledger.db").exists(), "the demonstration is kept only where that is asked for");
+    assert_eq!(run(&["demo", "--store", "kept/ledger.db"]).0, 0);
+    let (code, said) = run(&["audit", "verify"]);
+    assert!(code == 0 && said.contains("the ledger holds"), "{said}");
+    // The rules of a configuration can be tried as well as those of a policy file.
+    let rules = include_str!("../../src/command/demo/policy.toml");
+    std::fs::write(directory.path().join("new.toml"), format!("store = \"x\"\n{}", rules.replace("above = 500", "above = 100"))).unwrap();
+    let (code, said) = run(&["backtest", "--config", "new.toml"]);
+    assert!(code == 1 && said.contains("now refused at policy by `refund_cap`"), "{said}");
+}
+
+#[test]
+fn a_kill_switch_is_pulled_and_let_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let store = path.to_str().unwrap();
+    assert_eq!(crate::toolgate(&["demo", "--store", store]).0, 0);
+    let (code, stdout, _) = crate::toolgate(&["pause", "--tool", "crm_lookup", "--because", "the CRM is down", "--store", store]);
+    assert_eq!((code, stdout.as_str()), (0, "the tool `crm_lookup` is paused\n"));
+    // Another desk on the same ledger hears of it.
+    crate::toolgate(&["demo", "--store", store]);
+    let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
+    assert_eq!(stdout.lines().count(), 3, "{stdout}");
+    let (code, stdout, _) = crate::toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
+    assert_eq!((code, stdout.as_str()), (0, "the tool `crm_lookup` goes on\n"));
+    crate::toolgate(&["demo", "--store", store]);
+    let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
+    assert_eq!(stdout.lines().count(), 3);
+    let (code, _, stderr) = crate::toolgate(&["pause", "--because", "x", "--store", store]);
+    assert!(code == 2 && stderr.contains("--agent"), "{stderr}");
+    let (code, _, stderr) = crate::toolgate(&["pause", "--session", "monday", "--because", "x", "--store", store]);
+    assert!(code == 2 && stderr.contains("--principal"), "{stderr}");
+}
