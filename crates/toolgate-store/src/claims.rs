@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::json::Digest;
-use toolgate::limits::{Charge, Over, Spend, Unit};
+use toolgate::limits::{Charge, Over, Spend};
 use toolgate::policy::Used;
 use toolgate::store::{Intent, NotClaimed, RecallKey, Recalled, Settle};
 use toolgate::{CallId, Outcome, Row};
@@ -305,15 +305,7 @@ pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend
     let (known, reserved): (Vec<_>, Vec<_>) =
         claim.charges.into_iter().partition(|(.., c)| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
     for (n, at, charge) in known {
-        let actual = match (settle, charge.unit) {
-            (_, Unit::Attempt) => charge.amount,
-            (Settle::Released, Unit::Fixed) => Decimal::ZERO,
-            (_, Unit::Fixed) => charge.amount,
-            (Settle::Released, _) if spent.is_none() => Decimal::ZERO,
-            (_, Unit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
-            (_, Unit::Money) => spent.map_or(charge.amount, |s| s.money),
-        };
-        settle_charge(tx.sql, call, (n, at, &charge), actual)?;
+        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent))?;
     }
     if settle == Settle::Pending {
         tx.sql

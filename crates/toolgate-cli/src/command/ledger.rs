@@ -102,17 +102,18 @@ fn entity(text: &str) -> Result<(String, Value), String> {
     Ok((name.to_owned(), Value::String(value.to_owned())))
 }
 
-/// A table without lines. What is as wide as its content stays so; of the rest, each cell is cut to what there is room for.
+/// A table without lines. What is as wide as its content stays so; of the rest, each cell is cut to what there is room for,
+/// and where there is none, the column is left out.
 pub(crate) struct Table {
-    head: Vec<&'static str>,
+    head: Vec<String>,
     /// Which columns may be cut, and to how few letters; those that come first are cut last.
     cut: Vec<(usize, usize)>,
     rows: Vec<Vec<(String, Style)>>,
 }
 
 impl Table {
-    pub(crate) fn new(head: &[&'static str]) -> Self {
-        Self { head: head.to_vec(), cut: Vec::new(), rows: Vec::new() }
+    pub(crate) fn new(head: &[&str]) -> Self {
+        Self { head: head.iter().map(|&head| head.to_owned()).collect(), cut: Vec::new(), rows: Vec::new() }
     }
 
     pub(crate) fn cutting(mut self, column: usize, least: usize) -> Self {
@@ -143,9 +144,17 @@ impl Table {
                 *width = width.saturating_sub(all.saturating_sub(room)).max((*least).min(*width));
             }
         }
+        for (column, _) in self.cut.iter().rev() {
+            let all: usize = widths.iter().filter(|width| **width > 0).map(|width| width + 2).sum();
+            if all > room.saturating_add(2)
+                && let Some(width) = widths.get_mut(*column)
+            {
+                *width = 0;
+            }
+        }
         let mut line = |cells: &mut dyn Iterator<Item = (&str, Style)>| {
             let mut text = String::new();
-            for ((cell, style), width) in cells.zip(&widths) {
+            for ((cell, style), width) in cells.zip(&widths).filter(|(_, width)| **width > 0) {
                 let cell = if length(cell) > *width {
                     cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
                 } else {
@@ -156,13 +165,14 @@ impl Table {
             }
             writeln!(out, "{}", text.trim_end())
         };
-        line(&mut self.head.iter().map(|head| (*head, DIM)))?;
+        line(&mut self.head.iter().map(|head| (head.as_str(), DIM)))?;
         self.rows.iter().try_for_each(|row| line(&mut row.iter().map(|(cell, style)| (cell.as_str(), *style))))
     }
 }
 
 fn terminal_width() -> usize {
-    console::Term::stdout().size().1.into()
+    let size = rustix::termios::tcgetwinsize(io::stdout()).map(|size| usize::from(size.ws_col));
+    size.ok().filter(|columns| *columns > 0).unwrap_or(80)
 }
 
 /// Text of others as a person may read it: nothing in it moves the cursor or begins a line.

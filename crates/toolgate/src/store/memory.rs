@@ -18,7 +18,7 @@ use super::{
 use crate::call::{CallId, SessionKey};
 use crate::json::Digest;
 use crate::ledger::{Recorded, Row};
-use crate::limits::{Charge, Counter, Over, Spend, Unit};
+use crate::limits::{Charge, Counter, Over, Spend};
 use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs};
 use crate::progress::Progress;
@@ -207,14 +207,7 @@ impl Inner {
             .partition(|c| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
         claim.charges = reserved;
         for charge in known {
-            let actual = match (settle, charge.unit) {
-                (_, Unit::Attempt) => charge.amount,
-                (Settle::Released, Unit::Fixed) => Decimal::ZERO,
-                (_, Unit::Fixed) => charge.amount,
-                (Settle::Released, _) if spent.is_none() => Decimal::ZERO,
-                (_, Unit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
-                (_, Unit::Money) => spent.map_or(charge.amount, |s| s.money),
-            };
+            let actual = settle.amount(&charge, spent);
             if let Some(counter) = self.counters.get_mut(&(charge.counter.clone(), charge.window)) {
                 counter.settle(call, &charge, actual);
             }

@@ -24,7 +24,7 @@ use crate::call::{CallId, SessionKey};
 use crate::error::{Effects, ToolError};
 use crate::json::Digest;
 use crate::ledger::{Recorded, Row};
-use crate::limits::{Charge, Over, Spend};
+use crate::limits::{Charge, Over, Spend, Unit};
 use crate::outcome::Outcome;
 use crate::policy::{ApprovalFact, Facts, Needs, RecallFact};
 use crate::progress::{Ended, Progress};
@@ -224,6 +224,19 @@ impl Settle {
             Effects::None | Effects::RolledBack => Self::Released,
             Effects::Done => Self::Done,
             Effects::Unknown => Self::Pending,
+        }
+    }
+
+    /// What a charge comes to in the end: what was reserved, what was really spent, or nothing.
+    #[must_use]
+    pub fn amount(self, charge: &Charge, spent: Option<Spend>) -> Decimal {
+        match (self, charge.unit) {
+            (_, Unit::Attempt) => charge.amount,
+            (Self::Released, Unit::Fixed) => Decimal::ZERO,
+            (_, Unit::Fixed) => charge.amount,
+            (Self::Released, _) if spent.is_none() => Decimal::ZERO,
+            (_, Unit::Tokens) => spent.map_or(charge.amount, |s| s.tokens.into()),
+            (_, Unit::Money) => spent.map_or(charge.amount, |s| s.money),
         }
     }
 

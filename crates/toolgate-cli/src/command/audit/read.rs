@@ -51,23 +51,31 @@ fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
     let first = entries.first().map(|entry| who(&entry.row));
     // Where it is always the same, nobody needs to read it.
     let several = entries.iter().any(|entry| Some(who(&entry.row)) != first);
+    // Of one day, the day is told once.
+    let day = |row: &Row| time(row.at).split(' ').next().unwrap_or_default().to_owned();
+    let today = entries.first().map(|entry| day(&entry.row)).filter(|first| entries.iter().all(|entry| day(&entry.row) == *first));
+    let clock = |row: &Row| match &today {
+        Some(_) => time(row.at).split(' ').nth(1).unwrap_or_default().to_owned(),
+        None => time(row.at),
+    };
+    let when = today.as_deref().unwrap_or("time");
     let mut table = match several {
-        true => Table::new(&["time", "tool", "decision", "why", "session", "who", "about", "call"])
+        true => Table::new(&[when, "tool", "decision", "why", "session", "who", "about", "call"])
             .cutting(1, 12)
-            .cutting(3, 6)
+            .cutting(3, 8)
             .cutting(4, 6)
-            .cutting(5, 4)
-            .cutting(6, 2),
-        false => Table::new(&["time", "tool", "decision", "why", "session", "about", "call"])
+            .cutting(5, 8)
+            .cutting(6, 10),
+        false => Table::new(&[when, "tool", "decision", "why", "session", "about", "call"])
             .cutting(1, 12)
-            .cutting(3, 4)
-            .cutting(4, 4)
-            .cutting(5, 2),
+            .cutting(3, 8)
+            .cutting(4, 6)
+            .cutting(5, 10),
     };
     for Entry { row, .. } in entries {
         let plain = |text: String| (text, anstyle::Style::new());
         let mut cells = vec![
-            plain(time(row.at)),
+            plain(clock(row)),
             plain(clean(&row.tool)),
             (row.decision.to_string(), style(row.decision)),
             plain(why(row)),
