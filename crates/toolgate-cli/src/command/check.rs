@@ -1,5 +1,6 @@
 //! `toolgate check`: calls against a configuration, without running anything and without touching live state.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,10 +9,11 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use toolgate::config::{Behind, Config};
-use toolgate::{Agent, Answer, Ctx, Effects, Failure, Gate, Handler, Judged, Permit, Toolgate};
+use toolgate::config::{Behind, Config, PolicyTest, TestCall, read_tests, render_problems};
+use toolgate::policy::Problem;
+use toolgate::{Agent, Answer, Ctx, Effects, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean};
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 
 /// Try calls against a configuration: what would become of each, and why. No tool runs, and nothing live is touched.
 ///
@@ -20,7 +22,7 @@ use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean};
 /// returned, so that evidence builds up; a call without one is taken to have happened and to have proved nothing.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if every line was a call, whatever became of it; 2 if the configuration does not load or a line is no call.\n\nExamples:\n  echo '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}' | toolgate check --config toolgate.toml\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --explain < calls.jsonl"
+    after_help = "Exit code: 0 if every line was a call, whatever became of it, or all tests passed; 1 if a test failed; 2 if the configuration does not load or a line is no call.\n\nExamples:\n  echo '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}' | toolgate check --config toolgate.toml\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --explain < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
 )]
 pub(crate) struct Args {
     /// The configuration.
@@ -32,6 +34,9 @@ pub(crate) struct Args {
     /// Every gate and every rule, with the values that decide.
     #[arg(long)]
     explain: bool,
+    /// Run the tests of a file instead: given these calls, what becomes of this one? Again for several files.
+    #[arg(long, value_name = "FILE", conflicts_with = "explain")]
+    tests: Vec<PathBuf>,
 }
 
 /// One call to try.
@@ -75,17 +80,52 @@ fn unsaid() -> Failure {
 
 const UNSAID: &str = "no_result_given";
 
+/// The agents of a configuration, with a script behind them and nothing that came before.
+struct Desk {
+    gate: Toolgate,
+    script: Arc<Script>,
+    names: Vec<String>,
+    /// Agents and tools that their clients run.
+    external: Vec<(String, String)>,
+    /// Rules that could decide.
+    rules: Vec<String>,
+}
+
+impl Desk {
+    fn open(args: &Args) -> io::Result<Self> {
+        let script = Arc::new(Script::default());
+        let agents = load(args, &script)?;
+        let names: Vec<String> = agents.iter().map(|agent| agent.name().to_owned()).collect();
+        let rules = agents.iter().flat_map(|agent| agent.enforced_rules().map(str::to_owned)).collect();
+        let run_by_client = |agent: &Agent| {
+            let name = agent.name().to_owned();
+            agent.tools().filter(|tool| tool.is_run_by_client()).map(|tool| (name.clone(), tool.name().to_owned())).collect::<Vec<_>>()
+        };
+        let external = agents.iter().flat_map(run_by_client).collect();
+        let gate = agents.into_iter().fold(Toolgate::builder(), toolgate::ToolgateBuilder::agent).build()?;
+        Ok(Self { gate, script, names, external, rules })
+    }
+
+    /// The agent that a call is for.
+    fn agent(&self, wanted: Option<&String>) -> Result<String, String> {
+        match (wanted, self.names.as_slice()) {
+            (Some(agent), _) => Ok(agent.clone()),
+            (None, [one]) => Ok(one.clone()),
+            (None, several) => Err(format!("the configuration has several agents; say which `agent`: {}", several.join(", "))),
+        }
+    }
+
+    async fn decide(&self, agent: &str, tried: &Tried) -> Answer {
+        let by_client = self.external.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
+        decide(&self.gate, &self.script, agent, tried, by_client).await
+    }
+}
+
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
-    let script = Arc::new(Script::default());
-    let agents = load(args, &script)?;
-    let names: Vec<String> = agents.iter().map(|agent| agent.name().to_owned()).collect();
-    let external: Vec<(String, String)> = agents
-        .iter()
-        .flat_map(|agent| {
-            agent.tools().filter(|tool| tool.is_run_by_client()).map(|tool| (agent.name().to_owned(), tool.name().to_owned()))
-        })
-        .collect();
-    let gate = agents.into_iter().fold(Toolgate::builder(), toolgate::ToolgateBuilder::agent).build()?;
+    if !args.tests.is_empty() {
+        return run_tests(args);
+    }
+    let desk = Desk::open(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = anstream::stdout().lock();
     for (number, line) in io::stdin().lock().lines().enumerate() {
@@ -94,23 +134,12 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
             continue;
         }
         let tried = read(&line).map_err(|why| io::Error::other(format!("line {}: {why}", number + 1)))?;
-        let agent = match (&tried.agent, names.as_slice()) {
-            (Some(agent), _) => agent.clone(),
-            (None, [one]) => one.clone(),
-            (None, several) => {
-                let several = several.join(", ");
-                return Err(io::Error::other(format!(
-                    "line {}: the configuration has several agents; say which `agent`: {several}",
-                    number + 1
-                )));
-            }
-        };
-        let by_client = external.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
-        let explained = if args.explain { Some(runtime.block_on(explain(&gate, &agent, &tried))) } else { None };
-        let answer = runtime.block_on(decide(&gate, &script, &agent, &tried, by_client));
+        let agent = desk.agent(tried.agent.as_ref()).map_err(|why| io::Error::other(format!("line {}: {why}", number + 1)))?;
+        let explained = if args.explain { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
+        let answer = runtime.block_on(desk.decide(&agent, &tried));
         let verdict = verdict(&answer);
         if args.json {
-            writeln!(out, "{verdict}")?;
+            writeln!(out, "{}", json!(verdict))?;
         } else {
             show(&mut out, &tried, &answer, &verdict)?;
         }
@@ -163,24 +192,31 @@ async fn decide(gate: &Toolgate, script: &Script, agent: &str, tried: &Tried, by
 }
 
 /// What was decided: whatever came after the tool had been let through is no decision.
-fn verdict(answer: &Answer) -> Value {
-    let refused = answer.outcome.error().filter(|_| answer.gate < Gate::Run);
-    let decision = match refused {
+#[derive(serde::Serialize)]
+struct Verdict<'a> {
+    decision: &'static str,
+    gate: Gate,
+    rule: Option<&'a str>,
+    error: Option<&'a ToolError>,
+}
+
+fn verdict(answer: &Answer) -> Verdict<'_> {
+    let error = answer.outcome.error().filter(|_| answer.gate < Gate::Run);
+    let decision = match error {
         None => "allow",
         Some(error) if error.approval.is_some() => "ask",
         Some(_) => "deny",
     };
-    let rule = refused.and_then(|_| answer.rule.clone());
-    json!({ "decision": decision, "gate": answer.gate, "rule": rule, "error": refused })
+    Verdict { decision, gate: answer.gate, rule: answer.rule.as_deref().filter(|_| error.is_some()), error }
 }
 
-fn show(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Value) -> io::Result<()> {
-    let (style, word) = match verdict["decision"].as_str() {
-        Some("allow") => (GREEN, "allow"),
-        Some("ask") => (YELLOW, "ask"),
+fn show(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Verdict<'_>) -> io::Result<()> {
+    let (style, word) = match verdict.decision {
+        "allow" => (GREEN, "allow"),
+        "ask" => (YELLOW, "ask"),
         _ => (RED, "deny"),
     };
-    let rule = verdict["rule"].as_str().map(|rule| format!(" · {}", clean(rule))).unwrap_or_default();
+    let rule = verdict.rule.map(|rule| format!(" · {}", clean(rule))).unwrap_or_default();
     let place = if word == "allow" { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", answer.gate) };
     writeln!(out, "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{place}", clean(&tried.tool), clean(&tried.arguments()))?;
     if let Some(error) = answer.outcome.error().filter(|_| word != "allow") {
@@ -194,4 +230,93 @@ fn show(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Value) -
         writeln!(out, "      {YELLOW}its result{YELLOW:#} {}: {}", error.code, clean(&error.message))?;
     }
     Ok(())
+}
+
+/// What a test came to.
+fn failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
+    let told = verdict(answer);
+    let (decision, rule, code) = (told.decision, told.rule, told.error.map(|error| &*error.code));
+    let expect = &test.expect;
+    let differs = decision != expect.decision
+        || expect.rule.as_deref().is_some_and(|wanted| Some(wanted) != rule)
+        || expect.code.as_deref().is_some_and(|wanted| Some(wanted) != code);
+    let by = |rule: Option<&str>, code: Option<&str>| match (rule, code) {
+        (Some(rule), Some(code)) => format!(" by `{rule}` ({code})"),
+        (Some(rule), None) => format!(" by `{rule}`"),
+        (None, Some(code)) => format!(" ({code})"),
+        (None, None) => String::new(),
+    };
+    let wanted = format!("{}{}", expect.decision, by(expect.rule.as_deref(), expect.code.as_deref()));
+    differs.then(|| format!("expected {wanted}, and it is {}{}", decision, by(rule, code)))
+}
+
+impl From<&TestCall> for Tried {
+    fn from(call: &TestCall) -> Self {
+        Self {
+            tool: call.tool.clone(),
+            arguments: serde_json::value::to_raw_value(&call.arguments).ok(),
+            session: call.session.clone(),
+            principal: call.principal.clone(),
+            agent: call.agent.clone(),
+            result: call.result.clone(),
+        }
+    }
+}
+
+/// Each test begins anew: nothing that another did counts.
+fn run_tests(args: &Args) -> io::Result<ExitCode> {
+    let colours = io::stdout().is_terminal();
+    let (mut passed, mut failed, mut spoke) = (0_u64, 0_u64, BTreeSet::new());
+    let mut rules: BTreeSet<String> = BTreeSet::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut out = anstream::stdout().lock();
+    for path in &args.tests {
+        let text = std::fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
+        let (tests, problems) = read_tests(&path.display().to_string(), &text);
+        if !problems.is_empty() {
+            return Err(io::Error::other(format!(
+                "the tests cannot be read\n\n{}",
+                render_problems(&problems, io::stderr().is_terminal())
+            )));
+        }
+        for test in &tests {
+            let desk = Desk::open(args)?;
+            rules.extend(desk.rules.iter().cloned());
+            let mut last = None;
+            for call in test.given.iter().chain([&test.call]) {
+                let agent = desk.agent(call.agent.as_ref()).map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
+                let answer = runtime.block_on(desk.decide(&agent, &Tried::from(call)));
+                spoke.extend(verdict(&answer).rule.map(str::to_owned));
+                last = Some(answer);
+            }
+            let Some(why) = last.as_ref().and_then(|answer| failure(test, answer)) else {
+                passed += 1;
+                continue;
+            };
+            failed += 1;
+            if args.json {
+                writeln!(out, "{}", json!({ "test": test.name, "failed": why, "file": &*test.place.file }))?;
+            } else {
+                let problem = Problem { place: Some(test.place.clone()), ..Problem::new(format!("test `{}`: {why}", test.name)) };
+                writeln!(out, "{}\n", render_problems(&[problem], colours))?;
+            }
+        }
+    }
+    let silent: Vec<&String> = rules.difference(&spoke).collect();
+    if args.json {
+        writeln!(out, "{}", json!({ "summary": { "passed": passed, "failed": failed, "rules": rules.len(), "never_spoke": silent } }))?;
+    } else {
+        let style = if failed == 0 { GREEN } else { RED };
+        writeln!(
+            out,
+            "{style}{} passed, {failed} failed{style:#}; {} of {} refused or asked at least once",
+            counted(passed, "test"),
+            rules.len() - silent.len(),
+            counted(rules.len() as u64, "rule")
+        )?;
+        if !silent.is_empty() {
+            writeln!(out, "{YELLOW}never heard{YELLOW:#}: {}", silent.iter().map(|rule| clean(rule)).collect::<Vec<_>>().join(", "))?;
+        }
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

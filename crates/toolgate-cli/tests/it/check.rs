@@ -193,6 +193,54 @@ fn everything_that_is_wrong_is_told_at_once() {
     insta::assert_snapshot!(stderr);
 }
 
+const TESTS: &str = r#"
+[[test]]
+name = "a refund needs a verified customer"
+call = { tool = "issue_refund", arguments = { customer_id = "C-1", amount = 20 } }
+expect = "deny"
+rule = "verified"
+code = "prerequisite_missing"
+
+[[test]]
+name = "and gets one"
+given = [{ tool = "verify_customer", arguments = { customer_id = "C-1" }, result = { active = true } }]
+call = { tool = "issue_refund", arguments = { customer_id = "C-1", amount = 20 } }
+expect = "allow"
+
+[[test]]
+name = "large ones are for a person"
+given = [{ tool = "verify_customer", arguments = { customer_id = "C-1" }, result = { active = true } }]
+call = { tool = "issue_refund", arguments = { customer_id = "C-1", amount = 450 } }
+expect = "ask"
+"#;
+
+fn check_tests(tests: &str, more: &[&str]) -> (i32, String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("toolgate.toml"), CONFIG).unwrap();
+    std::fs::write(directory.path().join("tests.toml"), tests).unwrap();
+    let mut command = Command::cargo_bin("toolgate").unwrap();
+    let output = command.args(["check", "--tests", "tests.toml"]).args(more).current_dir(directory.path()).env_clear().output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_configuration_has_tests_of_its_own() {
+    let (code, stdout, stderr) = check_tests(TESTS, &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    insta::assert_snapshot!(stdout);
+    let (code, stdout, _) = check_tests(&TESTS.replace("expect = \"ask\"", "expect = \"deny\"\nrule = \"daily\""), &[]);
+    assert_eq!(code, 1);
+    insta::assert_snapshot!(stdout);
+    let (_, stdout, _) = check_tests(TESTS, &["--json"]);
+    let summary: Value = serde_json::from_str(stdout.trim()).unwrap();
+    assert_eq!(summary, json!({"summary": {"passed": 3, "failed": 0, "rules": 3, "never_spoke": ["daily"]}}));
+    let (code, _, stderr) =
+        check_tests(&TESTS.replace("expect = \"allow\"", "expct = \"allow\"").replace("expect = \"ask\"", "expect = \"aks\""), &[]);
+    assert_eq!(code, 2);
+    insta::assert_snapshot!(stderr);
+}
+
 #[test]
 fn a_configuration_names_the_ledger() {
     let directory = tempfile::tempdir().unwrap();

@@ -17,9 +17,11 @@
 mod file;
 mod read;
 mod rule;
+mod tests;
 
 pub(crate) use file::rules_of;
 pub use file::{Behind, Config, ConfigError};
+pub use tests::{Expected, PolicyTest, TestCall, read_tests, render_problems};
 
 use std::collections::BTreeMap;
 use std::ops::Range;

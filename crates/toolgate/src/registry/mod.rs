@@ -119,6 +119,11 @@ impl Agent {
         self.config
     }
 
+    /// The names of its rules whose word counts.
+    pub fn enforced_rules(&self) -> impl Iterator<Item = &str> {
+        self.rules.iter().filter(|rule| rule.mode() == Mode::Enforce).map(|rule| rule.name())
+    }
+
     /// How far back what it decides on may lie; `None` is without end.
     #[must_use]
     pub fn looks_back(&self) -> Option<jiff::SignedDuration> {
