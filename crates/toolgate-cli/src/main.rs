@@ -15,7 +15,7 @@ use clap::{CommandFactory, Parser, Subcommand};
     after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls, one JSON object a line on stdin\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
 )]
 struct Cli {
-    /// The SQLite file that holds the ledger; without it, the `store` of ./toolgate.toml.
+    /// The SQLite file that holds the ledger. Verbs that look into one use the `store` of ./toolgate.toml without it.
     #[arg(long, global = true, value_name = "PATH")]
     store: Option<PathBuf>,
     #[command(subcommand)]

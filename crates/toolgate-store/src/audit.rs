@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 use serde::Serialize;
 use serde_json::Value;
 use toolgate::json::Digest;
-use toolgate::store::{Intent, StoreError};
+use toolgate::store::{Intent, StoreError, Target};
 use toolgate::{BacktestPlace, CallId, Decision, Gate, Receipt, Row, SessionKey};
 
 use crate::claims::{self, Claim};
@@ -424,6 +424,42 @@ impl Ledger {
         let key = self.named(crate::session::meta(&self.sql))?.remove("key").unwrap_or_default();
         let own = Keys::own(&self.home.keys()).unwrap_or_default();
         if own.contains(&key) { Ok(key) } else { Err(StoreError("the key of this ledger is not beside it".to_owned())) }
+    }
+
+    /// What is paused, and why.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn paused(&self) -> Result<Vec<(Target, String)>, StoreError> {
+        let find = || -> Done<Vec<(Target, String)>> {
+            let mut statement = self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
+            let mut rows = statement.query([])?;
+            let mut found = Vec::new();
+            while let Some(row) = rows.next()? {
+                found.push((serde_json::from_str(&row.get::<_, String>(0)?)?, row.get(1)?));
+            }
+            Ok(found)
+        };
+        self.named(find())
+    }
+
+    /// Whether the ledger has ever heard of this agent, tool, principal or session.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn knows(&self, target: &Target) -> Result<bool, StoreError> {
+        let find = || -> Done<bool> {
+            Ok(match target {
+                Target::Agent(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE agent = ?1")?.exists([&**name])?,
+                Target::Principal(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE principal = ?1")?.exists([&**name])?,
+                Target::Session(key) => crate::session::Session::find(&self.sql, key)?.is_some(),
+                Target::Tool(name) => {
+                    self.sql.prepare("SELECT 1 FROM ledger WHERE tool = ?1")?.exists([&**name])?
+                        || self.sql.prepare("SELECT 1 FROM configs WHERE instr(body, ?1) > 0")?.exists([format!("\"name\":\"{name}\"")])?
+                }
+            })
+        };
+        self.named(find())
     }
 
     /// The last row that was pruned.

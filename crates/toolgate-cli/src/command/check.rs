@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toolgate::config::{Behind, Config, PolicyTest, TestCall, read_tests, render_problems};
 use toolgate::policy::Problem;
-use toolgate::{Agent, Answer, Ctx, Effects, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
+use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 
@@ -139,11 +139,16 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
         let answer = runtime.block_on(desk.decide(&agent, &tried));
         let verdict = verdict(&answer);
         if args.json {
-            writeln!(out, "{}", json!(verdict))?;
-        } else {
-            show(&mut out, &tried, &answer, &verdict)?;
+            let mut told = json!(verdict);
+            if let (Some(explained), Some(told)) = (explained, told.as_object_mut()) {
+                told.insert("explanation".to_owned(), json!(explained));
+            }
+            writeln!(out, "{told}")?;
+            continue;
         }
+        show(&mut out, &tried, &answer, &verdict)?;
         if let Some(explained) = explained {
+            let explained = explained.to_string();
             let text: String = explained.lines().map(|line| format!("    {}\n", clean(line))).collect();
             writeln!(out, "{DIM}{text}{DIM:#}")?;
         }
@@ -175,8 +180,8 @@ impl Tried {
     }
 }
 
-async fn explain(gate: &Toolgate, agent: &str, tried: &Tried) -> String {
-    tried.session(gate, agent).explain(&tried.tool, tried.arguments()).await.to_string()
+async fn explain(gate: &Toolgate, agent: &str, tried: &Tried) -> Explanation {
+    tried.session(gate, agent).explain(&tried.tool, tried.arguments()).await
 }
 
 async fn decide(gate: &Toolgate, script: &Script, agent: &str, tried: &Tried, by_client: bool) -> Answer {

@@ -19,8 +19,8 @@ pub(crate) struct PauseArgs {
     #[command(flatten)]
     target: What,
     /// Why: the model and the ledger are told.
-    #[arg(long, value_name = "REASON")]
-    because: String,
+    #[arg(long, value_name = "REASON", requires = "What")]
+    because: Option<String>,
 }
 
 /// Let an agent, a tool, a principal or a session go on.
@@ -32,7 +32,7 @@ pub(crate) struct ResumeArgs {
 }
 
 #[derive(clap::Args)]
-#[group(required = true, multiple = true)]
+#[group(id = "What", multiple = true)]
 struct What {
     /// An agent. With `--principal` and `--session`, the agent of that session.
     #[arg(long)]
@@ -49,38 +49,69 @@ struct What {
 }
 
 impl What {
-    fn target(&self) -> io::Result<(Target, String)> {
+    const fn is_empty(&self) -> bool {
+        self.agent.is_none() && self.tool.is_none() && self.principal.is_none() && self.session.is_none()
+    }
+
+    fn target(&self) -> io::Result<Target> {
         Ok(match (&self.tool, &self.agent, &self.principal, &self.session) {
-            (Some(tool), ..) => (Target::Tool(tool.as_str().into()), format!("the tool `{}`", clean(tool))),
+            (Some(tool), ..) => Target::Tool(tool.as_str().into()),
             (_, Some(agent), Some(principal), Some(session)) => {
-                let key = SessionKey::new(agent.as_str(), principal.as_str(), session.as_str());
-                (Target::Session(key), format!("the session `{}`", clean(session)))
+                Target::Session(SessionKey::new(agent.as_str(), principal.as_str(), session.as_str()))
             }
-            (_, Some(agent), None, None) => (Target::Agent(agent.as_str().into()), format!("the agent `{}`", clean(agent))),
-            (_, None, Some(principal), None) => {
-                (Target::Principal(principal.as_str().into()), format!("the principal `{}`", clean(principal)))
-            }
-            _ => return Err(io::Error::other("one thing at a time: an agent, a tool, a principal, or a session with both")),
+            (_, Some(agent), None, None) => Target::Agent(agent.as_str().into()),
+            (_, None, Some(principal), None) => Target::Principal(principal.as_str().into()),
+            _ => return Err(io::Error::other("say what: `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal")),
         })
     }
 }
 
 pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCode> {
-    set(&args.target, Some(args.because.clone()), store)
+    let ledger = open(store)?;
+    let mut out = io::stdout().lock();
+    if args.target.is_empty() {
+        let paused = ledger.paused().map_err(io::Error::other)?;
+        for (target, why) in &paused {
+            writeln!(out, "{}: {}", clean(&called(target)), clean(why))?;
+        }
+        if paused.is_empty() {
+            writeln!(out, "nothing is paused")?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let reason = args.because.clone().ok_or_else(|| io::Error::other("say why, with `--because`: the model and the ledger are told"))?;
+    let target = args.target.target()?;
+    if !ledger.knows(&target).map_err(io::Error::other)? {
+        writeln!(io::stderr().lock(), "note: this ledger has never heard of {}; it is paused all the same", clean(&called(&target)))?;
+    }
+    set(&target, Some(reason), store)?;
+    writeln!(out, "{} is paused", clean(&called(&target)))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<ExitCode> {
-    set(&args.target, None, store)
+    let target = args.target.target()?;
+    let was = open(store)?.paused().map_err(io::Error::other)?.iter().any(|(paused, _)| *paused == target);
+    if !was {
+        return Err(io::Error::other(format!("{} is not paused; `toolgate pause` lists what is", clean(&called(&target)))));
+    }
+    set(&target, None, store)?;
+    writeln!(io::stdout().lock(), "{} goes on", clean(&called(&target)))?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn set(what: &What, reason: Option<String>, store: Option<&Path>) -> io::Result<ExitCode> {
-    let (target, named_so) = what.target()?;
-    // A ledger that is not there is not made to be paused.
-    open(store)?;
+/// A target as a person calls it.
+fn called(target: &Target) -> String {
+    match target {
+        Target::Agent(name) => format!("the agent `{name}`"),
+        Target::Tool(name) => format!("the tool `{name}`"),
+        Target::Principal(name) => format!("the principal `{name}`"),
+        Target::Session(key) => format!("the session `{}` of `{}` as `{}`", key.session, key.principal, key.agent),
+    }
+}
+
+fn set(target: &Target, reason: Option<String>, store: Option<&Path>) -> io::Result<()> {
     let store = SqliteStore::open(named(store)?).map_err(io::Error::other)?;
-    let paused = reason.is_some();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(store.set_pause(target, reason)).map_err(io::Error::other)?;
-    writeln!(io::stdout().lock(), "{named_so} {}", if paused { "is paused" } else { "goes on" })?;
-    Ok(ExitCode::SUCCESS)
+    runtime.block_on(store.set_pause(target.clone(), reason)).map_err(io::Error::other)
 }

@@ -122,6 +122,20 @@ fn why_is_told_on_request() {
 }
 
 #[test]
+fn the_example_of_the_specification_loads() {
+    let page = include_str!("../../../../specs/config.md");
+    let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let (code, stdout, stderr) = check(
+        example,
+        "{\"tool\": \"verify_customer\", \"arguments\": {\"customer_id\": \"C-1\"}, \"principal\": \"alice\"}",
+        &["--json", "--explain"],
+    );
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let told: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&told["decision"], &told["explanation"]["would"]), (&json!("allow"), &json!("run")));
+}
+
+#[test]
 fn what_is_no_call_is_told_with_its_line() {
     for (calls, why) in [
         ("{\"tool\": \"calc\"}\nnonsense", "line 2: this is no call"),
@@ -279,6 +293,14 @@ fn a_kill_switch_is_pulled_and_let_go() {
     crate::toolgate(&["demo", "--store", store]);
     let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3);
+    let (code, stdout, stderr) = crate::toolgate(&["pause", "--tool", "crm_lokup", "--because", "x", "--store", store]);
+    assert!(code == 0 && stderr.contains("never heard of the tool `crm_lokup`"), "{stdout}{stderr}");
+    let (_, stdout, _) = crate::toolgate(&["pause", "--store", store]);
+    assert_eq!(stdout, "the tool `crm_lokup`: x\n");
+    let (code, _, stderr) = crate::toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
+    assert!(code == 2 && stderr.contains("is not paused"), "{stderr}");
+    let (code, _, stderr) = crate::toolgate(&["pause", "--tool", "crm_lookup", "--store", store]);
+    assert!(code == 2 && stderr.contains("--because"), "{stderr}");
     let (code, _, stderr) = crate::toolgate(&["pause", "--because", "x", "--store", store]);
     assert!(code == 2 && stderr.contains("--agent"), "{stderr}");
     let (code, _, stderr) = crate::toolgate(&["pause", "--session", "monday", "--because", "x", "--store", store]);

@@ -101,7 +101,7 @@ pub(super) fn prune(
             io::stdout().lock(),
             "{} and {} are gone; what is left holds without them",
             counted(gone.rows, "row"),
-            counted(gone.sealed, "recorded outcome, approval or output")
+            counted(gone.sealed, "sealed record")
         )?;
     }
     Ok(ExitCode::SUCCESS)

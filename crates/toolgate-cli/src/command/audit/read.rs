@@ -47,7 +47,7 @@ pub(super) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Pa
 }
 
 fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
-    let who = |row: &Row| clean(&format!("{} with {}", row.key.principal, row.key.agent));
+    let who = |row: &Row| clean(&format!("{} as {}", row.key.principal, row.key.agent));
     let first = entries.first().map(|entry| who(&entry.row));
     // Where it is always the same, nobody needs to read it.
     let several = entries.iter().any(|entry| Some(who(&entry.row)) != first);
@@ -283,11 +283,12 @@ fn line(entry: &Entry, json: bool) -> io::Result<()> {
     let line = format!("{} {}", why(row), about(row));
     writeln!(
         out,
-        "{DIM}{}{DIM:#} {style}{:<9}{style:#} {BOLD}{}{BOLD:#} {DIM}{}{DIM:#} {}",
+        "{DIM}{}{DIM:#} {style}{:<9}{style:#} {BOLD}{}{BOLD:#} {DIM}{}{DIM:#} {} {DIM}{}{DIM:#}",
         time(row.at),
         row.decision,
         clean(&row.tool),
         clean(&row.key.session),
-        line.trim()
+        line.trim(),
+        row.call
     )
 }
