@@ -35,6 +35,14 @@ pub(crate) fn store() -> Arc<dyn Store> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if std::env::var("TOOLGATE_TEST_STORE").is_ok_and(|store| store == "sqlite") {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{}", std::process::id()));
+        if !directory.exists() {
+            // What earlier runs left behind.
+            for old in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
+                if old.file_name().to_string_lossy().starts_with("stores-") && old.path() != directory {
+                    let _ = std::fs::remove_dir_all(old.path());
+                }
+            }
+        }
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join(format!("{}.db", NEXT.fetch_add(1, Ordering::SeqCst)));
         return Arc::new(toolgate_store::SqliteStore::open(path).unwrap());
