@@ -72,7 +72,6 @@ fn finish(row: Arc<Row>, durable: bool) -> Box<Finish> {
         spent: None,
         outputs: Vec::new(),
         ended: None,
-        claimed: false,
         durable,
     })
 }

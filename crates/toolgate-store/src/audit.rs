@@ -1,6 +1,5 @@
 //! Reading a ledger.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -10,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 use toolgate::json::Digest;
 use toolgate::store::{Intent, StoreError, Target};
-use toolgate::{BacktestPlace, CallId, Decision, Gate, Receipt, Row, SessionKey};
+use toolgate::{BacktestPlace, CallId, Decision, Receipt, Row, SessionKey};
 
 use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
@@ -70,29 +69,6 @@ pub struct Filter {
     pub most: Option<usize>,
     /// From the newest to the oldest.
     pub newest_first: bool,
-}
-
-/// What happened, in figures.
-#[derive(Debug, Clone, PartialEq, Serialize, Default)]
-pub struct Stats {
-    /// Rows in all.
-    pub rows: u64,
-    /// Time of the first row and of the last.
-    pub from: Option<Timestamp>,
-    /// Time of the last row.
-    pub to: Option<Timestamp>,
-    /// Rows by decision.
-    pub decisions: BTreeMap<&'static str, u64>,
-    /// For each tool: all calls, and those that were refused or failed.
-    pub tools: BTreeMap<String, (u64, u64, u64)>,
-    /// Refusals by rule, or by gate where no rule decided.
-    pub refused_by: BTreeMap<String, u64>,
-    /// Errors by code.
-    pub codes: BTreeMap<String, u64>,
-    /// What rules that only observe would have refused.
-    pub observed: BTreeMap<String, u64>,
-    /// Time spent at each gate that was passed, in nanoseconds: median, 95th and 99th percentile.
-    pub latency: BTreeMap<&'static str, [u64; 3]>,
 }
 
 impl Ledger {
@@ -286,44 +262,6 @@ impl Ledger {
         self.named(find())
     }
 
-    /// What happened, in figures.
-    ///
-    /// # Errors
-    /// The rows cannot be read.
-    pub fn stats(&self, filter: &Filter) -> Result<Stats, StoreError> {
-        let mut stats = Stats::default();
-        let mut times: BTreeMap<Gate, Histogram> = BTreeMap::new();
-        self.query(filter, |Entry { row, .. }| {
-            stats.rows += 1;
-            stats.from = Some(stats.from.map_or(row.at, |from| from.min(row.at)));
-            stats.to = Some(stats.to.map_or(row.at, |to| to.max(row.at)));
-            *stats.decisions.entry(row.decision.name()).or_default() += 1;
-            // What somebody found out later is no call.
-            if row.decision == Decision::Settled {
-                return Ok(true);
-            }
-            let tool = stats.tools.entry(row.tool.to_string()).or_default();
-            tool.0 += 1;
-            tool.1 += u64::from(row.decision == Decision::Refused);
-            tool.2 += u64::from(row.decision == Decision::Failed);
-            if row.decision == Decision::Refused {
-                *stats.refused_by.entry(row.rule.clone().unwrap_or_else(|| format!("({})", row.gate))).or_default() += 1;
-            }
-            if let Some(code) = row.code() {
-                *stats.codes.entry(code.to_owned()).or_default() += 1;
-            }
-            for observed in &row.facts.observed {
-                *stats.observed.entry(observed.rule.clone()).or_default() += 1;
-            }
-            for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
-                times.entry(gate).or_default().add(row.latency.at(gate));
-            }
-            Ok(true)
-        })?;
-        stats.latency = times.into_iter().map(|(gate, times)| (gate.name(), [0.5, 0.95, 0.99].map(|part| times.at(part)))).collect();
-        Ok(stats)
-    }
-
     /// The places of an agent's rows of a period.
     ///
     /// # Errors
@@ -394,26 +332,19 @@ impl Ledger {
         self.named(find())
     }
 
-    /// A receipt for a row, signed with the key beside the ledger.
+    /// A receipt for a row, signed with the key beside the ledger: only where the whole ledger holds, and the row is signed
+    /// already. Nobody is to get a signature for what he has put there himself.
     ///
     /// # Errors
-    /// The key is not there.
+    /// What does not hold, or is not there.
     pub fn receipt(&self, entry: &Entry) -> Result<Receipt, StoreError> {
+        let verified =
+            self.verify(&crate::flaw::Trust::default(), |_| ()).map_err(|flaw| StoreError(format!("the ledger does not hold: {flaw}")))?;
+        if entry.seq > verified.signed_to {
+            return Err(StoreError(format!("row {} is not signed yet; try again in a second", entry.seq)));
+        }
         let keys = Keys::open(&self.home.keys(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
-        let row = &entry.row;
-        let unsigned = Receipt {
-            call: row.call,
-            at: row.at,
-            tool: std::sync::Arc::clone(&row.tool),
-            decision: row.decision,
-            config: row.config,
-            seq: entry.seq,
-            hash: entry.hash,
-            key: std::sync::Arc::clone(keys.public()),
-            signature: String::new(),
-        };
-        let statement = unsigned.statement().map_err(|e| StoreError(e.to_string()))?;
-        Ok(Receipt { signature: keys.sign(&statement), ..unsigned })
+        Ok(crate::keys::recorded(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash).receipt())
     }
 
     /// The public key that this ledger signs with.
@@ -493,34 +424,4 @@ pub(crate) fn entry(row: &rusqlite::Row<'_>) -> Done<Entry> {
         chain: digest(row.get_ref(3)?.as_blob().unwrap_or_default())?,
         row: serde_json::from_str(body).map_err(|e| Fault::Said(format!("row {seq} cannot be read: {e}")))?,
     })
-}
-
-/// Counts values in buckets that are at most 6 % wide, so that a million of them take no room.
-#[derive(Default)]
-struct Histogram {
-    buckets: BTreeMap<u32, u64>,
-    count: u64,
-}
-
-impl Histogram {
-    fn add(&mut self, value: u64) {
-        let bits = 63 - value.max(16).leading_zeros();
-        let part = (value.max(16) >> (bits - 4)) & 15;
-        *self.buckets.entry(bits * 16 + u32::try_from(part).unwrap_or(0)).or_default() += 1;
-        self.count += 1;
-    }
-
-    /// The value that this part of all values does not exceed.
-    fn at(&self, part: f64) -> u64 {
-        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a percentile")]
-        let mut left = (self.count as f64 * part).ceil() as u64;
-        for (bucket, count) in &self.buckets {
-            left = left.saturating_sub(*count);
-            if left == 0 {
-                let (bits, part) = (bucket / 16, u64::from(bucket % 16));
-                return (16 + part) << (bits - 4);
-            }
-        }
-        0
-    }
 }

@@ -8,7 +8,7 @@ use rust_decimal::Decimal;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Spend};
 use toolgate::policy::Used;
-use toolgate::store::{Intent, NotClaimed, RecallKey, Recalled, Settle};
+use toolgate::store::{Intent, RecallKey, Recalled, Settle};
 use toolgate::{CallId, Outcome, Row};
 
 use crate::fault::{Done, Fault};
@@ -46,14 +46,7 @@ pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>,
 /// What is used, if a charge fits.
 pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Result<Decimal, Over>> {
     let used = used(sql, &charge.counter, charge.window, now)?;
-    // What is only watched always fits.
-    if charge.cap == Decimal::MAX {
-        return Ok(Ok(used));
-    }
-    let room = |used: Decimal| used.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
-    // A budget that is used up exactly has no room for a call whose cost is not known yet.
-    let open_ended = !charge.unit.is_spent() || used < charge.cap;
-    if room(used) && open_ended && charge.amount >= Decimal::ZERO {
+    if charge.fits_on(used) {
         return Ok(Ok(used));
     }
     let Some(stretch) = charge.window else { return Ok(Err(Over { used, retry_after: None })) };
@@ -63,31 +56,12 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
     let mut left = used;
     while let Some(row) = rows.next()? {
         left = left.saturating_sub(amount(row.get_ref(1)?.as_str().unwrap_or_default())?);
-        if room(left) {
+        if left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap) {
             let at = time(row.get(0)?);
             return Ok(Err(Over { used, retry_after: Some(stretch.saturating_sub(now.duration_since(at))) }));
         }
     }
     Ok(Err(Over { used, retry_after: None }))
-}
-
-/// What is used of each counter with the charges before it, or the first charge that does not fit. Charges of one call on
-/// the same counter add up.
-pub(crate) fn room(sql: &Connection, charges: &[Charge], now: Timestamp) -> Done<Result<Vec<Decimal>, NotClaimed>> {
-    let mut all = Vec::with_capacity(charges.len());
-    for (index, charge) in charges.iter().enumerate() {
-        if charge.amount < Decimal::ZERO {
-            return Ok(Err(NotClaimed::Over { index, over: Over { used: Decimal::ZERO, retry_after: None }, used: all }));
-        }
-        let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
-        let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
-        let amount = charge.amount.saturating_add(before);
-        match fits(sql, &Charge { amount, ..charge.clone() }, now)? {
-            Ok(used) => all.push(used.saturating_add(before)),
-            Err(over) => return Ok(Err(NotClaimed::Over { index, over, used: all })),
-        }
-    }
-    Ok(Ok(all))
 }
 
 /// Reserves a charge on top of what is used.
@@ -355,7 +329,7 @@ pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
             match serde_json::from_str::<Row>(draft) {
                 Ok(mut row) => {
                     row.facts.claimed.clone_from(&claim.used);
-                    append_settlement(tx, &row)?;
+                    append_row(tx, &row)?;
                 }
                 // One that cannot be read does not keep the others from being told.
                 Err(error) => tracing::error!(call = %claim.call, %error, "what is known of an abandoned call cannot be read"),
@@ -386,13 +360,13 @@ pub(crate) fn settle(
         .optional()?;
     if let Some(body) = body.or_else(|| claim.draft.clone()) {
         let row: Row = serde_json::from_str(&body)?;
-        append_settlement(tx, &row.settled(shown, settle.effects(), by, now))?;
+        append_row(tx, &row.settled(shown, settle.effects(), by, now))?;
     }
     end(tx, claim, settle, None, Some(outcome), now)?;
     Ok(true)
 }
 
-pub(crate) fn append_settlement(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
+pub(crate) fn append_row(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
     let mut session = Session::find_or_make(tx.sql, &row.key)?;
     let body = ledger::text(row)?;
     let appended = ledger::append(tx, &mut session, row, &body)?;

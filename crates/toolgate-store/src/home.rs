@@ -17,13 +17,13 @@ use crate::keys::{hex, random};
 /// How far a ledger had come when it was last signed. It stands outside the database, so that an older copy of the
 /// database is known for one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub(crate) struct Mark {
     /// Which ledger.
-    pub store: String,
+    pub(crate) store: String,
     /// Its last row.
-    pub seq: u64,
+    pub(crate) seq: u64,
     /// The chain at that row.
-    pub chain: Digest,
+    pub(crate) chain: Digest,
 }
 
 /// How a session is held against other processes.

@@ -10,6 +10,7 @@ use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use toolgate::json::Digest;
+use toolgate::{Receipt, Recorded, Row};
 
 /// Bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
@@ -113,6 +114,28 @@ impl Keys {
         let nonce: [u8; 24] = nonce.try_into().ok()?;
         self.seal.decrypt(&XNonce::from(nonce), Payload { msg: sealed, aad: place.as_bytes() }).ok()
     }
+}
+
+impl toolgate::Signer for Keys {
+    fn sign(&self, statement: &[u8]) -> String {
+        Self::sign(self, statement)
+    }
+}
+
+/// A row that the ledger has taken, and will sign for.
+pub(crate) fn recorded(keys: Arc<Keys>, row: &Row, seq: u64, hash: Digest) -> Recorded {
+    let unsigned = Receipt {
+        call: row.call,
+        at: row.at,
+        tool: Arc::clone(&row.tool),
+        decision: row.decision,
+        config: row.config,
+        seq,
+        hash,
+        key: Arc::clone(keys.public()),
+        signature: String::new(),
+    };
+    Recorded::new(unsigned, keys)
 }
 
 /// Whether a statement was signed with the key of this public name.

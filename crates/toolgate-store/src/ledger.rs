@@ -150,12 +150,13 @@ pub(crate) fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
         .iter()
         .find(|(digest, _)| *digest == config)
         .map(|(_, body)| std::sync::Arc::clone(body));
+    // One that nobody has told of yet may still be told of.
     if let Some(body) = known {
         tx.sql
             .prepare_cached("INSERT OR IGNORE INTO configs (digest, body) VALUES (?1, ?2)")?
             .execute(params![config.as_bytes().as_slice(), &*body])?;
+        tx.configs.insert(config);
     }
-    tx.configs.insert(config);
     Ok(())
 }
 

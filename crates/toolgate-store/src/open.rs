@@ -31,13 +31,7 @@ pub(crate) fn is_ours(path: &Path) -> Done<()> {
     }
     let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     sql.busy_timeout(BUSY)?;
-    match version(&sql)? {
-        (0, 0) => {
-            let tables: i64 = sql.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-            if tables > 0 { Err(Fault::Said("it is a database of something else; name another file".to_owned())) } else { Ok(()) }
-        }
-        _ => check(&sql),
-    }
+    shape(&sql).map(|_| ())
 }
 
 /// A connection that writes.
@@ -119,16 +113,18 @@ fn check(sql: &Connection) -> Done<()> {
     }
 }
 
-fn migrate(sql: &Connection) -> Done<()> {
+/// Which shape it has: none where it is empty. What is neither is somebody else's.
+fn shape(sql: &Connection) -> Done<usize> {
     let (application, found) = version(sql)?;
-    if application == 0 && found == 0 {
-        let tables: i64 = sql.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-        if tables > 0 {
-            return Err(Fault::Said("it is a database of something else; name another file".to_owned()));
-        }
-    } else {
-        check(sql)?;
+    if application != 0 || found != 0 {
+        return check(sql).map(|()| found);
     }
+    let tables: i64 = sql.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if tables > 0 { Err(Fault::Said("it is a database of something else; name another file".to_owned())) } else { Ok(0) }
+}
+
+fn migrate(sql: &Connection) -> Done<()> {
+    let found = shape(sql)?;
     if found == MIGRATIONS.len() {
         return Ok(());
     }

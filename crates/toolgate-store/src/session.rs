@@ -294,9 +294,6 @@ pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs:
         facts.marks.insert(mark.clone(), session.as_ref().map(find).transpose()?.flatten());
     }
     for (place, value) in &needs.origins {
-        if facts.origins.contains_key(place) {
-            continue;
-        }
         let known = match &session {
             Some(session) => {
                 let memory = Prints::of(sql, secret, session);

@@ -6,7 +6,7 @@ mod store;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,9 +34,8 @@ pub struct SqliteStore {
     readers: Mutex<Vec<Connection>>,
     writer: Writer,
     locks: Mutex<HashMap<SessionKey, Arc<Own>>>,
-    /// Says without a look that nothing was paused when this process last looked.
-    any_paused: AtomicBool,
-    paused_seen: Mutex<Option<Instant>>,
+    /// How often a session was held: now and then, locks that nobody uses any more are let go.
+    holds: AtomicU64,
 }
 
 /// What was taken out.
@@ -62,15 +61,8 @@ impl SqliteStore {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         // What stands beside it stands beside the file, not beside a link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
-        Self::open_beside(&path, &Home::beside(&path))
-    }
-
-    /// Opens a ledger whose keys and mark stand elsewhere than beside it.
-    ///
-    /// # Errors
-    /// As for [`SqliteStore::open`].
-    pub fn open_beside(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
-        let path = path.as_ref();
+        let (path, state) = (path.as_path(), Home::beside(&path));
+        let state = state.as_path();
         let open = || -> Done<Self> {
             let there = |error: std::io::Error| Fault::Said(format!("{}: {error}", state.display()));
             open::is_ours(path)?;
@@ -88,8 +80,7 @@ impl SqliteStore {
                 shared,
                 readers: Mutex::default(),
                 locks: Mutex::default(),
-                any_paused: AtomicBool::new(true),
-                paused_seen: Mutex::default(),
+                holds: AtomicU64::new(0),
             })
         };
         open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
@@ -136,15 +127,6 @@ impl SqliteStore {
         }
     }
 
-    /// Marks claims as pending whose owners are gone, and writes their rows. Happens by itself when a store is opened, and
-    /// when somebody asks for pending claims. Says how many there were.
-    ///
-    /// # Errors
-    /// The store cannot do it.
-    pub async fn sweep(&self, now: Timestamp) -> Result<u64, StoreError> {
-        self.write(true, move |tx| claims::sweep(tx, now)).await
-    }
-
     async fn write<T: Send + 'static>(
         &self,
         durable: bool,
@@ -184,7 +166,13 @@ impl SqliteStore {
     /// Holds a session against other calls of this process, then against other processes.
     async fn acquire(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
         let until = Instant::now().checked_add(wait);
-        let own = Arc::clone(lock(&self.locks).entry(key.clone()).or_default());
+        let own = {
+            let mut locks = lock(&self.locks);
+            if self.holds.fetch_add(1, Ordering::Relaxed) % 1_024 == 1_023 {
+                locks.retain(|_, own| Arc::strong_count(own) > 1);
+            }
+            Arc::clone(locks.entry(key.clone()).or_default())
+        };
         let calls = Arc::clone(&own.calls);
         let guard = async { if alone { Guard::Alone(calls.write_owned().await) } else { Guard::Together(calls.read_owned().await) } };
         let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
@@ -195,14 +183,6 @@ impl SqliteStore {
                 None if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
                 None => return Ok(None),
             }
-        }
-    }
-
-    /// Locks that nobody uses any more are let go, so that their number follows that of live sessions.
-    fn tidy_locks(&self) {
-        let mut locks = lock(&self.locks);
-        if locks.len() > 1_024 && locks.len().is_power_of_two() {
-            locks.retain(|_, own| Arc::strong_count(own) > 1);
         }
     }
 }

@@ -221,8 +221,9 @@ impl Thread {
         let mut work: Vec<(Box<dyn Work>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.work, None)).collect();
         let written = self.transaction(durable, sign, &mut work);
         let failed = match written {
-            Ok(rows) => {
-                self.unsigned = if sign { 0 } else { self.unsigned + rows };
+            Ok((rows, signed)) => {
+                self.unsigned = if signed { 0 } else { self.unsigned + rows };
+                // What could not be signed is tried again after a while.
                 if sign || self.unsigned == rows {
                     self.signed_at = Instant::now();
                 }
@@ -247,7 +248,8 @@ impl Thread {
         }
     }
 
-    fn transaction(&mut self, durable: bool, sign: bool, work: &mut [(Box<dyn Work>, Option<StoreError>)]) -> Done<u64> {
+    /// Says how many rows came in, and whether they are signed.
+    fn transaction(&mut self, durable: bool, sign: bool, work: &mut [(Box<dyn Work>, Option<StoreError>)]) -> Done<(u64, bool)> {
         self.sql.execute_batch(if durable {
             "PRAGMA synchronous = FULL; BEGIN IMMEDIATE"
         } else {
@@ -280,10 +282,10 @@ impl Thread {
         self.sql.execute_batch("COMMIT")?;
         self.last = Some(last);
         self.count.fetch_add(1, Ordering::Relaxed);
-        if let Some(mark) = mark {
-            self.set_mark(&mark);
+        if let Some(mark) = &mark {
+            self.set_mark(mark);
         }
-        Ok(rows)
+        Ok((rows, mark.is_some()))
     }
 
     /// Whether the last row that this thread knew is still there, or was pruned. Somebody may have cut it off since.

@@ -59,37 +59,43 @@ impl Spool {
     }
 
     fn append(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
-        let file = self.opened(guard)?;
+        let mut file = self.opened(guard)?;
         file.write_all(lines)?;
         file.sync_data()?;
         self.waiting.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// The file, made where it is not there. Nobody sees it before it is locked, and it stays so as long as the process lives.
-    fn opened<'g>(&self, guard: &'g mut Option<File>) -> io::Result<&'g mut File> {
-        if guard.is_none() {
-            let file = if self.path.exists() {
-                private().read(true).append(true).open(&self.path)?
-            } else {
-                let draft = self.path.with_extension("new");
-                let file = private().read(true).append(true).create(true).open(&draft)?;
-                flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-                std::fs::rename(&draft, &self.path)?;
-                if let Some(directory) = self.path.parent() {
-                    File::open(directory)?.sync_all()?;
-                }
-                file
-            };
-            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-            *guard = Some(file);
+    /// The file, made where it is not there, and locked. Among others it stays so as long as the process lives, which tells
+    /// them that it does; on its own it may be shared, and is let go with the file that is handed out.
+    fn opened(&self, guard: &mut Option<File>) -> io::Result<File> {
+        if let Some(own) = guard.as_ref() {
+            return own.try_clone();
         }
-        guard.as_mut().ok_or_else(|| io::Error::other("the spool is closed"))
+        if self.among.is_none() {
+            loop {
+                let file = private().read(true).append(true).create(true).open(&self.path)?;
+                flock(&file, FlockOperation::LockExclusive)?;
+                // Perhaps another has taken it away meanwhile.
+                if is_at(&file, &self.path) {
+                    return Ok(file);
+                }
+            }
+        }
+        // Nobody sees it before it is locked.
+        let draft = self.path.with_extension("new");
+        let file = private().read(true).append(true).create(true).open(&draft)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        std::fs::rename(&draft, &self.path)?;
+        if let Some(directory) = self.path.parent() {
+            File::open(directory)?.sync_all()?;
+        }
+        *guard = Some(file.try_clone()?);
+        Ok(file)
     }
 
     /// The spools of processes that are gone, locked.
     fn orphans(&self) -> io::Result<Vec<(PathBuf, File)>> {
-        use std::os::unix::fs::MetadataExt;
         let Some(directory) = &self.among else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for entry in std::fs::read_dir(directory)? {
@@ -100,8 +106,7 @@ impl Spool {
             let Ok(file) = File::open(&path) else { continue };
             let locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
             // Perhaps somebody else was faster, and this is a file without a name.
-            let same = |path: &Path| Some(std::fs::metadata(path).ok()?.ino() == file.metadata().ok()?.ino());
-            if locked && same(&path) == Some(true) {
+            if locked && is_at(&file, &path) {
                 found.push((path, file));
             }
         }
@@ -120,7 +125,7 @@ impl Spool {
         if guard.is_none() && !self.path.exists() {
             return Ok(Taken { rows: Vec::new(), end: 0 });
         }
-        let file = self.opened(&mut guard)?;
+        let mut file = self.opened(&mut guard)?;
         let mut text = Vec::new();
         file.seek(SeekFrom::Start(0))?;
         file.read_to_end(&mut text)?;
@@ -154,7 +159,8 @@ impl Spool {
     /// knows it.
     pub(crate) fn taken(&self, taken: &Taken) -> io::Result<()> {
         let mut guard = crate::lock(&self.file);
-        if let Some(file) = guard.as_ref() {
+        if self.path.exists() {
+            let file = self.opened(&mut guard)?;
             if file.metadata()?.len() > taken.end {
                 return Ok(());
             }
@@ -164,6 +170,14 @@ impl Spool {
         self.waiting.store(self.path.exists(), Ordering::Release);
         Ok(())
     }
+}
+
+/// Whether this file is the one that goes by this name.
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let inode = |metadata: io::Result<std::fs::Metadata>| metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let own = inode(file.metadata());
+    own.is_some() && own == inode(std::fs::metadata(path))
 }
 
 fn private() -> OpenOptions {

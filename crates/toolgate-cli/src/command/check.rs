@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use toolgate::config::{Behind, Config, PolicyTest, TestCall, read_tests, render_problems};
+use toolgate::config::{Config, ConfigError, PolicyTest, TestCall, read_tests};
 use toolgate::policy::Problem;
 use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
 
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 fn load(args: &Args, script: &Arc<Script>) -> io::Result<Vec<Agent>> {
     let config = Config::load(&args.config)?;
     let handler: Arc<dyn Handler> = script.clone();
-    config.agents(&Behind::Script(handler)).map_err(|error| {
+    config.agents(Some(&handler)).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
         io::Error::other(format!("the configuration does not load\n\n{problems}"))
     })
@@ -277,13 +277,14 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
     let mut out = anstream::stdout().lock();
     for path in &args.tests {
         let text = std::fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-        let (tests, problems) = read_tests(&path.display().to_string(), &text);
-        if !problems.is_empty() {
-            return Err(io::Error::other(format!(
-                "the tests cannot be read\n\n{}",
-                render_problems(&problems, io::stderr().is_terminal())
-            )));
-        }
+        let tests = read_tests(&path.display().to_string(), &text).map_err(|error| {
+            io::Error::other(format!(
+                "the tests cannot be read
+
+{}",
+                error.render(io::stderr().is_terminal())
+            ))
+        })?;
         for test in &tests {
             let desk = Desk::open(args)?;
             rules.extend(desk.rules.iter().cloned());
@@ -303,7 +304,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
                 writeln!(out, "{}", json!({ "test": test.name, "failed": why, "file": &*test.place.file }))?;
             } else {
                 let problem = Problem { place: Some(test.place.clone()), ..Problem::new(format!("test `{}`: {why}", test.name)) };
-                writeln!(out, "{}\n", render_problems(&[problem], colours))?;
+                writeln!(out, "{}\n", ConfigError { problems: vec![problem] }.render(colours))?;
             }
         }
     }

@@ -200,6 +200,11 @@ fn a_receipt_is_given_and_checked() {
     kept.sql().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
     let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
     assert!(code == 1 && stdout.contains("the ledger does not hold"), "{stdout}");
+    let (code, stdout, stderr) = kept.run(&["audit", "show", call, "--receipt"]);
+    assert!(
+        code == 2 && stdout.is_empty() && stderr.contains("it is not what was written"),
+        "nothing is signed for a changed row: {stdout}{stderr}"
+    );
 }
 
 #[test]

@@ -3,41 +3,15 @@
 use std::sync::Arc;
 
 use rusqlite::params;
+use toolgate::Row;
 use toolgate::json::Digest;
 use toolgate::store::{Conflict, Finish};
-use toolgate::{Receipt, Recorded, Row, Signer};
 
-use super::SqliteStore;
 use crate::claims::{self, Claim};
 use crate::fault::Done;
-use crate::keys::Keys;
 use crate::ledger::{self, nanos};
 use crate::session::Session;
 use crate::writer::Tx;
-
-impl SqliteStore {
-    pub(super) fn recorded(&self, row: &Row, seq: u64, hash: Digest) -> Recorded {
-        let keys = self.keys();
-        let unsigned = Receipt {
-            call: row.call,
-            at: row.at,
-            tool: Arc::clone(&row.tool),
-            decision: row.decision,
-            config: row.config,
-            seq,
-            hash,
-            key: Arc::clone(keys.public()),
-            signature: String::new(),
-        };
-        Recorded::new(unsigned, keys)
-    }
-}
-
-impl Signer for Keys {
-    fn sign(&self, statement: &[u8]) -> String {
-        Self::sign(self, statement)
-    }
-}
 
 /// A row, its place and its link.
 pub(super) type Appended = (Arc<Row>, u64, Digest);
@@ -73,9 +47,9 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
             sealed
         ])?;
     }
-    let claim = if finish.claimed { Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()) } else { None };
+    let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
     // It was given up and written down as such; now it comes to an end after all.
-    let (row, (seq, hash)) = if finish.claimed && ledger::has(tx.sql, &row.call)? {
+    let (row, (seq, hash)) = if ledger::has(tx.sql, &row.call)? {
         let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
         let body = ledger::text(&late)?;
         let appended = ledger::append(tx, &mut session, &late, &body)?;

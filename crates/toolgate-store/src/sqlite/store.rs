@@ -2,20 +2,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
-use tokio::time::Instant;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over};
 use toolgate::policy::{Facts, Needs};
 use toolgate::session::{Alter, State};
 use toolgate::store::{
     Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Target,
+    room_for,
 };
 use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
 
@@ -23,6 +22,7 @@ use super::SqliteStore;
 use super::end::end;
 use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
+use crate::keys::recorded;
 use crate::ledger::{self, nanos};
 use crate::session::{self, Session};
 use crate::writer::{Shared, lock};
@@ -102,11 +102,7 @@ fn save_approval(sql: &Connection, approval: &Approval) -> Done<()> {
 impl Store for SqliteStore {
     async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
         let (key, tool) = (key.clone(), Arc::clone(tool));
-        let (found, any) =
-            self.read(move |sql, _| Ok((paused(sql, &key, &tool)?, sql.prepare_cached("SELECT 1 FROM paused")?.exists([])?))).await?;
-        self.any_paused.store(any, Ordering::SeqCst);
-        *lock(&self.paused_seen) = Some(Instant::now());
-        Ok(found)
+        self.read(move |sql, _| paused(sql, &key, &tool)).await
     }
 
     async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
@@ -118,16 +114,7 @@ impl Store for SqliteStore {
             };
             Ok(())
         })
-        .await?;
-        self.any_paused.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-
-    /// Another process may pull the switch: it is looked at again after a moment. A call with effects is looked at once
-    /// more when it is claimed.
-    fn may_be_paused(&self) -> bool {
-        let fresh = lock(&self.paused_seen).is_some_and(|seen| seen.elapsed() < Duration::from_millis(50));
-        self.any_paused.load(Ordering::SeqCst) || !fresh
+        .await
     }
 
     async fn hold(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<Hold>, StoreError> {
@@ -135,7 +122,6 @@ impl Store for SqliteStore {
     }
 
     async fn enter(&self, enter: Enter<'_>) -> Result<Option<Box<Entered>>, StoreError> {
-        self.tidy_locks();
         let hold = match enter.hold {
             Some((alone, wait)) => match self.acquire(enter.key, alone, wait).await? {
                 Some(hold) => Some(hold),
@@ -185,8 +171,8 @@ impl Store for SqliteStore {
     }
 
     async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
-        let (key, needs, mut found) = (key.clone(), needs.clone(), std::mem::take(facts));
-        *facts = self
+        let (key, needs, mut found) = (key.clone(), needs.clone(), Facts::at(facts.now));
+        let mut found = self
             .read(move |sql, shared| {
                 // All of it as of one moment.
                 sql.execute_batch("BEGIN")?;
@@ -202,6 +188,10 @@ impl Store for SqliteStore {
                 Ok(found)
             })
             .await?;
+        facts.evidence.append(&mut found.evidence);
+        facts.counters.append(&mut found.counters);
+        facts.marks.append(&mut found.marks);
+        facts.origins.append(&mut found.origins);
         Ok(())
     }
 
@@ -230,7 +220,7 @@ impl Store for SqliteStore {
             if let Some(recalled) = recalled {
                 return Ok(Err(NotClaimed::Recalled(recalled)));
             }
-            let used = match claims::room(tx.sql, &charges, now)? {
+            let used = match room_for(&charges, |charge| claims::fits(tx.sql, charge, now))? {
                 Ok(used) => used,
                 Err(full) => return Ok(Err(full)),
             };
@@ -261,7 +251,7 @@ impl Store for SqliteStore {
         let outputs = outputs.map_err(|error| self.named(&StoreError(error.to_string())))?;
         let written = self.write(finish.durable, move |tx| end(tx, *finish, &body, outputs)).await?;
         let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
-        Ok(Ok(Some(self.recorded(&row, seq, hash))))
+        Ok(Ok(Some(recorded(self.keys(), &row, seq, hash))))
     }
 
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
@@ -405,14 +395,13 @@ impl Store for SqliteStore {
     }
 
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
-        let body = ledger::text(&*row).map_err(StoreError::from)?;
         self.write(true, move |tx| {
             let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
             if ledger::has(tx.sql, &row.call)? {
                 // It was given up meanwhile, and this is how it really ended.
                 if let Some(claim) = claim.filter(|_| row.effects != toolgate::Effects::Unknown) {
                     let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
-                    claims::append_settlement(tx, &late)?;
+                    claims::append_row(tx, &late)?;
                     claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
                 }
                 return Ok(());
@@ -420,9 +409,7 @@ impl Store for SqliteStore {
             if let Some(claim) = claim {
                 claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
             }
-            let mut session = Session::find_or_make(tx.sql, &row.key)?;
-            ledger::append(tx, &mut session, &row, &body)?;
-            session.save(tx.sql)
+            claims::append_row(tx, &row).map(|_| ())
         })
         .await
     }

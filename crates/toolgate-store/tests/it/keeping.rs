@@ -86,19 +86,25 @@ fn what_is_old_goes_and_what_is_left_holds() {
         };
         pay("old", "p1").await;
         pay("both", "p2").await;
+        // Nothing but its row knows of it.
+        gate.session("desk", "alice", "old").call("only_in_its_row", json!({})).await;
         clock.set(noon() - SignedDuration::from_hours(1));
         pay("both", "p3").await;
         pay("new", "p4").await;
         let everything = desk.ledger().count(&Filter::default()).unwrap();
-        assert_eq!(everything, 8);
+        assert_eq!(everything, 9);
         let store = SqliteStore::open(desk.path()).unwrap();
         let nothing = store.prune(Timestamp::MIN, Timestamp::MIN).await.unwrap();
         assert_eq!((nothing.rows, nothing.sealed), (0, 0), "to keep for ever is to keep");
+        assert!(contains(&bytes_of(&desk), "only_in_its_row"));
         let gone = store.prune(noon() - SignedDuration::from_hours(24 * 90), noon() - SignedDuration::from_hours(24 * 30)).await.unwrap();
-        assert_eq!((gone.rows, gone.sealed), (4, 2));
+        assert_eq!((gone.rows, gone.sealed), (5, 2));
         // A second payment under an old name is still no second payment, though its result is not kept.
         let again = pay("new", "p1").await;
         assert_eq!(again.outcome.error().unwrap().code, "duplicate_call");
+        let call = gate.session("desk", "alice", "new").prepare("pay", json!({"customer": "C-1", "amount": 200, "name": "p1"}));
+        let why = gate.explain(&call.idempotency_key("p1")).await;
+        assert!(matches!(&why.would, toolgate::Would::Refuse(error) if error.code == "duplicate_call"), "{why}");
         // What was proved and what was spent stays.
         let state = gate.session("desk", "alice", "old").state().await.unwrap();
         assert!(!state.evidence.is_empty());
@@ -106,19 +112,19 @@ fn what_is_old_goes_and_what_is_left_holds() {
         assert_eq!(answer.rule.as_deref(), Some("daily"), "{answer:?}");
     });
     let verified = desk.verify();
-    assert_eq!((verified.pruned, verified.rows), (4, 8));
-    assert!(!contains(&bytes_of(&desk), "\"old\",\"tool\""), "what is gone is not to be read in free pages");
+    assert_eq!((verified.pruned, verified.rows), (5, 8));
+    assert!(!contains(&bytes_of(&desk), "only_in_its_row"), "what is gone is not to be read in free pages");
     // All of it may go.
     runtime().block_on(async {
         let store = SqliteStore::open(desk.path()).unwrap();
         store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now()).await.unwrap();
     });
-    assert_eq!((desk.verify().pruned, desk.verify().rows), (12, 0));
+    assert_eq!((desk.verify().pruned, desk.verify().rows), (13, 0));
     runtime().block_on(async {
         desk.open().session("desk", "alice", "both").call("look", json!({"customer": "C-1"})).await;
     });
     let verified = desk.verify();
-    assert_eq!((verified.rows, verified.anchor.seq), (1, 13), "and it goes on where it was");
+    assert_eq!((verified.rows, verified.anchor.seq), (1, 14), "and it goes on where it was");
 }
 
 #[test]
@@ -146,6 +152,70 @@ fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
     }
     let elsewhere = Ledger::open_beside(desk.path(), std::path::Path::new("/nowhere")).unwrap();
     assert!(elsewhere.verify(&Trust { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err());
+}
+
+/// A key that cannot be read for a while keeps nobody from being signed later, though nobody calls any more.
+#[test]
+fn what_could_not_be_signed_is_signed_later() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        let other = SqliteStore::open(desk.path()).unwrap();
+        let key = other.rotate_key().await.unwrap();
+        drop(other);
+        let file = desk.directory.path().join(format!("ledger.db.state/keys/sign-{}.key", &key.get(..16).unwrap()));
+        let aside = desk.directory.path().join("aside.key");
+        std::fs::rename(&file, &aside).unwrap();
+        session.call("look", json!({"customer": "C-2"})).await;
+        tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
+        std::fs::rename(&aside, &file).unwrap();
+        let signed = async || {
+            for _ in 0..100 {
+                if desk.verify().signed_to == 2 {
+                    return true;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+            false
+        };
+        assert!(signed().await, "the last row is signed while nobody calls");
+    });
+}
+
+#[test]
+fn a_configuration_that_comes_after_its_row_is_kept_all_the_same() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let elsewhere = Desk::new();
+        let session = elsewhere.open().session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        let row = session.rows().await.unwrap().remove(0);
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        toolgate::Store::take_in(&*store, row).await.unwrap();
+        let agent = crate::world::agent(&desk.world());
+        let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
+        gate.session("desk", "alice", "s").call("look", json!({"customer": "C-2"})).await;
+    });
+    assert_eq!(desk.verify().rows, 2);
+}
+
+#[test]
+fn a_kill_switch_holds_at_once_in_every_process() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        let other = SqliteStore::open(desk.path()).unwrap();
+        for n in 0..20 {
+            assert!(session.call("look", json!({"customer": format!("C-{n}")})).await.outcome.success().is_some());
+            let target = toolgate::store::Target::Tool("look".into());
+            toolgate::Store::set_pause(&other, target.clone(), Some("stop".to_owned())).await.unwrap();
+            assert_eq!(session.call("look", json!({"customer": "C-0"})).await.outcome.error().unwrap().code, "paused");
+            toolgate::Store::set_pause(&other, target, None).await.unwrap();
+        }
+    });
 }
 
 #[test]

@@ -59,14 +59,6 @@ struct Declared {
     rules: Rules,
 }
 
-/// What is behind the tools of a file.
-pub enum Behind {
-    /// What the file says: built-in tools run, some are run by the client, and the rest can only be declared so far.
-    Tools,
-    /// The same code behind every tool that the client does not run, to try a configuration without running anything.
-    Script(Arc<dyn Handler>),
-}
-
 /// What is wrong with a configuration, all at once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the configuration does not load:{}", .problems.iter().map(|p| format!("\n  - {p}")).collect::<String>())]
@@ -84,12 +76,6 @@ impl ConfigError {
 }
 
 impl Config {
-    /// Reads a file's text. Policy files that it includes are read from beside it.
-    #[must_use]
-    pub fn parse(file: &str, text: &str) -> Self {
-        Self::read(file, text, &|path| std::fs::read_to_string(path))
-    }
-
     /// Reads a file from disk.
     ///
     /// # Errors
@@ -100,7 +86,9 @@ impl Config {
         Ok(Self::parse(&path.display().to_string(), &std::fs::read_to_string(path).map_err(named)?))
     }
 
-    fn read(name: &str, text: &str, open: &dyn Fn(&Path) -> std::io::Result<String>) -> Self {
+    /// Reads a file's text. Policy files that it includes are read from beside it.
+    #[must_use]
+    pub fn parse(name: &str, text: &str) -> Self {
         let file = File { name: name.into(), text: text.into() };
         let mut config = Self { store: None, redact: Vec::new(), agents: Vec::new(), problems: Vec::new() };
         let (document, errors) = DeTable::parse_recoverable(text);
@@ -119,7 +107,7 @@ impl Config {
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         config.store = table.text("store").map(|path| beside.join(path));
         config.redact = config.patterns(&table);
-        let reader = Reader { file: &file, beside: &beside, open };
+        let reader = Reader { file: &file, beside: &beside };
         // One agent needs no table of its own.
         if table.has("tools") || table.has("policy") || table.has("include") {
             let name = table.text("name").unwrap_or("default").to_owned();
@@ -173,11 +161,12 @@ impl Config {
         self.agents.iter().map(|agent| agent.name.as_str())
     }
 
-    /// Builds all agents.
+    /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
+    /// without running anything; without it, built-in tools run, and the rest can only be declared so far.
     ///
     /// # Errors
     /// Everything that is wrong, all at once.
-    pub fn agents(self, behind: &Behind) -> Result<Vec<Agent>, ConfigError> {
+    pub fn agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
         let (mut problems, mut built) = (self.problems, Vec::new());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
         for declared in self.agents {
@@ -191,8 +180,8 @@ impl Config {
                 builder = builder.max_output(bytes);
             }
             for (tool, _) in declared.tools {
-                builder = builder.tool(match behind {
-                    Behind::Script(handler) if tool.has_handler() => tool.scripted(Arc::clone(handler)),
+                builder = builder.tool(match script {
+                    Some(script) if tool.has_handler() => tool.scripted(Arc::clone(script)),
                     _ => tool,
                 });
             }
@@ -228,7 +217,6 @@ const UNGOVERNED: &str = "mode";
 struct Reader<'r> {
     file: &'r File,
     beside: &'r Path,
-    open: &'r dyn Fn(&Path) -> std::io::Result<String>,
 }
 
 const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
@@ -262,7 +250,7 @@ impl Reader<'_> {
         let mut files: Vec<(String, String)> = Vec::new();
         for path in table.names("include").unwrap_or_default() {
             let path = self.beside.join(path);
-            match (self.open)(&path) {
+            match std::fs::read_to_string(&path) {
                 Ok(text) => files.push((path.display().to_string(), text)),
                 Err(error) => {
                     table.wrong("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))

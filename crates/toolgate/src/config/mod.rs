@@ -20,8 +20,8 @@ mod rule;
 mod tests;
 
 pub(crate) use file::rules_of;
-pub use file::{Behind, Config, ConfigError};
-pub use tests::{Expected, PolicyTest, TestCall, read_tests, render_problems};
+pub use file::{Config, ConfigError};
+pub use tests::{Expected, PolicyTest, TestCall, read_tests};
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use toml::de::DeTable;
 
+use super::ConfigError;
 use super::read::{File, Shared, Table};
 use crate::policy::{Place, Problem};
 
@@ -49,22 +50,24 @@ pub struct PolicyTest {
     pub place: Place,
 }
 
-/// The tests of a file, and what is wrong with it.
+/// The tests of a file.
+///
+/// # Errors
+/// Everything that is wrong with it, all at once.
 ///
 /// ```
-/// let (tests, problems) = toolgate::config::read_tests("tests.toml", r#"
+/// let tests = toolgate::config::read_tests("tests.toml", r#"
 ///     [[test]]
 ///     name = "a refund needs a verified customer"
 ///     given = [{ tool = "verify_customer", arguments = { customer_id = "C-1" }, result = { active = false } }]
 ///     call = { tool = "issue_refund", arguments = { customer_id = "C-1", amount = 20 } }
 ///     expect = "deny"
 ///     rule = "verified"
-/// "#);
-/// assert!(problems.is_empty());
+/// "#)?;
 /// assert_eq!(tests[0].expect.decision, "deny");
+/// # Ok::<(), toolgate::config::ConfigError>(())
 /// ```
-#[must_use]
-pub fn read_tests(name: &str, text: &str) -> (Vec<PolicyTest>, Vec<Problem>) {
+pub fn read_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, ConfigError> {
     let file = File { name: name.into(), text: text.into() };
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
@@ -72,13 +75,14 @@ pub fn read_tests(name: &str, text: &str) -> (Vec<PolicyTest>, Vec<Problem>) {
             place: Some(file.place(error.span().unwrap_or(0..0))),
             ..Problem::new(format!("this is no TOML: {}", error.message()))
         });
-        return (Vec::new(), told.collect());
+        return Err(ConfigError { problems: told.collect() });
     }
     let shared = Shared::default();
     let table = Table::new(&file, document.get_ref(), 0..0, &shared);
     let tests = table.tables("test").iter().filter_map(|table| read_test(&file, table)).collect();
     table.finish("a file of tests");
-    (tests, shared.into_parts().0)
+    let problems = shared.into_parts().0;
+    if problems.is_empty() { Ok(tests) } else { Err(ConfigError { problems }) }
 }
 
 const DECISIONS: [(&str, &str); 3] = [("allow", "allow"), ("deny", "deny"), ("ask", "ask")];
@@ -119,10 +123,4 @@ fn read_call(table: &Table<'_>) -> Option<TestCall> {
     };
     table.finish("a call");
     table.has("tool").then_some(call)
-}
-
-/// Problems with tests as a person reads them.
-#[must_use]
-pub fn render_problems(problems: &[Problem], colours: bool) -> String {
-    super::render(problems, colours)
 }

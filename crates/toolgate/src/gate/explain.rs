@@ -159,7 +159,7 @@ impl Toolgate {
         walk.rules = self.ask_rules(&agent, call, &tool, &arguments, trail);
         trail.at(Gate::Recall);
         match &entered.recalled {
-            Some(Recalled::Settled(_)) => {
+            Some(Recalled::Settled(Some(_))) => {
                 self.still_permitted(&agent, call, &tool, &arguments, &entered.state, trail).await?;
                 walk.gates.push(GateNote {
                     gate: Gate::Recall,

@@ -191,7 +191,7 @@ impl Toolgate {
         let effect = tool.spec.effect != Effect::Read;
         let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
         if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() {
-            return Ok(Claim::Held(false));
+            return Ok(Claim::Held);
         }
         let watched = self.watch(permit, trail).await?;
         let own = budget.into_iter().map(|(charge, error)| (charge, (None, error)));
@@ -226,7 +226,7 @@ impl Toolgate {
         };
         trail.facts.claimed = charges.into_iter().zip(used).map(|(charge, used)| (charge.counter, charge.window, used)).collect();
         match begun {
-            Ok(_) => Ok(Claim::Held(true)),
+            Ok(_) => Ok(Claim::Held),
             Err(NotClaimed::Recalled(Recalled::Settled(Some(outcome)))) => {
                 trail.facts.recalled = Some(RecallFact::Settled);
                 Ok(Claim::Replay(outcome))

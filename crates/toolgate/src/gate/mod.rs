@@ -155,11 +155,11 @@ impl Toolgate {
         trail.at(Gate::Claim);
         let recall = judge::all_keys(call, &tool, trail.asked, &permit);
         let recallable = !recall.is_empty();
-        let claimed = match self.claim(call, &permit, budget, recall, approval, trail).await {
-            Ok(pass::Claim::Held(claimed)) => claimed,
+        match self.claim(call, &permit, budget, recall, approval, trail).await {
+            Ok(pass::Claim::Held) => {}
             Ok(pass::Claim::Replay(outcome)) => return Ok(Admitted::Replay(outcome)),
             Err(stop) => return Err(Box::pin(self.not_claimed(stop, &permit, &agent, state, trail)).await),
-        };
+        }
         Ok(Admitted::Pass(Box::new(Passed {
             agent,
             permit,
@@ -168,7 +168,6 @@ impl Toolgate {
             hold: entered.hold,
             remaining,
             recallable,
-            claimed,
             key: call.key.clone(),
             reported: false,
         })))

@@ -27,8 +27,8 @@ pub(super) enum Admitted {
 
 /// What a claim comes to.
 pub(super) enum Claim {
-    /// Whatever there is to settle is claimed; whether there is anything.
-    Held(bool),
+    /// Whatever there is to settle is claimed.
+    Held,
     /// Somebody else was first, and is done.
     Replay(Outcome),
 }
@@ -41,8 +41,6 @@ pub(super) struct Passed {
     pub(super) state: Option<Arc<State>>,
     pub(super) hold: Option<Hold>,
     pub(super) remaining: Remaining,
-    /// Something was claimed for it.
-    pub(super) claimed: bool,
     /// A later call may want to know what this one came to.
     pub(super) recallable: bool,
     pub(super) key: SessionKey,

@@ -193,7 +193,6 @@ impl Toolgate {
             outcome: passed.recallable.then(|| end.outcome.clone()),
             spent: txn.spent,
             outputs: std::mem::take(&mut end.outputs),
-            claimed: passed.claimed,
             durable: passed.permit.tool().spec.effect != Effect::Read,
         })
     }
@@ -254,7 +253,6 @@ impl Toolgate {
             outcome: None,
             spent: None,
             outputs: Vec::new(),
-            claimed: false,
             durable: self.registered(&trail).is_none_or(|tool| tool.spec.effect != Effect::Read),
         });
         self.record(finish, end, row, &trail).await
@@ -304,29 +302,13 @@ impl Toolgate {
             // A replayed result was redacted when it was shaped.
             Outcome::Success(_) | Outcome::Signal(_) => {}
         }
-        let entities = self.entities(&end.outcome, trail);
         let row = Row {
-            call: trail.id,
-            entities,
-            settles: None,
-            client_id: trail.client_id.take(),
-            at: trail.started,
-            key: trail.key.clone(),
-            turn: trail.turn,
-            stop_reason: trail.stop_reason.take(),
-            tool: Arc::clone(&trail.tool),
-            arguments: Arc::clone(&trail.arguments),
-            digest: trail.digest,
-            decision: end.decision,
-            gate: end.gate,
             rule: trail.rule.take(),
             facts: std::mem::take(&mut trail.facts),
-            outcome,
-            effects: end.effects,
             latency: trail.latency(),
             retries: trail.retries,
             spent: trail.spent,
-            config: trail.config,
+            ..self.plain_row(outcome, (end.decision, end.gate, end.effects), trail)
         };
         Arc::new(self.0.redactor.row(row))
     }
@@ -338,8 +320,14 @@ impl Toolgate {
             "nobody ever said how this call ended: its process is gone, or its time was up; it may have taken effect",
         )
         .with_effects(Effects::Unknown);
-        let outcome = error.into();
-        let row = Row {
+        let end = (Decision::Failed, Gate::Run, Effects::Unknown);
+        let row = Row { facts: trail.facts.clone(), ..self.plain_row(error.into(), end, trail) };
+        Arc::new(self.0.redactor.row(row))
+    }
+
+    /// What every row of a call says.
+    fn plain_row(&self, outcome: Outcome, (decision, gate, effects): (Decision, Gate, Effects), trail: &Trail) -> Row {
+        Row {
             call: trail.id,
             client_id: trail.client_id.clone(),
             at: trail.started,
@@ -350,19 +338,18 @@ impl Toolgate {
             arguments: Arc::clone(&trail.arguments),
             entities: self.entities(&outcome, trail),
             digest: trail.digest,
-            decision: Decision::Failed,
-            gate: Gate::Run,
+            decision,
+            gate,
             rule: None,
-            facts: trail.facts.clone(),
-            effects: Effects::Unknown,
+            facts: Facts::default(),
             outcome,
+            effects,
             latency: Latency::default(),
             retries: 0,
             spent: None,
             config: trail.config,
             settles: None,
-        };
-        Arc::new(self.0.redactor.row(row))
+        }
     }
 
     fn registered(&self, trail: &Trail) -> Option<&Arc<Registered>> {

@@ -85,11 +85,6 @@ impl Definition {
         self
     }
 
-    /// The names of the rules that were written in Rust, and cannot be asked again from here.
-    pub fn rules_in_code(&self) -> impl Iterator<Item = &str> {
-        self.in_code.iter().map(|rule| rule.name.as_str())
-    }
-
     /// The agent that it defines, without any tool that runs: for looking back, never for calls.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use tokio::sync::RwLock;
 
 use super::{
     Approval, ApprovalState, Conflict, Enter, Entered, Finish, Guard, Hold, Intent, NotClaimed, RecallKey, Recalled, Settle, Store,
-    StoreError, Target,
+    StoreError, Target, room_for,
 };
 use crate::call::{CallId, SessionKey};
 use crate::json::Digest;
@@ -178,25 +178,6 @@ impl Inner {
         counter.fits(now, charge).map(|()| counter.used(now, charge.window))
     }
 
-    /// What is used of each counter with the charges before it, or the first charge that does not fit.
-    fn room_for(&mut self, charges: &[Charge], now: Timestamp) -> Result<Vec<Decimal>, NotClaimed> {
-        let mut used = Vec::with_capacity(charges.len());
-        for (index, charge) in charges.iter().enumerate() {
-            if charge.amount < Decimal::ZERO {
-                return Err(NotClaimed::Over { index, over: Over { used: Decimal::ZERO, retry_after: None }, used });
-            }
-            // Charges of one call on the same counter add up.
-            let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
-            let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
-            let charge = Charge { amount: charge.amount.saturating_add(before), ..charge.clone() };
-            match self.fits(&charge, now) {
-                Ok(so_far) => used.push(so_far.saturating_add(before)),
-                Err(over) => return Err(NotClaimed::Over { index, over, used }),
-            }
-        }
-        Ok(used)
-    }
-
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         // What somebody has settled stays settled.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
@@ -345,7 +326,7 @@ impl Store for MemoryStore {
         if let Some(recalled) = inner.recall_any(&intent.recall, intent.asked, now) {
             return Ok(Err(NotClaimed::Recalled(recalled)));
         }
-        let used = match inner.room_for(charges, now) {
+        let used = match room_for(charges, |charge| Ok(inner.fits(charge, now)))? {
             Ok(used) => used,
             Err(full) => return Ok(Err(full)),
         };

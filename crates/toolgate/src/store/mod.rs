@@ -282,8 +282,6 @@ pub struct Finish {
     pub outputs: Vec<(String, Arc<str>)>,
     /// How it ended, for the next call's progress.
     pub ended: Option<Ended>,
-    /// Whether something was claimed for it.
-    pub claimed: bool,
     /// Whether it must survive a power cut, and not only the end of the process: an effect, or the refusal of one.
     pub durable: bool,
 }
@@ -456,6 +454,30 @@ pub trait Store: Send + Sync + 'static {
     fn owner(&self) -> Option<Arc<str>> {
         None
     }
+}
+
+/// What is used of each counter with the charges before it, or the first charge that does not fit. Charges of one call on
+/// the same counter add up. `fits` says what is used of a counter, if a charge fits.
+///
+/// # Errors
+/// What `fits` says.
+pub fn room_for<E>(
+    charges: &[Charge],
+    mut fits: impl FnMut(&Charge) -> Result<Result<Decimal, Over>, E>,
+) -> Result<Result<Vec<Decimal>, NotClaimed>, E> {
+    let mut used = Vec::with_capacity(charges.len());
+    for (index, charge) in charges.iter().enumerate() {
+        if charge.amount < Decimal::ZERO {
+            return Ok(Err(NotClaimed::Over { index, over: Over { used: Decimal::ZERO, retry_after: None }, used }));
+        }
+        let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
+        let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
+        match fits(&Charge { amount: charge.amount.saturating_add(before), ..charge.clone() })? {
+            Ok(so_far) => used.push(so_far.saturating_add(before)),
+            Err(over) => return Ok(Err(NotClaimed::Over { index, over, used })),
+        }
+    }
+    Ok(Ok(used))
 }
 
 /// What stood in the way of a call, said to the model.

@@ -77,3 +77,42 @@ async fn a_spool_with_a_torn_line_gives_back_the_rest() {
     assert_eq!(left.len(), 1, "one copy for a person to look at: {left:?}");
     assert!(left[0].to_string_lossy().ends_with(".spoilt"));
 }
+
+/// The task of a call dies between its claim and its end: the row says so, and the claim is pending, not forgotten.
+#[tokio::test]
+async fn a_call_that_dies_is_recorded_and_its_claim_is_pending() {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::FinishDies]);
+    let answer = world.session.call("act", json!({"how": "ok"})).await;
+    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("internal_fault", Effects::Unknown)));
+    assert_eq!(world.session.rows().await.unwrap().len(), 1);
+    assert_eq!(world.gate.pending().await.unwrap().len(), 1, "somebody must look");
+    assert_eq!(world.metered().await, 1.into(), "what it reserved stays reserved");
+}
+
+/// Two runtimes that were given one file for their spools lose nothing of each other's.
+#[tokio::test]
+async fn a_spool_may_be_shared() {
+    let store = std::sync::Arc::new(crate::support::FaultyStore::default());
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let agent = toolgate::Agent::builder("a").tool(toolgate::builtin::calc()).build().unwrap();
+        let store: std::sync::Arc<dyn toolgate::Store> = store.clone();
+        toolgate::Toolgate::builder().agent(agent).store(store).spool(directory.path().join("rows.jsonl")).build().unwrap()
+    };
+    let gates = [open(), open()];
+    let call =
+        async |gate: usize, n: u32| gates[gate].session("a", "alice", "s").call("calc", json!({"expression": format!("{n} + 1")})).await;
+    store.fail(&[Fails::Finish]);
+    call(0, 1).await;
+    call(1, 2).await;
+    store.fail(&[]);
+    gates[0].recover().await.unwrap();
+    store.fail(&[Fails::Finish]);
+    call(1, 3).await;
+    call(0, 4).await;
+    store.fail(&[]);
+    gates[1].recover().await.unwrap();
+    let rows = gates[0].session("a", "alice", "s").rows().await.unwrap();
+    assert_eq!(rows.len(), 4, "{rows:#?}");
+}

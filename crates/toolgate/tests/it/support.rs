@@ -28,6 +28,8 @@ pub(crate) enum Fails {
     Load,
     Begin,
     Finish,
+    /// Finishing dies, once.
+    FinishDies,
 }
 
 /// The store that all tests run on: in memory, or with `TOOLGATE_TEST_STORE=sqlite` in a file.
@@ -156,6 +158,9 @@ impl Store for FaultyStore {
     }
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
         self.check(Fails::Finish)?;
+        let dies = std::mem::take(&mut *self.failing.lock().unwrap());
+        assert!(!dies.contains(&Fails::FinishDies), "injected death");
+        *self.failing.lock().unwrap() = dies;
         self.inner.finish(finish).await
     }
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {

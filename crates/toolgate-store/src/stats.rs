@@ -1,0 +1,103 @@
+//! A ledger in figures.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use toolgate::store::StoreError;
+use toolgate::{Decision, Gate};
+
+use crate::audit::{Entry, Filter, Ledger};
+
+/// What happened, in figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub struct Stats {
+    /// Rows in all.
+    pub rows: u64,
+    /// Time of the first row and of the last.
+    pub from: Option<Timestamp>,
+    /// Time of the last row.
+    pub to: Option<Timestamp>,
+    /// Rows by decision.
+    pub decisions: BTreeMap<&'static str, u64>,
+    /// For each tool: all calls, and those that were refused or failed.
+    pub tools: BTreeMap<String, (u64, u64, u64)>,
+    /// Refusals by rule, or by gate where no rule decided.
+    pub refused_by: BTreeMap<String, u64>,
+    /// Errors by code.
+    pub codes: BTreeMap<String, u64>,
+    /// What rules that only observe would have refused.
+    pub observed: BTreeMap<String, u64>,
+    /// Time spent at each gate that was passed, in nanoseconds: median, 95th and 99th percentile.
+    pub latency: BTreeMap<&'static str, [u64; 3]>,
+}
+
+impl Ledger {
+    /// What happened, in figures.
+    ///
+    /// # Errors
+    /// The rows cannot be read.
+    pub fn stats(&self, filter: &Filter) -> Result<Stats, StoreError> {
+        let mut stats = Stats::default();
+        let mut times: BTreeMap<Gate, Histogram> = BTreeMap::new();
+        self.query(filter, |Entry { row, .. }| {
+            stats.rows += 1;
+            stats.from = Some(stats.from.map_or(row.at, |from| from.min(row.at)));
+            stats.to = Some(stats.to.map_or(row.at, |to| to.max(row.at)));
+            *stats.decisions.entry(row.decision.name()).or_default() += 1;
+            // What somebody found out later is no call.
+            if row.decision == Decision::Settled {
+                return Ok(true);
+            }
+            let tool = stats.tools.entry(row.tool.to_string()).or_default();
+            tool.0 += 1;
+            tool.1 += u64::from(row.decision == Decision::Refused);
+            tool.2 += u64::from(row.decision == Decision::Failed);
+            if row.decision == Decision::Refused {
+                *stats.refused_by.entry(row.rule.clone().unwrap_or_else(|| format!("({})", row.gate))).or_default() += 1;
+            }
+            if let Some(code) = row.code() {
+                *stats.codes.entry(code.to_owned()).or_default() += 1;
+            }
+            for observed in &row.facts.observed {
+                *stats.observed.entry(observed.rule.clone()).or_default() += 1;
+            }
+            for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
+                times.entry(gate).or_default().add(row.latency.at(gate));
+            }
+            Ok(true)
+        })?;
+        stats.latency = times.into_iter().map(|(gate, times)| (gate.name(), [0.5, 0.95, 0.99].map(|part| times.at(part)))).collect();
+        Ok(stats)
+    }
+}
+
+/// Counts values in buckets that are at most 6 % wide, so that a million of them take no room.
+#[derive(Default)]
+struct Histogram {
+    buckets: BTreeMap<u32, u64>,
+    count: u64,
+}
+
+impl Histogram {
+    fn add(&mut self, value: u64) {
+        let bits = 63 - value.max(16).leading_zeros();
+        let part = (value.max(16) >> (bits - 4)) & 15;
+        *self.buckets.entry(bits * 16 + u32::try_from(part).unwrap_or(0)).or_default() += 1;
+        self.count += 1;
+    }
+
+    /// The value that this part of all values does not exceed.
+    fn at(&self, part: f64) -> u64 {
+        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a percentile")]
+        let mut left = (self.count as f64 * part).ceil() as u64;
+        for (bucket, count) in &self.buckets {
+            left = left.saturating_sub(*count);
+            if left == 0 {
+                let (bits, part) = (bucket / 16, u64::from(bucket % 16));
+                return (16 + part) << (bits - 4);
+            }
+        }
+        0
+    }
+}
