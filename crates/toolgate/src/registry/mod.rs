@@ -2,6 +2,7 @@
 
 mod checks;
 mod definition;
+mod section;
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 pub use definition::Definition;
+pub use section::Section;
 
 use crate::config::{Rules, Scope, Written};
 use checks::{check_examples, check_words, watched};
@@ -171,47 +173,6 @@ impl Agent {
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Agent").field("name", &self.name).field("tools", &self.order).finish_non_exhaustive()
-    }
-}
-
-/// A part of the prompt with its own tools and policies.
-///
-/// ```
-/// use toolgate::{Section, Tool, policy::ReadBeforeWrite};
-/// let files = Section::new("files").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default());
-/// ```
-#[derive(Default)]
-pub struct Section {
-    name: String,
-    tools: Vec<Tool>,
-    policies: Vec<Arc<dyn Policy>>,
-}
-
-impl Section {
-    /// An empty section.
-    pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), ..Self::default() }
-    }
-
-    /// Adds a tool.
-    #[must_use]
-    pub fn tool(mut self, tool: Tool) -> Self {
-        self.tools.push(tool);
-        self
-    }
-
-    /// Adds tools.
-    #[must_use]
-    pub fn tools(mut self, tools: impl IntoIterator<Item = Tool>) -> Self {
-        self.tools.extend(tools);
-        self
-    }
-
-    /// Adds a policy for the tools of this section.
-    #[must_use]
-    pub fn policy(mut self, policy: impl Policy + 'static) -> Self {
-        self.policies.push(Arc::new(policy));
-        self
     }
 }
 
