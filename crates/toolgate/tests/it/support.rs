@@ -38,9 +38,11 @@ pub(crate) fn store() -> Arc<dyn Store> {
     if std::env::var("TOOLGATE_TEST_STORE").is_ok_and(|store| store == "sqlite") {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{}", std::process::id()));
         if !directory.exists() {
-            // What earlier runs left behind.
+            // What earlier runs left behind. A test may start this program again while the first still runs.
             for old in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
-                if old.file_name().to_string_lossy().starts_with("stores-") && old.path() != directory {
+                let name = old.file_name();
+                let owner = name.to_str().and_then(|name| name.strip_prefix("stores-"));
+                if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
                     let _ = std::fs::remove_dir_all(old.path());
                 }
             }
