@@ -8,8 +8,8 @@ use rust_decimal::Decimal;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Spend};
 use toolgate::policy::Used;
-use toolgate::store::{Intent, RecallKey, Recalled, Settle};
-use toolgate::{CallId, Outcome, Row};
+use toolgate::store::{Intent, RecallKey, Recalled, Settle, Taken};
+use toolgate::{CallId, Outcome, Row, SessionKey};
 
 use crate::fault::{Done, Fault};
 use crate::home::Home;
@@ -234,6 +234,7 @@ pub(crate) fn recall(
 
 /// Writes an intent down, with what it reserves on top of what is used.
 pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: &[Charge], used: &[Decimal], now: Timestamp) -> Done<()> {
+    let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&kept(intent.call), pass)).transpose()?;
     let session = Session::find_or_make(tx.sql, &intent.key)?;
     for (n, (charge, used)) in charges.iter().zip(used).enumerate() {
         reserve(tx.sql, intent.call, n, charge, *used, now)?;
@@ -256,7 +257,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge)).collect();
     tx.sql
         .prepare_cached(
-            "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft, used) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft, used, client, pass) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
         )?
         .execute(params![
             intent.call.as_bytes().as_slice(),
@@ -268,8 +269,43 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
             serde_json::to_string(&charges)?,
             draft,
             before,
+            intent.pass.as_ref().map(|(client, _)| client),
+            pass,
         ])?;
     Ok(())
+}
+
+/// Takes the newest pass out that is kept under a client's name for a call.
+pub(crate) fn take_pass(tx: &Tx<'_>, key: &SessionKey, client: &str) -> Done<Option<Taken>> {
+    let Some(session) = Session::find(tx.sql, key)? else { return Ok(None) };
+    let found: Option<([u8; 16], Vec<u8>)> = tx
+        .sql
+        .prepare_cached(
+            "SELECT call, pass FROM claims INDEXED BY claims_kept WHERE session = ?1 AND client = ?2 AND pass IS NOT NULL ORDER BY call DESC LIMIT 1",
+        )?
+        .query_row(params![session.id, client], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let Some((call, sealed)) = found else { return Ok(None) };
+    let call = CallId::from_bytes(call);
+    let unopened = || Fault::Said("a pass was sealed with another key".to_owned());
+    let pass = tx.shared.keys().unseal(&kept(call), &sealed).ok_or_else(unopened)?;
+    tx.sql.prepare_cached("UPDATE claims SET pass = NULL WHERE call = ?1")?.execute(params![call.as_bytes().as_slice()])?;
+    let Some(claim) = Claim::find(tx.sql, call)?.filter(|claim| !claim.is_settled()) else { return Ok(None) };
+    Ok(Some(Taken { used: claim.used.clone(), intent: shown(claim)?, pass }))
+}
+
+/// For what a pass is sealed.
+pub(crate) fn kept(call: CallId) -> String {
+    format!("pass {call}")
+}
+
+/// Nobody will report what a client's session has left open: its time is up.
+pub(crate) fn leave(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<()> {
+    let Some(session) = Session::find(tx.sql, key)? else { return Ok(()) };
+    tx.sql
+        .prepare_cached("UPDATE claims SET lease = ?2, pass = NULL WHERE session = ?1 AND pass IS NOT NULL AND state <> 'settled'")?
+        .execute(params![session.id, nanos(now).saturating_sub(1)])?;
+    sweep(tx, now).map(|_| ())
 }
 
 /// Ends a claim: by what happened in the world.
@@ -317,11 +353,6 @@ pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
         if !claim.is_abandoned(&tx.shared.home, now) {
             continue;
         }
-        if !claim.effect {
-            swept += 1;
-            end(tx, claim, Settle::Released, None, None, now)?;
-            continue;
-        }
         swept += 1;
         if let Some(draft) = &claim.draft
             && !ledger::has(tx.sql, &claim.call)?
@@ -335,7 +366,8 @@ pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
                 Err(error) => tracing::error!(call = %claim.call, %error, "what is known of an abandoned call cannot be read"),
             }
         }
-        end(tx, claim, Settle::Pending, None, None, now)?;
+        let settle = if claim.effect { Settle::Pending } else { Settle::Released };
+        end(tx, claim, settle, None, None, now)?;
     }
     Ok(swept)
 }

@@ -15,7 +15,7 @@ use crate::session::meta;
 const APPLICATION: i32 = 0x7467_6174;
 
 /// Numbered steps from one shape to the next. What was released is never changed, only added to.
-const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001_ledger.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("../migrations/0001_ledger.sql"), include_str!("../migrations/0002_passes.sql")];
 
 /// How long another process may write before somebody gives up.
 const BUSY: Duration = Duration::from_secs(10);

@@ -140,6 +140,8 @@ pub struct Call {
     pub stop_reason: Option<String>,
     /// Cancels the call from outside.
     pub cancel: Option<CancellationToken>,
+    /// The client can ask its own user, where a rule wants a person and names nobody.
+    pub client_asks: bool,
 }
 
 impl Call {
@@ -156,6 +158,7 @@ impl Call {
             within: None,
             stop_reason: None,
             cancel: None,
+            client_asks: false,
         }
     }
 
@@ -184,6 +187,21 @@ impl Call {
     #[must_use]
     pub const fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
+        self
+    }
+
+    /// Says what the client calls it.
+    #[must_use]
+    pub fn client_id(mut self, id: impl Into<String>) -> Self {
+        self.client_id = Some(id.into());
+        self
+    }
+
+    /// Says that the client can ask its own user, where a rule wants a person and names nobody; see
+    /// [`crate::Toolgate::admit_kept`].
+    #[must_use]
+    pub const fn client_asks(mut self) -> Self {
+        self.client_asks = true;
         self
     }
 

@@ -58,6 +58,8 @@ codes! {
     INVALID_RESULT "invalid_result" Business false "The tool's result could not be brought into its declared shape.";
     STORE_UNAVAILABLE "store_unavailable" Transient true "The store could not record the call; its row is spooled.";
     INTERNAL_FAULT "internal_fault" Business false "toolgate itself failed; the call did not complete.";
+    NOT_ADMITTED "not_admitted" Permission false "A client reported a run that was never admitted, or was reported before.";
+    NOT_AS_ADMITTED "not_as_admitted" Permission false "A client ran something other than what was admitted.";
     ABANDONED "abandoned" Transient false "The client was admitted and never reported what happened.";
     UPSTREAM_UNAVAILABLE "upstream_unavailable" Transient true "The service behind the tool cannot be reached or is overloaded.";
     UPSTREAM_FORBIDDEN "upstream_forbidden" Permission false "The service behind the tool refused access.";

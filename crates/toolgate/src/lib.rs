@@ -35,7 +35,7 @@ pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{
-    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Pass, Permit, Reconciled, Replay, RuleNote, Ruling, Said, Session,
+    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Pass, Permit, Reconciled, Replay, RuleNote, Ruling, Said, Session,
     Snapshot, Toolgate, ToolgateBuilder, Would,
 };
 pub use jiff::{SignedDuration, Timestamp};

@@ -13,7 +13,7 @@ use toolgate::limits::{Charge, Over};
 use toolgate::policy::{Facts, Needs};
 use toolgate::session::{Alter, State};
 use toolgate::store::{
-    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Target,
+    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Taken, Target,
     room_for,
 };
 use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
@@ -252,6 +252,16 @@ impl Store for SqliteStore {
         let written = self.write(finish.durable, move |tx| end(tx, *finish, &body, outputs)).await?;
         let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
         Ok(Ok(Some(recorded(self.keys(), &row, seq, hash))))
+    }
+
+    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<Taken>, StoreError> {
+        let (key, client) = (key.clone(), client.to_owned());
+        self.write(false, move |tx| claims::take_pass(tx, &key, &client)).await
+    }
+
+    async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
+        let key = key.clone();
+        self.write(true, move |tx| claims::leave(tx, &key, now)).await
     }
 
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {

@@ -56,6 +56,13 @@ impl Permit {
         self.definition
     }
 
+    /// The permit of a call that was admitted before, in another process perhaps, to settle it by: it carries no charges,
+    /// because they are claimed, and nothing is run with it.
+    pub(super) fn kept(call: CallId, arguments: Judged, tool: &Arc<Registered>) -> Self {
+        let (definition, tool) = (tool.definition, ToolRef(Arc::clone(tool)));
+        Self { call, arguments, definition, charges: Vec::new(), watched: Vec::new(), expects: Vec::new(), tool }
+    }
+
     pub(crate) fn has_secrets(&self) -> bool {
         !self.tool.0.secrets.is_empty()
     }

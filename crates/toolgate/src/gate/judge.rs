@@ -6,6 +6,7 @@ use rust_decimal::Decimal;
 
 use super::admit::{lease, recall_keys};
 use super::authorize::{Asked, Permit};
+use super::kept::Parked;
 use super::pass::Claim;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
@@ -190,7 +191,7 @@ impl Toolgate {
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
         let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
-        if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() {
+        if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() {
             return Ok(Claim::Held);
         }
         let watched = self.watch(permit, trail).await?;
@@ -198,6 +199,12 @@ impl Toolgate {
         let ruled = permit.charges().iter().cloned().map(|(rule, charge, error)| (charge, (Some(rule), error)));
         let (mut charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) = own.chain(ruled).unzip();
         charges.extend(watched);
+        let kept = trail.kept.clone();
+        let pass = match kept {
+            Some(client) => Some((client, Parked::of(permit, self.now(), trail)?)),
+            None => None,
+        };
+        let external = tool.spec.external || pass.is_some();
         let intent = Box::new(Intent {
             call: trail.id,
             key: call.key.clone(),
@@ -206,11 +213,12 @@ impl Toolgate {
             asked: trail.asked.unwrap_or_else(|| permit.arguments().digest()),
             recall,
             // What the client runs outlives this process, and nobody here knows whether the client is alive.
-            owner: if tool.spec.external { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
+            owner: if external { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
             lease: self.now().checked_add(lease(tool.spec.timeout.saturating_add(trail.slack))).unwrap_or(jiff::Timestamp::MAX),
             effect,
             // Who dies before the end leaves a row all the same.
-            row: (effect && self.0.store.home().is_some()).then(|| self.draft(trail)),
+            row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, trail)),
+            pass,
         });
         let begun = self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await?;
         let used = match &begun {

@@ -5,6 +5,7 @@ mod approve;
 mod authorize;
 mod batch;
 mod explain;
+mod kept;
 mod judge;
 mod next;
 mod pass;
@@ -25,6 +26,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 pub use authorize::Permit;
+pub use kept::Kept;
 pub use explain::{Explanation, GateNote, RuleNote, Said, Would};
 pub use pass::Pass;
 pub use reconcile::Reconciled;

@@ -135,8 +135,8 @@ impl Replay {
 
     /// Decides a recorded call again.
     pub async fn decide(&self, row: &Row) -> Compared {
-        if row.decision == Decision::Settled {
-            return Compared::Circumstance("it is no call: somebody found out what had become of one".to_owned());
+        if !row.is_a_call() {
+            return Compared::Circumstance("it asked for nothing: it tells what became of something".to_owned());
         }
         let was = Ruling::of(row);
         if let Some(why) = circumstance(&was, row) {

@@ -314,13 +314,11 @@ impl Toolgate {
     }
 
     /// The row of a call that nobody hears of any more.
-    pub(super) fn draft(&self, trail: &Trail) -> Arc<Row> {
-        let error = ToolError::of(
-            code::ABANDONED,
-            "nobody ever said how this call ended: its process is gone, or its time was up; it may have taken effect",
-        )
-        .with_effects(Effects::Unknown);
-        let end = (Decision::Failed, Gate::Run, Effects::Unknown);
+    pub(super) fn draft(&self, effect: bool, trail: &Trail) -> Arc<Row> {
+        let (effects, so) = if effect { (Effects::Unknown, "it may have taken effect") } else { (Effects::None, "it only reads") };
+        let message = format!("nobody ever said how this call ended: its process is gone, or its time was up; {so}");
+        let error = ToolError::of(code::ABANDONED, message).with_effects(effects);
+        let end = (Decision::Failed, Gate::Run, effects);
         let row = Row { facts: trail.facts.clone(), ..self.plain_row(error.into(), end, trail) };
         Arc::new(self.0.redactor.row(row))
     }

@@ -39,6 +39,10 @@ pub(crate) struct Trail {
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: CancellationToken,
     pub(crate) span: Span,
+    /// What the client calls it, where its pass is kept for another process.
+    pub(crate) kept: Option<String>,
+    /// Where the client asks its user: why.
+    pub(crate) asks: Option<String>,
     gate: Gate,
     since: std::time::Instant,
     latency: Latency,
@@ -95,6 +99,8 @@ impl Trail {
             deadline: call.within.and_then(|within| Instant::now().checked_add(within)),
             cancel,
             span: Span::none(),
+            kept: None,
+            asks: None,
             gate: Gate::Admit,
             since: std::time::Instant::now(),
             latency: Latency::default(),
@@ -108,6 +114,14 @@ impl Trail {
         self.latency.add(self.gate, nanos);
         self.gate = gate;
         self.since = now;
+    }
+
+    /// It goes on where another process left it; the time in between was the client's.
+    pub(super) fn resume(&mut self, before: Latency, away: u64) {
+        self.latency = before;
+        self.latency.add(Gate::Run, away);
+        self.gate = Gate::Run;
+        self.since = std::time::Instant::now();
     }
 
     pub(super) const fn gate(&self) -> Gate {

@@ -13,14 +13,14 @@ use tokio::sync::RwLock;
 
 use super::{
     Approval, ApprovalState, Conflict, Enter, Entered, Finish, Guard, Hold, Intent, NotClaimed, RecallKey, Recalled, Settle, Store,
-    StoreError, Target, room_for,
+    StoreError, Taken, Target, room_for,
 };
 use crate::call::{CallId, SessionKey};
 use crate::json::Digest;
 use crate::ledger::{Recorded, Row};
 use crate::limits::{Charge, Counter, Over, Spend};
 use crate::outcome::Outcome;
-use crate::policy::{Facts, Needs};
+use crate::policy::{Facts, Needs, Used};
 use crate::progress::Progress;
 use crate::session::{Alter, State};
 use crate::values::{self, Carriers};
@@ -72,6 +72,7 @@ struct Session {
 struct Claim {
     intent: Box<Intent>,
     charges: Vec<Charge>,
+    used: Vec<Used>,
     /// `None` while nobody knows.
     settled: Option<Outcome>,
     pending: bool,
@@ -345,7 +346,8 @@ impl Store for MemoryStore {
             inner.recalls.insert(key.clone(), (intent.asked, intent.call));
         }
         let call = intent.call;
-        inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), settled: None, pending: false });
+        let before = charges.iter().zip(&used).map(|(charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
+        inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), used: before, settled: None, pending: false });
         Ok(Ok(used))
     }
 
@@ -388,6 +390,27 @@ impl Store for MemoryStore {
         }
         inner.record(finish.row, self.keep);
         Ok(Ok(None))
+    }
+
+    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<Taken>, StoreError> {
+        let mut inner = crate::lock(&self.inner);
+        let kept = |claim: &&mut Claim| {
+            claim.settled.is_none() && claim.intent.key == *key && claim.intent.pass.as_ref().is_some_and(|(name, _)| name == client)
+        };
+        let newest = inner.claims.values_mut().filter(kept).max_by_key(|claim| claim.intent.call);
+        Ok(newest.and_then(|claim| {
+            let (_, pass) = claim.intent.pass.take()?;
+            Some(Taken { intent: (*claim.intent).clone(), pass, used: claim.used.clone() })
+        }))
+    }
+
+    async fn leave(&self, key: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
+        let mut inner = crate::lock(&self.inner);
+        for claim in inner.claims.values_mut().filter(|claim| claim.intent.key == *key && claim.intent.pass.is_some()) {
+            claim.intent.pass = None;
+            claim.pending = true;
+        }
+        Ok(())
     }
 
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {

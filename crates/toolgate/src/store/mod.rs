@@ -29,7 +29,7 @@ use crate::json::Digest;
 use crate::ledger::{Recorded, Row};
 use crate::limits::{Charge, Over, Spend, Unit};
 use crate::outcome::Outcome;
-use crate::policy::{ApprovalFact, Facts, Needs, RecallFact};
+use crate::policy::{ApprovalFact, Facts, Needs, RecallFact, Used};
 use crate::progress::{Ended, Progress};
 use crate::session::{Alter, Changes, Revoked, State};
 use crate::tool::Polling;
@@ -185,6 +185,20 @@ pub struct Intent {
     /// What the ledger will say if nobody ever tells more, where the store outlives the process.
     #[serde(skip)]
     pub row: Option<Arc<Row>>,
+    /// The pass of a call that a client runs, under the client's name for it. It may hold secrets, and a store must seal it.
+    #[serde(skip)]
+    pub pass: Option<(String, Vec<u8>)>,
+}
+
+/// A pass that was kept, taken out to settle its call: nobody else gets it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Taken {
+    /// The claim.
+    pub intent: Intent,
+    /// The pass.
+    pub pass: Vec<u8>,
+    /// What was used of each counter before it.
+    pub used: Vec<Used>,
 }
 
 /// Why a claim failed. Nothing was reserved.
@@ -401,6 +415,11 @@ pub trait Store: Send + Sync + 'static {
     /// Ends a call: state, claim, charges and row in one transaction. Where the ledger outlives the process, there is a
     /// receipt for the row.
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError>;
+
+    /// Takes the newest pass that is kept under a client's name for a call, if that call is not settled.
+    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<Taken>, StoreError>;
+    /// A client's session is over: what it was admitted to and has not reported is pending from here on.
+    async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError>;
 
     /// A session's version and slices as they stand; with the rest where [`Store::snapshots_are_complete`].
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError>;

@@ -15,6 +15,7 @@ mod files;
 mod flow;
 mod hooks;
 mod hostile;
+mod kept;
 mod launder;
 mod limits;
 mod loading;

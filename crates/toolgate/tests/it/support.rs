@@ -165,6 +165,12 @@ impl Store for FaultyStore {
         *self.failing.lock().unwrap() = dies;
         self.inner.finish(finish).await
     }
+    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<toolgate::store::Taken>, StoreError> {
+        self.inner.take_pass(key, client).await
+    }
+    async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
+        self.inner.leave(key, now).await
+    }
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
         self.inner.snapshot(key).await
     }

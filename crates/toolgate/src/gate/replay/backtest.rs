@@ -12,7 +12,7 @@ use crate::call::{CallId, SessionKey};
 use crate::context::Txn;
 use crate::error::Effects;
 use crate::json::Digest;
-use crate::ledger::{Decision, Row};
+use crate::ledger::Row;
 use crate::outcome::Outcome;
 use crate::policy::Watch;
 use crate::progress::Ended;
@@ -126,7 +126,7 @@ impl Backtest {
             match moment {
                 Moment::Begins(_, seq) => {
                     let row = fetch(seq)?;
-                    if row.decision == Decision::Settled {
+                    if !row.is_a_call() {
                         continue;
                     }
                     let change = self.begin(seq, &row).await;

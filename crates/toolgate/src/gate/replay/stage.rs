@@ -21,7 +21,7 @@ use crate::registry::{Agent, Registered};
 use crate::resource::{Expect, FileSystem, FileTxn, MemoryFs, Resources};
 use crate::session::{Alter, State};
 use crate::store::{
-    Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, Recalled, Settle, Store, StoreError, Target,
+    Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, Recalled, Settle, Store, StoreError, Taken, Target,
 };
 
 /// Where recorded calls are judged again.
@@ -255,6 +255,12 @@ impl Store for Stage {
             Some(memory) => memory.finish(finish).await,
             None => Ok(Ok(None)),
         }
+    }
+    async fn take_pass(&self, _: &SessionKey, _: &str) -> Result<Option<Taken>, StoreError> {
+        Ok(None)
+    }
+    async fn leave(&self, _: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
+        Ok(())
     }
     async fn snapshot(&self, _: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
         Ok((0, Arc::default()))

@@ -1,0 +1,223 @@
+//! Permission that outlives its process: the first half of the path here, the second perhaps in another.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tracing::Instrument;
+
+use super::authorize::Permit;
+use super::pass::{Admitted, Passed};
+use super::run::Ran;
+use super::trail::Trail;
+use super::{Stop, Toolgate};
+use crate::call::{Arguments, Call, CallId, Judged};
+use crate::code;
+use crate::context::{Remaining, Txn};
+use crate::error::{Effects, ToolError};
+use crate::json::{self, Digest, Pointer};
+use crate::ledger::{Gate, Latency};
+use crate::names::shown;
+use crate::outcome::Answer;
+use crate::policy::Facts;
+use crate::registry::Agent;
+use crate::store::{StoreError, Taken};
+use crate::tool::Failure;
+
+/// A call that was admitted, and that its client runs. What came of it is told with [`Toolgate::report_kept`], here or in
+/// another process. Until then its claim is open, and what is never told becomes pending.
+#[derive(Debug)]
+#[must_use = "an admitted call must be reported"]
+pub struct Kept {
+    /// The call's name in the ledger.
+    pub call: CallId,
+    /// The arguments to run with: hooks may have rewritten them.
+    pub arguments: Judged,
+    /// Where the client must ask its user first: why.
+    pub asks: Option<String>,
+}
+
+/// What is known of such a call, sealed into its claim.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Parked {
+    arguments: Value,
+    asked: Option<Digest>,
+    started: Timestamp,
+    admitted: Timestamp,
+    turn: Option<u64>,
+    stop_reason: Option<String>,
+    config: Digest,
+    facts: Facts,
+    latency: Latency,
+}
+
+impl Parked {
+    /// What another process must know to settle it.
+    pub(super) fn of(permit: &Permit, now: Timestamp, trail: &mut Trail) -> Result<Vec<u8>, ToolError> {
+        let parked = Self {
+            arguments: permit.arguments().value().clone(),
+            asked: trail.asked,
+            started: trail.started,
+            admitted: now,
+            turn: trail.turn,
+            stop_reason: trail.stop_reason.clone(),
+            config: trail.config,
+            facts: trail.facts.clone(),
+            latency: trail.latency(),
+        };
+        serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "the call cannot be kept"))
+    }
+}
+
+impl Toolgate {
+    /// The first half of the path, for a client that runs its tools itself and comes back later: the pass is kept in the
+    /// store under the name that the client gives the call.
+    ///
+    /// # Errors
+    /// The answer, where the call was refused or replayed. It is recorded already.
+    pub async fn admit_kept(&self, call: Call) -> Result<Kept, Answer> {
+        let call = Arc::new(call);
+        let mut trail = Trail::open(self, &call, None);
+        trail.kept = Some(call.client_id.clone().unwrap_or_default());
+        trail.facts.reported = true;
+        let (id, span) = (trail.id, trail.span.clone());
+        let (gate, asked) = (self.clone(), Arc::clone(&call));
+        let task = tokio::spawn(
+            async move {
+                match gate.admit_call(&asked, &mut trail, None).await {
+                    Ok(Admitted::Pass(passed)) => {
+                        Ok(Kept { call: trail.id, arguments: passed.permit.arguments().clone(), asks: trail.asks.take() })
+                    }
+                    Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
+                    Err(stop) => Err(gate.refuse(stop, trail).await),
+                }
+            }
+            .instrument(span),
+        );
+        match task.await {
+            Ok(result) => result,
+            Err(_) => Err(self.lost(&call, id).await),
+        }
+    }
+
+    /// The second half: what the client says that it ran, and what came of it. Only a call that was admitted, with exactly
+    /// these arguments, and that nobody has reported yet, can be settled as a success; everything else is recorded as the
+    /// violation that it is, and proves nothing.
+    pub async fn report_kept(&self, call: Call, result: Result<Value, Failure>) -> Answer {
+        let call = Arc::new(call);
+        let trail = Trail::open(self, &call, None);
+        let (id, span) = (trail.id, trail.span.clone());
+        let (gate, told) = (self.clone(), Arc::clone(&call));
+        match tokio::spawn(async move { gate.settle_kept(&told, result, trail).await }.instrument(span)).await {
+            Ok(answer) => answer,
+            Err(_) => self.lost(&call, id).await,
+        }
+    }
+
+    /// The client's conversation is over: what it was admitted to and has not reported, nobody will report.
+    ///
+    /// # Errors
+    /// The store cannot take it.
+    pub async fn leave(&self, key: &crate::SessionKey) -> Result<(), StoreError> {
+        self.0.store.leave(key, self.now()).await
+    }
+
+    async fn settle_kept(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<Trail>) -> Answer {
+        trail.at(Gate::Settle);
+        trail.facts.reported = true;
+        let taken = match self.0.store.take_pass(&call.key, call.client_id.as_deref().unwrap_or_default()).await {
+            Ok(taken) => taken,
+            Err(error) => return self.refuse(error.into(), trail).await,
+        };
+        let told = self.told(call, &mut trail);
+        let agent = self.0.agents.get(&call.key.agent).map(Arc::clone);
+        if let Some(agent) = &agent {
+            trail.config = agent.config;
+        }
+        match (taken, agent) {
+            (Some(taken), Some(agent)) => match self.unpark(call, taken, &agent, trail) {
+                Ok((passed, trail)) => {
+                    let as_admitted = told.is_some_and(|told| told == passed.permit.arguments().digest());
+                    let result = if as_admitted { result } else { Err(other_than_admitted()) };
+                    self.settle(passed, Ran::ended(result, Txn::default()), trail).await
+                }
+                Err((stop, trail)) => self.refuse(stop, trail).await,
+            },
+            _ => self.refuse(never_admitted(&call.tool), trail).await,
+        }
+    }
+
+    /// The digest of what the client says that it ran.
+    fn told(&self, call: &Call, trail: &mut Trail) -> Option<Digest> {
+        let agent = self.0.agents.get(&call.key.agent)?;
+        let mut value = match &call.arguments {
+            Arguments::Text(text) => json::parse(text, &agent.bounds).ok()?,
+            Arguments::Value(value) if json::value_over_bounds(value, &agent.bounds).is_none() => value.clone(),
+            Arguments::Value(_) => return None,
+        };
+        json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
+        let told = Judged::new(&call.tool, value).with_digest(|digest| self.0.redactor.keyed(digest));
+        trail.digest = Some(told.digest());
+        // What nobody declared may hold anything.
+        trail.arguments = match agent.tools.get(call.tool.as_str()) {
+            Some(tool) => self.0.redactor.redact_shared(told.shared(), &tool.secrets),
+            None => Arc::new(self.0.redactor.mark(told.value())),
+        };
+        trail.digest
+    }
+
+    /// The pass again, as it was when the call was admitted.
+    #[expect(clippy::type_complexity, reason = "a pass with its trail, or the trail back")]
+    fn unpark(
+        &self,
+        call: &Call,
+        taken: Taken,
+        agent: &Arc<Agent>,
+        mut trail: Box<Trail>,
+    ) -> Result<(Box<Passed>, Box<Trail>), (Stop, Box<Trail>)> {
+        let Taken { intent, pass, used } = taken;
+        let Some(tool) = agent.tools.get(&intent.tool).filter(|tool| *tool.spec.name == *call.tool) else {
+            return Err((never_admitted(&call.tool), trail));
+        };
+        let Ok(parked) = serde_json::from_slice::<Parked>(&pass) else {
+            let error = ToolError::of(code::INTERNAL_FAULT, "what was kept of the call cannot be read").with_effects(Effects::Unknown);
+            return Err((Stop::new(error), trail));
+        };
+        let arguments = Judged::new(&tool.spec.name, parked.arguments).with_digest(|digest| self.0.redactor.keyed(digest));
+        trail.id = intent.call;
+        trail.started = parked.started;
+        trail.turn = parked.turn;
+        trail.stop_reason = parked.stop_reason;
+        trail.config = parked.config;
+        trail.asked = parked.asked;
+        trail.digest = Some(arguments.digest());
+        trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
+        trail.facts = Facts { claimed: used, ..parked.facts };
+        let away = self.now().duration_since(parked.admitted).as_nanos();
+        trail.resume(parked.latency, u64::try_from(away).unwrap_or_default());
+        let passed = Passed {
+            agent: Arc::clone(agent),
+            permit: Permit::kept(intent.call, arguments, tool),
+            version: 0,
+            state: None,
+            hold: None,
+            remaining: Remaining::default(),
+            recallable: !intent.recall.is_empty(),
+            key: call.key.clone(),
+            reported: true,
+        };
+        Ok((Box::new(passed), trail))
+    }
+}
+
+/// A client speaks of a call that nobody let through, or of one that it has spoken of before.
+fn never_admitted(tool: &str) -> Stop {
+    let message = format!("a run of `{}` was reported that was never admitted, or was reported before; it proves nothing", shown(tool));
+    Stop::at(Gate::Settle, ToolError::of(code::NOT_ADMITTED, message).with_effects(Effects::Unknown))
+}
+
+fn other_than_admitted() -> Failure {
+    let message = "what was run is not what was admitted: its arguments were changed in between; it proves nothing";
+    Failure::of(code::NOT_AS_ADMITTED, message).effects(Effects::Done)
+}

@@ -1,0 +1,157 @@
+//! A call that is admitted by one process and settled by another.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use toolgate::policy::Deny;
+use toolgate::store::Store;
+use toolgate::{Agent, AgentBuilder, Call, Decision, Effect, Effects, Failure, SignedDuration, Tool, Toolgate};
+
+use crate::support::{Built, store};
+
+/// One store, and as many processes as are wanted.
+struct Desk(Arc<dyn Store>);
+
+impl Desk {
+    fn new() -> Self {
+        Self(store())
+    }
+
+    fn process(&self) -> Toolgate {
+        self.process_with(|agent| agent)
+    }
+
+    fn process_with(&self, more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Toolgate {
+        let run = Tool::external("run", "Runs.", Some(json!({"type": "object", "properties": {"what": {"type": "string"}, "key": {"type": "string"}}})));
+        let look = Tool::external("look", "Looks.", None).effect(Effect::Read).entity("id", "/id").proves("/ok");
+        let agent = more(Agent::builder("coder").tool(run.open().secret("/key")).tool(look));
+        Toolgate::builder().store(Arc::clone(&self.0)).agent(agent.build().unwrap()).built()
+    }
+}
+
+fn call(gate: &Toolgate, id: &str, tool: &str, arguments: Value) -> Call {
+    gate.session("coder", "alice", "s").prepare(tool, arguments).client_id(id)
+}
+
+fn code(answer: &toolgate::Answer) -> &str {
+    answer.outcome.error().map_or("ok", |error| &*error.code)
+}
+
+#[tokio::test]
+async fn another_process_settles_what_was_admitted_once() {
+    let desk = Desk::new();
+    let first = desk.process();
+    let kept = first.admit_kept(call(&first, "c1", "look", json!({"id": "A-7"}))).await.unwrap();
+    assert_eq!(kept.arguments.value(), &json!({"id": "A-7"}));
+    drop(first);
+
+    let second = desk.process();
+    let answer = second.report_kept(call(&second, "c1", "look", json!({"id": "A-7"})), Ok(json!({"ok": true}))).await;
+    assert_eq!((code(&answer), answer.call), ("ok", kept.call));
+    let again = second.report_kept(call(&second, "c1", "look", json!({"id": "A-7"})), Ok(json!({"ok": false}))).await;
+    assert_eq!(code(&again), "not_admitted");
+
+    let session = second.session("coder", "alice", "s");
+    let proofs: Vec<Value> = session.state().await.unwrap().evidence.values().map(|proof| proof.fields.clone()).collect();
+    assert!(!proofs.is_empty() && proofs.iter().all(|fields| *fields == json!({"/ok": true})), "{proofs:?}");
+    let rows = session.rows().await.unwrap();
+    let said: Vec<_> = rows.iter().map(|row| (row.decision, row.facts.reported)).collect();
+    assert_eq!(said, [(Decision::Succeeded, true), (Decision::Refused, true)]);
+}
+
+#[tokio::test]
+async fn only_what_was_admitted_proves_anything() {
+    type Case = (&'static str, Option<(&'static str, Value)>, (&'static str, Value), &'static str, Effects);
+    let cases: [Case; 5] = [
+        ("the same", Some(("look", json!({"id": 1}))), ("look", json!({"id": 1.0})), "ok", Effects::None),
+        ("other arguments", Some(("look", json!({"id": 1}))), ("look", json!({"id": 2})), "not_as_admitted", Effects::Done),
+        ("another tool", Some(("look", json!({}))), ("run", json!({})), "not_admitted", Effects::Unknown),
+        ("never admitted", None, ("look", json!({"id": 1})), "not_admitted", Effects::Unknown),
+        ("a tool that is not there", None, ("gone", json!({})), "not_admitted", Effects::Unknown),
+    ];
+    for (name, admitted, (tool, arguments), expected, effects) in cases {
+        let desk = Desk::new();
+        let gate = desk.process();
+        if let Some((tool, arguments)) = admitted {
+            let _ = gate.admit_kept(call(&gate, "c", tool, arguments)).await.unwrap();
+        }
+        let answer = gate.report_kept(call(&gate, "c", tool, arguments), Ok(json!({"ok": true}))).await;
+        assert_eq!(code(&answer), expected, "{name}");
+        let session = gate.session("coder", "alice", "s");
+        assert_eq!(session.state().await.unwrap().evidence.is_empty(), expected != "ok", "{name}");
+        let rows = session.rows().await.unwrap();
+        assert_eq!(rows.iter().map(|row| (row.code().unwrap_or("ok"), row.effects)).collect::<Vec<_>>(), [(expected, effects)], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn no_secret_is_in_the_row_of_a_kept_call() {
+    let desk = Desk::new();
+    let (first, second) = (desk.process(), desk.process());
+    let arguments = json!({"what": "login", "key": "hunter2"});
+    let _ = first.admit_kept(call(&first, "c", "run", arguments.clone())).await.unwrap();
+    let answer = second.report_kept(call(&second, "c", "run", arguments), Ok(json!("done"))).await;
+    assert_eq!(code(&answer), "ok");
+    let rows = second.session("coder", "alice", "s").rows().await.unwrap();
+    assert!(rows.iter().all(|row| !serde_json::to_string(row).unwrap().contains("hunter2")));
+}
+
+#[tokio::test]
+async fn a_session_that_ends_leaves_what_it_did_not_report_pending() {
+    let desk = Desk::new();
+    let gate = desk.process();
+    for (id, tool) in [("c1", "run"), ("c2", "look")] {
+        let _ = gate.admit_kept(call(&gate, id, tool, json!({}))).await.unwrap();
+    }
+    assert_eq!(gate.pending().await.unwrap().len(), 0);
+    let session = gate.session("coder", "alice", "s");
+    gate.leave(session.key()).await.unwrap();
+    // Reading leaves nothing to find out.
+    let pending: Vec<_> = gate.pending().await.unwrap().iter().map(|intent| intent.tool.to_string()).collect();
+    assert_eq!(pending, ["run"]);
+    let late = gate.report_kept(call(&gate, "c1", "run", json!({})), Ok(json!(1))).await;
+    assert_eq!(code(&late), "not_admitted");
+}
+
+#[tokio::test]
+async fn what_a_client_reports_as_failed_leaves_what_it_says() {
+    for (effects, pending) in [(Effects::Done, 0), (Effects::Unknown, 1), (Effects::None, 0)] {
+        let gate = Desk::new().process();
+        let _ = gate.admit_kept(call(&gate, "c", "run", json!({}))).await.unwrap();
+        let failure = Failure::business("exit_1", "it failed").effects(effects);
+        assert_eq!(code(&gate.report_kept(call(&gate, "c", "run", json!({})), Err(failure)).await), "exit_1");
+        assert_eq!(gate.pending().await.unwrap().len(), pending, "{effects:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_user_of_a_client_is_asked_where_nobody_is_named() {
+    let asking = |people: &'static [&'static str]| {
+        move |agent: AgentBuilder| agent.policy(Deny::ask("person", ["run"]).reason("A person must look at it.").approvers(people.iter().copied()))
+    };
+    let desk = Desk::new();
+    let gate = desk.process_with(asking(&[]));
+    let cannot_ask = gate.admit_kept(call(&gate, "c0", "run", json!({}))).await.unwrap_err();
+    assert_eq!(code(&cannot_ask), "approval_required");
+    let kept = gate.admit_kept(call(&gate, "c1", "run", json!({})).client_asks()).await.unwrap();
+    assert_eq!(kept.asks.as_deref(), Some("A person must look at it."));
+    let answer = gate.report_kept(call(&gate, "c1", "run", json!({})), Ok(json!("done"))).await;
+    assert_eq!(code(&answer), "ok");
+
+    let gate = Desk::new().process_with(asking(&["boss"]));
+    let named = gate.admit_kept(call(&gate, "c1", "run", json!({})).client_asks()).await.unwrap_err();
+    assert_eq!(code(&named), "approval_required");
+}
+
+#[tokio::test]
+async fn limits_are_reserved_while_the_client_runs_it() {
+    use toolgate::policy::{Limit, Per};
+    let most = |agent: AgentBuilder| agent.policy(Limit::calls("most", ["run"], 1).per(Per::Session).within(SignedDuration::from_hours(1)));
+    let desk = Desk::new();
+    let (first, second) = (desk.process_with(most), desk.process_with(most));
+    let _ = first.admit_kept(call(&first, "c1", "run", json!({"what": "a"}))).await.unwrap();
+    let full = second.admit_kept(call(&second, "c2", "run", json!({"what": "b"}))).await.unwrap_err();
+    assert_eq!(full.rule.as_deref(), Some("most"));
+    let answer = second.report_kept(call(&second, "c1", "run", json!({"what": "a"})), Ok(json!("done"))).await;
+    assert_eq!(code(&answer), "ok");
+}
