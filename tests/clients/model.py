@@ -50,13 +50,7 @@ class Model:
         self.turns = list(turns)
         self.requests = []
         self._lock = threading.Lock()
-        model = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.model = model
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"model": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 

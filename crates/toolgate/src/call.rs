@@ -1,7 +1,7 @@
 //! What a door hands to the gate.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::json::Digest;
+use crate::shell::Shell;
 
 /// A call's name in the ledger. Sorts by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -219,6 +220,8 @@ pub struct Judged {
     value: Arc<Value>,
     bytes: Vec<u8>,
     digest: Digest,
+    /// What a shell command among them would run; read once.
+    shell: Arc<OnceLock<(String, Arc<Shell>)>>,
 }
 
 impl Judged {
@@ -226,7 +229,7 @@ impl Judged {
     pub(crate) fn new(tool: &str, value: Value) -> Self {
         let bytes = crate::json::canonical(&value);
         let digest = Digest::of_parts([tool.as_bytes(), &bytes]);
-        Self { value: Arc::new(value), bytes, digest }
+        Self { value: Arc::new(value), bytes, digest, shell: Arc::default() }
     }
 
     /// With a digest that no secret among the arguments can be guessed from.
@@ -239,6 +242,12 @@ impl Judged {
     #[must_use]
     pub fn value(&self) -> &Value {
         &self.value
+    }
+
+    /// What the shell command among them would run.
+    pub(crate) fn shell(&self, command: &str) -> Arc<Shell> {
+        let (text, shell) = self.shell.get_or_init(|| (command.to_owned(), Arc::new(Shell::read(command))));
+        if text == command { Arc::clone(shell) } else { Arc::new(Shell::read(command)) }
     }
 
     /// The arguments, shared.

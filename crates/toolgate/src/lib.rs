@@ -23,6 +23,7 @@ mod registry;
 pub mod resource;
 mod schema;
 pub mod session;
+mod shell;
 mod spool;
 pub mod store;
 pub mod suggest;

@@ -323,8 +323,14 @@ fn read_tool(name: &str, table: &Table<'_>) -> Option<Tool> {
             tool = set(tool);
         }
     }
-    if let Some(timeout) = table.duration("timeout").and_then(positive) {
-        tool = tool.timeout(timeout);
+    match table.duration("timeout").and_then(positive) {
+        Some(timeout) => tool = tool.timeout(timeout),
+        // A client takes its time, and asks its user in between.
+        None if kind == Some(Kind::Client) => tool = tool.timeout(Duration::from_secs(600)),
+        None => {}
+    }
+    if let Some(path) = table.pointer("shell") {
+        tool = tool.shell(path);
     }
     if let Some(entities) = table.table("entities") {
         for entity in entities.keys() {

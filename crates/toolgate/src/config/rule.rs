@@ -331,7 +331,7 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
             None
         }
     };
-    let asked: Vec<&str> = ["above", "below", "in", "not_in", "glob", "matches"].into_iter().filter(|word| table.has(word)).collect();
+    let asked: Vec<&str> = ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"].into_iter().filter(|word| table.has(word)).collect();
     let found = [
         table.number("above").map(Condition::Above),
         table.number("below").map(Condition::Below),
@@ -339,10 +339,12 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         table.values("not_in").map(Condition::none_of),
         table.text("glob").map(|pattern| Condition::Glob(pattern.to_owned())),
         table.text("matches").and_then(pattern),
+        table.names("runs").map(|patterns| Condition::Runs(patterns.into_iter().map(str::to_owned).collect())),
+        table.names("touches").map(|places| Condition::Touches(places.into_iter().map(str::to_owned).collect())),
     ];
     if asked.len() != 1 {
         let problem = Problem::new(format!("a condition asks one thing, and this asks {}", asked.len()));
-        table.wrong(asked.get(1).copied().unwrap_or_default(), problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`"));
+        table.wrong(asked.get(1).copied().unwrap_or_default(), problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"));
         return None;
     }
     found.into_iter().flatten().next()

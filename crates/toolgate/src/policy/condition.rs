@@ -3,9 +3,10 @@
 use rust_decimal::Decimal;
 use serde_json::Value;
 
-use super::Fault;
-use crate::json::{decimal_of, plain};
+use super::{Ask, Fault};
+use crate::json::{Pointer, decimal_of, plain};
 use crate::names::glob;
+use crate::shell::{Place, Shell, Sure};
 
 /// A condition on one argument. Numbers compare exactly.
 #[derive(Debug, Clone)]
@@ -22,6 +23,42 @@ pub enum Condition {
     Glob(String),
     /// Text in which a regular expression is found; it takes time linear in the text.
     Matches(regex::Regex),
+    /// A shell command that runs one of these, however it is spelled: a program, then words in their order, as in
+    /// `git push --force*` or `rm -rf`. Where that cannot be told, a person is asked. The tool says with
+    /// [`crate::Tool::shell`] where its command stands.
+    Runs(Vec<String>),
+    /// Text, or a shell command, that names one of these files: a path with all that lies under it, or a bare name wherever
+    /// it stands. Text inside of objects and lists counts.
+    Touches(Vec<String>),
+}
+
+/// Whether a condition holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Holds {
+    No,
+    Yes,
+    /// Nobody can tell, and why.
+    Maybe(String),
+}
+
+impl Holds {
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Yes, _) | (_, Self::Yes) => Self::Yes,
+            (Self::No, other) => other,
+            (maybe, _) => maybe,
+        }
+    }
+}
+
+/// What a command comes to, where not everything in it can be told.
+fn told(sure: Sure, shell: &Shell) -> Holds {
+    match (sure, shell.doubt()) {
+        (Sure::Yes, _) => Holds::Yes,
+        (_, Some(why)) => Holds::Maybe(why.to_owned()),
+        (Sure::Maybe, None) => Holds::Maybe("some of its words are only known when it runs".to_owned()),
+        (Sure::No, None) => Holds::No,
+    }
 }
 
 impl Condition {
@@ -52,6 +89,34 @@ impl Condition {
         regex::RegexBuilder::new(pattern).size_limit(1 << 20).build().map(Self::Matches)
     }
 
+    /// Whether it holds of an argument.
+    pub(crate) fn weigh(&self, ask: &Ask<'_>, path: &Pointer, value: &Value) -> Result<Holds, Fault> {
+        match self {
+            Self::Runs(patterns) => {
+                let text = value.as_str().ok_or_else(|| Fault::new("the argument is no text"))?;
+                let shell = ask.arguments.shell(text);
+                Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell))
+            }
+            Self::Touches(places) => {
+                let places: Vec<Place> = places.iter().map(|place| Place::new(place)).collect();
+                let mut found = Holds::No;
+                each_text(value, &mut path.clone(), &mut |at, text| {
+                    let named = if ask.tool.shell.as_ref() == Some(at) {
+                        let shell = ask.arguments.shell(text);
+                        told(places.iter().map(|place| shell.touches(place)).max().unwrap_or(Sure::No), &shell)
+                    } else if places.iter().any(|place| place.is(text) == Sure::Yes) {
+                        Holds::Yes
+                    } else {
+                        Holds::No
+                    };
+                    found = std::mem::replace(&mut found, Holds::No).or(named);
+                });
+                Ok(found)
+            }
+            other => Ok(if other.holds(value)? { Holds::Yes } else { Holds::No }),
+        }
+    }
+
     /// Whether it holds of a value. What cannot be compared is a fault, never a "no".
     pub(crate) fn holds(&self, value: &Value) -> Result<bool, Fault> {
         // What a fault says is shown, and the value may be a secret.
@@ -64,6 +129,7 @@ impl Condition {
             Self::NotIn(values) => !values.contains(value),
             Self::Glob(pattern) => glob(pattern, text()?),
             Self::Matches(pattern) => pattern.is_match(text()?),
+            Self::Runs(_) | Self::Touches(_) => return Err(Fault::new("what a command does is only known with its tool")),
         })
     }
 
@@ -77,6 +143,8 @@ impl Condition {
             Self::NotIn(values) => format!("not in {}", list(values)),
             Self::Glob(pattern) => format!("like `{pattern}`"),
             Self::Matches(pattern) => format!("matching `{pattern}`"),
+            Self::Runs(patterns) => format!("running {}", ticked(patterns)),
+            Self::Touches(places) => format!("naming {}", ticked(places)),
         }
     }
 
@@ -89,6 +157,7 @@ impl Condition {
             (Self::NotIn(a), Self::NotIn(b)) => b.iter().all(|value| a.contains(value)),
             (Self::Glob(a), Self::Glob(b)) => a == b,
             (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
+            (Self::Runs(a), Self::Runs(b)) | (Self::Touches(a), Self::Touches(b)) => a.iter().all(|pattern| b.contains(pattern)),
             _ => false,
         }
     }
@@ -97,8 +166,8 @@ impl Condition {
     pub(crate) const fn wants(&self) -> Option<&'static str> {
         match self {
             Self::Above(_) | Self::Below(_) => Some("number"),
-            Self::Glob(_) | Self::Matches(_) => Some("string"),
-            Self::In(_) | Self::NotIn(_) => None,
+            Self::Glob(_) | Self::Matches(_) | Self::Runs(_) => Some("string"),
+            Self::In(_) | Self::NotIn(_) | Self::Touches(_) => None,
         }
     }
 
@@ -112,6 +181,34 @@ impl Condition {
             Self::NotIn(values) => format!("one of {}", list(values)),
             Self::Glob(pattern) => format!("text that does not fit `{pattern}`"),
             Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
+            Self::Runs(patterns) => format!("a command that runs none of {}", ticked(patterns)),
+            Self::Touches(places) => format!("nothing that names {}", ticked(places)),
         }
+    }
+}
+
+fn ticked(texts: &[String]) -> String {
+    texts.iter().map(|text| format!("`{text}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// Every text in a value, and where it stands.
+fn each_text(value: &Value, at: &mut Pointer, visit: &mut impl FnMut(&Pointer, &str)) {
+    match value {
+        Value::String(text) => visit(at, text),
+        Value::Array(items) => {
+            for (n, item) in items.iter().enumerate() {
+                at.push(n.to_string());
+                each_text(item, at, visit);
+                at.pop();
+            }
+        }
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                at.push(name.clone());
+                each_text(field, at, visit);
+                at.pop();
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }

@@ -2,6 +2,7 @@
 
 use super::cel::Expression;
 use super::problem::unfit;
+use super::condition::Holds;
 use super::refusal::{expression_setters, refusal_setters};
 use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::FieldError;
@@ -69,20 +70,30 @@ impl Deny {
     refusal_setters!();
 
     /// The first condition's argument that speaks against the call, for each condition; `None` where one does not hold.
-    fn against(&self, ask: &Ask<'_>) -> Result<Option<Vec<FieldError>>, Fault> {
-        let mut errors = Vec::new();
+    fn against(&self, ask: &Ask<'_>) -> Result<Option<Against>, Fault> {
+        let (mut errors, mut doubt) = (Vec::new(), None);
         let mut all = true;
         for (path, condition) in &self.conditions {
             // Of many places one is enough, and one where nothing stands is one of them.
             let places = ask.arguments_at(path);
             let mut guilty = (places.is_empty() && !ask.sketch).then_some(None);
+            let mut unsure = None;
             for place in places {
                 // What nobody knows yet may turn out well.
-                if place.map_or(Ok(!ask.sketch), |value| condition.holds(value))? {
-                    guilty = Some(place);
-                    break;
+                let absent = || Ok(if ask.sketch { Holds::No } else { Holds::Yes });
+                match place.map_or_else(absent, |value| condition.weigh(ask, path, value))? {
+                    Holds::No => {}
+                    Holds::Yes => {
+                        (guilty, unsure) = (Some(place), None);
+                        break;
+                    }
+                    Holds::Maybe(why) => {
+                        guilty = Some(place);
+                        unsure.get_or_insert(why);
+                    }
                 }
             }
+            doubt = doubt.or(unsure);
             let shown = |place: Option<&serde_json::Value>| place.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
             ask.note(|| {
                 let found = shown(guilty.unwrap_or_else(|| ask.argument(path)));
@@ -101,8 +112,15 @@ impl Deny {
                 }
             }
         }
-        Ok(all.then_some(errors))
+        Ok(all.then_some(Against { errors, doubt }))
     }
+}
+
+/// What speaks against a call.
+struct Against {
+    errors: Vec<FieldError>,
+    /// Where nobody can tell whether it really does, why.
+    doubt: Option<String>,
 }
 
 impl Policy for Deny {
@@ -125,6 +143,11 @@ impl Policy for Deny {
         let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         for (index, (path, condition)) in self.conditions.iter().enumerate() {
             problems.extend(governed.iter().filter_map(|tool| unfit(&format!("where.{index}"), tool, path, condition)));
+            let no_command = |tool: &&&Spec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
+            problems.extend(governed.iter().filter(no_command).map(|tool| {
+                let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
+                Problem::at(&format!("where.{index}.argument"), message).help(format!("say `shell = \"{path}\"` with the tool"))
+            }));
         }
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));
         if !self.approvers.is_empty() && !self.asks {
@@ -154,11 +177,15 @@ impl Policy for Deny {
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
-        let Some(errors) = self.against(ask)? else { return Ok(Verdict::allow()) };
+        let Some(Against { errors, doubt }) = self.against(ask)? else { return Ok(Verdict::allow()) };
         if let Some(when) = &self.when
             && !when.holds(ask, None)?
         {
             return Ok(Verdict::allow());
+        }
+        if let Some(doubt) = doubt.filter(|_| !self.asks) {
+            let reason = format!("{} Whether this call does that cannot be told: {doubt}.", self.refusal.reason);
+            return Ok(Verdict::Ask(reason, Terms::default()));
         }
         if self.asks {
             return Ok(Verdict::Ask(self.refusal.reason.clone(), Terms { approvers: self.approvers.clone(), ..Terms::default() }));

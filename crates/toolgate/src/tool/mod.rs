@@ -207,6 +207,7 @@ impl Tool {
             cost: Spend::default(),
             visible_to: None,
             empty_statuses: BTreeSet::new(),
+            shell: None,
         };
         Self { spec, handler }
     }
@@ -385,6 +386,14 @@ impl Tool {
     #[must_use]
     pub fn empty_on(mut self, status: u16) -> Self {
         self.spec.empty_statuses.insert(status);
+        self
+    }
+
+    /// Says where a shell command stands in the arguments: rules see what it would run, see
+    /// [`crate::policy::Condition::Runs`].
+    #[must_use]
+    pub fn shell(mut self, path: impl Into<Pointer>) -> Self {
+        self.spec.shell = Some(path.into());
         self
     }
 

@@ -46,6 +46,9 @@ pub struct Spec {
     pub(crate) cost: Spend,
     pub(crate) visible_to: Option<BTreeSet<String>>,
     pub(crate) empty_statuses: BTreeSet<u16>,
+    /// Where a shell command stands in the arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) shell: Option<Pointer>,
 }
 
 impl Spec {

@@ -27,6 +27,7 @@ mod reference;
 mod rules;
 mod seeds;
 mod sessions;
+mod shell;
 mod stops;
 mod support;
 mod telemetry;

@@ -1,0 +1,286 @@
+//! What a shell command would run, as far as that can be told without running it.
+//!
+//! A command is parsed, not searched: programs are found behind quotes, substitutions, `env`, `xargs`, `find -exec`, `eval` and
+//! `sh -c`. What only the running shell knows is *opaque*, and a rule that looks at it asks a person.
+
+mod inner;
+mod read;
+mod word;
+
+use std::path::Path;
+
+pub(crate) use word::Sure;
+use word::{Part, Word, meet, sum};
+
+/// One program with its words, and the files that it is redirected to or from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Command {
+    pub(crate) words: Vec<Word>,
+    pub(crate) files: Vec<Word>,
+    /// It reads what another command writes, or a text that stands here.
+    pub(crate) fed: Option<Fed>,
+}
+
+/// What a command reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fed {
+    Text(Word),
+    Unknown,
+}
+
+/// So many commands are looked at.
+const MOST: usize = 4_096;
+
+/// What a shell command would do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Shell {
+    pub(crate) commands: Vec<Command>,
+    /// What cannot be told, and why.
+    pub(crate) opaque: Vec<String>,
+}
+
+impl Shell {
+    /// Reads a command.
+    pub(crate) fn read(text: &str) -> Self {
+        read::read(text, 0)
+    }
+
+    fn opaque(why: impl Into<String>) -> Self {
+        Self { commands: Vec::new(), opaque: vec![why.into()] }
+    }
+
+    fn add(&mut self, other: Self) {
+        if self.commands.len() + other.commands.len() > MOST {
+            if self.opaque.is_empty() {
+                self.opaque.push("there are too many commands in it".to_owned());
+            }
+            return;
+        }
+        self.commands.extend(other.commands);
+        self.opaque.extend(other.opaque);
+    }
+
+    /// The first reason why not all can be told.
+    pub(crate) fn doubt(&self) -> Option<&str> {
+        self.opaque.first().map(String::as_str)
+    }
+
+    /// Whether it runs something like this: a program, then words in their order. `-rf` is a set of flags.
+    pub(crate) fn runs(&self, pattern: &str) -> Sure {
+        let wanted: Vec<&str> = pattern.split_whitespace().collect();
+        self.commands.iter().map(|command| command.is(&wanted)).max().unwrap_or(Sure::No)
+    }
+
+    /// Whether a file like this is named anywhere.
+    pub(crate) fn touches(&self, place: &Place) -> Sure {
+        let one = |command: &Command| {
+            let words = command.words.iter().skip(1).chain(&command.files).map(|word| place.is_named_by(word));
+            let hidden = if inner::runs_code(command) {
+                command.words.iter().skip(1).map(|word| place.is_within(word)).max().unwrap_or(Sure::No)
+            } else {
+                Sure::No
+            };
+            let above = if inner::takes_away(command) {
+                command.words.iter().skip(1).map(|word| place.lies_under(word)).max().unwrap_or(Sure::No)
+            } else {
+                Sure::No
+            };
+            words.max().unwrap_or(Sure::No).max(hidden).max(above)
+        };
+        self.commands.iter().map(one).max().unwrap_or(Sure::No)
+    }
+}
+
+/// The last part of a program's path: what it is called.
+pub(crate) fn base(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+impl Command {
+    /// What its program is called, where that is known.
+    pub(crate) fn program(&self) -> Option<&str> {
+        self.words.first().and_then(Word::text).map(base)
+    }
+
+    fn is(&self, wanted: &[&str]) -> Sure {
+        let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), self.words.split_first()) else { return Sure::No };
+        let called = sum(first.spellings().iter().map(|spelling| match spelling.as_slice() {
+            [Part::Text(name)] => Word::known(base(name)).is_like(program),
+            [.., Part::Text(end)] if end.contains('/') => Word::known(base(end)).is_like(program),
+            _ => Sure::Maybe,
+        }));
+        if called == Sure::No {
+            return Sure::No;
+        }
+        let (flags, rest): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| is_flags(word));
+        let flags = flags.iter().map(|flags| self.has_flags(flags)).min().unwrap_or(Sure::Yes);
+        called.min(flags).min(follow(&rest, words))
+    }
+
+    fn has_flags(&self, wanted: &str) -> Sure {
+        let flags = self.words.iter().skip(1);
+        let given: String = flags.clone().filter_map(Word::text).filter_map(flags_of).collect();
+        if wanted.chars().skip(1).all(|flag| given.contains(flag)) {
+            return Sure::Yes;
+        }
+        let may = |word: &Word| word.is_like("-*") == Sure::Maybe;
+        if flags.clone().any(may) { Sure::Maybe } else { Sure::No }
+    }
+}
+
+/// `-rf`, and not `--force` or `-`.
+fn is_flags(word: &str) -> bool {
+    word.strip_prefix('-').is_some_and(|flags| !flags.is_empty() && flags.chars().all(char::is_alphabetic))
+}
+
+/// The flags of a word: those of `-rf`, and `f` of `--force`.
+fn flags_of(word: &str) -> Option<String> {
+    match word.strip_prefix("--") {
+        Some(long) => long.chars().next().map(String::from),
+        None => word.strip_prefix('-').map(str::to_owned),
+    }
+}
+
+/// Whether words come one after another, with others in between.
+fn follow(wanted: &[&str], words: &[Word]) -> Sure {
+    let least = |level: Sure| {
+        let mut words = words.iter();
+        wanted.iter().all(|wanted| words.any(|word| word.is_like(wanted) >= level))
+    };
+    if least(Sure::Yes) {
+        Sure::Yes
+    // A word that may come to several can be all that is wanted.
+    } else if least(Sure::Maybe) || words.iter().any(|word| word.splits && word.is_unknown()) {
+        Sure::Maybe
+    } else {
+        Sure::No
+    }
+}
+
+/// A file or directory that a rule speaks of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place(String);
+
+impl Place {
+    /// A path, absolute or from the home directory, with all that lies under it; or a name, wherever it stands. `*` is any text.
+    pub(crate) fn new(pattern: &str) -> Self {
+        Self(home(pattern.trim_end_matches('/')))
+    }
+
+    fn is_a_name(&self) -> bool {
+        !self.0.contains('/')
+    }
+
+    /// Whether a text is a path to it.
+    pub(crate) fn is(&self, path: &str) -> Sure {
+        self.is_spelled(&[Part::Text(path.to_owned())])
+    }
+
+    fn is_named_by(&self, word: &Word) -> Sure {
+        sum(word.spellings().iter().map(|spelling| self.is_spelled(spelling)))
+    }
+
+    /// `of=path`, `--file=path`, `@path`, `host:path` name it as well.
+    fn is_spelled(&self, spelling: &[Part]) -> Sure {
+        let whole = self.is_path(spelling);
+        let mut best = whole;
+        if let [Part::Text(text), rest @ ..] = spelling {
+            for (at, _) in text.match_indices(['=', ':', '@', ',']) {
+                let tail = text.get(at + 1..).unwrap_or_default();
+                let tail: Vec<Part> = std::iter::once(Part::Text(tail.to_owned())).chain(rest.iter().cloned()).collect();
+                best = best.max(self.is_path(&tail));
+            }
+        }
+        best
+    }
+
+    fn is_path(&self, spelling: &[Part]) -> Sure {
+        if let [Part::Text(text)] = spelling {
+            return self.is_known_path(text);
+        }
+        // Something unknown may be anything; something with a beginning or an end may be what fits both.
+        let wanted = |pattern: &str| {
+            let wanted = Word::pattern(pattern);
+            wanted.spellings().iter().any(|wanted| meet(spelling, wanted))
+        };
+        let here = if self.is_a_name() {
+            let name = &self.0;
+            [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
+        } else {
+            let spelling: Vec<Part> = spelling.to_vec();
+            let relative = !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+            let name = base(&self.0);
+            wanted(&self.0) || wanted(&format!("{}/*", self.0)) || (relative && (wanted(name) || wanted(&format!("*/{name}")) || wanted(&format!("{name}/*"))))
+        };
+        if here { Sure::Maybe } else { Sure::No }
+    }
+
+    fn is_known_path(&self, text: &str) -> Sure {
+        let path = normal(&home(text));
+        let parts: Vec<&str> = path.split('/').collect();
+        let like = |name: &str, pattern: &str| crate::names::glob(pattern, name);
+        if self.is_a_name() {
+            return if parts.iter().any(|part| like(part, &self.0)) { Sure::Yes } else { Sure::No };
+        }
+        if path.starts_with('/') {
+            let under = like(&path, &self.0) || like(&path, &format!("{}/*", self.0));
+            return if under { Sure::Yes } else { Sure::No };
+        }
+        // From a directory that nobody knows here: its own name is enough.
+        let name = base(&self.0);
+        if parts.iter().any(|part| !part.is_empty() && like(part, name)) { Sure::Yes } else { Sure::No }
+    }
+
+    /// Whether a text of code has a path to it somewhere.
+    fn is_within(&self, word: &Word) -> Sure {
+        let tokens = |text: &str| {
+            let is_path = |c: char| c.is_alphanumeric() || "_./~-*".contains(c);
+            text.split(|c: char| !is_path(c)).filter(|token| !token.is_empty()).map(|token| self.is(token)).max().unwrap_or(Sure::No)
+        };
+        sum(word.spellings().iter().map(|spelling| match spelling.as_slice() {
+            [Part::Text(text)] => tokens(text),
+            _ => Sure::Maybe,
+        }))
+    }
+
+    /// Whether it lies somewhere under what a word names.
+    fn lies_under(&self, word: &Word) -> Sure {
+        let Some(text) = word.text() else { return self.is_named_by(word) };
+        let path = normal(&home(text));
+        let above = match path.as_str() {
+            // Here may be anywhere.
+            "" | "." | ".." | "*" => return Sure::Maybe,
+            "/" => true,
+            path if path.starts_with('/') => self.0.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')),
+            path if path.split('/').all(|part| part == "..") => return Sure::Maybe,
+            _ => false,
+        };
+        if above { Sure::Yes } else { Sure::No }
+    }
+}
+
+/// `~` and `$HOME` spelled out.
+fn home(path: &str) -> String {
+    let Some(rest) = path.strip_prefix('~') else { return path.to_owned() };
+    match std::env::home_dir() {
+        Some(home) if rest.is_empty() || rest.starts_with('/') => format!("{}{rest}", home.display()),
+        _ => path.to_owned(),
+    }
+}
+
+/// A path without `.`, `..` and doubled slashes. Links are nobody's business here: what they lead to has a name of its own.
+fn normal(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| *last != "..") => {
+                parts.pop();
+            }
+            ".." if path.starts_with('/') => {}
+            part => parts.push(part),
+        }
+    }
+    let joined = parts.join("/");
+    if Path::new(path).is_absolute() { format!("/{joined}") } else { joined }
+}

@@ -1,0 +1,364 @@
+"""The real Claude Code command-line client behind toolgate's hooks.
+
+    python3 tests/clients/claude_code.py --toolgate target/debug/toolgate
+
+The client is installed from npm into target/clients. It runs headless in a network namespace that has a loopback
+interface and nothing else, with a dummy key, in a fresh home; its model is the scripted stand-in of model.py. The
+hooks are those that `toolgate init --for claude-code` writes.
+
+Where the client cannot be installed, or a namespace cannot be made, it says SKIPPED and why, and ends with 0. It ends
+with 1 if anything was not as it should be.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+
+from model import Model, Tool
+
+VERSION = "2.1.325"  # the first with `onFailure` is 2.1.295
+INSTALL_SECONDS, CLIENT_SECONDS, COMMAND_SECONDS, ALL_SECONDS = 300, 60, 20, 600
+
+ROOT = Path(__file__).resolve().parents[2]
+ISOLATION = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+REASON = "Nothing is removed in this project; move it to trash/ instead."
+CONFIG = """
+store = "ledger.db"
+
+[tools.Bash]
+kind = "client"
+
+[tools.Read]
+kind = "client"
+effect = "read"
+
+[tools.Write]
+kind = "client"
+policy = "open"
+
+[[policy]]
+name = "no_removal"
+rule = "deny"
+tools = ["Bash"]
+where = [{{ argument = "/command", matches = '\\brm\\b' }}]
+category = "PERMISSION"
+reason = "{reason}"
+
+[[hooks]]
+name = "house_rules"
+tools = "Bash"
+command = "{python}"
+args = ["{program}"]
+before = true
+after = true
+"""
+
+# A hook of the operator's own: one command is rewritten, one output is normalised.
+HOUSE_RULES = '''
+import json, sys
+
+event = json.load(sys.stdin)
+command = event["tool_input"].get("command")
+answer = {}
+if event["hook_event_name"] == "PreToolUse" and command == "touch original.txt":
+    answer = {"updatedInput": {**event["tool_input"], "command": "touch rewritten.txt"}}
+if event["hook_event_name"] == "PostToolUse" and command == "cat card.txt":
+    answer = {"updatedResult": {**event["tool_result"], "stdout": "card ending in 1111"}}
+json.dump(answer, sys.stdout)
+'''
+
+
+class Skipped(Exception):
+    """The test cannot be run here."""
+
+
+class Failed(Exception):
+    """Something was not as it should be; the text says what was seen."""
+
+
+class Unusable(Failed):
+    """What failed is needed by everything after it."""
+
+
+class World:
+    """A home, a project in it, and the client."""
+
+    def __init__(self, scratch, client, toolgate):
+        self.home, self.project, self.client = scratch / "home", scratch / "home" / "project", client
+        self.toolgate = scratch / "bin" / "toolgate"
+        for folder in (self.project, scratch / "bin", scratch / "tmp"):
+            folder.mkdir(parents=True)
+        shutil.copy(toolgate, self.toolgate)
+        self.environment = {
+            "PATH": f"{self.toolgate.parent}:{os.environ.get('PATH', os.defpath)}",
+            "HOME": str(self.home),
+            "TMPDIR": str(scratch / "tmp"),
+            "CLAUDE_CODE_TMPDIR": str(scratch / "tmp"),
+            "LANG": "C.UTF-8",
+            "ANTHROPIC_API_KEY": "dummy",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+        }
+        program = scratch / "house_rules.py"
+        program.write_text(HOUSE_RULES)
+        self.config = CONFIG.format(reason=REASON, python=sys.executable, program=program)
+        self.write("greeting.txt", "good morning\n")
+        self.write("card.txt", "card 4111-1111-1111-1111\n")
+        self.write("keep.txt", "keep me\n")
+
+    def write(self, name, text):
+        (self.project / name).write_text(text)
+
+    def has(self, name):
+        return (self.project / name).exists()
+
+    def command(self, *arguments):
+        """Run toolgate in the project; it must succeed."""
+        code, out, err = finish([self.toolgate, *arguments], COMMAND_SECONDS, cwd=self.project, env=self.environment)
+        if code != 0:
+            raise Unusable(f"`toolgate {' '.join(arguments)}` ended with {code}: {short(err or out)}")
+
+    def play(self, *turns):
+        """Run the client on these turns of the model; what the model read for each call."""
+        with Model([*turns, "done"]) as model:
+            arguments = ["-p", "go", "--output-format", "json", "--allowedTools", "Bash", "Read", "Write"]
+            environment = {**self.environment, "ANTHROPIC_BASE_URL": model.url}
+            code, out, err = finish([self.client, *arguments], CLIENT_SECONDS, cwd=self.project, env=environment)
+            results = model.results()
+        expect(code == 0, f"the client ended with {code}: {short(err or out)}")
+        expect(len(results) == len(turns), f"{len(results)} results for {len(turns)} calls: {results}")
+        return results
+
+
+def without_hooks_the_forbidden_call_runs(world):
+    """So the refusals below are ours and not the client's."""
+    world.write("control.txt", "")
+    [result] = world.play(Tool("Bash", {"command": "rm control.txt"}))
+    expect(not result.is_error and not world.has("control.txt"), f"the model read: {result.text}")
+
+
+def init_writes_hooks_that_hold(world):
+    world.write("toolgate.toml", world.config)
+    world.command("init", "--for", "claude-code")
+    world.command("trust")
+    found = {}
+    for folder, name in ((world.project, "settings.json"), (world.project, "settings.local.json"), (world.home, "settings.json")):
+        path = folder / ".claude" / name
+        if path.exists():
+            for event, groups in json.loads(path.read_text()).get("hooks", {}).items():
+                found.setdefault(event, []).extend(hook for group in groups for hook in group["hooks"])
+    for event in ("SessionStart", "PreToolUse", "PostToolUse", "PostToolUseFailure", "SessionEnd"):
+        expect(len(found.get(event, [])) == 1, f"{event} has {len(found.get(event, []))} hooks")
+        [hook] = found[event]
+        expect(hook.get("type") == "command" and os.path.isabs(hook.get("command", "")), f"{event}: {hook}")
+        expect(isinstance(hook.get("args"), list), f"{event} goes through a shell: {hook}")
+        expect(isinstance(hook.get("timeout", 1), (int, float)), f"{event}: {hook}")
+    expect(found["PreToolUse"][0].get("onFailure") == "block", f"PreToolUse fails open: {found['PreToolUse'][0]}")
+
+
+def a_forbidden_call_is_refused_and_the_model_reads_why(world):
+    [result] = world.play(Tool("Bash", {"command": "rm keep.txt", "description": "Remove a file"}))
+    expect(world.has("keep.txt"), "it ran")
+    expect(result.is_error and REASON in result.text, f"the model read: {result.text}")
+
+
+def an_allowed_call_runs_and_the_model_reads_its_output(world):
+    touched, shown = world.play(Tool("Bash", {"command": "touch made.txt"}), Tool("Bash", {"command": "cat greeting.txt"}))
+    expect(world.has("made.txt"), f"it did not run; the model read: {touched.text}")
+    expect(not shown.is_error and shown.text == "good morning", f"the model read: {shown.text}")
+
+
+def a_rewritten_call_is_what_runs(world):
+    [result] = world.play(Tool("Bash", {"command": "touch original.txt", "description": "Make a file"}))
+    seen = [name for name in ("original.txt", "rewritten.txt") if world.has(name)]
+    expect(seen == ["rewritten.txt"], f"made: {seen}; the model read: {result.text}")
+
+
+def a_normalised_output_is_what_the_model_reads(world):
+    [result] = world.play(Tool("Bash", {"command": "cat card.txt"}))
+    expect(not result.is_error and result.text == "card ending in 1111", f"the model read: {result.text}")
+
+
+def without_the_store_every_call_is_refused(world):
+    store = world.project / "ledger.db"
+    expect(store.exists(), "there was no store to remove")
+    for end in ("", "-wal", "-shm"):
+        Path(f"{store}{end}").unlink(missing_ok=True)
+    for result in refused(world, "storeless"):
+        expect(re.search("store|ledger", result.text), f"the model read: {result.text}")
+
+
+def without_toolgate_every_call_is_refused(world):
+    world.toolgate.unlink()
+    refused(world, "gateless")
+
+
+def refused(world, name):
+    """Calls that are allowed otherwise; none of them may do anything."""
+    results = world.play(
+        Tool("Bash", {"command": f"touch {name}.txt"}),
+        Tool("Bash", {"command": "cat greeting.txt"}),
+        Tool("Read", {"file_path": str(world.project / "greeting.txt")}),
+        Tool("Write", {"file_path": str(world.project / f"{name}-written.txt"), "content": ""}),
+    )
+    made = [path.name for path in world.project.glob(f"{name}*")]
+    expect(not made, f"made: {made}")
+    for result in results:
+        expect(result.is_error and "good morning" not in result.text, f"the model read: {result.text}")
+    return results
+
+
+SCENARIOS = [
+    without_hooks_the_forbidden_call_runs,
+    init_writes_hooks_that_hold,
+    a_forbidden_call_is_refused_and_the_model_reads_why,
+    an_allowed_call_runs_and_the_model_reads_its_output,
+    a_rewritten_call_is_what_runs,
+    a_normalised_output_is_what_the_model_reads,
+    without_the_store_every_call_is_refused,
+    without_toolgate_every_call_is_refused,
+]
+
+
+def expect(truth, seen):
+    if not truth:
+        raise Failed(seen)
+
+
+def short(text):
+    """On one line, without its middle where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= 600 else f"{line[:300]} … {line[-300:]}"
+
+
+def finish(command, seconds, **options):
+    """Run a program to its end; its exit code and what it printed. Its process group goes with it."""
+    name = Path(command[0]).name
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    try:
+        process = subprocess.Popen(command, start_new_session=True, **streams, **options)
+    except OSError as error:
+        raise Failed(f"{name} did not start: {error}") from error
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{name} took more than {seconds} s") from None
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+    return process.returncode, out, err
+
+
+def install():
+    """The client's program, installed if it is not there yet."""
+    cache = ROOT / "target" / "clients" / f"claude-code-{VERSION}"
+    client = installed(cache)
+    if client:
+        return client
+    if not shutil.which("npm"):
+        raise Skipped("npm is missing")
+    cache.mkdir(parents=True, exist_ok=True)
+    command = ["npm", "install", "--prefix", cache, "--no-audit", "--no-fund", f"@anthropic-ai/claude-code@{VERSION}"]
+    try:
+        code, out, err = finish(command, INSTALL_SECONDS)
+    except Failed as error:
+        raise Skipped(f"the client cannot be installed: {error}") from None
+    if code != 0:
+        raise Skipped(f"the client cannot be installed: {short(err or out)}")
+    client = installed(cache)
+    if not client:
+        raise Skipped("the client was installed and does not start")
+    return client
+
+
+def installed(cache):
+    modules = cache / "node_modules"
+    for client in [modules / ".bin" / "claude", *modules.glob("@anthropic-ai/claude-code-*/claude")]:
+        try:
+            code, out, _ = finish([client, "--version"], COMMAND_SECONDS)
+        except Failed:
+            continue
+        if code == 0 and out.startswith(VERSION):
+            return client
+    return None
+
+
+def isolation():
+    """The command that makes a namespace with no network, and from which no process survives."""
+    said = "unshare is missing"
+    if shutil.which("unshare"):
+        for rights in ([], ["--map-root-user"]):
+            command = ["unshare", *rights, *ISOLATION]
+            code, _, said = finish([*command, "true"], COMMAND_SECONDS)
+            if code == 0:
+                return command
+    raise Skipped(f"a network namespace cannot be made: {short(said)}")
+
+
+def loopback_up():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        set_flags, up = 0x8914, 0x1
+        fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", up))
+
+
+def inside(scratch, client, toolgate):
+    """All scenarios, in the namespace, in order; how many failed."""
+    loopback_up()
+    world, failures = World(scratch, client, toolgate), 0
+    for number, scenario in enumerate(SCENARIOS, 1):
+        title = scenario.__name__.replace("_", " ")
+        try:
+            scenario(world)
+            print(f"ok      {title}", flush=True)
+        except Failed as error:
+            failures += 1
+            print(f"FAILED  {title}: {short(str(error))}", flush=True)
+            if isinstance(error, Unusable):
+                print(f"        so {len(SCENARIOS) - number} scenarios were not tried", flush=True)
+                break
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--toolgate", required=True, type=Path, help="the program to test")
+    parser.add_argument("--inside", nargs=2, type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    toolgate = arguments.toolgate.resolve()
+    if arguments.inside:
+        sys.exit(1 if inside(*arguments.inside, toolgate) else 0)
+    if not toolgate.is_file():
+        sys.exit(f"{toolgate} is not there; build it first")
+    try:
+        client, prefix = install(), isolation()
+    except Skipped as reason:
+        print(f"SKIPPED the test with the real Claude Code client: {reason}", flush=True)
+        return
+    print(f"Claude Code {VERSION}, with a scripted model as a stand-in for the paid one", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  it was stopped"))
+    with tempfile.TemporaryDirectory(prefix="toolgate-client-") as scratch:
+        command = [*prefix, sys.executable, __file__, "--toolgate", toolgate, "--inside", scratch, client]
+        try:
+            sys.exit(subprocess.run(command, stdin=subprocess.DEVNULL, timeout=ALL_SECONDS).returncode)
+        except subprocess.TimeoutExpired:
+            sys.exit(f"FAILED  all scenarios together took more than {ALL_SECONDS} s")
+
+
+if __name__ == "__main__":
+    main()
