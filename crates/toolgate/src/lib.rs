@@ -36,8 +36,8 @@ pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{
-    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Pass, Permit, Reconciled, Replay, RuleNote, Ruling, Said, Session,
-    Snapshot, Toolgate, ToolgateBuilder, Would,
+    Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Pass, Permit, Reconciled, Replay, RuleNote, Ruling, Said,
+    Session, Snapshot, Toolgate, ToolgateBuilder, Would,
 };
 pub use jiff::{SignedDuration, Timestamp};
 pub use ledger::{Decision, Gate, Latency, Receipt, Recorded, Row, Settlement, Signer};

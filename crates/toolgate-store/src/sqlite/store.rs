@@ -13,8 +13,8 @@ use toolgate::limits::{Charge, Over};
 use toolgate::policy::{Facts, Needs};
 use toolgate::session::{Alter, State};
 use toolgate::store::{
-    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Taken, Target,
-    room_for,
+    Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Taken,
+    Target, room_for,
 };
 use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
 

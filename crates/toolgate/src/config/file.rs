@@ -1,6 +1,6 @@
 //! `toolgate.toml`: agents, their tools, rules and limits in one file.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,13 @@ use jiff::SignedDuration;
 use toml::de::DeTable;
 
 use super::read::{File, Shared, Table};
+use super::tool::read_tool;
 use super::{Rules, rule};
-use crate::builtin;
+use crate::hook::CommandHook;
 use crate::limits::{Budget, Limits, Rate};
 use crate::policy::{Place, Problem, Severity};
 use crate::registry::Agent;
-use crate::tool::{Effect, Extra, Handler, Tool};
+use crate::tool::{Handler, Spec, Tool};
 
 /// A configuration file.
 ///
@@ -45,8 +46,11 @@ pub struct Config {
     pub store: Option<PathBuf>,
     /// What is redacted wherever it stands in a row.
     pub redact: Vec<String>,
+    /// How clients that run their tools themselves are answered.
+    pub client: Client,
     agents: Vec<Declared>,
     problems: Vec<Problem>,
+    files: Vec<PathBuf>,
 }
 
 /// An agent as the file says it.
@@ -56,7 +60,29 @@ struct Declared {
     limits: Limits,
     max_output: Option<usize>,
     tools: Vec<(Tool, Place)>,
+    /// Tools of which a pass is also the client's permission.
+    grants: Vec<String>,
+    hooks: Vec<CommandHook>,
     rules: Rules,
+}
+
+/// How a client that runs its tools itself is answered, where the gate has no word of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Client {
+    /// The gate cannot do its work: the store is away, say.
+    pub on_failure: Otherwise,
+    /// A tool that no agent declares.
+    pub undeclared: Otherwise,
+}
+
+/// What is answered instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Otherwise {
+    /// The call is refused.
+    #[default]
+    Deny,
+    /// The client's user is asked.
+    Ask,
 }
 
 /// What is wrong with a configuration, all at once.
@@ -90,7 +116,14 @@ impl Config {
     #[must_use]
     pub fn parse(name: &str, text: &str) -> Self {
         let file = File { name: name.into(), text: text.into() };
-        let mut config = Self { store: None, redact: Vec::new(), agents: Vec::new(), problems: Vec::new() };
+        let mut config = Self {
+            store: None,
+            redact: Vec::new(),
+            client: Client::default(),
+            agents: Vec::new(),
+            problems: Vec::new(),
+            files: Vec::new(),
+        };
         let (document, errors) = DeTable::parse_recoverable(text);
         config.problems.extend(errors.iter().map(|error| {
             let problem = Problem::new(format!("this is no TOML: {}", error.message()));
@@ -107,7 +140,12 @@ impl Config {
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         config.store = table.text("store").map(|path| beside.join(path));
         config.redact = config.patterns(&table);
-        let reader = Reader { file: &file, beside: &beside };
+        if let Some(client) = table.table("client") {
+            let otherwise = |key: &str| client.word(key, &[("deny", Otherwise::Deny), ("ask", Otherwise::Ask)]).unwrap_or_default();
+            config.client = Client { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };
+            client.finish("`client`");
+        }
+        let reader = Reader { file: &file, beside: &beside, files: RefCell::default() };
         // One agent needs no table of its own.
         if table.has("tools") || table.has("policy") || table.has("include") {
             let name = table.text("name").unwrap_or("default").to_owned();
@@ -125,12 +163,13 @@ impl Config {
             }
         }
         // What one agent reads at the top, nobody else does.
-        for key in ["name", "principals", "limits", "max_output", "tools", "policy", "include"] {
+        for key in ["name", "principals", "limits", "max_output", "tools", "policy", "include", "hooks"] {
             table.mark_read(key);
         }
         table.finish("a configuration");
         let (wrong, _) = shared.into_parts();
         config.problems.extend(wrong);
+        config.files = reader.files.into_inner();
         if config.agents.is_empty() && config.problems.is_empty() {
             let problem = Problem::new("there is no agent in it").help("declare tools in `[tools.…]` and rules in `[[policy]]`");
             config.problems.push(Problem { place: Some(file.place(0..0)), ..problem });
@@ -161,6 +200,71 @@ impl Config {
         self.agents.iter().map(|agent| agent.name.as_str())
     }
 
+    /// The files that it includes.
+    #[must_use]
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// The tools of an agent of which a pass is also the client's permission.
+    pub fn granted(&self, agent: &str) -> impl Iterator<Item = &str> {
+        self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
+    }
+
+    /// For a client that runs all tools itself.
+    #[must_use]
+    pub fn for_client(mut self) -> Self {
+        for declared in &mut self.agents {
+            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|(tool, place)| (tool.run_by_client(), place)).collect();
+            // A client has its own way with large results.
+            declared.max_output = declared.max_output.or(Some(usize::MAX));
+        }
+        self
+    }
+
+    /// With a policy file more for every agent.
+    #[must_use]
+    pub fn with_policies(mut self, name: &str, text: impl Fn(&[&Spec]) -> String) -> Self {
+        for declared in &mut self.agents {
+            let specs: Vec<&Spec> = declared.tools.iter().map(|(tool, _)| tool.spec()).collect();
+            let rules = Rules::parse(name, &text(&specs));
+            declared.rules = std::mem::take(&mut declared.rules).and(rules);
+        }
+        self
+    }
+
+    /// Under a configuration of the user's own: all of its rules hold as well, and where both speak of a tool, of limits or
+    /// of the store, the user's own word counts.
+    #[must_use]
+    pub fn under(mut self, own: Self) -> Self {
+        self.store = own.store.or(self.store);
+        self.redact.extend(own.redact);
+        self.client.on_failure = own.client.on_failure;
+        self.client.undeclared = own.client.undeclared;
+        self.problems.extend(own.problems);
+        self.files.extend(own.files);
+        for theirs in own.agents {
+            // One agent here and one there are the same agent; of several, those of the same name.
+            let single = self.agents.len() == 1;
+            let Some(declared) = self.agents.iter_mut().find(|declared| single || declared.name == theirs.name) else {
+                self.agents.push(theirs);
+                continue;
+            };
+            declared.tools.retain(|(tool, _)| theirs.tools.iter().all(|(own, _)| own.spec().name() != tool.spec().name()));
+            declared.grants.retain(|name| theirs.tools.iter().all(|(own, _)| own.spec().name() != name));
+            declared.tools.extend(theirs.tools);
+            declared.grants.extend(theirs.grants);
+            declared.hooks = theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
+            declared.rules = theirs.rules.and(std::mem::take(&mut declared.rules));
+            declared.principals = theirs.principals.or(declared.principals.take());
+            declared.max_output = theirs.max_output.or(declared.max_output);
+            if theirs.limits != Limits::default() {
+                declared.limits = theirs.limits;
+            }
+        }
+        self
+    }
+
     /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
     /// without running anything; without it, built-in tools run, and the rest can only be declared so far.
     ///
@@ -178,6 +282,9 @@ impl Config {
             }
             if let Some(bytes) = declared.max_output {
                 builder = builder.max_output(bytes);
+            }
+            if script.is_none() {
+                builder = declared.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
             }
             for (tool, _) in declared.tools {
                 builder = builder.tool(match script {
@@ -217,30 +324,23 @@ const UNGOVERNED: &str = "mode";
 struct Reader<'r> {
     file: &'r File,
     beside: &'r Path,
+    /// Files that are included.
+    files: RefCell<Vec<PathBuf>>,
 }
-
-const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
-const EXTRAS: [(&str, Extra); 3] = [("refuse", Extra::Refuse), ("drop", Extra::Drop), ("pass", Extra::Pass)];
-
-/// What is behind a tool.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Client,
-    Builtin,
-}
-
-const KINDS: [(&str, Kind); 2] = [("client", Kind::Client), ("builtin", Kind::Builtin)];
 
 impl Reader<'_> {
     fn agent(&self, name: String, table: &Table<'_>) -> Declared {
         let principals = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
         let limits = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
-        let mut tools = Vec::new();
+        let (mut tools, mut grants) = (Vec::new(), Vec::new());
         if let Some(declared) = table.table("tools") {
             for name in declared.keys() {
                 let Some(inner) = declared.table(&name) else { continue };
                 let place = self.file.place(inner.span());
+                if inner.bool("grant") == Some(true) {
+                    grants.push(name.clone());
+                }
                 if let Some(tool) = read_tool(&name, &inner) {
                     tools.push((tool, place));
                 }
@@ -250,6 +350,7 @@ impl Reader<'_> {
         let mut files: Vec<(String, String)> = Vec::new();
         for path in table.names("include").unwrap_or_default() {
             let path = self.beside.join(path);
+            self.files.borrow_mut().push(path.clone());
             match std::fs::read_to_string(&path) {
                 Ok(text) => files.push((path.display().to_string(), text)),
                 Err(error) => {
@@ -258,7 +359,36 @@ impl Reader<'_> {
             }
         }
         let rules = rule::read_with(self.file, &table.tables("policy"), files.iter().map(|(name, text)| (name.as_str(), text.as_str())));
-        Declared { name, principals, limits, max_output, tools, rules }
+        let hooks = table.tables("hooks").iter().filter_map(|hook| self.hook(hook)).collect();
+        Declared { name, principals, limits, max_output, tools, grants, hooks, rules }
+    }
+
+    /// A program that is asked before tools, after them, or both.
+    fn hook(&self, table: &Table<'_>) -> Option<CommandHook> {
+        let (name, program) = (table.text("name"), table.text("command"));
+        for (key, example) in [("name", "name = \"refund_policy\""), ("command", "command = \"./refund-policy\"")] {
+            if !table.has(key) {
+                table.wrong(key, Problem::new(format!("a hook needs a `{key}`")).help(format!("like `{example}`")));
+            }
+        }
+        // A program is looked for beside the file where it has a path, else where all programs are.
+        let program = program.map(|program| if program.contains('/') { self.beside.join(program) } else { program.into() });
+        let mut hook = CommandHook::new(name.unwrap_or_default(), program.unwrap_or_default());
+        hook = table.names("args").unwrap_or_default().into_iter().fold(hook, CommandHook::arg);
+        hook = table.names("inherit").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));
+        if let Some(tools) = table.names("tools") {
+            hook = hook.tools(&tools.join("|"));
+        }
+        if let Some(timeout) = table.duration("timeout").and_then(positive) {
+            hook = hook.timeout(timeout);
+        }
+        match table.word("when", &[("before", (true, false)), ("after", (false, true)), ("both", (true, true))]) {
+            Some((true, true)) => hook = hook.before().after(),
+            Some((false, _)) => hook = hook.after(),
+            _ => hook = hook.before(),
+        }
+        table.finish("a hook");
+        (name.is_some() && table.has("command")).then_some(hook)
     }
 }
 
@@ -289,102 +419,25 @@ fn read_limits(table: &Table<'_>) -> Limits {
     Limits { session, principal, rate }
 }
 
-fn positive(length: SignedDuration) -> Option<Duration> {
+pub(super) fn positive(length: SignedDuration) -> Option<Duration> {
     Duration::try_from(length).ok()
 }
 
-fn read_tool(name: &str, table: &Table<'_>) -> Option<Tool> {
-    let kind = table.word("kind", &KINDS);
-    let description = table.text("description").unwrap_or(name);
-    let (input, output) = (table.value("input"), table.value("output"));
-    let mut tool = match kind {
-        Some(Kind::Builtin) => built_in(name, table)?,
-        Some(Kind::Client) => Tool::external(name, description, input),
-        None => Tool::declared(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
-    };
-    if kind == Some(Kind::Builtin) && (table.has("input") || table.has("output")) {
-        let problem = Problem::new(format!("the built-in tool `{}` has schemas of its own", crate::names::shown(name)));
-        table.wrong("kind", problem.help("take `input` and `output` out"));
-    }
-    if let Some(schema) = output {
-        tool = tool.output_schema(schema);
-    }
-    if let Some(effect) = table.word("effect", &EFFECTS) {
-        tool = tool.effect(effect);
-    }
-    if let Some(extra) = table.word("extra", &EXTRAS) {
-        tool = tool.extra(extra);
-    }
-    if table.word("policy", &[("open", true)]) == Some(true) {
-        tool = tool.open();
-    }
-    for (key, set) in [("once", Tool::once as fn(Tool) -> Tool), ("idempotent", Tool::idempotent), ("untrusted", Tool::untrusted)] {
-        if table.bool(key) == Some(true) {
-            tool = set(tool);
-        }
-    }
-    match table.duration("timeout").and_then(positive) {
-        Some(timeout) => tool = tool.timeout(timeout),
-        // A client takes its time, and asks its user in between.
-        None if kind == Some(Kind::Client) => tool = tool.timeout(Duration::from_secs(600)),
-        None => {}
-    }
-    if let Some(path) = table.pointer("shell") {
-        tool = tool.shell(path);
-    }
-    if let Some(entities) = table.table("entities") {
-        for entity in entities.keys() {
-            if let Some(path) = entities.pointer(&entity) {
-                tool = tool.entity(&entity, path);
-            }
-        }
-    }
-    tool = table.names("proves").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.proves(path));
-    tool = table.names("secrets").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.secret(path));
-    tool = table.names("revokes").unwrap_or_default().into_iter().fold(tool, Tool::revokes);
-    tool = table.names("keeps").unwrap_or_default().into_iter().fold(tool, Tool::keeps);
-    if let Some(who) = table.names("visible_to") {
-        tool = tool.visible_to(who);
-    }
-    if let Some(polling) = table.table("polling") {
-        let (interval, most) = (polling.duration("interval").and_then(positive), polling.count("max_unchanged"));
-        polling.finish("`polling`");
-        tool = tool.polling(interval.unwrap_or_default(), most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10));
-    }
-    if let Some(bytes) = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok()) {
-        tool = tool.max_output(bytes);
-    }
-    Some(tool)
-}
-
-/// A tool that is built in.
-fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
-    let known: BTreeMap<&str, fn() -> Tool> = BTreeMap::from([
-        ("calc", builtin::calc as fn() -> Tool),
-        ("json_query", builtin::json_query),
-        ("read_output", builtin::read_output),
-    ]);
-    let found = known.get(name).map(|make| make());
-    if found.is_none() {
-        let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        let problem = Problem::new(format!("there is no built-in tool `{}`", crate::names::shown(name)));
-        table.wrong("kind", problem.help(format!("there are {names}")).did_you_mean(name, known.keys()));
-    }
-    found
-}
-
-/// The rules of an agent out of the files that they came from: policy files, and at most one configuration.
+/// The rules of an agent out of the files that they came from: policy files, and configurations.
 pub(crate) fn rules_of<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
     let is_configuration = |text: &str| {
         let (document, _) = DeTable::parse_recoverable(text);
         document.get_ref().keys().any(|key| key.get_ref() != "policy")
     };
     let (configurations, policies): (Vec<_>, Vec<_>) = files.iter().copied().partition(|(_, text)| is_configuration(text));
-    let Some((name, text)) = configurations.first().copied() else { return Rules::parse_all(policies) };
-    let file = File { name: name.into(), text: text.into() };
-    let (document, _) = DeTable::parse_recoverable(text);
-    let shared = Shared::default();
-    let table = Table::new(&file, document.get_ref(), 0..0, &shared);
-    let own = table.table("agents").and_then(|agents| agents.table(agent));
-    rule::read_with(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
+    let Some(((name, text), more)) = configurations.split_first() else { return Rules::parse_all(policies) };
+    let rules = |name: &str, text: &str, policies: Vec<(&'a str, &'a str)>| {
+        let file = File { name: name.into(), text: text.into() };
+        let (document, _) = DeTable::parse_recoverable(text);
+        let shared = Shared::default();
+        let table = Table::new(&file, document.get_ref(), 0..0, &shared);
+        let own = table.table("agents").and_then(|agents| agents.table(agent));
+        rule::read_with(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
+    };
+    more.iter().fold(rules(name, text, policies), |all, (name, text)| all.and(rules(name, text, Vec::new())))
 }

@@ -18,9 +18,10 @@ mod file;
 mod read;
 mod rule;
 mod tests;
+mod tool;
 
 pub(crate) use file::rules_of;
-pub use file::{Config, ConfigError};
+pub use file::{Client, Config, ConfigError, Otherwise};
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
 
 use std::collections::BTreeMap;
@@ -143,6 +144,14 @@ impl Rules {
     /// The names of the rules that could be read.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.policies.iter().map(|written| written.policy.name())
+    }
+
+    /// These and others.
+    #[must_use]
+    pub(crate) fn and(mut self, others: Self) -> Self {
+        self.policies.extend(others.policies);
+        self.problems.extend(others.problems);
+        self
     }
 
     pub(crate) fn into_parts(self) -> (Vec<Written>, Vec<Problem>) {

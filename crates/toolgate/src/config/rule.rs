@@ -331,7 +331,8 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
             None
         }
     };
-    let asked: Vec<&str> = ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"].into_iter().filter(|word| table.has(word)).collect();
+    let asked: Vec<&str> =
+        ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"].into_iter().filter(|word| table.has(word)).collect();
     let found = [
         table.number("above").map(Condition::Above),
         table.number("below").map(Condition::Below),
@@ -344,7 +345,10 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
     ];
     if asked.len() != 1 {
         let problem = Problem::new(format!("a condition asks one thing, and this asks {}", asked.len()));
-        table.wrong(asked.get(1).copied().unwrap_or_default(), problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"));
+        table.wrong(
+            asked.get(1).copied().unwrap_or_default(),
+            problem.help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"),
+        );
         return None;
     }
     found.into_iter().flatten().next()

@@ -1,8 +1,8 @@
 //! `deny` and `ask`: what must not be, or not without a person.
 
 use super::cel::Expression;
-use super::problem::unfit;
 use super::condition::Holds;
+use super::problem::unfit;
 use super::refusal::{expression_setters, refusal_setters};
 use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
 use crate::error::FieldError;

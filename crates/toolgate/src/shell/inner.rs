@@ -5,9 +5,47 @@ use super::{Command, Fed, Shell, read};
 
 /// Programs whose words are, from somewhere on, another command.
 const WRAPPERS: &[&str] = &[
-    "busybox", "builtin", "chroot", "chrt", "command", "doas", "docker", "env", "exec", "flock", "fakeroot", "firejail", "ionice", "kubectl",
-    "ltrace", "nice", "nohup", "nsenter", "parallel", "pkexec", "podman", "proxychains", "runuser", "screen", "script", "setpriv", "setsid",
-    "stdbuf", "strace", "su", "sudo", "systemd-run", "taskset", "time", "timeout", "tmux", "toybox", "unshare", "watch", "xargs", "xvfb-run",
+    "busybox",
+    "builtin",
+    "chroot",
+    "chrt",
+    "command",
+    "doas",
+    "docker",
+    "env",
+    "exec",
+    "flock",
+    "fakeroot",
+    "firejail",
+    "ionice",
+    "kubectl",
+    "ltrace",
+    "nice",
+    "nohup",
+    "nsenter",
+    "parallel",
+    "pkexec",
+    "podman",
+    "proxychains",
+    "runuser",
+    "screen",
+    "script",
+    "setpriv",
+    "setsid",
+    "stdbuf",
+    "strace",
+    "su",
+    "sudo",
+    "systemd-run",
+    "taskset",
+    "time",
+    "timeout",
+    "tmux",
+    "toybox",
+    "unshare",
+    "watch",
+    "xargs",
+    "xvfb-run",
 ];
 const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh"];
 /// Languages, and the flags behind which their code stands.
@@ -50,10 +88,27 @@ const CLOSED: &[(&str, &str)] = &[
 ];
 /// Variables that change what a command does.
 pub(super) const POWERFUL: &[&str] = &[
-    "BASH_ENV", "ENV", "GIT_EDITOR", "GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_SSH", "GIT_SSH_COMMAND", "IFS", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD",
-    "NODE_OPTIONS", "PAGER", "PERL5OPT", "PROMPT_COMMAND", "PYTHONSTARTUP", "RUBYOPT",
+    "BASH_ENV",
+    "ENV",
+    "GIT_EDITOR",
+    "GIT_EXTERNAL_DIFF",
+    "GIT_PAGER",
+    "GIT_SSH",
+    "GIT_SSH_COMMAND",
+    "IFS",
+    "LD_AUDIT",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "NODE_OPTIONS",
+    "PAGER",
+    "PERL5OPT",
+    "PROMPT_COMMAND",
+    "PYTHONSTARTUP",
+    "RUBYOPT",
 ];
 
+/// So many words behind a wrapper are looked at.
+const MOST_WORDS: usize = 64;
 /// How deep commands may stand in commands.
 pub(super) const DEPTH: usize = 8;
 
@@ -63,10 +118,21 @@ pub(super) fn runs_code(command: &Command) -> bool {
     language(program).is_some() || SHELLS.contains(&program) || ["sed", "awk", "gawk", "mawk", "eval", "find", "tclsh"].contains(&program)
 }
 
+/// Whether its words are no files, whatever they are.
+pub(super) fn names_no_files(command: &Command) -> bool {
+    const WORDS: &[&str] = &[
+        ":", "basename", "date", "dirname", "echo", "exit", "export", "expr", "false", "jobs", "kill", "printf", "return", "seq", "shift",
+        "sleep", "true", "type", "unset", "wait", "which",
+    ];
+    command.program().is_some_and(|program| WORDS.contains(&program))
+}
+
 /// Whether it takes away, moves or opens up what it names.
 pub(super) fn takes_away(command: &Command) -> bool {
-    const TAKERS: &[&str] =
-        &["rm", "mv", "rmdir", "unlink", "shred", "truncate", "chmod", "chown", "chgrp", "chattr", "setfacl", "rsync", "trash", "srm", "ln", "mount", "bwrap"];
+    const TAKERS: &[&str] = &[
+        "rm", "mv", "rmdir", "unlink", "shred", "truncate", "chmod", "chown", "chgrp", "chattr", "setfacl", "rsync", "trash", "srm", "ln",
+        "mount", "bwrap",
+    ];
     let deletes = || command.words.iter().any(|word| word.text() == Some("-delete"));
     command.program().is_none_or(|program| TAKERS.contains(&program) || (program == "find" && deletes()))
 }
@@ -105,7 +171,10 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
         let feeds = |word: &Word| matches!(word.text(), Some("xargs" | "parallel"));
         let fed_words = command.words.iter().any(feeds);
         // Where the inner command begins depends on flags of every one of them: it is looked for everywhere.
-        for at in 0..rest.len() {
+        if rest.len() > MOST_WORDS {
+            found.opaque.push(format!("there are too many words behind `{program}`"));
+        }
+        for at in 0..rest.len().min(MOST_WORDS) {
             let mut inner = from(rest.get(at..).unwrap_or_default());
             if inner.words.first().and_then(Word::text).is_some_and(|word| word.starts_with('-') || word.contains('=')) {
                 continue;
@@ -116,7 +185,7 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
             }
             found.add(deeper(inner, depth, true));
         }
-        for word in rest {
+        for word in rest.iter().take(MOST_WORDS) {
             if let Some(code) = word.text().filter(|text| text.contains([' ', ';', '|', '&', '`', '$'])) {
                 found.add(read::read(code, depth + 1));
             }
@@ -142,7 +211,9 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
                 found.opaque.push("`sed` has code that can run or write anything".to_owned());
             }
         }
-        "make" | "gmake" if rest.iter().any(|word| word.text().is_some_and(|word| word == "-f-" || word == "-" || word.starts_with("SHELL="))) => {
+        "make" | "gmake"
+            if rest.iter().any(|word| word.text().is_some_and(|word| word == "-f-" || word == "-" || word.starts_with("SHELL="))) =>
+        {
             found.opaque.push("`make` reads rules that stand nowhere".to_owned());
         }
         _ if SHELLS.contains(&program) => found.add(shell(program, rest, command, depth)),
@@ -182,7 +253,11 @@ fn behind_flags(program: &str, words: &[Word], depth: usize) -> Shell {
                 Some(code) => found.add(read::read(code, depth + 1)),
                 None => found.opaque.push("`git` runs something that is only known when it runs".to_owned()),
             },
-            ("git", text) if ["alias.", "core.", "diff.", "filter.", "credential.", "pager.", "sequence.", "merge."].iter().any(|of| text.starts_with(of)) => {
+            ("git", text)
+                if ["alias.", "core.", "diff.", "filter.", "credential.", "pager.", "sequence.", "merge."]
+                    .iter()
+                    .any(|of| text.starts_with(of)) =>
+            {
                 found.opaque.push("`git` is set up to run something else".to_owned());
             }
             ("git", text) if text.starts_with("--exec=") || text.starts_with("--config-env") || text.starts_with("ext::") => {
@@ -251,7 +326,8 @@ fn code(program: &str, flags: &[&str], words: &[Word], command: &Command) -> She
             None => flags.iter().any(|flag| flag.len() == 1 && bare.contains(flag)),
         }
     };
-    let inline = words.iter().any(|word| word.is_like("-*") >= Sure::Maybe && word.text().is_none_or(is_code) || word.text().is_some_and(is_code));
+    let inline =
+        words.iter().any(|word| word.is_like("-*") >= Sure::Maybe && word.text().is_none_or(is_code) || word.text().is_some_and(is_code));
     let script = words.iter().any(|word| word.text().is_none_or(|text| !text.starts_with('-')));
     if inline || !script || flags.is_empty() || words.iter().any(|word| word.text() == Some("-")) {
         let unfed = command.fed.is_none() && command.files.is_empty();

@@ -74,7 +74,8 @@ impl Shell {
     /// Whether a file like this is named anywhere.
     pub(crate) fn touches(&self, place: &Place) -> Sure {
         let one = |command: &Command| {
-            let words = command.words.iter().skip(1).chain(&command.files).map(|word| place.is_named_by(word));
+            let named = command.words.iter().skip(1).filter(|_| !inner::names_no_files(command));
+            let words = named.chain(&command.files).map(|word| place.is_named_by(word));
             let hidden = if inner::runs_code(command) {
                 command.words.iter().skip(1).map(|word| place.is_within(word)).max().unwrap_or(Sure::No)
             } else {
@@ -199,10 +200,7 @@ impl Place {
             return self.is_known_path(text);
         }
         // Something unknown may be anything; something with a beginning or an end may be what fits both.
-        let wanted = |pattern: &str| {
-            let wanted = Word::pattern(pattern);
-            wanted.spellings().iter().any(|wanted| meet(spelling, wanted))
-        };
+        let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
         let here = if self.is_a_name() {
             let name = &self.0;
             [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
@@ -210,7 +208,9 @@ impl Place {
             let spelling: Vec<Part> = spelling.to_vec();
             let relative = !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
             let name = base(&self.0);
-            wanted(&self.0) || wanted(&format!("{}/*", self.0)) || (relative && (wanted(name) || wanted(&format!("*/{name}")) || wanted(&format!("{name}/*"))))
+            wanted(&self.0)
+                || wanted(&format!("{}/*", self.0))
+                || (relative && (wanted(name) || wanted(&format!("*/{name}")) || wanted(&format!("{name}/*"))))
         };
         if here { Sure::Maybe } else { Sure::No }
     }

@@ -95,7 +95,9 @@ impl<'r> Reader<'r> {
                 let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
                 let name = name.map(|name| self.of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
                 // What is set in a branch may not be set at all.
-                if parent != "program" && outer != "program" {
+                let straight =
+                    parent == "program" || (outer == "program" && ["declaration_command", "variable_assignments"].contains(&parent));
+                if !straight {
                     set.push((name.clone(), Word::unknown(true)));
                 }
                 set.push((name, if plain { value } else { Word::unknown(true) }));
@@ -179,11 +181,11 @@ impl<'r> Reader<'r> {
     fn command(&mut self, node: Node<'_>) {
         let mut words = Vec::new();
         if let Some(name) = node.child_by_field_name("name") {
-            words.push(self.word(name, 0));
+            words.extend(self.word(name, 0).split());
         }
         let mut cursor = node.walk();
         for word in node.children_by_field_name("argument", &mut cursor) {
-            words.push(self.word(word, 0));
+            words.extend(self.word(word, 0).split());
         }
         let mut files = self.files(node);
         let mut fed = self.fed(node);
@@ -207,7 +209,8 @@ impl<'r> Reader<'r> {
             if parent.kind() == "pipeline" && parent.named_child(0).is_some_and(|first| first.id() != node.id()) {
                 return true;
             }
-            if parent.kind() == "redirected_statement" && parent.id() != node.id() && self.fed(parent).is_some() && node.kind() != "command" {
+            if parent.kind() == "redirected_statement" && parent.id() != node.id() && self.fed(parent).is_some() && node.kind() != "command"
+            {
                 return true;
             }
             node = parent;
@@ -219,7 +222,9 @@ impl<'r> Reader<'r> {
     fn files(&self, node: Node<'_>) -> Vec<Word> {
         let mut cursor = node.walk();
         let redirects = node.children(&mut cursor).filter(|child| child.kind() == "file_redirect");
-        redirects.map(|redirect| redirect.child_by_field_name("destination").map_or_else(|| Word::unknown(true), |to| self.word(to, 0))).collect()
+        redirects
+            .map(|redirect| redirect.child_by_field_name("destination").map_or_else(|| Word::unknown(true), |to| self.word(to, 0)))
+            .collect()
     }
 
     /// The text that it is given.
@@ -229,7 +234,8 @@ impl<'r> Reader<'r> {
             match child.kind() {
                 "heredoc_redirect" => {
                     let mut inner = child.walk();
-                    let quoted = child.children(&mut inner).any(|part| part.kind() == "heredoc_start" && self.of(part).contains(['\'', '"', '\\']));
+                    let quoted =
+                        child.children(&mut inner).any(|part| part.kind() == "heredoc_start" && self.of(part).contains(['\'', '"', '\\']));
                     let body = child.children(&mut inner).find(|part| part.kind() == "heredoc_body");
                     let known = body.filter(|body| quoted || body.named_child_count() == 0 || !self.of(*body).contains(['$', '`']));
                     return Some(known.map_or(Fed::Unknown, |body| Fed::Text(Word::known(self.of(body)))));
@@ -238,7 +244,9 @@ impl<'r> Reader<'r> {
                     let text = child.named_child(0).map(|word| self.word(word, 0));
                     return Some(text.map_or(Fed::Unknown, Fed::Text));
                 }
-                "file_redirect" if self.of(child).trim_start_matches(|c: char| c.is_ascii_digit()).starts_with('<') => return Some(Fed::Unknown),
+                "file_redirect" if self.of(child).trim_start_matches(|c: char| c.is_ascii_digit()).starts_with('<') => {
+                    return Some(Fed::Unknown);
+                }
                 _ => {}
             }
         }
@@ -259,18 +267,71 @@ impl<'r> Reader<'r> {
         match node.kind() {
             "command_name" => children().first().map_or_else(|| Word::unknown(true), |child| self.word(*child, depth + 1)),
             "word" | "extglob_pattern" | "regex" | "special_variable_name" | "variable_name" => bare(text),
-            "number" => if node.named_child_count() == 0 { bare(text) } else { Word::unknown(true) },
-            "raw_string" => text.strip_prefix('\'').and_then(|text| text.strip_suffix('\'')).map_or_else(|| Word::unknown(true), Word::known),
+            "number" => {
+                if node.named_child_count() == 0 {
+                    bare(text)
+                } else {
+                    Word::unknown(true)
+                }
+            }
+            "raw_string" => {
+                text.strip_prefix('\'').and_then(|text| text.strip_suffix('\'')).map_or_else(|| Word::unknown(true), Word::known)
+            }
             "ansi_c_string" => ansi(text).map_or_else(|| Word::unknown(false), Word::known),
             "string" | "translated_string" => self.string(node, depth),
             "concatenation" => self.concatenation(node, depth),
             "simple_expansion" => children().first().map_or_else(|| Word::unknown(true), |name| self.variable(self.of(*name))),
             "expansion" => {
                 let name = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
-                if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') { self.variable(name) } else { Word::unknown(true) }
+                if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+                    self.variable(name)
+                } else {
+                    Word::unknown(true)
+                }
             }
+            "command_substitution" => self.substitution(node, depth).map_or_else(
+                || Word::unknown(true),
+                |text| {
+                    // Without quotes, what has spaces comes to several words.
+                    let splits = text.contains(char::is_whitespace);
+                    let mut word = Word::known(text);
+                    word.splits = splits;
+                    word
+                },
+            ),
             _ => Word::unknown(true),
         }
+    }
+
+    /// `$(cat <<'EOF' …)` and `$(echo …)` say what they come to.
+    fn substitution(&self, node: Node<'_>, depth: usize) -> Option<String> {
+        let mut cursor = node.walk();
+        let mut inside = node.named_children(&mut cursor);
+        let (only, None) = (inside.next()?, inside.next()) else { return None };
+        let command = match only.kind() {
+            "command" => only,
+            "redirected_statement" => {
+                only.child_by_field_name("body").filter(|body| body.kind() == "command" && self.files(only).is_empty())?
+            }
+            _ => return None,
+        };
+        let name = self.word(command.child_by_field_name("name")?, depth + 1);
+        let mut cursor = command.walk();
+        let words: Vec<Word> = command.children_by_field_name("argument", &mut cursor).map(|word| self.word(word, depth + 1)).collect();
+        let text = match (name.text()?, self.fed(only).or_else(|| self.fed(command))) {
+            ("cat", Some(Fed::Text(text))) if words.is_empty() => text.text()?.to_owned(),
+            ("pwd", None) if words.is_empty() => ".".to_owned(),
+            ("echo", None) => {
+                let words: Vec<&str> = words.iter().map(Word::text).collect::<Option<_>>()?;
+                // Flags and escapes are another matter.
+                if words.iter().any(|word| word.starts_with('-') || word.contains('\\')) {
+                    return None;
+                }
+                words.join(" ")
+            }
+            _ => return None,
+        };
+        Some(text.trim_end_matches('\n').to_owned())
     }
 
     fn variable(&self, name: &str) -> Word {
@@ -279,7 +340,7 @@ impl<'r> Reader<'r> {
                 let splits = |word: &Word| word.splits || word.text().is_none_or(|text| text.contains([' ', '\t', '\n', '*', '?', '[']));
                 let splits = words.iter().any(splits);
                 // Text with spaces comes to several words.
-                if splits && words.iter().any(|word| word.text().is_some_and(|text| text.contains([' ', '\t', '\n']))) {
+                if words.len() > 1 && words.iter().any(|word| word.text().is_some_and(|text| text.contains([' ', '\t', '\n']))) {
                     return Word::unknown(true);
                 }
                 let mut word = Word::one_of(words);

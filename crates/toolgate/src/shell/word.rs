@@ -4,8 +4,12 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Part {
     Text(String),
-    /// Any text at all: a pattern of file names, or what only the running shell knows.
+    /// Any text at all: what only the running shell knows.
     Any,
+    /// A part of a file's name that a pattern stands for.
+    Name,
+    /// One letter of a file's name that is not hidden.
+    First,
 }
 
 /// One spelling of a word.
@@ -44,17 +48,44 @@ impl Word {
         Self { spellings: vec![Vec::new()], splits: false }
     }
 
-    /// Text in which `*`, `?` and `[…]` stand for any text.
+    /// Text in which `*`, `?` and `[…]` stand for parts of file names, as a shell has it.
     pub(crate) fn pattern(text: &str) -> Self {
         let mut spelling = Vec::new();
-        for piece in text.split_inclusive(['*', '?', ']']) {
-            let cut = piece.find(['*', '?', '[']).unwrap_or(piece.len());
-            push(&mut spelling, Part::Text(piece.get(..cut).unwrap_or_default().to_owned()));
-            if cut < piece.len() {
-                push(&mut spelling, Part::Any);
+        let mut letters = text.chars();
+        while let Some(letter) = letters.next() {
+            let first = match spelling.last() {
+                None => true,
+                Some(Part::Text(before)) => before.ends_with('/'),
+                Some(_) => false,
+            };
+            match letter {
+                '[' if letters.clone().any(|letter| letter == ']') => {
+                    let _ = letters.by_ref().find(|letter| *letter == ']');
+                }
+                '*' | '?' => {}
+                letter => {
+                    push(&mut spelling, Part::Text(letter.into()));
+                    continue;
+                }
             }
+            if first {
+                push(&mut spelling, Part::First);
+            }
+            push(&mut spelling, Part::Name);
         }
         Self { spellings: vec![spelling], splits: true }
+    }
+
+    /// What a rule speaks of: `*` in it is any text.
+    pub(crate) fn wanted(pattern: &str) -> Spelling {
+        let mut spelling = Vec::new();
+        for (n, piece) in pattern.split('*').enumerate() {
+            if n > 0 {
+                push(&mut spelling, Part::Any);
+            }
+            push(&mut spelling, Part::Text(piece.to_owned()));
+        }
+        spelling
     }
 
     /// One of several.
@@ -81,6 +112,14 @@ impl Word {
             }
         }
         Self { spellings, splits: self.splits || next.splits }
+    }
+
+    /// The words that it comes to without quotes, where its text is known.
+    pub(crate) fn split(self) -> Vec<Self> {
+        match self.text().filter(|text| self.splits && text.contains(char::is_whitespace)) {
+            Some(text) => text.split_whitespace().map(Self::pattern).collect(),
+            None => vec![self],
+        }
     }
 
     /// In double quotes, whatever it is, it is one word.
@@ -110,9 +149,8 @@ impl Word {
 
     /// Whether it is like a pattern.
     pub(crate) fn is_like(&self, pattern: &str) -> Sure {
-        let wanted = Self::pattern(pattern);
-        let wanted = wanted.spellings.first().map(Vec::as_slice).unwrap_or_default();
-        let one = |spelling: &Spelling| match (spelling.iter().all(|part| matches!(part, Part::Text(_))), meet(spelling, wanted)) {
+        let wanted = Self::wanted(pattern);
+        let one = |spelling: &Spelling| match (spelling.iter().all(|part| matches!(part, Part::Text(_))), meet(spelling, &wanted)) {
             (_, false) => Sure::No,
             (true, true) => Sure::Yes,
             (false, true) => Sure::Maybe,
@@ -134,41 +172,62 @@ fn push(spelling: &mut Spelling, part: Part) {
     match (spelling.last_mut(), part) {
         (_, Part::Text(text)) if text.is_empty() => {}
         (Some(Part::Text(before)), Part::Text(text)) => before.push_str(&text),
-        (Some(Part::Any), Part::Any) => {}
+        (Some(Part::Any), Part::Any) | (Some(Part::Name), Part::Name) => {}
         (_, part) => spelling.push(part),
+    }
+}
+
+/// A letter of a pattern.
+#[derive(Clone, Copy)]
+enum Letter {
+    Is(char),
+    First,
+    /// Any number of letters, `/` among them or not.
+    Run(bool),
+}
+
+impl Letter {
+    /// Whether it can be a letter of another pattern that is one letter.
+    fn can_be(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Is(a), Self::Is(b)) => a == b,
+            (Self::Run(anything), Self::Is(letter)) => anything || letter != '/',
+            (Self::First, Self::Is(letter)) | (Self::Is(letter), Self::First) => letter != '.' && letter != '/',
+            _ => true,
+        }
     }
 }
 
 /// Whether two patterns have a text in common.
 pub(crate) fn meet(a: &[Part], b: &[Part]) -> bool {
-    let spell = |parts: &[Part]| -> Vec<Option<char>> {
-        parts.iter().flat_map(|part| match part {
-            Part::Text(text) => text.chars().map(Some).collect(),
-            Part::Any => vec![None],
-        }).collect()
+    let spell = |parts: &[Part]| -> Vec<Letter> {
+        let letters = |part: &Part| match part {
+            Part::Text(text) => text.chars().map(Letter::Is).collect(),
+            Part::Any => vec![Letter::Run(true)],
+            Part::Name => vec![Letter::Run(false)],
+            Part::First => vec![Letter::First],
+        };
+        parts.iter().flat_map(letters).collect()
     };
     let (a, b) = (spell(a), spell(b));
-    // Where one stands in `b` after each letter of `a`: a table of two rows.
-    let mut reached = vec![false; b.len() + 1];
-    for (at, slot) in reached.iter_mut().enumerate() {
-        *slot = b.iter().take(at).all(Option::is_none);
-    }
+    let is_run = |letter: &Letter| matches!(letter, Letter::Run(_));
+    // Which beginnings of `b` go with what was read of `a`: one row at a time.
+    let mut reached: Vec<bool> = (0..=b.len()).map(|most| b.iter().take(most).all(is_run)).collect();
     for letter in &a {
-        let mut next = vec![false; b.len() + 1];
-        let came = |row: &[bool], at: usize| row.get(at).copied().unwrap_or(false);
+        let mut next: Vec<bool> = Vec::with_capacity(b.len() + 1);
         for at in 0..=b.len() {
-            let before = at.checked_sub(1).and_then(|before| b.get(before)).copied();
-            let fits = match (letter, before) {
-                // `*` of `a` takes nothing, or goes on taking.
-                (None, None) if at == 0 => came(&reached, 0),
-                (None, _) => came(&reached, at) || at.checked_sub(1).is_some_and(|before| came(&next, before)),
-                (Some(_), Some(None)) => came(&next, at - 1) || came(&reached, at),
-                (Some(letter), Some(Some(other))) => *letter == other && came(&reached, at - 1),
-                (Some(_), None) => false,
+            let came = |row: &[bool], at: Option<usize>| at.and_then(|at| row.get(at)).copied().unwrap_or(false);
+            let (here, back) = (came(&reached, Some(at)), at.checked_sub(1));
+            let other = back.and_then(|back| b.get(back));
+            let fits = match (letter, other) {
+                // A run takes nothing, or what stands there.
+                (Letter::Run(_), None) => here,
+                (Letter::Run(_), Some(other)) => here || (came(&next, back) && (is_run(other) || letter.can_be(*other))),
+                (_, None) => false,
+                (letter, Some(other)) if is_run(other) => came(&next, back) || (here && other.can_be(*letter)),
+                (letter, Some(other)) => letter.can_be(*other) && came(&reached, back),
             };
-            if let Some(slot) = next.get_mut(at) {
-                *slot = fits;
-            }
+            next.push(fits);
         }
         reached = next;
     }

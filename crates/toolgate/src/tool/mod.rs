@@ -429,6 +429,11 @@ impl Tool {
         self.handler.is_some()
     }
 
+    /// The same tool, run by the client.
+    pub(crate) fn run_by_client(self) -> Self {
+        Self { spec: Spec { external: true, ..self.spec }, handler: None }
+    }
+
     /// The same tool with other code behind it.
     pub(crate) fn scripted(self, handler: Arc<dyn Handler>) -> Self {
         Self { handler: Some(handler), ..self }

@@ -22,7 +22,11 @@ impl Desk {
     }
 
     fn process_with(&self, more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Toolgate {
-        let run = Tool::external("run", "Runs.", Some(json!({"type": "object", "properties": {"what": {"type": "string"}, "key": {"type": "string"}}})));
+        let run = Tool::external(
+            "run",
+            "Runs.",
+            Some(json!({"type": "object", "properties": {"what": {"type": "string"}, "key": {"type": "string"}}})),
+        );
         let look = Tool::external("look", "Looks.", None).effect(Effect::Read).entity("id", "/id").proves("/ok");
         let agent = more(Agent::builder("coder").tool(run.open().secret("/key")).tool(look));
         Toolgate::builder().store(Arc::clone(&self.0)).agent(agent.build().unwrap()).built()
@@ -127,7 +131,9 @@ async fn what_a_client_reports_as_failed_leaves_what_it_says() {
 #[tokio::test]
 async fn the_user_of_a_client_is_asked_where_nobody_is_named() {
     let asking = |people: &'static [&'static str]| {
-        move |agent: AgentBuilder| agent.policy(Deny::ask("person", ["run"]).reason("A person must look at it.").approvers(people.iter().copied()))
+        move |agent: AgentBuilder| {
+            agent.policy(Deny::ask("person", ["run"]).reason("A person must look at it.").approvers(people.iter().copied()))
+        }
     };
     let desk = Desk::new();
     let gate = desk.process_with(asking(&[]));

@@ -56,6 +56,8 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "/bin/r? -rf /tmp/x",
         "$(echo rm) -rf /tmp/x",
         "`echo rm` -rf /tmp/x",
+        "$(echo rm -rf /tmp/x)",
+        "a='rm -rf /tmp/x'; $a",
         "echo $(rm -rf /tmp/x)",
         "echo \"$(rm -rf /tmp/x)\"",
         "cat <(rm -rf /tmp/x)",
@@ -190,6 +192,9 @@ async fn everyday_commands_are_let_through() {
         "bash build.sh",
         "git log --oneline | head -5",
         "toolgate audit query",
+        "git commit -m \"$(cat <<'EOF'\nAdd a page, see docs/pushing.md\n\nIt's done.\nEOF\n)\"",
+        "for i in $(seq 1 3); do echo \"$i\"; sleep 1; done",
+        "echo \"built at $(date)\" >> build.log",
     ];
     let gate = gate();
     let mut stopped = Vec::new();
@@ -213,7 +218,7 @@ async fn a_hostile_command_is_answered_in_time() {
         "eval ".repeat(5_000),
         "x=$x$x; ".repeat(3_000) + "$x",
         "{a,b}".repeat(5_000),
-        "sh -c 'sh -c \"sh -c ls\"' ".repeat(1_000),
+        "xargs sh -c 'sh -c \"sh -c ls\"' ".repeat(1_000),
         "a".repeat(100_000),
         "if ".repeat(10_000),
         "<<A ".repeat(3_000),

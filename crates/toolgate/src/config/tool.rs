@@ -1,0 +1,143 @@
+//! A tool as a file declares it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::file::positive;
+use super::read::Table;
+use crate::builtin;
+use crate::normalize::Rule;
+use crate::policy::Problem;
+use crate::tool::{Effect, Extra, Tool};
+
+const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
+const EXTRAS: [(&str, Extra); 3] = [("refuse", Extra::Refuse), ("drop", Extra::Drop), ("pass", Extra::Pass)];
+
+/// What is behind a tool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Client,
+    Builtin,
+}
+
+const KINDS: [(&str, Kind); 2] = [("client", Kind::Client), ("builtin", Kind::Builtin)];
+
+pub(super) fn read_tool(name: &str, table: &Table<'_>) -> Option<Tool> {
+    let kind = table.word("kind", &KINDS);
+    let description = table.text("description").unwrap_or(name);
+    let (input, output) = (table.value("input"), table.value("output"));
+    let mut tool = match kind {
+        Some(Kind::Builtin) => built_in(name, table)?,
+        Some(Kind::Client) => Tool::external(name, description, input),
+        None => Tool::declared(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
+    };
+    if kind == Some(Kind::Builtin) && (table.has("input") || table.has("output")) {
+        let problem = Problem::new(format!("the built-in tool `{}` has schemas of its own", crate::names::shown(name)));
+        table.wrong("kind", problem.help("take `input` and `output` out"));
+    }
+    if let Some(schema) = output {
+        tool = tool.output_schema(schema);
+    }
+    if let Some(effect) = table.word("effect", &EFFECTS) {
+        tool = tool.effect(effect);
+    }
+    if let Some(extra) = table.word("extra", &EXTRAS) {
+        tool = tool.extra(extra);
+    }
+    if table.word("policy", &[("open", true)]) == Some(true) {
+        tool = tool.open();
+    }
+    for (key, set) in [("once", Tool::once as fn(Tool) -> Tool), ("idempotent", Tool::idempotent), ("untrusted", Tool::untrusted)] {
+        if table.bool(key) == Some(true) {
+            tool = set(tool);
+        }
+    }
+    match table.duration("timeout").and_then(positive) {
+        Some(timeout) => tool = tool.timeout(timeout),
+        // A client takes its time, and asks its user in between.
+        None if kind == Some(Kind::Client) => tool = tool.timeout(Duration::from_secs(600)),
+        None => {}
+    }
+    for rule in table.tables("normalize") {
+        if let Some(rule) = normalization(&rule) {
+            tool = tool.normalize(rule);
+        }
+    }
+    if let Some(path) = table.pointer("shell") {
+        tool = tool.shell(path);
+    }
+    if let Some(entities) = table.table("entities") {
+        for entity in entities.keys() {
+            if let Some(path) = entities.pointer(&entity) {
+                tool = tool.entity(&entity, path);
+            }
+        }
+    }
+    tool = table.names("proves").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.proves(path));
+    tool = table.names("secrets").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.secret(path));
+    tool = table.names("revokes").unwrap_or_default().into_iter().fold(tool, Tool::revokes);
+    tool = table.names("keeps").unwrap_or_default().into_iter().fold(tool, Tool::keeps);
+    if let Some(who) = table.names("visible_to") {
+        tool = tool.visible_to(who);
+    }
+    if let Some(polling) = table.table("polling") {
+        let (interval, most) = (polling.duration("interval").and_then(positive), polling.count("max_unchanged"));
+        polling.finish("`polling`");
+        tool = tool.polling(interval.unwrap_or_default(), most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10));
+    }
+    if let Some(bytes) = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok()) {
+        tool = tool.max_output(bytes);
+    }
+    Some(tool)
+}
+
+/// A tool that is built in.
+fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
+    let known: BTreeMap<&str, fn() -> Tool> = BTreeMap::from([
+        ("calc", builtin::calc as fn() -> Tool),
+        ("json_query", builtin::json_query),
+        ("read_output", builtin::read_output),
+    ]);
+    let found = known.get(name).map(|make| make());
+    if found.is_none() {
+        let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let problem = Problem::new(format!("there is no built-in tool `{}`", crate::names::shown(name)));
+        table.wrong("kind", problem.help(format!("there are {names}")).did_you_mean(name, known.keys()));
+    }
+    found
+}
+
+/// A rule that brings results into a stable shape.
+fn normalization(table: &Table<'_>) -> Option<Rule> {
+    let known = [
+        ("timestamp", ""),
+        ("codes", ""),
+        ("rename", ""),
+        ("first_of", ""),
+        ("bool", ""),
+        ("case", ""),
+        ("scale", ""),
+        ("default", ""),
+        ("keep", ""),
+    ];
+    if !table.has("op") {
+        let all = known.iter().map(|(op, _)| format!("`{op}`")).collect::<Vec<_>>().join(", ");
+        table.wrong("op", Problem::new("a rule says with `op` what it does").help(format!("one of {all}")));
+    }
+    table.word("op", &known)?;
+    let fields: serde_json::Map<String, serde_json::Value> =
+        table.keys().into_iter().filter_map(|key| table.value(&key).map(|value| (key, value))).collect();
+    match serde_json::from_value::<Rule>(serde_json::Value::Object(fields.clone())) {
+        Ok(rule) => {
+            let written = serde_json::to_value(&rule).unwrap_or_default();
+            for key in fields.keys().filter(|key| written.get(key).is_none()) {
+                table.wrong(key, Problem::new(format!("a rule of this kind has no `{}`", crate::names::shown(key))));
+            }
+            Some(rule)
+        }
+        Err(error) => {
+            table.wrong("op", Problem::new(format!("this rule cannot be read: {error}")));
+            None
+        }
+    }
+}
