@@ -1,6 +1,7 @@
 //! The toolgate command line.
 
 mod command;
+mod place;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ enum Verb {
     Demo(command::demo::Args),
     Audit(command::audit::Args),
     Check(command::check::Args),
+    Hook(command::hook::Args),
     Pause(command::pause::PauseArgs),
     Resume(command::pause::ResumeArgs),
     Replay(command::replay::Args),
@@ -63,7 +65,7 @@ fn configured() -> io::Result<Option<PathBuf>> {
 fn run(cli: Cli) -> io::Result<ExitCode> {
     // The demonstration is kept only where that is asked for.
     let store = match (cli.store, &cli.verb) {
-        (None, Verb::Demo(_) | Verb::Check(_) | Verb::Completions { .. }) => None,
+        (None, Verb::Demo(_) | Verb::Check(_) | Verb::Hook(_) | Verb::Completions { .. }) => None,
         (None, _) => configured()?,
         (given, _) => given,
     };
@@ -72,6 +74,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Demo(args) => command::demo::run(&args, store),
         Verb::Audit(args) => command::audit::run(args, store),
         Verb::Check(args) => command::check::run(&args),
+        Verb::Hook(args) => Ok(command::hook::run(&args)),
         Verb::Pause(args) => command::pause::pause(&args, store),
         Verb::Resume(args) => command::pause::resume(&args, store),
         Verb::Replay(args) => command::replay::run(&args, store),

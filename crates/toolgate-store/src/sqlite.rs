@@ -92,6 +92,12 @@ impl SqliteStore {
         Arc::clone(self.shared.keys().public())
     }
 
+    /// The name of this ledger: another file at the same path has another.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.shared.id
+    }
+
     /// How many transactions this process has written: whatever waits goes into one.
     #[must_use]
     pub fn transactions(&self) -> u64 {

@@ -4,6 +4,7 @@ pub(crate) mod audit;
 pub(crate) mod backtest;
 pub(crate) mod check;
 pub(crate) mod demo;
+pub(crate) mod hook;
 pub(crate) mod ledger;
 pub(crate) mod pause;
 pub(crate) mod replay;

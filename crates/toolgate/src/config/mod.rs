@@ -34,6 +34,9 @@ use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
 use crate::policy::{Place, Policy, Problem, Severity};
 
+/// How the names of rules begin that toolgate itself adds.
+pub const BUILT_IN: &str = "toolgate:";
+
 /// What a policy is attached to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {

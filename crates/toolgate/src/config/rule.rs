@@ -7,6 +7,7 @@ use toml::de::{DeTable, DeValue};
 use super::read::{File, Shared, Table, kind};
 use super::{Rules, Scope, Source, Written};
 use crate::error::Category;
+use crate::json::Pointer;
 use crate::policy::{Condition, Deny, Flow, Limit, Mode, Per, Policy, Problem, Proved, ReadBeforeWrite, Require, Sequence, observe};
 
 /// The rules that can be written in a file.
@@ -287,8 +288,9 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
     let tools = tools(table);
     let mut rule = if asks { Deny::ask(name, tools) } else { Deny::new(name, tools) };
     for inner in table.tables("where") {
-        let argument = inner.pointer("argument");
-        if !inner.has("argument") {
+        // Files may be named anywhere.
+        let argument = if inner.has("argument") { inner.pointer("argument") } else { inner.has("touches").then(Pointer::default) };
+        if !inner.has("argument") && argument.is_none() {
             inner.wrong(
                 "argument",
                 Problem::new("a condition names the `argument` it looks at").help("like `{ argument = \"/amount\", above = 500 }`"),

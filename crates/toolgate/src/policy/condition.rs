@@ -104,7 +104,8 @@ impl Condition {
                     let named = if ask.tool.shell.as_ref() == Some(at) {
                         let shell = ask.arguments.shell(text);
                         told(places.iter().map(|place| shell.touches(place)).max().unwrap_or(Sure::No), &shell)
-                    } else if places.iter().any(|place| place.is(text) == Sure::Yes) {
+                    // A whole page of text is no path.
+                    } else if text.len() <= 4_096 && !text.contains('\n') && places.iter().any(|place| place.is(text) == Sure::Yes) {
                         Holds::Yes
                     } else {
                         Holds::No

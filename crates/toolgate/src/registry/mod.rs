@@ -437,7 +437,9 @@ impl AgentBuilder {
             .collect();
         let mut problems: Vec<Problem> = problems.into_iter().map(Problem::new).collect();
         // A rule that only observes governs nothing.
-        let is_governed = governed_by.iter().any(|attached| attached.policy.mode() == Mode::Enforce);
+        // What toolgate protects of its own says nothing about the tool.
+        let counts = |policy: &dyn Policy| policy.mode() == Mode::Enforce && !policy.name().starts_with(crate::config::BUILT_IN);
+        let is_governed = governed_by.iter().any(|attached| counts(&*attached.policy));
         if spec.effect != Effect::Read && !spec.open && !is_governed {
             let problem = Problem::at("mode", format!("`{}` has effects and no enforced policy governs it", shown(&spec.name)));
             let problem = problem.help("attach one, declare it `.effect(Effect::Read)`, or say `.open()`");

@@ -226,9 +226,14 @@ impl Place {
             let under = like(&path, &self.0) || like(&path, &format!("{}/*", self.0));
             return if under { Sure::Yes } else { Sure::No };
         }
-        // From a directory that nobody knows here: its own name is enough.
-        let name = base(&self.0);
-        if parts.iter().any(|part| !part.is_empty() && like(part, name)) { Sure::Yes } else { Sure::No }
+        // From a directory that nobody knows here: it begins with how the place ends.
+        let given: Vec<&str> = parts.into_iter().skip_while(|part| *part == "..").filter(|part| !part.is_empty()).collect();
+        let place: Vec<&str> = self.0.split('/').filter(|part| !part.is_empty()).collect();
+        let ends = |most: usize| {
+            let end = place.get(place.len() - most..).unwrap_or_default();
+            given.len() >= end.len() && end.iter().zip(&given).all(|(pattern, part)| like(part, pattern))
+        };
+        if (1..=place.len()).any(ends) { Sure::Yes } else { Sure::No }
     }
 
     /// Whether a text of code has a path to it somewhere.

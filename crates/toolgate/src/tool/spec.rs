@@ -76,6 +76,12 @@ impl Spec {
         self.output.as_ref()
     }
 
+    /// Where a shell command stands in the arguments.
+    #[must_use]
+    pub const fn shell_argument(&self) -> Option<&Pointer> {
+        self.shell.as_ref()
+    }
+
     /// What it does to the world.
     #[must_use]
     pub const fn effect(&self) -> Effect {

@@ -1,0 +1,205 @@
+//! What a client is answered: exit code 0 with one JSON object, or exit code 2 with a reason on standard error.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use serde_json::{Map, Value, json};
+use toolgate::ToolError;
+
+use super::event::{Client, Event, Kind};
+
+/// What is said of an event.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) decision: Option<Decision>,
+    /// The arguments to run with instead.
+    pub(crate) input: Option<Value>,
+    /// The result that the model reads instead.
+    pub(crate) output: Option<Value>,
+    /// For the model, beside everything else.
+    pub(crate) context: Option<String>,
+    /// For the user.
+    pub(crate) notice: Option<String>,
+}
+
+/// A word about a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Allow,
+    Deny(String),
+    Ask(String),
+    /// It has run, and something is wrong with it.
+    Block(String),
+}
+
+impl Answer {
+    pub(crate) fn deny(reason: impl Into<String>) -> Self {
+        Self { decision: Some(Decision::Deny(reason.into())), ..Self::default() }
+    }
+
+    pub(crate) fn ask(reason: impl Into<String>) -> Self {
+        Self { decision: Some(Decision::Ask(reason.into())), ..Self::default() }
+    }
+
+    pub(crate) fn block(reason: impl Into<String>) -> Self {
+        Self { decision: Some(Decision::Block(reason.into())), ..Self::default() }
+    }
+
+    /// As the client that spoke wants to hear it.
+    pub(crate) fn render(self, event: &Event, client: Client) -> Rendered {
+        match (&event.name, client) {
+            (None, _) => self.plain(event),
+            (Some(_), Client::Cursor) => self.flat(event),
+            (Some(name), _) => self.nested(name, event, client),
+        }
+    }
+
+    fn plain(self, event: &Event) -> Rendered {
+        let mut told = Map::new();
+        match self.decision {
+            Some(Decision::Deny(reason)) => return Rendered::Refused(reason),
+            Some(Decision::Ask(reason)) => {
+                told.insert("decision".to_owned(), "ask".into());
+                told.insert("reason".to_owned(), reason.into());
+            }
+            Some(Decision::Block(reason)) => {
+                told.insert("reason".to_owned(), reason.into());
+            }
+            Some(Decision::Allow) | None if matches!(event.kind, Kind::Before) => {
+                told.insert("decision".to_owned(), "allow".into());
+            }
+            _ => {}
+        }
+        told.extend(self.input.map(|input| ("tool_input".to_owned(), input)));
+        told.extend(self.output.map(|output| ("tool_result".to_owned(), output)));
+        Rendered::Told(Value::Object(told))
+    }
+
+    fn flat(self, event: &Event) -> Rendered {
+        let mut told = Map::new();
+        let mut say = |key: &str, value: Value| told.insert(key.to_owned(), value);
+        match self.decision {
+            // It does not ask there, and what is not asked is not allowed.
+            Some(Decision::Deny(reason) | Decision::Ask(reason)) if matches!(event.kind, Kind::Before) => {
+                say("permission", "deny".into());
+                say("user_message", reason.as_str().into());
+                say("agent_message", reason.into());
+            }
+            Some(Decision::Deny(reason) | Decision::Ask(reason) | Decision::Block(reason)) => {
+                say("additional_context", reason.into());
+            }
+            Some(Decision::Allow) | None if matches!(event.kind, Kind::Before) => {
+                say("permission", "allow".into());
+            }
+            _ => {}
+        }
+        if let Some(context) = self.context {
+            say("additional_context", context.into());
+        }
+        if let Some(input) = self.input {
+            say("updated_input", input);
+        }
+        if let Some(output) = self.output {
+            say("updated_mcp_tool_output", output);
+        }
+        Rendered::Told(Value::Object(told))
+    }
+
+    fn nested(self, name: &str, event: &Event, client: Client) -> Rendered {
+        let (mut top, mut inner) = (Map::new(), Map::new());
+        let before = matches!(event.kind, Kind::Before);
+        let decide = |inner: &mut Map<String, Value>, word: &str, reason: Option<String>| {
+            inner.insert("permissionDecision".to_owned(), word.into());
+            inner.extend(reason.map(|reason| ("permissionDecisionReason".to_owned(), reason.into())));
+        };
+        let rewritten = self.input.is_some();
+        match self.decision {
+            Some(Decision::Deny(reason)) if before => decide(&mut inner, "deny", Some(reason)),
+            Some(Decision::Ask(reason)) if before && client == Client::Codex => {
+                decide(&mut inner, "deny", Some(format!("{reason} This client cannot ask its user, so the call is refused.")));
+            }
+            Some(Decision::Ask(reason)) if before => decide(&mut inner, "ask", Some(reason)),
+            Some(Decision::Allow) if before && client != Client::Codex => decide(&mut inner, "allow", None),
+            // Without a word, Codex does not listen to a rewrite.
+            _ if before && rewritten && client == Client::Codex => decide(&mut inner, "allow", None),
+            // A session that begins cannot be stopped; a prompt can.
+            Some(Decision::Deny(reason)) if matches!(event.kind, Kind::Begins | Kind::Ends) => {
+                inner.extend(matches!(event.kind, Kind::Begins).then(|| ("additionalContext".to_owned(), reason.as_str().into())));
+                top.insert("systemMessage".to_owned(), reason.into());
+            }
+            Some(Decision::Deny(reason) | Decision::Ask(reason) | Decision::Block(reason)) => {
+                top.insert("decision".to_owned(), "block".into());
+                top.insert("reason".to_owned(), reason.into());
+            }
+            _ => {}
+        }
+        if let Some(input) = self.input {
+            inner.insert("updatedInput".to_owned(), input);
+        }
+        match self.output {
+            // Codex takes a reason in place of the result, and nothing else.
+            Some(output) if client == Client::Codex => {
+                top.insert("decision".to_owned(), "block".into());
+                let text = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
+                top.entry("reason").or_insert_with(|| text.into());
+            }
+            Some(output) => {
+                inner.insert("updatedToolOutput".to_owned(), output);
+            }
+            None => {}
+        }
+        inner.extend(self.context.map(|context| ("additionalContext".to_owned(), context.into())));
+        top.extend(self.notice.map(|notice| ("systemMessage".to_owned(), notice.into())));
+        if !inner.is_empty() {
+            inner.insert("hookEventName".to_owned(), name.into());
+            top.insert("hookSpecificOutput".to_owned(), Value::Object(inner));
+        }
+        Rendered::Told(Value::Object(top))
+    }
+}
+
+/// What leaves the process.
+#[derive(Debug)]
+pub(crate) enum Rendered {
+    Told(Value),
+    Refused(String),
+}
+
+impl Rendered {
+    /// Says it. What cannot be said is a refusal.
+    pub(crate) fn say(self) -> ExitCode {
+        match self {
+            Self::Told(told) => {
+                let mut out = std::io::stdout().lock();
+                match writeln!(out, "{told}").and_then(|()| out.flush()) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(_) => ExitCode::from(2),
+                }
+            }
+            Self::Refused(reason) => {
+                let _ = writeln!(std::io::stderr().lock(), "toolgate: {reason}");
+                ExitCode::from(2)
+            }
+        }
+    }
+}
+
+/// An error as a model reads it: in words, and as the contract has it.
+pub(crate) fn words(error: &ToolError) -> String {
+    format!("{}\n{}", error.message, json!(error))
+}
+
+/// A result that must not be read, in the shape that its client expects.
+pub(crate) fn withheld(value: &Value) -> Value {
+    match value {
+        Value::String(_) => "(withheld)".into(),
+        Value::Array(items) => items.iter().map(withheld).collect(),
+        Value::Object(fields) => fields.iter().map(|(name, field)| (name.clone(), kept(name, field))).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
+    }
+}
+
+/// What says which shape it is stays.
+fn kept(name: &str, field: &Value) -> Value {
+    if name == "type" { field.clone() } else { withheld(field) }
+}

@@ -1,0 +1,268 @@
+//! From an event to a call, and from what became of it to an answer. What is decided is decided by the gate.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use toolgate::config::{Client as Settings, Otherwise};
+use toolgate::{Answer as Outcome, Call, Effect, Effects, Failure, Spec, Toolgate};
+use toolgate_store::SqliteStore;
+
+use super::Args;
+use super::answer::{Answer, Decision, withheld, words};
+use super::event::{Client, Event, Kind};
+use crate::place::{self, InForce, State};
+
+/// The gate, opened for one event.
+pub(crate) struct Door {
+    gate: Result<Toolgate, String>,
+    agent: String,
+    granted: Vec<String>,
+    settings: Settings,
+    client: Client,
+    notice: Option<String>,
+}
+
+/// Opens the ledger of a configuration. One that was there and is not any more is not begun anew: limits and evidence are gone
+/// with it.
+pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> {
+    let known = state.known_ledger(path)?;
+    let gone = |what: &str| {
+        io::Error::other(format!("the ledger {} {what}; put it back, or begin a new one with `toolgate trust --new-ledger`", path.display()))
+    };
+    if known.is_some() && !path.exists() {
+        return Err(gone("is gone"));
+    }
+    let store = SqliteStore::open(path).map_err(io::Error::other)?;
+    match known {
+        Some(known) if known != store.id() => Err(gone("is another one than before")),
+        Some(_) => Ok(store),
+        None => {
+            state.know_ledger(path, Some(store.id()))?;
+            Ok(store)
+        }
+    }
+}
+
+impl Door {
+    pub(super) fn open(args: &Args) -> Result<Self, String> {
+        let plain = |error: io::Error| error.to_string();
+        let state = State::open().map_err(plain)?;
+        let found = InForce::find(args.config.as_deref(), &place::project().map_err(plain)?, &state).map_err(plain)?;
+        let (settings, redact, notice) = (found.config.client, found.config.redact.clone(), found.notice.clone());
+        let names: Vec<String> = found.config.names().map(str::to_owned).collect();
+        let agent = match (&args.agent, names.as_slice()) {
+            (Some(agent), names) if names.contains(agent) => agent.clone(),
+            (Some(agent), names) => return Err(format!("there is no agent `{agent}`; there are {}", names.join(", "))),
+            (None, [one]) => one.clone(),
+            (None, names) => return Err(format!("there are several agents ({}); say which with `--agent`", names.join(", "))),
+        };
+        let granted = found.config.granted(&agent).map(str::to_owned).collect();
+        let protected = Protected::of(&found, &state);
+        let config = found.config.for_client().with_policies("(built in)", |tools| protected.rules(tools));
+        let agents = config.agents(None).map_err(|error| format!("the configuration does not load\n{}", error.render(false)))?;
+        let open = || -> Result<Toolgate, String> {
+            let store = open_store(&found.store, &state).map_err(plain)?;
+            let mut builder = Toolgate::builder().store(Arc::new(store)).busy_wait(Duration::from_secs(3));
+            for pattern in &redact {
+                builder = builder.redact(pattern).map_err(|error| error.to_string())?;
+            }
+            agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build().map_err(plain)
+        };
+        Ok(Self { gate: open(), agent, granted, settings, client: args.client, notice })
+    }
+
+    pub(super) async fn answer(&self, event: &Event) -> Answer {
+        let gate = match &self.gate {
+            Ok(gate) => gate,
+            Err(reason) => return self.failed(event, reason),
+        };
+        let session = gate.session(&self.agent, &place::user(), &event.session);
+        match &event.kind {
+            Kind::Begins => Answer { notice: self.notice.clone(), context: self.notice.clone(), ..Answer::default() },
+            Kind::Ends => match gate.leave(session.key()).await {
+                Ok(()) => Answer::default(),
+                Err(error) => self.failed(event, &error.to_string()),
+            },
+            Kind::Says(text) => match session.user_said(text).await {
+                Ok(()) => Answer::default(),
+                Err(error) => self.failed(event, &error.to_string()),
+            },
+            Kind::Before => {
+                let call = self.call(&session, event);
+                let call = if self.client == Client::Codex || self.client == Client::Cursor { call } else { call.client_asks() };
+                match gate.admit_kept(call).await {
+                    Ok(kept) => self.admitted(event, &kept),
+                    Err(refused) => self.refused(event, &refused),
+                }
+            }
+            Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
+            Kind::Failed { error, interrupted } => {
+                // It ran and is over: what it changed before it failed, it changed. What was cut off, nobody knows.
+                let effects = if *interrupted { Effects::Unknown } else { Effects::Done };
+                let effects = if self.reads(gate, &event.tool) { Effects::None } else { effects };
+                let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
+                let answer = gate.report_kept(self.call(&session, event), Err(failure)).await;
+                match answer.outcome.error().filter(|error| error.code != "client_tool_failed") {
+                    Some(error) if !self.is_undeclared(gate, event) => Answer::block(words(error)),
+                    _ => Answer::default(),
+                }
+            }
+        }
+    }
+
+    fn call(&self, session: &toolgate::Session, event: &Event) -> Call {
+        // Who gives no name to a call has it known by what it is.
+        let id = event.id.clone().unwrap_or_else(|| format!("{} {}", event.tool, canonical(&event.input)));
+        session.prepare(&legal(&event.tool), event.input.as_str()).client_id(id)
+    }
+
+    fn reads(&self, gate: &Toolgate, tool: &str) -> bool {
+        let tool = legal(tool);
+        gate.agent(&self.agent).is_some_and(|agent| agent.tools().any(|spec| spec.name() == tool && spec.effect() == Effect::Read))
+    }
+
+    fn is_undeclared(&self, gate: &Toolgate, event: &Event) -> bool {
+        let tool = legal(&event.tool);
+        self.settings.undeclared == Otherwise::Ask && gate.agent(&self.agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool))
+    }
+
+    /// The gate could not do its work.
+    fn failed(&self, event: &Event, reason: &str) -> Answer {
+        let reason = format!("toolgate cannot do its work: {reason}");
+        match event.kind {
+            Kind::Before if self.settings.on_failure == Otherwise::Ask => Answer::ask(reason),
+            Kind::Before => Answer::deny(reason),
+            Kind::Ends => Answer { notice: Some(reason), ..Answer::default() },
+            _ => Answer::block(reason),
+        }
+    }
+
+    fn admitted(&self, event: &Event, kept: &toolgate::Kept) -> Answer {
+        let given: Value = serde_json::from_str(&event.input).unwrap_or_default();
+        let decision = match &kept.asks {
+            Some(reason) => Some(Decision::Ask(reason.clone())),
+            None => self.granted.contains(&legal(&event.tool)).then_some(Decision::Allow),
+        };
+        // Numbers may be spelled otherwise and be the same.
+        let input = (canonical_value(&given) != canonical_value(kept.arguments.value())).then(|| kept.arguments.value().clone());
+        Answer { decision, input, notice: self.notice.clone(), ..Answer::default() }
+    }
+
+    fn refused(&self, event: &Event, refused: &Outcome) -> Answer {
+        let Some(error) = refused.outcome.error() else {
+            // It was made before, and there is no way to hand its result to a client that wants to run it.
+            let told = "the same call was made before and is not made again";
+            return Answer::deny(format!("{told}: {}", json!(refused.outcome.success().map(|output| &output.value))));
+        };
+        match error.code.as_ref() {
+            "unknown_tool" if self.settings.undeclared == Otherwise::Ask => Answer::ask(format!("{} is not declared in the configuration", event.tool)),
+            "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(words(error)),
+            _ => Answer::deny(words(error)),
+        }
+    }
+
+    fn settled(&self, event: &Event, given: &Value, answer: &Outcome) -> Answer {
+        if let Some(output) = answer.outcome.success() {
+            let mut value = output.value.clone();
+            let changed = canonical_value(given) != canonical_value(&value);
+            if changed && let Some(fields) = value.as_object_mut() {
+                // A file with the whole of the original would be read instead.
+                fields.remove("persistedOutputPath");
+                fields.remove("persistedOutputSize");
+            }
+            return Answer { output: changed.then_some(value), context: output.message.clone(), ..Answer::default() };
+        }
+        let Some(error) = answer.outcome.error() else { return Answer::default() };
+        match error.code.as_ref() {
+            "not_admitted" if self.gate.as_ref().is_ok_and(|gate| self.is_undeclared(gate, event)) => Answer::default(),
+            // What was run outside of the gate was not shaped by it.
+            "not_admitted" | "not_as_admitted" => Answer::block(words(error)),
+            _ => Answer { output: Some(withheld(given)), ..Answer::block(words(error)) },
+        }
+    }
+}
+
+/// A client's name for a tool, as toolgate names it.
+fn legal(tool: &str) -> String {
+    let mapped = toolgate::names::map_foreign([tool]);
+    mapped.names.into_keys().next().unwrap_or_else(|| tool.to_owned())
+}
+
+fn canonical(text: &str) -> String {
+    serde_json::from_str::<Value>(text).map_or_else(|_| text.to_owned(), |value| canonical_value(&value))
+}
+
+fn canonical_value(value: &Value) -> String {
+    String::from_utf8_lossy(&toolgate::json::canonical(value)).into_owned()
+}
+
+/// What an agent must not touch: whoever judges it.
+struct Protected {
+    /// Not even to read.
+    secret: Vec<String>,
+    /// Not to change.
+    fixed: Vec<String>,
+}
+
+/// Verbs that answer for a person, or switch toolgate off.
+const VERBS: [&str; 9] = [
+    "toolgate approvals approve",
+    "toolgate approvals deny",
+    "toolgate audit settle",
+    "toolgate audit prune",
+    "toolgate audit key",
+    "toolgate eject",
+    "toolgate pause",
+    "toolgate resume",
+    "toolgate trust",
+];
+
+impl Protected {
+    fn of(found: &InForce, state: &State) -> Self {
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let shown = |path: PathBuf| path.display().to_string();
+        let store = shown(found.store.clone());
+        let secret = vec![shown(state.path().to_owned()), store.clone(), format!("{store}-wal"), format!("{store}-shm"), format!("{store}.state")];
+        let mut fixed: Vec<String> = found.files.iter().map(|file| shown(absolute(file))).collect();
+        fixed.extend(place::own().map(shown));
+        fixed.extend(std::env::current_exe().ok().map(shown));
+        let homes = [place::project().ok(), std::env::home_dir()];
+        for home in homes.into_iter().flatten() {
+            let settings = [".claude/settings.json", ".claude/settings.local.json", ".codex/hooks.json", ".codex/config.toml", ".cursor/hooks.json"];
+            fixed.extend(settings.iter().map(|file| shown(home.join(file))));
+        }
+        fixed.sort();
+        fixed.dedup();
+        Self { secret, fixed }
+    }
+
+    /// The rules, as a policy file: recorded, replayed and explained like any other.
+    fn rules(&self, tools: &[&Spec]) -> String {
+        let list = |names: &[&str]| json!(names).to_string();
+        let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
+        let changing: Vec<&str> = tools.iter().filter(|tool| tool.effect() != Effect::Read).map(|tool| tool.name()).collect();
+        let mut text = String::new();
+        let mut rule = |name: &str, tools: &[&str], condition: &str, reason: &str| {
+            if !tools.is_empty() {
+                text.push_str(&format!(
+                    "[[policy]]\nname = \"toolgate:{name}\"\nrule = \"deny\"\ntools = {}\nwhere = [{{ {condition} }}]\ncategory = \"PERMISSION\"\ncode = \"own_{name}\"\nreason = {}\n\n",
+                    list(tools),
+                    json!(reason)
+                ));
+            }
+        };
+        rule("state", &all, &format!("touches = {}", json!(self.secret)), "toolgate's own state is not for agents.");
+        rule("files", &changing, &format!("touches = {}", json!(self.fixed)), "What decides about an agent is not the agent's to change.");
+        for tool in tools {
+            if let Some(command) = tool.shell_argument() {
+                let name = format!("verbs:{}", tool.name());
+                let condition = format!("argument = {}, runs = {}", json!(command.to_string()), list(&VERBS));
+                rule(&name, &[tool.name()], &condition, "This answers for a person; ask the user to run it in a terminal.");
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,113 @@
+//! What a client tells: one JSON object on standard input.
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// Whose words are spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Client {
+    /// Claude Code, and whoever speaks like it.
+    ClaudeCode,
+    /// Codex: it cannot ask its user.
+    Codex,
+    /// Cursor: flat answers, and no asking either.
+    Cursor,
+    /// VS Code.
+    Vscode,
+}
+
+/// An event.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) kind: Kind,
+    /// The name that the answer must repeat; none in the plain protocol.
+    pub(crate) name: Option<String>,
+    pub(crate) session: String,
+    pub(crate) tool: String,
+    /// As it is written, so that two keys of one name are seen.
+    pub(crate) input: String,
+    pub(crate) id: Option<String>,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Before,
+    After(Value),
+    Failed { error: String, interrupted: bool },
+    Begins,
+    Ends,
+    Says(String),
+}
+
+#[derive(Deserialize)]
+struct Told<'t> {
+    hook_event_name: Option<String>,
+    session_id: Option<String>,
+    conversation_id: Option<String>,
+    tool_name: Option<String>,
+    #[serde(borrow)]
+    tool_input: Option<&'t RawValue>,
+    #[serde(borrow)]
+    tool_response: Option<&'t RawValue>,
+    #[serde(borrow)]
+    tool_result: Option<&'t RawValue>,
+    tool_output: Option<String>,
+    tool_use_id: Option<String>,
+    error: Option<Value>,
+    error_message: Option<String>,
+    #[serde(default)]
+    is_interrupt: bool,
+    prompt: Option<String>,
+}
+
+impl Event {
+    /// Reads an event.
+    pub(crate) fn read(text: &str) -> Result<Self, String> {
+        let text = text.trim_start_matches('\u{feff}');
+        let told: Told<'_> = serde_json::from_str(text).map_err(|error| format!("standard input is no hook event: {error}"))?;
+        let name = told.hook_event_name;
+        let value = |raw: Option<&RawValue>| raw.map_or(Ok(Value::Null), |raw| serde_json::from_str(raw.get()));
+        let unread = |error: serde_json::Error| format!("the result of the tool cannot be read: {error}");
+        let kind = match name.as_deref() {
+            Some("PreToolUse" | "preToolUse") => Kind::Before,
+            Some("PostToolUse") => Kind::After(value(told.tool_response.or(told.tool_result)).map_err(unread)?),
+            Some("postToolUse") => Kind::After(nested(told.tool_output.as_deref().unwrap_or("null"))),
+            Some("PostToolUseFailure" | "postToolUseFailure") => {
+                let text = |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
+                let error = told.error_message.or(told.error.map(text)).unwrap_or_else(|| "the tool failed".to_owned());
+                Kind::Failed { error, interrupted: told.is_interrupt }
+            }
+            Some("SessionStart" | "sessionStart") => Kind::Begins,
+            Some("SessionEnd" | "sessionEnd") => Kind::Ends,
+            Some("UserPromptSubmit") => Kind::Says(told.prompt.unwrap_or_default()),
+            Some(other) => return Err(format!("there is nothing to say to the event `{}`", other.escape_debug())),
+            // The plain protocol: what has a result is over.
+            None if told.tool_result.is_some() => Kind::After(value(told.tool_result).map_err(unread)?),
+            None => Kind::Before,
+        };
+        let about_a_tool = matches!(kind, Kind::Before | Kind::After(_) | Kind::Failed { .. });
+        let tool = match told.tool_name {
+            Some(tool) if !tool.is_empty() => tool,
+            _ if about_a_tool => return Err("the event names no tool: `tool_name` is missing".to_owned()),
+            _ => String::new(),
+        };
+        let input = told.tool_input.map_or("{}", RawValue::get);
+        // Some clients write the arguments as text that is JSON.
+        let input = match serde_json::from_str::<String>(input) {
+            Ok(text) => text,
+            Err(_) => input.to_owned(),
+        };
+        let session = told.session_id.or(told.conversation_id).filter(|id| !id.is_empty());
+        if session.is_none() && name.is_some() {
+            return Err("the event names no session: `session_id` is missing".to_owned());
+        }
+        Ok(Self { kind, name, session: session.unwrap_or_else(|| "plain".to_owned()), tool, input, id: told.tool_use_id })
+    }
+}
+
+/// JSON inside of a text, or the text.
+fn nested(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+}

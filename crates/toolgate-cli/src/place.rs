@@ -1,0 +1,225 @@
+//! What is in force here, and where toolgate keeps what is the user's and no project's.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use toolgate::config::Config;
+use toolgate::json::Digest;
+
+/// The name of a configuration.
+pub(crate) const FILE: &str = "toolgate.toml";
+
+/// The user's own directory for state: which projects are trusted, which ledgers are known.
+pub(crate) struct State(PathBuf);
+
+impl State {
+    /// Where it is: `TOOLGATE_STATE`, else under `XDG_STATE_HOME`, else under the home directory.
+    pub(crate) fn path_of() -> io::Result<PathBuf> {
+        if let Some(path) = std::env::var_os("TOOLGATE_STATE").filter(|path| !path.is_empty()) {
+            return std::path::absolute(PathBuf::from(path));
+        }
+        let base = absolute("XDG_STATE_HOME").or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+        base.map(|base| base.join("toolgate")).ok_or_else(|| io::Error::other("there is no home directory; set TOOLGATE_STATE"))
+    }
+
+    /// Opens it, or makes it: nobody else may look into it.
+    pub(crate) fn open() -> io::Result<Self> {
+        let path = Self::path_of()?;
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("the state directory {}: {error}", path.display()));
+        let found = match fs::metadata(&path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(named)?;
+                fs::metadata(&path).map_err(named)?
+            }
+            Err(error) => return Err(named(error)),
+        };
+        if !found.is_dir() {
+            return Err(named(io::Error::other("it is no directory")));
+        }
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(named(io::Error::other("it belongs to somebody else")));
+        }
+        if found.mode() & 0o077 != 0 {
+            return Err(named(io::Error::other(format!("others may look into it (mode {:o}); run `chmod 700` on it", found.mode() & 0o777))));
+        }
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The ledger of those who name none.
+    pub(crate) fn ledger(&self) -> PathBuf {
+        self.0.join("ledger.db")
+    }
+
+    fn list(&self, name: &str) -> io::Result<BTreeMap<String, String>> {
+        let path = self.0.join(name);
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        }
+    }
+
+    /// Changes a list as a whole, one process at a time.
+    fn change(&self, name: &str, change: impl FnOnce(&mut BTreeMap<String, String>)) -> io::Result<()> {
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).mode(0o600);
+        let lock = options.clone().truncate(false).open(self.0.join(format!("{name}.lock")))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+        let mut list = self.list(name)?;
+        change(&mut list);
+        let draft = self.0.join(format!("{name}.new"));
+        let mut file = options.truncate(true).open(&draft)?;
+        file.write_all(&serde_json::to_vec_pretty(&list)?)?;
+        file.sync_all()?;
+        fs::rename(draft, self.0.join(name))
+    }
+
+    /// Whether somebody has accepted a configuration as it is now.
+    pub(crate) fn trusts(&self, config: &Path) -> io::Result<bool> {
+        Ok(self.list("trusted.json")?.get(&key(config)) == Some(&digest(config)?.to_string()))
+    }
+
+    /// Accepts a configuration as it is now.
+    pub(crate) fn trust(&self, config: &Path) -> io::Result<()> {
+        let digest = digest(config)?.to_string();
+        self.change("trusted.json", |list| {
+            list.insert(key(config), digest);
+        })
+    }
+
+    /// Does not accept it any more; says whether it was.
+    pub(crate) fn distrust(&self, config: &Path) -> io::Result<bool> {
+        let known = self.list("trusted.json")?.contains_key(&key(config));
+        if known {
+            self.change("trusted.json", |list| {
+                list.remove(&key(config));
+            })?;
+        }
+        Ok(known)
+    }
+
+    /// The name of the ledger that was seen at a path before.
+    pub(crate) fn known_ledger(&self, store: &Path) -> io::Result<Option<String>> {
+        Ok(self.list("ledgers.json")?.remove(&key(store)))
+    }
+
+    /// Remembers which ledger is at a path; with `None`, forgets it.
+    pub(crate) fn know_ledger(&self, store: &Path, id: Option<&str>) -> io::Result<()> {
+        self.change("ledgers.json", |list| {
+            match id {
+                Some(id) => list.insert(key(store), id.to_owned()),
+                None => list.remove(&key(store)),
+            };
+        })
+    }
+}
+
+fn key(path: &Path) -> String {
+    // A file that is gone has a directory that is not.
+    let beside = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(beside).unwrap_or_else(|| path.to_owned()).display().to_string()
+}
+
+/// A directory that the environment names. A relative one counts for nothing.
+fn absolute(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// The digest of a configuration with all that it includes.
+fn digest(config: &Path) -> io::Result<Digest> {
+    let text = read(config)?;
+    let parsed = Config::parse(&config.display().to_string(), &text);
+    let mut all = text.into_bytes();
+    for file in parsed.files() {
+        // Names with lengths, so that nothing slides from one file into another.
+        let text = fs::read(file).unwrap_or_default();
+        all.extend_from_slice(format!("\n{} {}\n", file.display(), text.len()).as_bytes());
+        all.extend_from_slice(&text);
+    }
+    Ok(Digest::of(&all))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    fs::read_to_string(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// The configuration that is the user's own.
+pub(crate) fn own() -> Option<PathBuf> {
+    let base = absolute("XDG_CONFIG_HOME").or_else(|| std::env::home_dir().map(|home| home.join(".config")))?;
+    Some(base.join("toolgate").join(FILE))
+}
+
+/// The configuration of the project that a directory is in.
+pub(crate) fn of_project(directory: &Path) -> Option<PathBuf> {
+    let found = directory.ancestors().map(|directory| directory.join(FILE)).find(|path| path.is_file());
+    found.filter(|path| Some(path) != own().as_ref())
+}
+
+/// The directory of the project that a client works in. What the agent does to its own directory is not asked.
+pub(crate) fn project() -> io::Result<PathBuf> {
+    absolute("CLAUDE_PROJECT_DIR").map_or_else(std::env::current_dir, Ok)
+}
+
+/// What holds.
+pub(crate) struct InForce {
+    pub(crate) config: Config,
+    /// The files that it comes from, those that are included too.
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) store: PathBuf,
+    /// What a person should be told.
+    pub(crate) notice: Option<String>,
+}
+
+impl InForce {
+    /// What holds in a directory: the configuration that is given, else the user's own and that of the project, where it is
+    /// trusted.
+    pub(crate) fn find(given: Option<&Path>, directory: &Path, state: &State) -> io::Result<Self> {
+        if let Some(path) = given {
+            return Self::of(Config::load(path)?, vec![path.to_owned()], None, state);
+        }
+        let own = own().filter(|path| path.is_file());
+        let project = of_project(directory);
+        let trusted = project.as_ref().map(|path| state.trusts(path)).transpose()?.unwrap_or(false);
+        match (project, own) {
+            (Some(project), Some(own)) if trusted => {
+                let config = Config::load(&project)?.under(Config::load(&own)?);
+                Self::of(config, vec![project, own], None, state)
+            }
+            (Some(project), None) if trusted => Self::of(Config::load(&project)?, vec![project], None, state),
+            (Some(project), Some(own)) => {
+                let notice = format!("{} is not in force, because nobody has accepted it as it is now; {TRUST}", project.display());
+                Self::of(Config::load(&own)?, vec![own, project], Some(notice), state)
+            }
+            (Some(project), None) => {
+                Err(io::Error::other(format!("{} is not accepted as it is now, so nothing is in force; {TRUST}", project.display())))
+            }
+            (None, Some(own)) => Self::of(Config::load(&own)?, vec![own], None, state),
+            (None, None) => Err(io::Error::other(format!("there is no {FILE} here, so nothing is in force; make one with `toolgate init`"))),
+        }
+    }
+
+    fn of(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {
+        files.extend(config.files().iter().cloned());
+        let store = std::path::absolute(config.store.clone().unwrap_or_else(|| state.ledger()))?;
+        Ok(Self { config, files, store, notice })
+    }
+}
+
+const TRUST: &str = "read it, then run `toolgate trust` in a terminal";
+
+/// The local user's name; the number where there is none.
+pub(crate) fn user() -> String {
+    let uid = rustix::process::getuid().as_raw();
+    let number = uid.to_string();
+    let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let line = known.lines().find(|line| line.split(':').nth(2) == Some(&*number));
+    line.and_then(|line| line.split(':').next()).map_or_else(|| format!("uid-{uid}"), str::to_owned)
+}
