@@ -1,6 +1,6 @@
 # Two commands matter: `make run` shows the main job, `make test` checks everything.
 
-.PHONY: run test bench soak deny deps
+.PHONY: run test test-clients bench soak deny deps
 
 run: ## Build and start the demonstration, on embedded defaults
 	cargo run --quiet --package toolgate-cli -- demo
@@ -11,6 +11,11 @@ test: deps ## Install what is missing, then check everything
 	cargo test --workspace --locked
 	TOOLGATE_TEST_STORE=sqlite cargo test --package toolgate --test it --locked # the same on a database
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
+
+test-clients: deps ## Clients that other people wrote, where they can be installed
+	@command -v npm >/dev/null || (apt-get update -qq && apt-get install -y -qq npm) || true
+	cargo build --package toolgate-cli --locked
+	python3 tests/clients/claude_code.py --toolgate target/debug/toolgate
 
 bench: ## Print a table and write target/bench.json
 	cargo bench --package toolgate --bench call --bench rules --locked

@@ -38,32 +38,32 @@ REASON = "Nothing is removed in this project; move it to trash/ instead."
 CONFIG = """
 store = "ledger.db"
 
-[tools.Bash]
+[tools.bash]
 kind = "client"
+shell = "/command"
 
-[tools.Read]
+[tools.read]
 kind = "client"
 effect = "read"
 
-[tools.Write]
+[tools.write]
 kind = "client"
 policy = "open"
 
 [[policy]]
 name = "no_removal"
 rule = "deny"
-tools = ["Bash"]
-where = [{{ argument = "/command", matches = '\\brm\\b' }}]
+tools = ["bash"]
+where = [{{ argument = "/command", runs = ["rm"] }}]
 category = "PERMISSION"
 reason = "{reason}"
 
 [[hooks]]
 name = "house_rules"
-tools = "Bash"
+tools = "bash"
 command = "{python}"
 args = ["{program}"]
-before = true
-after = true
+when = "both"
 """
 
 # A hook of the operator's own: one command is rewritten, one output is normalised.

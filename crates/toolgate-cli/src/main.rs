@@ -1,5 +1,6 @@
 //! The toolgate command line.
 
+mod client;
 mod command;
 mod place;
 
@@ -28,6 +29,10 @@ enum Verb {
     Demo(command::demo::Args),
     Audit(command::audit::Args),
     Check(command::check::Args),
+    Init(command::init::InitArgs),
+    Eject(command::init::EjectArgs),
+    Trust(command::init::TrustArgs),
+    Doctor(command::doctor::Args),
     Hook(command::hook::Args),
     Pause(command::pause::PauseArgs),
     Resume(command::pause::ResumeArgs),
@@ -65,7 +70,17 @@ fn configured() -> io::Result<Option<PathBuf>> {
 fn run(cli: Cli) -> io::Result<ExitCode> {
     // The demonstration is kept only where that is asked for.
     let store = match (cli.store, &cli.verb) {
-        (None, Verb::Demo(_) | Verb::Check(_) | Verb::Hook(_) | Verb::Completions { .. }) => None,
+        (
+            None,
+            Verb::Demo(_)
+            | Verb::Check(_)
+            | Verb::Hook(_)
+            | Verb::Init(_)
+            | Verb::Eject(_)
+            | Verb::Trust(_)
+            | Verb::Doctor(_)
+            | Verb::Completions { .. },
+        ) => None,
         (None, _) => configured()?,
         (given, _) => given,
     };
@@ -74,6 +89,10 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Demo(args) => command::demo::run(&args, store),
         Verb::Audit(args) => command::audit::run(args, store),
         Verb::Check(args) => command::check::run(&args),
+        Verb::Init(args) => command::init::init(&args),
+        Verb::Eject(args) => command::init::eject(&args),
+        Verb::Trust(args) => command::init::trust(&args),
+        Verb::Doctor(args) => command::doctor::run(&args),
         Verb::Hook(args) => Ok(command::hook::run(&args)),
         Verb::Pause(args) => command::pause::pause(&args, store),
         Verb::Resume(args) => command::pause::resume(&args, store),

@@ -44,7 +44,10 @@ impl State {
             return Err(named(io::Error::other("it belongs to somebody else")));
         }
         if found.mode() & 0o077 != 0 {
-            return Err(named(io::Error::other(format!("others may look into it (mode {:o}); run `chmod 700` on it", found.mode() & 0o777))));
+            return Err(named(io::Error::other(format!(
+                "others may look into it (mode {:o}); run `chmod 700` on it",
+                found.mode() & 0o777
+            ))));
         }
         Ok(Self(path))
     }
@@ -202,7 +205,9 @@ impl InForce {
                 Err(io::Error::other(format!("{} is not accepted as it is now, so nothing is in force; {TRUST}", project.display())))
             }
             (None, Some(own)) => Self::of(Config::load(&own)?, vec![own], None, state),
-            (None, None) => Err(io::Error::other(format!("there is no {FILE} here, so nothing is in force; make one with `toolgate init`"))),
+            (None, None) => {
+                Err(io::Error::other(format!("there is no {FILE} here, so nothing is in force; make one with `toolgate init`")))
+            }
         }
     }
 

@@ -346,10 +346,28 @@ pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend
     Ok(())
 }
 
+/// A few claims of clients whose time is up: whoever comes by tidies up a little.
+pub(crate) fn sweep_some(tx: &mut Tx<'_>, now: Timestamp) -> Done<()> {
+    let over: Vec<[u8; 16]> = tx
+        .sql
+        .prepare_cached(
+            "SELECT call FROM claims INDEXED BY claims_by_lease WHERE state = 'open' AND lease < ?1 AND owner >= 'client:' AND owner < 'client;' LIMIT 8",
+        )?
+        .query_map([nanos(now)], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    let claims: Done<Vec<Option<Claim>>> = over.into_iter().map(|call| Claim::find(tx.sql, CallId::from_bytes(call))).collect();
+    sweep_these(tx, claims?.into_iter().flatten().collect(), now).map(|_| ())
+}
+
 /// Claims whose owners are gone are pending from here on, and the ledger says so. A read that never ended is let go.
 pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
+    let unsettled = Claim::unsettled(tx.sql)?;
+    sweep_these(tx, unsettled, now)
+}
+
+fn sweep_these(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64> {
     let mut swept = 0;
-    for claim in Claim::unsettled(tx.sql)? {
+    for claim in claims {
         if !claim.is_abandoned(&tx.shared.home, now) {
             continue;
         }

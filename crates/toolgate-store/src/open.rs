@@ -1,8 +1,10 @@
 //! Opening a database: whose it is, which shape it has, and whether it is the newest that there was.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::fault::{Done, Fault};
@@ -62,6 +64,20 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
     )?;
     migrate(&sql)?;
     Ok(sql)
+}
+
+/// A connection to a ledger that is ready, for one call. The next checkpoint is left to whoever has the time.
+pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
+    let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    sql.busy_timeout(Duration::from_secs(3))?;
+    sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    let (application, found) = version(&sql)?;
+    if application != APPLICATION || found != MIGRATIONS.len() {
+        return Ok(None);
+    }
+    // Who opens the log next reads all of it: it is kept short.
+    sql.execute_batch("PRAGMA wal_autocheckpoint = 64")?;
+    Ok(Some(sql))
 }
 
 /// A connection that only reads.
@@ -142,25 +158,35 @@ fn migrate(sql: &Connection) -> Done<()> {
     done
 }
 
+/// The name of a ledger and its keys, where it has them.
+pub(crate) fn known(sql: &Connection, home: &Home) -> Done<Option<(String, Keys)>> {
+    let known = meta(sql)?;
+    let (Some(id), Some(print)) = (known.get("id"), known.get("keys")) else { return Ok(None) };
+    Ok(Some((id.clone(), own_keys(&known, print, home)?)))
+}
+
+/// The keys of a ledger, from beside it.
+fn own_keys(known: &BTreeMap<String, String>, print: &str, home: &Home) -> Done<Keys> {
+    let public = known.get("key").cloned().unwrap_or_default();
+    let keys = Keys::open(&home.keys(), &public).map_err(|error| {
+        Fault::Said(format!("the keys of this ledger are not there ({error}); put the directory back that stood beside it"))
+    })?;
+    if keys.print.to_string() != *print {
+        return Err(Fault::Said(format!(
+            "the keys in {} are those of another ledger; put the directory back that stood beside it",
+            home.keys().display()
+        )));
+    }
+    Ok(keys)
+}
+
 /// Brings a database and the directory beside it together: the name of the ledger, and its keys.
 pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
     sql.execute_batch("BEGIN IMMEDIATE")?;
     let met = (|| -> Done<(String, Keys)> {
         let known = meta(sql)?;
         let keys = match known.get("keys") {
-            Some(print) => {
-                let public = known.get("key").cloned().unwrap_or_default();
-                let keys = Keys::open(&home.keys(), &public).map_err(|error| {
-                    Fault::Said(format!("the keys of this ledger are not there ({error}); put the directory back that stood beside it"))
-                })?;
-                if keys.print.to_string() != *print {
-                    return Err(Fault::Said(format!(
-                        "the keys in {} are those of another ledger; put the directory back that stood beside it",
-                        home.keys().display()
-                    )));
-                }
-                keys
-            }
+            Some(print) => own_keys(&known, print, home)?,
             None => Keys::make(&home.keys())?,
         };
         let id = match known.get("id") {

@@ -86,6 +86,33 @@ impl SqliteStore {
         open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
     }
 
+    /// Opens a ledger for a process that makes one call and ends: nothing is started, swept or put in order that the call does
+    /// not need. `None` where there is no ledger yet, or one of an older shape: [`SqliteStore::open`] makes it ready.
+    ///
+    /// # Errors
+    /// As for [`SqliteStore::open`].
+    pub fn open_briefly(path: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
+        let path = path.as_ref();
+        let Ok(path) = std::fs::canonicalize(path) else { return Ok(None) };
+        let open = || -> Done<Option<Self>> {
+            let Some(sql) = open::ready(&path)? else { return Ok(None) };
+            let home =
+                Home::pass(&Home::beside(&path)).map_err(|error| Fault::Said(format!("{}: {error}", Home::beside(&path).display())))?;
+            let Some((id, keys)) = open::known(&sql, &home)? else { return Ok(None) };
+            open::is_newest(&sql, &home, &id)?;
+            let shared = Arc::new(Shared { home, keys: Mutex::new(Arc::new(keys)), id, definitions: Mutex::default() });
+            Ok(Some(Self {
+                path: path.clone(),
+                writer: Writer::here(sql, Arc::clone(&shared)),
+                shared,
+                readers: Mutex::default(),
+                locks: Mutex::default(),
+                holds: AtomicU64::new(0),
+            }))
+        };
+        open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
+    }
+
     /// The key that this ledger signs with, in hexadecimal digits: give it to whoever shall check receipts.
     #[must_use]
     pub fn public_key(&self) -> Arc<str> {
@@ -142,6 +169,10 @@ impl SqliteStore {
     }
 
     async fn read<T: Send + 'static>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
+        let f = match self.writer.read(f) {
+            Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
+            Err(f) => f,
+        };
         let sql = lock(&self.readers).pop();
         let (path, shared) = (self.path.clone(), Arc::clone(&self.shared));
         let work = move || -> Done<(Connection, T)> {

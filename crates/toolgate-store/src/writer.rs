@@ -102,12 +102,18 @@ struct Job {
     work: Box<dyn Work>,
 }
 
-/// The way to the thread that writes.
+/// The way to whoever writes.
 pub(crate) struct Writer {
-    jobs: Mutex<Option<Sender<Job>>>,
+    way: Way,
     /// How many transactions were written.
     pub(crate) count: Arc<AtomicU64>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+enum Way {
+    /// A thread of its own: what comes in meanwhile goes into one transaction.
+    Thread(Mutex<Option<Sender<Job>>>, Mutex<Option<JoinHandle<()>>>),
+    /// Whoever asks writes, at once.
+    Here(Box<Mutex<Thread>>),
 }
 
 impl Writer {
@@ -119,13 +125,39 @@ impl Writer {
         let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
             Thread { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, count: counted }.work(&todo);
         })?;
-        Ok(Self { jobs: Mutex::new(Some(jobs)), count, thread: Mutex::new(Some(thread)) })
+        Ok(Self { way: Way::Thread(Mutex::new(Some(jobs)), Mutex::new(Some(thread))), count })
+    }
+
+    /// For a process that makes one call: nothing is started.
+    pub(crate) fn here(sql: Connection, shared: Arc<Shared>) -> Self {
+        let count = Arc::new(AtomicU64::new(0));
+        let thread =
+            Thread { sql, shared, configs: HashSet::new(), unsigned: 0, signed_at: Instant::now(), last: None, count: Arc::clone(&count) };
+        Self { way: Way::Here(Box::new(Mutex::new(thread))), count }
+    }
+
+    /// Reads with the connection that writes, where there is but one.
+    pub(crate) fn read<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
+        match &self.way {
+            Way::Here(thread) => {
+                let thread = lock(thread);
+                Ok(f(&thread.sql, &thread.shared))
+            }
+            Way::Thread(..) => Err(f),
+        }
+    }
+
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self.way, Way::Here(_))
     }
 
     /// Writes when its turn comes, and waits for nothing. What was sent later is written later.
     pub(crate) fn post(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<()> + Send + 'static) {
         let (reply, _) = oneshot::channel();
-        if let Some(jobs) = &*lock(&self.jobs) {
+        // Who makes one call stores what belongs to it with the call.
+        if let Way::Thread(jobs, _) = &self.way
+            && let Some(jobs) = &*lock(jobs)
+        {
             let _ = jobs.send(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) });
         }
     }
@@ -138,10 +170,13 @@ impl Writer {
     ) -> Result<T, StoreError> {
         let gone = || StoreError("the thread that writes has ended".to_owned());
         let (reply, answer) = oneshot::channel();
-        let task = Task { f: Some(f), result: None, reply };
-        let sent = match &*lock(&self.jobs) {
-            Some(jobs) => jobs.send(Job { durable, work: Box::new(task) }).is_ok(),
-            None => false,
+        let job = Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) };
+        let sent = match &self.way {
+            Way::Thread(jobs, _) => lock(jobs).as_ref().is_some_and(|jobs| jobs.send(job).is_ok()),
+            Way::Here(thread) => {
+                lock(thread).write(vec![job]);
+                true
+            }
         };
         if !sent {
             return Err(gone());
@@ -153,9 +188,14 @@ impl Writer {
 /// The last of it is written and signed before the store is gone.
 impl Drop for Writer {
     fn drop(&mut self) {
-        *lock(&self.jobs) = None;
-        if let Some(thread) = lock(&self.thread).take() {
-            let _ = thread.join();
+        match &self.way {
+            Way::Thread(jobs, thread) => {
+                *lock(jobs) = None;
+                if let Some(thread) = lock(thread).take() {
+                    let _ = thread.join();
+                }
+            }
+            Way::Here(thread) => lock(thread).sign(),
         }
     }
 }
@@ -208,6 +248,11 @@ impl Thread {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
+        self.sign();
+    }
+
+    /// Signs what is not signed yet.
+    fn sign(&mut self) {
         if self.unsigned > 0 {
             self.signed_at = Instant::now().checked_sub(TIME).unwrap_or(self.signed_at);
             self.write(Vec::new());

@@ -130,7 +130,12 @@ impl Store for SqliteStore {
             None => None,
         };
         let entering = Entering::of(&enter);
+        // A long-lived process sweeps when it opens the ledger; one that makes a single call does a little each time.
+        let sweeps = self.writer.is_here();
         let entered = self.write(false, move |tx| {
+            if sweeps {
+                claims::sweep_some(tx, entering.now)?;
+            }
             let recalled = entering.recalled(tx.sql, tx.shared)?;
             let mut session = Session::find_or_make(tx.sql, &entering.key)?;
             let opened = *session.opened.get_or_insert(entering.now);

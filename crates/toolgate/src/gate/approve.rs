@@ -71,7 +71,7 @@ impl Toolgate {
             arguments: judgement.arguments().value().clone(),
             shown,
             asked_by: judgement.asked().iter().map(|asked| asked.by.clone()).collect(),
-            reason: self.0.redactor.text(&judgement.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ")),
+            reason: self.0.redactor.text(&reasons(judgement).join("; ")),
             approvers: judgement.asked().iter().map(|asked| asked.approvers.clone()).filter(|people| !people.is_empty()).collect(),
             asked_at: trail.started,
             expires: trail.started.checked_add(life).unwrap_or(jiff::Timestamp::MAX),
@@ -79,6 +79,17 @@ impl Toolgate {
             answered_by: None,
         }
     }
+}
+
+/// Why a person is wanted, each reason once.
+fn reasons(judgement: &Judgement) -> Vec<&str> {
+    let mut reasons = Vec::new();
+    for asked in judgement.asked() {
+        if !reasons.contains(&asked.reason.as_str()) {
+            reasons.push(asked.reason.as_str());
+        }
+    }
+    reasons
 }
 
 /// A person has not answered yet.

@@ -188,8 +188,13 @@ impl Condition {
     }
 }
 
+/// The first few; a long list helps nobody.
 fn ticked(texts: &[String]) -> String {
-    texts.iter().map(|text| format!("`{text}`")).collect::<Vec<_>>().join(", ")
+    let mut listed = texts.iter().take(3).map(|text| format!("`{text}`")).collect::<Vec<_>>();
+    if texts.len() > 3 {
+        listed.push(format!("{} more", texts.len() - 3));
+    }
+    listed.join(", ")
 }
 
 /// Every text in a value, and where it stands.

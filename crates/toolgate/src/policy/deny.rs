@@ -184,7 +184,7 @@ impl Policy for Deny {
             return Ok(Verdict::allow());
         }
         if let Some(doubt) = doubt.filter(|_| !self.asks) {
-            let reason = format!("{} Whether this call does that cannot be told: {doubt}.", self.refusal.reason);
+            let reason = format!("It cannot be told what this call does: {doubt}.");
             return Ok(Verdict::Ask(reason, Terms::default()));
         }
         if self.asks {

@@ -30,12 +30,19 @@ pub(crate) struct Door {
 pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> {
     let known = state.known_ledger(path)?;
     let gone = |what: &str| {
-        io::Error::other(format!("the ledger {} {what}; put it back, or begin a new one with `toolgate trust --new-ledger`", path.display()))
+        io::Error::other(format!(
+            "the ledger {} {what}; put it back, or begin a new one with `toolgate trust --new-ledger`",
+            path.display()
+        ))
     };
     if known.is_some() && !path.exists() {
         return Err(gone("is gone"));
     }
-    let store = SqliteStore::open(path).map_err(io::Error::other)?;
+    let brief = SqliteStore::open_briefly(path).map_err(io::Error::other)?;
+    let store = match brief {
+        Some(store) => store,
+        None => SqliteStore::open(path).map_err(io::Error::other)?,
+    };
     match known {
         Some(known) if known != store.id() => Err(gone("is another one than before")),
         Some(_) => Ok(store),
@@ -126,7 +133,8 @@ impl Door {
 
     fn is_undeclared(&self, gate: &Toolgate, event: &Event) -> bool {
         let tool = legal(&event.tool);
-        self.settings.undeclared == Otherwise::Ask && gate.agent(&self.agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool))
+        self.settings.undeclared == Otherwise::Ask
+            && gate.agent(&self.agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool))
     }
 
     /// The gate could not do its work.
@@ -158,7 +166,9 @@ impl Door {
             return Answer::deny(format!("{told}: {}", json!(refused.outcome.success().map(|output| &output.value))));
         };
         match error.code.as_ref() {
-            "unknown_tool" if self.settings.undeclared == Otherwise::Ask => Answer::ask(format!("{} is not declared in the configuration", event.tool)),
+            "unknown_tool" if self.settings.undeclared == Otherwise::Ask => {
+                Answer::ask(format!("{} is not declared in the configuration", event.tool))
+            }
             "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(words(error)),
             _ => Answer::deny(words(error)),
         }
@@ -225,13 +235,15 @@ impl Protected {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let shown = |path: PathBuf| path.display().to_string();
         let store = shown(found.store.clone());
-        let secret = vec![shown(state.path().to_owned()), store.clone(), format!("{store}-wal"), format!("{store}-shm"), format!("{store}.state")];
+        let secret =
+            vec![shown(state.path().to_owned()), store.clone(), format!("{store}-wal"), format!("{store}-shm"), format!("{store}.state")];
         let mut fixed: Vec<String> = found.files.iter().map(|file| shown(absolute(file))).collect();
         fixed.extend(place::own().map(shown));
         fixed.extend(std::env::current_exe().ok().map(shown));
         let homes = [place::project().ok(), std::env::home_dir()];
         for home in homes.into_iter().flatten() {
-            let settings = [".claude/settings.json", ".claude/settings.local.json", ".codex/hooks.json", ".codex/config.toml", ".cursor/hooks.json"];
+            let settings =
+                [".claude/settings.json", ".claude/settings.local.json", ".codex/hooks.json", ".codex/config.toml", ".cursor/hooks.json"];
             fixed.extend(settings.iter().map(|file| shown(home.join(file))));
         }
         fixed.sort();

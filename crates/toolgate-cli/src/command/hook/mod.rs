@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use answer::{Answer, Rendered};
-pub(crate) use door::open_store;
 use door::Door;
+pub(crate) use door::open_store;
 pub(crate) use event::Client;
 use event::Event;
 

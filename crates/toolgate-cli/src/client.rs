@@ -1,0 +1,224 @@
+//! The files in which clients keep their hooks: how toolgate is written into them, found there, and taken out again.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use jsonc_parser::ParseOptions;
+use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
+use serde_json::Value;
+
+/// A client that can be given toolgate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Client {
+    /// Claude Code, with hooks.
+    ClaudeCode,
+    /// Codex, with hooks.
+    Codex,
+    /// Cursor, with hooks.
+    Cursor,
+    /// Claude Desktop, as a server.
+    ClaudeDesktop,
+    /// VS Code, with hooks.
+    Vscode,
+}
+
+impl Client {
+    /// Those that have hooks.
+    pub(crate) const HOOKED: [Self; 4] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::ClaudeCode => "claude-code",
+            Self::Codex => "codex",
+            Self::Cursor => "cursor",
+            Self::ClaudeDesktop => "claude-desktop",
+            Self::Vscode => "vscode",
+        }
+    }
+
+    /// The file that holds its hooks: of a project, or of the user.
+    pub(crate) fn file(self, project: Option<&Path>) -> io::Result<PathBuf> {
+        let home = || std::env::home_dir().ok_or_else(|| io::Error::other("there is no home directory"));
+        let moved = |variable: &str, usual: &str| match std::env::var_os(variable).filter(|path| !path.is_empty()) {
+            Some(path) => Ok(PathBuf::from(path)),
+            None => home().map(|home| home.join(usual)),
+        };
+        Ok(match (self, project) {
+            (Self::ClaudeCode, Some(project)) => project.join(".claude/settings.json"),
+            (Self::ClaudeCode, None) => moved("CLAUDE_CONFIG_DIR", ".claude")?.join("settings.json"),
+            (Self::Codex, Some(project)) => project.join(".codex/hooks.json"),
+            (Self::Codex, None) => moved("CODEX_HOME", ".codex")?.join("hooks.json"),
+            (Self::Cursor, Some(project)) => project.join(".cursor/hooks.json"),
+            (Self::Cursor, None) => home()?.join(".cursor/hooks.json"),
+            (Self::Vscode, Some(project)) => project.join(".github/hooks/toolgate.json"),
+            (Self::Vscode, None) => home()?.join(".copilot/hooks/toolgate.json"),
+            (Self::ClaudeDesktop, _) => {
+                return Err(io::Error::other(
+                    "Claude Desktop has no hooks, and takes toolgate only as a server, which this version is not yet; use `--for claude-code`",
+                ));
+            }
+        })
+    }
+
+    const fn events(self) -> &'static [&'static str] {
+        match self {
+            Self::ClaudeCode => &["PreToolUse", "PostToolUse", "PostToolUseFailure", "SessionStart", "SessionEnd"],
+            Self::Codex => &["PreToolUse", "PostToolUse", "SessionStart", "SessionEnd"],
+            Self::Cursor => &["preToolUse", "postToolUse", "postToolUseFailure", "sessionStart", "sessionEnd"],
+            Self::Vscode => &["PreToolUse", "PostToolUse", "SessionStart"],
+            Self::ClaudeDesktop => &[],
+        }
+    }
+
+    /// The event that comes before a tool.
+    pub(crate) const fn before(self) -> &'static str {
+        if matches!(self, Self::Cursor) { "preToolUse" } else { "PreToolUse" }
+    }
+
+    fn entry(self, program: &str) -> CstInputValue {
+        let text = |text: &str| CstInputValue::String(text.to_owned());
+        let pair = |key: &str, value: CstInputValue| (key.to_owned(), value);
+        let line = format!("{} hook --client {}", quoted(program), self.name());
+        let seconds = CstInputValue::Number("10".to_owned());
+        CstInputValue::Object(match self {
+            Self::ClaudeCode => vec![
+                pair("type", text("command")),
+                pair("command", text(program)),
+                pair("args", CstInputValue::Array(["hook", "--client", self.name()].into_iter().map(text).collect())),
+                pair("timeout", seconds),
+                pair("onFailure", text("block")),
+            ],
+            Self::Cursor => vec![pair("command", text(&line)), pair("timeout", seconds), pair("failClosed", CstInputValue::Bool(true))],
+            _ => vec![pair("type", text("command")), pair("command", text(&line)), pair("timeout", seconds)],
+        })
+    }
+
+    /// The file with toolgate in it, and everything else as it was.
+    pub(crate) fn with_hooks(self, text: &str, program: &str) -> Result<String, String> {
+        let root = parse(text)?;
+        let top = root.object_value_or_create().ok_or("it is no JSON object")?;
+        remove(&top);
+        if self == Self::Cursor && top.get("version").is_none() {
+            top.append("version", CstInputValue::Number("1".to_owned()));
+        }
+        let hooks = top.object_value_or_create("hooks").ok_or("its `hooks` are no object")?;
+        for event in self.events() {
+            let list = hooks.array_value_or_create(event).ok_or_else(|| format!("its `hooks.{event}` is no list"))?;
+            list.ensure_multiline();
+            let entry = self.entry(program);
+            list.append(match self {
+                Self::ClaudeCode | Self::Codex => CstInputValue::Object(vec![
+                    ("matcher".to_owned(), CstInputValue::String("*".to_owned())),
+                    ("hooks".to_owned(), CstInputValue::Array(vec![entry])),
+                ]),
+                _ => entry,
+            });
+        }
+        Ok(ended(&root))
+    }
+
+    /// The file without toolgate.
+    pub(crate) fn without_hooks(text: &str) -> Result<String, String> {
+        let root = parse(text)?;
+        if let Some(top) = root.object_value() {
+            remove(&top);
+        }
+        Ok(ended(&root))
+    }
+
+    /// The entries of toolgate in a file: for each event, the program that is started and the entry as it stands.
+    pub(crate) fn registered(text: &str) -> Result<Vec<(String, String, Value)>, String> {
+        let file = json(text)?;
+        let mut found = Vec::new();
+        for (event, list) in file.get("hooks").and_then(Value::as_object).into_iter().flatten() {
+            for item in list.as_array().into_iter().flatten() {
+                let entries = item.get("hooks").and_then(Value::as_array).map_or_else(|| vec![item], |inner| inner.iter().collect());
+                for entry in entries {
+                    if let Some(program) = program(entry) {
+                        // What the group says holds for its entries.
+                        let mut entry = entry.clone();
+                        if let (Some(matcher), Some(entry)) = (item.get("matcher"), entry.as_object_mut()) {
+                            entry.insert("matcher".to_owned(), matcher.clone());
+                        }
+                        found.push((event.clone(), program, entry));
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn parse(text: &str) -> Result<CstRootNode, String> {
+    let text = if text.trim().is_empty() { "{}" } else { text };
+    CstRootNode::parse(text, &ParseOptions::default()).map_err(|error| error.to_string())
+}
+
+/// What a file of settings says; comments are for people.
+pub(crate) fn json(text: &str) -> Result<Value, String> {
+    Ok(parse(text)?.to_serde_value().unwrap_or_default())
+}
+
+fn ended(root: &CstRootNode) -> String {
+    let text = root.to_string();
+    if text.ends_with('\n') { text } else { format!("{text}\n") }
+}
+
+/// The program of an entry, if it is toolgate.
+fn program(entry: &Value) -> Option<String> {
+    let command = entry.get("command")?.as_str()?;
+    let args = entry.get("args").and_then(Value::as_array);
+    let program = match args {
+        Some(_) => command.to_owned(),
+        None => match command.strip_prefix('\'') {
+            Some(rest) => rest.split('\'').next()?.to_owned(),
+            None => command.split_whitespace().next()?.to_owned(),
+        },
+    };
+    let hooks = match args {
+        Some(args) => args.first().and_then(Value::as_str) == Some("hook"),
+        None => command.split_whitespace().any(|word| word == "hook"),
+    };
+    let named = Path::new(&program).file_name().is_some_and(|name| name == "toolgate");
+    (named && hooks).then_some(program)
+}
+
+/// Takes toolgate's own entries out, and what is empty without them.
+fn remove(top: &CstObject) {
+    let Some(hooks) = top.object_value("hooks") else { return };
+    for event in hooks.properties() {
+        let Some(list) = event.array_value() else { continue };
+        let before = list.elements().len();
+        for item in list.elements() {
+            let Some(group) = item.as_object() else { continue };
+            match group.array_value("hooks") {
+                Some(inner) => {
+                    let had = inner.elements().len();
+                    for entry in inner.elements() {
+                        if entry.to_serde_value().as_ref().and_then(program).is_some() {
+                            entry.remove();
+                        }
+                    }
+                    if had > 0 && inner.elements().is_empty() {
+                        group.remove();
+                    }
+                }
+                None if item.to_serde_value().as_ref().and_then(program).is_some() => group.remove(),
+                None => {}
+            }
+        }
+        if before > 0 && list.elements().is_empty() {
+            event.remove();
+        }
+    }
+    if hooks.properties().is_empty()
+        && let Some(hooks) = top.get("hooks")
+    {
+        hooks.remove();
+    }
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &str) -> String {
+    format!("'{}'", path.replace('\'', r"'\''"))
+}

@@ -1,0 +1,258 @@
+//! `toolgate doctor`: is the gate really on?
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::init::read;
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean};
+use crate::client::Client;
+use crate::place::{self, InForce, State};
+
+/// Look whether the gate is really on: the configuration loads, the ledger takes rows, the hooks are registered and are this
+/// program, and a call that must be refused is refused.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exit code: 0 if all is well, 1 if something is not.\n\nExamples:\n  toolgate doctor\n  toolgate doctor --json\n  toolgate doctor --config toolgate.toml"
+)]
+pub(crate) struct Args {
+    /// The configuration. Without it: what is in force here.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One JSON object: {"ok", "findings": [{"check", "state", "says"}]}.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Health {
+    Well,
+    /// Worth a look.
+    Note,
+    Ill,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    state: Health,
+    says: String,
+}
+
+/// What was looked at.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn say(&mut self, check: &'static str, state: Health, says: impl Into<String>) {
+        self.0.push(Finding { check, state, says: says.into() });
+    }
+}
+
+pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
+    let mut found = Findings::default();
+    examine(args, &mut found)?;
+    let ok = found.0.iter().all(|finding| finding.state != Health::Ill);
+    let mut out = anstream::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", json!({"ok": ok, "findings": found.0}))?;
+    } else {
+        for Finding { check, state, says } in &found.0 {
+            let (style, sign) = match state {
+                Health::Well => (GREEN, "✓"),
+                Health::Note => (YELLOW, "!"),
+                Health::Ill => (RED, "✗"),
+            };
+            let mut lines = says.lines();
+            writeln!(out, "{style}{sign}{style:#} {check:<14} {}", clean(lines.next().unwrap_or_default()))?;
+            for line in lines {
+                writeln!(out, "                 {DIM}{}{DIM:#}", clean(line))?;
+            }
+        }
+        let verdict = if ok { "the gate is on" } else { "the gate is not what it should be" };
+        writeln!(out, "\n{BOLD}{verdict}{BOLD:#}")?;
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
+    let project = place::project()?;
+    let state = match State::open() {
+        Ok(state) => state,
+        Err(error) => {
+            found.say("state", Health::Ill, error.to_string());
+            return Ok(());
+        }
+    };
+    found.say("state", Health::Well, format!("{} is yours alone", state.path().display()));
+    match InForce::find(args.config.as_deref(), &project, &state) {
+        Err(error) => found.say("configuration", Health::Ill, error.to_string()),
+        Ok(in_force) => {
+            let files = in_force.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+            if let Some(notice) = &in_force.notice {
+                found.say("trust", Health::Ill, notice.clone());
+            }
+            let store = in_force.store.clone();
+            let names: Vec<String> = in_force.config.names().map(str::to_owned).collect();
+            match in_force.config.for_client().agents(None) {
+                Err(error) => found.say("configuration", Health::Ill, format!("it does not load\n{}", error.render(false))),
+                Ok(agents) => {
+                    let rules: usize = agents.iter().map(|agent| agent.enforced_rules().count()).sum();
+                    found.say("configuration", Health::Well, format!("{files} ({rules} enforced)"));
+                    let tool = agents.iter().find_map(|agent| agent.tools().next().map(|tool| tool.name().to_owned()));
+                    ledger(&store, &state, found);
+                    canary(args, &names, tool.as_deref(), &state, found);
+                }
+            }
+        }
+    }
+    clients(&project, found)
+}
+
+/// The ledger takes rows, and nobody else can read it.
+fn ledger(store: &Path, state: &State, found: &mut Findings) {
+    match super::hook::open_store(store, state) {
+        Err(error) => found.say("ledger", Health::Ill, error.to_string()),
+        Ok(opened) => {
+            drop(opened);
+            let keys = PathBuf::from(format!("{}.state/keys", store.display()));
+            let open = [store.to_owned(), keys.clone()]
+                .into_iter()
+                .chain(fs::read_dir(&keys).into_iter().flatten().flatten().map(|file| file.path()));
+            let loose: Vec<String> = open
+                .filter(|path| fs::metadata(path).is_ok_and(|file| file.mode() & 0o077 != 0))
+                .map(|path| path.display().to_string())
+                .collect();
+            match loose.first() {
+                Some(_) => found.say("ledger", Health::Ill, format!("others may read {}; run `chmod go-rwx` on it", loose.join(", "))),
+                None => found.say("ledger", Health::Well, store.display().to_string()),
+            }
+            clock(store, found);
+        }
+    }
+}
+
+/// Limits and evidence hang on the clock.
+fn clock(store: &Path, found: &mut Findings) {
+    let now = jiff::Timestamp::now();
+    let newest = toolgate_store::Ledger::open(store).ok().and_then(|ledger| ledger.row(ledger.last().ok()?).ok()?).map(|row| row.at);
+    match newest {
+        Some(last) if last.duration_since(now) > jiff::SignedDuration::from_mins(5) => {
+            found.say("clock", Health::Ill, format!("it is {now}, and the ledger has a row of {last}: the clock went backwards"));
+        }
+        _ if now.as_second() < 1_767_225_600 => found.say("clock", Health::Ill, format!("it says {now}, which cannot be")),
+        _ => found.say("clock", Health::Well, now.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
+    }
+}
+
+/// A call that must be refused: through the program that clients start, as they start it.
+fn canary(args: &Args, agents: &[String], tool: Option<&str>, state: &State, found: &mut Findings) {
+    let Some(tool) = tool else {
+        found.say("canary", Health::Note, "no tool is declared, so nothing can be tried");
+        return;
+    };
+    let event = json!({
+        "hook_event_name": "PreToolUse", "session_id": "toolgate-doctor", "tool_use_id": "canary", "tool_name": tool,
+        "tool_input": {"command": format!("cat {}/key", state.path().display()), "file_path": state.path().join("key")},
+    });
+    let begun = Instant::now();
+    let tried = || -> io::Result<Value> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("hook").args(args.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]));
+        if agents.len() > 1 {
+            command.args(agents.first().map(|agent| format!("--agent={agent}")));
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(event.to_string().as_bytes())?;
+        }
+        let output = child.wait_with_output()?;
+        serde_json::from_slice(&output.stdout).map_err(|_| io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    let took = |begun: Instant| Duration::from_micros(u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX));
+    match tried() {
+        Err(error) => found.say("canary", Health::Ill, format!("it got no answer: {error}")),
+        Ok(answer) => match answer.pointer("/hookSpecificOutput/permissionDecision").and_then(Value::as_str) {
+            Some("deny") => found.say("canary", Health::Well, format!("a call that must be refused was refused, in {:?}", took(begun))),
+            other => {
+                found.say("canary", Health::Ill, format!("a call that must be refused got {}: {answer}", other.unwrap_or("no decision")))
+            }
+        },
+    }
+}
+
+/// The hooks that clients know of.
+fn clients(project: &Path, found: &mut Findings) -> io::Result<()> {
+    let own = std::env::current_exe()?;
+    let mut any = false;
+    for client in Client::HOOKED {
+        for place in [Some(project), None] {
+            let path = client.file(place)?;
+            let text = read(&path)?;
+            if text.is_empty() {
+                continue;
+            }
+            match Client::registered(&text) {
+                Err(error) => found.say("hooks", Health::Ill, format!("{}: {error}; the client cannot read it either", path.display())),
+                Ok(entries) if entries.is_empty() => {}
+                Ok(entries) => {
+                    any = true;
+                    registered(client, &path, &text, &entries, &own, found);
+                }
+            }
+        }
+    }
+    if !any {
+        found.say("hooks", Health::Ill, "no client has toolgate among its hooks; run `toolgate init --for claude-code`");
+    }
+    Ok(())
+}
+
+fn registered(client: Client, path: &Path, text: &str, entries: &[(String, String, Value)], own: &Path, found: &mut Findings) {
+    let mut wrong: Vec<String> = Vec::new();
+    let same = |program: &str| fs::canonicalize(program).is_ok_and(|program| fs::canonicalize(own).is_ok_and(|own| own == program));
+    for (event, program, entry) in entries {
+        if !Path::new(program).exists() {
+            wrong.push(format!("{event} starts {program}, which is not there"));
+        } else if !same(program) {
+            wrong.push(format!("{event} starts {program}, which is another program than this one ({})", own.display()));
+        }
+        if entry.get("matcher").and_then(Value::as_str).is_some_and(|matcher| !matches!(matcher, "" | "*")) {
+            wrong.push(format!("{event} is only for some tools: its matcher is not `*`"));
+        }
+        let closed = match client {
+            Client::ClaudeCode => entry.get("onFailure").and_then(Value::as_str) == Some("block"),
+            Client::Cursor => entry.get("failClosed").and_then(Value::as_bool) == Some(true),
+            _ => true,
+        };
+        if !closed && event == client.before() {
+            let switch = if client == Client::Cursor { "\"failClosed\": true" } else { "\"onFailure\": \"block\"" };
+            wrong.push(format!("{event} lets calls run when the hook cannot be started: it has no `{switch}`"));
+        }
+        if entry.get("timeout").is_some_and(|timeout| !timeout.is_number()) {
+            wrong.push(format!("{event} has a `timeout` that is no number, so the client drops all hooks of this file"));
+        }
+    }
+    if !entries.iter().any(|(event, ..)| event == client.before()) {
+        wrong.push(format!("there is none for {}: nothing is asked before a tool", client.before()));
+    }
+    let file = crate::client::json(text).unwrap_or_default();
+    if file.get("disableAllHooks").and_then(Value::as_bool) == Some(true) {
+        wrong.push("`disableAllHooks` is on".to_owned());
+    }
+    let place = format!("{} ({})", path.display(), client.name());
+    if wrong.is_empty() {
+        found.say("hooks", Health::Well, place);
+    } else {
+        wrong.sort();
+        wrong.dedup();
+        found.say("hooks", Health::Ill, format!("{place}\n{}\nrun `toolgate init --for {}` again", wrong.join("\n"), client.name()));
+    }
+}

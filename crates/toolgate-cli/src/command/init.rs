@@ -1,0 +1,235 @@
+//! `toolgate init`, `toolgate eject` and `toolgate trust`: into a project, out of it, and whether its word counts.
+
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use super::ledger::{BOLD, DIM, GREEN, RED, counted};
+use crate::client::Client;
+use crate::place::{self, FILE, InForce, State};
+
+/// Put toolgate into a project: a commented configuration, and its hook in the client's own settings.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  toolgate init                             a configuration, and nothing else\n  toolgate init --for claude-code           and its hooks in .claude/settings.json\n  toolgate init --for codex --dry-run       only show what would change"
+)]
+pub(crate) struct InitArgs {
+    /// The client to register with.
+    #[arg(long = "for", value_enum, value_name = "CLIENT")]
+    client: Option<Client>,
+    /// In the settings of the user, for all projects.
+    #[arg(long, requires = "client")]
+    user: bool,
+    /// Show what would change, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Take toolgate's hooks out of a client's settings again.
+#[derive(clap::Args)]
+#[command(
+    after_help = "The configuration and the ledger stay.\n\nExamples:\n  toolgate eject                            out of every client of this project\n  toolgate eject --for claude-code --user   out of the user's own settings\n  toolgate eject --dry-run                  only show what would change"
+)]
+pub(crate) struct EjectArgs {
+    /// The client; all of them unless said.
+    #[arg(long = "for", value_enum, value_name = "CLIENT")]
+    client: Option<Client>,
+    /// In the settings of the user.
+    #[arg(long)]
+    user: bool,
+    /// Show what would change, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Accept a project's configuration as it is now: until then only the user's own is in force.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  toolgate trust                  accept ./toolgate.toml with all that it includes\n  toolgate trust --revoke         do not accept it any more\n  toolgate trust --new-ledger     the ledger was moved away on purpose; begin a new one"
+)]
+pub(crate) struct TrustArgs {
+    /// The configuration; that of the project here unless said.
+    config: Option<PathBuf>,
+    /// Do not accept it any more.
+    #[arg(long)]
+    revoke: bool,
+    /// Forget which ledger was used before.
+    #[arg(long, conflicts_with = "revoke")]
+    new_ledger: bool,
+}
+
+pub(crate) fn init(args: &InitArgs) -> io::Result<ExitCode> {
+    let project = std::env::current_dir()?;
+    let mut out = anstream::stdout().lock();
+    // A client that cannot be registered is known before anything is written.
+    let settings = match args.client {
+        Some(client) => {
+            let path = client.file((!args.user).then_some(&*project))?;
+            let program = std::env::current_exe()?.display().to_string();
+            let before = read(&path)?;
+            let after = client.with_hooks(&before, &program).map_err(|why| io::Error::other(format!("{}: {why}", path.display())))?;
+            Some((path, before, after))
+        }
+        None => None,
+    };
+    let config = if args.user { place::own().ok_or_else(|| io::Error::other("there is no home directory"))? } else { project.join(FILE) };
+    let is_new = !config.exists();
+    if is_new {
+        change(&mut out, &config, "", &template(args.client), args.dry_run)?;
+    } else {
+        writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
+    }
+    if let Some((path, before, after)) = &settings {
+        change(&mut out, path, before, after, args.dry_run)?;
+    }
+    if args.dry_run {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let state = State::open()?;
+    if !args.user {
+        // Whoever writes it has accepted it; whoever finds it there reads it first.
+        if is_new {
+            state.trust(&config)?;
+        } else if !state.trusts(&config)? {
+            writeln!(out, "it is not in force yet: read it, then run {BOLD}toolgate trust{BOLD:#}")?;
+        }
+    }
+    let found = InForce::find(Some(&config), &project, &state)?;
+    if let Some(parent) = found.store.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    super::hook::open_store(&found.store, &state)?;
+    writeln!(out, "the ledger is {}", found.store.display())?;
+    match args.client {
+        Some(Client::Codex) => writeln!(out, "Codex runs no hook that was not reviewed: start it and say {BOLD}/hooks{BOLD:#}")?,
+        Some(_) => writeln!(out, "look whether it holds with {BOLD}toolgate doctor{BOLD:#}")?,
+        None => writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
+    let project = std::env::current_dir()?;
+    let mut out = anstream::stdout().lock();
+    let clients = args.client.map_or_else(|| Client::HOOKED.to_vec(), |client| vec![client]);
+    let mut found = false;
+    for client in clients {
+        let path = client.file((!args.user).then_some(&*project))?;
+        let before = read(&path)?;
+        let why = |why: String| io::Error::other(format!("{}: {why}", path.display()));
+        if before.is_empty() || Client::registered(&before).map_err(why)?.is_empty() {
+            continue;
+        }
+        found = true;
+        let after = Client::without_hooks(&before).map_err(why)?;
+        change(&mut out, &path, &before, &after, args.dry_run)?;
+    }
+    if !found {
+        writeln!(out, "toolgate is in none of these settings")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
+    let state = State::open()?;
+    let mut out = anstream::stdout().lock();
+    let directory = std::env::current_dir()?;
+    let nothing = || io::Error::other(format!("there is no {FILE} here; make one with `toolgate init`"));
+    let config = match &args.config {
+        Some(path) => path.clone(),
+        None => place::of_project(&directory).or_else(|| place::own().filter(|_| args.new_ledger)).ok_or_else(nothing)?,
+    };
+    if args.revoke {
+        let was = state.distrust(&config)?;
+        writeln!(out, "{} {}", config.display(), if was { "is not in force any more" } else { "was not accepted before" })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let found = InForce::find(Some(&config), &directory, &state)?;
+    if args.new_ledger {
+        if found.store.exists() {
+            return Err(io::Error::other(format!("{} is there; move it away first", found.store.display())));
+        }
+        state.know_ledger(&found.store, None)?;
+        super::hook::open_store(&found.store, &state)?;
+        writeln!(out, "a new ledger begins at {}", found.store.display())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let files = found.config.files().len();
+    let agents = found.config.agents(None).map_err(|error| {
+        let problems = error.render(io::stderr().is_terminal());
+        io::Error::other(format!("the configuration does not load, so it is not accepted\n\n{problems}"))
+    })?;
+    state.trust(&config)?;
+    writeln!(out, "{GREEN}accepted{GREEN:#} {}", config.display())?;
+    for agent in &agents {
+        let (tools, rules) = (agent.tools().count() as u64, agent.enforced_rules().count() as u64);
+        writeln!(out, "  {} has {} and {}", agent.name(), counted(tools, "tool"), counted(rules, "rule"))?;
+    }
+    if files > 0 {
+        writeln!(out, "  with {}", counted(files as u64, "included file"))?;
+    }
+    writeln!(out, "{DIM}any change to it must be accepted anew{DIM:#}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The text of a file; nothing where there is none.
+pub(crate) fn read(path: &Path) -> io::Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        text => text,
+    }
+}
+
+/// Shows what changes in a file, and changes it: whole, or not at all.
+fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run: bool) -> io::Result<()> {
+    if before == after {
+        return writeln!(out, "{DIM}{} stays as it is{DIM:#}", path.display());
+    }
+    let verb = match (dry_run, before.is_empty()) {
+        (true, true) => "would write",
+        (true, false) => "would change",
+        (false, true) => "wrote",
+        (false, false) => "changed",
+    };
+    let diff = similar::TextDiff::from_lines(before, after);
+    writeln!(out, "{BOLD}{verb}{BOLD:#} {}", path.display())?;
+    // What is all new is shown only where it is short.
+    if !before.is_empty() || after.lines().count() <= 60 || dry_run {
+        for change in diff.iter_all_changes().filter(|change| change.tag() != similar::ChangeTag::Equal) {
+            match change.tag() {
+                similar::ChangeTag::Delete => write!(out, "  {RED}-{}{RED:#}", change.value())?,
+                _ => write!(out, "  {GREEN}+{}{GREEN:#}", change.value())?,
+            }
+        }
+    }
+    if dry_run {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    // A link stays a link: what it leads to is changed.
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let draft = target.with_extension("toolgate-new");
+    let mut file = fs::File::create(&draft)?;
+    if let Ok(old) = fs::metadata(&target) {
+        file.set_permissions(old.permissions())?;
+    }
+    file.write_all(after.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(draft, target)
+}
+
+/// The configuration to begin with.
+fn template(client: Option<Client>) -> String {
+    match client {
+        Some(Client::ClaudeCode | Client::ClaudeDesktop) => include_str!("init/claude-code.toml"),
+        Some(Client::Codex) => include_str!("init/codex.toml"),
+        Some(Client::Cursor) => include_str!("init/cursor.toml"),
+        Some(Client::Vscode) => include_str!("init/vscode.toml"),
+        None => include_str!("init/bare.toml"),
+    }
+    .to_owned()
+}
