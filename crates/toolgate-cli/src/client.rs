@@ -175,6 +175,9 @@ fn program(entry: &Value) -> Option<String> {
             None => command.split_whitespace().next()?.to_owned(),
         },
     };
+    if Path::new(&program).file_name().is_some_and(|name| name == "toolgate-hook") {
+        return Some(program);
+    }
     let hooks = match args {
         Some(args) => args.first().and_then(Value::as_str) == Some("hook"),
         None => command.split_whitespace().any(|word| word == "hook"),

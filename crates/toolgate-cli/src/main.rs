@@ -47,6 +47,10 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
+    // A coding agent waits for this one at every step: what the whole command line needs is left out.
+    if let Some(args) = command::hook::Args::quickly(std::env::args_os().skip(1)) {
+        return command::hook::run(&args);
+    }
     match run(Cli::parse()) {
         Ok(code) => code,
         // Whoever reads us has read enough.

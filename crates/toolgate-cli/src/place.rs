@@ -61,6 +61,23 @@ impl State {
         self.0.join("ledger.db")
     }
 
+    /// The key that what is kept here is known by.
+    pub(crate) fn key(&self) -> io::Result<[u8; 32]> {
+        let path = self.0.join("key");
+        if let Ok(key) = fs::read(&path)
+            && let Ok(key) = <[u8; 32]>::try_from(key)
+        {
+            return Ok(key);
+        }
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
+        let draft = self.0.join(format!("key.{}", std::process::id()));
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        file.write_all(&key)?;
+        fs::rename(draft, path)?;
+        Ok(key)
+    }
+
     fn list(&self, name: &str) -> io::Result<BTreeMap<String, String>> {
         let path = self.0.join(name);
         match fs::read(&path) {
@@ -171,6 +188,15 @@ pub(crate) fn project() -> io::Result<PathBuf> {
     absolute("CLAUDE_PROJECT_DIR").map_or_else(std::env::current_dir, Ok)
 }
 
+/// How a file is known to be the same.
+pub(crate) type Stamp = (u64, u64, u64, i64, i64, i64, i64);
+
+/// How a file is now; `None` where there is none.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let file = fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino(), file.len(), file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()))
+}
+
 /// What holds.
 pub(crate) struct InForce {
     pub(crate) config: Config,
@@ -179,6 +205,8 @@ pub(crate) struct InForce {
     pub(crate) store: PathBuf,
     /// What a person should be told.
     pub(crate) notice: Option<String>,
+    /// Every path that was looked at: while none of them changes, nothing else holds.
+    pub(crate) looked_at: Vec<PathBuf>,
 }
 
 impl InForce {
@@ -188,6 +216,13 @@ impl InForce {
         if let Some(path) = given {
             return Self::of(Config::load(path)?, vec![path.to_owned()], None, state);
         }
+        let found = Self::found(directory, state)?;
+        let above = directory.ancestors().map(|directory| directory.join(FILE));
+        let looked_at = above.chain(own()).chain([state.path().join("trusted.json")]).chain(found.looked_at).collect();
+        Ok(Self { looked_at, ..found })
+    }
+
+    fn found(directory: &Path, state: &State) -> io::Result<Self> {
         let own = own().filter(|path| path.is_file());
         let project = of_project(directory);
         let trusted = project.as_ref().map(|path| state.trusts(path)).transpose()?.unwrap_or(false);
@@ -214,15 +249,20 @@ impl InForce {
     fn of(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {
         files.extend(config.files().iter().cloned());
         let store = std::path::absolute(config.store.clone().unwrap_or_else(|| state.ledger()))?;
-        Ok(Self { config, files, store, notice })
+        let looked_at = files.clone();
+        Ok(Self { config, files, store, notice, looked_at })
     }
 }
 
 const TRUST: &str = "read it, then run `toolgate trust` in a terminal";
 
-/// The local user's name; the number where there is none.
+/// The local user's name.
 pub(crate) fn user() -> String {
-    let uid = rustix::process::getuid().as_raw();
+    name_of(rustix::process::getuid().as_raw())
+}
+
+/// A user's name; the number where there is none.
+pub(crate) fn name_of(uid: u32) -> String {
     let number = uid.to_string();
     let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let line = known.lines().find(|line| line.split(':').nth(2) == Some(&*number));

@@ -96,6 +96,7 @@ fn intent() -> (Box<Intent>, Vec<Charge>) {
         lease: Timestamp::MAX,
         effect: true,
         row: Some(draft),
+        pass: None,
     };
     (Box::new(intent), vec![charge])
 }

@@ -206,6 +206,12 @@ impl Config {
         &self.files
     }
 
+    /// Whether programs are asked before or after tools.
+    #[must_use]
+    pub fn has_hooks(&self) -> bool {
+        self.agents.iter().any(|declared| !declared.hooks.is_empty())
+    }
+
     /// The tools of an agent of which a pass is also the client's permission.
     pub fn granted(&self, agent: &str) -> impl Iterator<Item = &str> {
         self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
@@ -440,4 +446,19 @@ pub(crate) fn rules_of<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
         rule::read_with(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
     };
     more.iter().fold(rules(name, text, policies), |all, (name, text)| all.and(rules(name, text, Vec::new())))
+}
+
+/// The rules of an agent out of the files that they came from, as they are written.
+pub(crate) fn tables_of(agent: &str, files: &[(&str, &str)]) -> Vec<serde_json::Map<String, serde_json::Value>> {
+    let mut tables = Vec::new();
+    for (_, text) in files {
+        let (document, _) = DeTable::parse_recoverable(text);
+        let own = document.get_ref().get("agents").and_then(|agents| agents.get_ref().as_table()?.get(agent)?.get_ref().as_table());
+        let policies = own.unwrap_or_else(|| document.get_ref()).get("policy").and_then(|policies| policies.get_ref().as_array());
+        tables.extend(policies.into_iter().flatten().filter_map(|policy| match super::read::json(policy.get_ref())? {
+            serde_json::Value::Object(table) => Some(table),
+            _ => None,
+        }));
+    }
+    tables
 }

@@ -20,7 +20,7 @@ mod rule;
 mod tests;
 mod tool;
 
-pub(crate) use file::rules_of;
+pub(crate) use file::{rules_of, tables_of};
 pub use file::{Client, Config, ConfigError, Otherwise};
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
 

@@ -268,7 +268,7 @@ fn decimal(value: &DeValue<'_>) -> Option<Decimal> {
     crate::json::decimal_of(&json(value).filter(Value::is_number)?)
 }
 
-fn json(value: &DeValue<'_>) -> Option<Value> {
+pub(super) fn json(value: &DeValue<'_>) -> Option<Value> {
     let number = |text: &str| crate::json::canonical_number(text.trim_start_matches('+')).ok().map(Value::Number);
     match value {
         DeValue::String(text) => Some(Value::String(text.to_string())),

@@ -146,7 +146,7 @@ impl Policy for Deny {
             let no_command = |tool: &&&Spec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
             problems.extend(governed.iter().filter(no_command).map(|tool| {
                 let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
-                Problem::at(&format!("where.{index}.argument"), message).help(format!("say `shell = \"{path}\"` with the tool"))
+                Problem::at(format!("where.{index}.argument"), message).help(format!("say `shell = \"{path}\"` with the tool"))
             }));
         }
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));

@@ -1,6 +1,6 @@
 //! An agent as it is written down: kept once with the rows it decided, and enough to decide them again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,24 @@ impl Definition {
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
         self.policies = files.into_iter().map(|(name, text)| File { name, text }).collect();
+        self
+    }
+
+    /// Whether nothing in it was written in Rust.
+    pub(super) fn is_all_written(&self) -> bool {
+        self.in_code.is_empty() && !self.files
+    }
+
+    /// The names and texts of its policy files.
+    pub(super) fn files(&self) -> Vec<(&str, &str)> {
+        self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect()
+    }
+
+    /// With these tools only, and one policy file.
+    pub(super) fn with_only(mut self, tools: &HashSet<&str>, policies: String) -> Self {
+        self.tools.retain(|placed| tools.contains(placed.spec.name()));
+        self.hooks.clear();
+        self.policies = vec![File { name: "(excerpt)".to_owned(), text: policies }];
         self
     }
 

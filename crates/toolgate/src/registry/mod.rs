@@ -2,6 +2,7 @@
 
 mod checks;
 mod definition;
+mod excerpt;
 mod section;
 
 use std::any::Any;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 pub use definition::Definition;
+pub use excerpt::Excerpt;
 pub use section::Section;
 
 use crate::config::{Rules, Scope, Written};

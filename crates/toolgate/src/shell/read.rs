@@ -138,13 +138,12 @@ impl<'r> Reader<'r> {
                 let command = Command { files: self.files(node), ..Command::default() };
                 self.found.commands.push(command);
             }
-            "redirected_statement" => {
+            "redirected_statement"
                 // Of a group of commands: all of them.
-                if node.child_by_field_name("body").is_some_and(|body| body.kind() != "command") {
+                if node.child_by_field_name("body").is_some_and(|body| body.kind() != "command") => {
                     let files = self.files(node);
                     self.found.commands.push(Command { words: vec![Word::known(":")], files, fed: None });
                 }
-            }
             "variable_assignment" => {
                 let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
                 if POWERFUL.contains(&name) {

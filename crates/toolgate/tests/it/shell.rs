@@ -8,7 +8,7 @@ use crate::support::Built;
 
 fn gate() -> Toolgate {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-    let rule = |name: &str, condition| Deny::new(name, ["bash"]).when("/command", condition).reason(&format!("{name}."));
+    let rule = |name: &str, condition| Deny::new(name, ["bash"]).when("/command", condition).reason(format!("{name}."));
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))

@@ -12,8 +12,12 @@ use toolgate_store::SqliteStore;
 
 use super::Args;
 use super::answer::{Answer, Decision, withheld, words};
+use super::compiled::{Beside, Compiled};
 use super::event::{Client, Event, Kind};
 use crate::place::{self, InForce, State};
+
+/// How long a call waits for its session.
+const WAIT: Duration = Duration::from_secs(3);
 
 /// The gate, opened for one event.
 pub(crate) struct Door {
@@ -21,8 +25,10 @@ pub(crate) struct Door {
     agent: String,
     granted: Vec<String>,
     settings: Settings,
-    client: Client,
     notice: Option<String>,
+    has_hooks: bool,
+    /// What could be kept ready for the next call, and in which ledger it stands.
+    beside: Option<(Beside, String)>,
 }
 
 /// Opens the ledger of a configuration. One that was there and is not any more is not begun anew: limits and evidence are gone
@@ -54,39 +60,103 @@ pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> 
 }
 
 impl Door {
-    pub(super) fn open(args: &Args) -> Result<Self, String> {
+    pub(super) fn open(args: &Args, event: &Event) -> Result<Self, String> {
         let plain = |error: io::Error| error.to_string();
-        let state = State::open().map_err(plain)?;
-        let found = InForce::find(args.config.as_deref(), &place::project().map_err(plain)?, &state).map_err(plain)?;
+        let (state, project) = (State::open().map_err(plain)?, place::project().map_err(plain)?);
+        let tool = legal(&event.tool);
+        if let Some(ready) = Compiled::find(args, &project, &state, &tool).and_then(|kept| Self::ready(kept, &tool)) {
+            return Ok(ready);
+        }
+        let found = InForce::find(args.config.as_deref(), &project, &state).map_err(plain)?;
+        let mut ledger = None;
+        let mut door = Self::of(found, args.agent.as_ref(), &state, |path| {
+            let store = open_store(path, &state)?;
+            ledger = Some(store.id().to_owned());
+            Ok(Arc::new(store))
+        })?;
+        door.beside = door.beside.and_then(|(beside, _)| Some((beside, ledger?)));
+        Ok(door)
+    }
+
+    /// The gate from what was kept ready; `None` where that is not what is there any more.
+    fn ready(kept: Compiled, tool: &str) -> Option<Self> {
+        let store = SqliteStore::open_briefly(&kept.store).ok()??;
+        if store.id() != kept.ledger {
+            return None;
+        }
+        let agent = kept.excerpt.build().ok()?;
+        let mut builder = Toolgate::builder().store(Arc::new(store)).busy_wait(WAIT).agent(agent);
+        for pattern in &kept.redact {
+            builder = builder.redact(pattern).ok()?;
+        }
+        let otherwise = |ask| if ask { Otherwise::Ask } else { Otherwise::Deny };
+        Some(Self {
+            gate: builder.build().map_err(|error| error.to_string()),
+            agent: kept.agent,
+            granted: kept.granted.then(|| tool.to_owned()).into_iter().collect(),
+            settings: Settings { on_failure: otherwise(kept.asks.0), undeclared: otherwise(kept.asks.1) },
+            notice: kept.notice,
+            has_hooks: false,
+            beside: None,
+        })
+    }
+
+    /// Keeps what was read ready for the next call.
+    pub(super) fn keep(&self, args: &Args) -> io::Result<()> {
+        let (Some((beside, ledger)), Ok(gate)) = (&self.beside, &self.gate) else { return Ok(()) };
+        match gate.agent(&self.agent) {
+            Some(agent) => Compiled::keep(args, &place::project()?, &State::open()?, agent, ledger, beside),
+            None => Ok(()),
+        }
+    }
+
+    /// The gate of a configuration, on the ledger that `store` opens.
+    pub(super) fn of(
+        found: InForce,
+        agent: Option<&String>,
+        state: &State,
+        store: impl FnOnce(&Path) -> io::Result<Arc<SqliteStore>>,
+    ) -> Result<Self, String> {
+        let plain = |error: io::Error| error.to_string();
         let (settings, redact, notice) = (found.config.client, found.config.redact.clone(), found.notice.clone());
         let names: Vec<String> = found.config.names().map(str::to_owned).collect();
-        let agent = match (&args.agent, names.as_slice()) {
+        if !found.config.problems().is_empty() {
+            let problems = found.config.agents(None).err().map(|error| error.render(false)).unwrap_or_default();
+            return Err(format!("the configuration does not load\n{problems}"));
+        }
+        let agent = match (agent, names.as_slice()) {
             (Some(agent), names) if names.contains(agent) => agent.clone(),
             (Some(agent), names) => return Err(format!("there is no agent `{agent}`; there are {}", names.join(", "))),
             (None, [one]) => one.clone(),
             (None, names) => return Err(format!("there are several agents ({}); say which with `--agent`", names.join(", "))),
         };
+        let has_hooks = found.config.has_hooks();
         let granted = found.config.granted(&agent).map(str::to_owned).collect();
-        let protected = Protected::of(&found, &state);
+        let beside = Some((Beside::of(&found, &agent), String::new()));
+        let protected = Protected::of(&found, state);
         let config = found.config.for_client().with_policies("(built in)", |tools| protected.rules(tools));
         let agents = config.agents(None).map_err(|error| format!("the configuration does not load\n{}", error.render(false)))?;
         let open = || -> Result<Toolgate, String> {
-            let store = open_store(&found.store, &state).map_err(plain)?;
-            let mut builder = Toolgate::builder().store(Arc::new(store)).busy_wait(Duration::from_secs(3));
+            let store = store(&found.store).map_err(plain)?;
+            let mut builder = Toolgate::builder().store(store).busy_wait(WAIT);
             for pattern in &redact {
                 builder = builder.redact(pattern).map_err(|error| error.to_string())?;
             }
             agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build().map_err(plain)
         };
-        Ok(Self { gate: open(), agent, granted, settings, client: args.client, notice })
+        Ok(Self { gate: open(), agent, granted, settings, notice, has_hooks, beside })
     }
 
-    pub(super) async fn answer(&self, event: &Event) -> Answer {
+    pub(super) const fn has_hooks(&self) -> bool {
+        self.has_hooks
+    }
+
+    pub(super) async fn answer(&self, event: &Event, client: Client, user: &str) -> Answer {
         let gate = match &self.gate {
             Ok(gate) => gate,
             Err(reason) => return self.failed(event, reason),
         };
-        let session = gate.session(&self.agent, &place::user(), &event.session);
+        let session = gate.session(&self.agent, user, &event.session);
         match &event.kind {
             Kind::Begins => Answer { notice: self.notice.clone(), context: self.notice.clone(), ..Answer::default() },
             Kind::Ends => match gate.leave(session.key()).await {
@@ -99,7 +169,7 @@ impl Door {
             },
             Kind::Before => {
                 let call = self.call(&session, event);
-                let call = if self.client == Client::Codex || self.client == Client::Cursor { call } else { call.client_asks() };
+                let call = if client == Client::Codex || client == Client::Cursor { call } else { call.client_asks() };
                 match gate.admit_kept(call).await {
                     Ok(kept) => self.admitted(event, &kept),
                     Err(refused) => self.refused(event, &refused),

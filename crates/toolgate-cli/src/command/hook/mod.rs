@@ -1,11 +1,15 @@
 //! `toolgate hook`: the door for clients that run their tools themselves.
 
 mod answer;
+mod compiled;
 mod door;
 mod event;
+mod serve;
+mod wire;
 
-use std::io::Read;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,7 +17,9 @@ use answer::{Answer, Rendered};
 use door::Door;
 pub(crate) use door::open_store;
 pub(crate) use event::Client;
-use event::Event;
+use event::{Event, Kind};
+
+use crate::place;
 
 /// Longer events are not read.
 const LONGEST: u64 = 32 << 20;
@@ -39,9 +45,43 @@ pub(crate) struct Args {
     /// As which agent, where the configuration has several.
     #[arg(long)]
     pub(crate) agent: Option<String>,
+    /// Ask the service that listens here, which may run as another user.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Be that service.
+    #[arg(long, requires = "socket", requires = "config")]
+    pub(crate) serve: bool,
+}
+
+impl Args {
+    /// Reads the command line where it is a plain one: `hook` and its flags, each with its value. No words at all, with
+    /// something on standard input, are a client that left them out.
+    pub(crate) fn quickly(words: impl Iterator<Item = OsString>) -> Option<Self> {
+        let mut words = words.map(|word| word.into_string().ok());
+        let mut args = Self { config: None, client: Client::ClaudeCode, agent: None, socket: None, serve: false };
+        match words.next() {
+            None if !std::io::stdin().is_terminal() => return Some(args),
+            Some(Some(verb)) if verb == "hook" => {}
+            _ => return None,
+        }
+        while let Some(flag) = words.next() {
+            let value = words.next()??;
+            match flag?.as_str() {
+                "--config" => args.config = Some(value.into()),
+                "--client" => args.client = clap::ValueEnum::from_str(&value, false).ok()?,
+                "--agent" => args.agent = Some(value),
+                "--socket" => args.socket = Some(value.into()),
+                _ => return None,
+            }
+        }
+        Some(args)
+    }
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
+    if args.serve {
+        return serve::run(args);
+    }
     watch();
     let mut text = String::new();
     let read = std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text);
@@ -52,21 +92,45 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     match event {
         Err(reason) => Rendered::Refused(reason).say(),
-        Ok(event) => answer(args, &event).render(&event, args.client).say(),
+        Ok(_) if args.socket.is_some() => ask(args, &text).say(),
+        Ok(event) => {
+            let (answer, door) = answer(args, &event);
+            let code = answer.render(&event, args.client).say();
+            // The client has its answer; the next one comes sooner.
+            if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
+                let _ = door.keep(args);
+            }
+            code
+        }
+    }
+}
+
+/// Asks the service.
+fn ask(args: &Args, event: &str) -> Rendered {
+    let socket = args.socket.as_deref().unwrap_or_else(|| Path::new(""));
+    let client = clap::ValueEnum::to_possible_value(&args.client).map(|client| client.get_name().to_owned()).unwrap_or_default();
+    match wire::ask(socket, &client, args.agent.as_deref().unwrap_or_default(), event.as_bytes()) {
+        Ok((0, told)) => serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told),
+        Ok((_, reason)) => Rendered::Refused(reason),
+        Err(error) => Rendered::Refused(wire::silent(socket, &error)),
     }
 }
 
 /// What is said of an event, whatever happens.
-fn answer(args: &Args, event: &Event) -> Answer {
-    let door = match Door::open(args) {
+fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
+    let door = match Door::open(args, event) {
         Ok(door) => door,
-        Err(reason) => return Answer::deny(format!("toolgate is not in force: {reason}")),
+        Err(reason) => return (Answer::deny(format!("toolgate is not in force: {reason}")), None),
     };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    // Only who starts programs needs all of it.
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let builder = if door.has_hooks() { builder.enable_all() } else { builder.enable_time() };
+    let runtime = match builder.build() {
         Ok(runtime) => runtime,
-        Err(error) => return Answer::deny(format!("toolgate could not begin: {error}")),
+        Err(error) => return (Answer::deny(format!("toolgate could not begin: {error}")), None),
     };
-    runtime.block_on(door.answer(event))
+    let answer = runtime.block_on(door.answer(event, args.client, &place::user()));
+    (answer, Some(door))
 }
 
 /// Nobody waits for longer than a client does: what takes too long is refused.

@@ -1,0 +1,139 @@
+//! A configuration as far as one tool needs it, kept ready in the user's own state directory. It is written with a key from
+//! there, and counts for nothing once any file that it came from has changed.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
+use sha2::Sha256;
+use toolgate::json::Digest;
+use toolgate::{Agent, Excerpt};
+
+use super::Args;
+use crate::place::{InForce, Stamp, State, stamp};
+
+/// What is kept for calls of one tool.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Compiled {
+    /// The program that wrote it.
+    program: Option<Stamp>,
+    files: Vec<(OsString, Option<Stamp>)>,
+    pub(super) agent: String,
+    pub(super) granted: bool,
+    /// Whether to ask where the gate fails, and about tools that are not declared.
+    pub(super) asks: (bool, bool),
+    pub(super) redact: Vec<String>,
+    pub(super) notice: Option<String>,
+    pub(super) store: PathBuf,
+    /// The ledger that holds the whole configuration.
+    pub(super) ledger: String,
+    pub(super) excerpt: Excerpt,
+}
+
+/// Where it is kept: for each way to ask, in each directory.
+fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
+    let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let words = [config.as_ref().map_or(project.as_os_str(), |path| path.as_os_str()).as_bytes(), args.agent.as_deref().unwrap_or("").as_bytes()];
+    let kind: &[u8] = if config.is_some() { b"given" } else { b"found" };
+    let digest = Digest::of(&[kind, words.concat().as_slice(), &[0], words.last().copied().unwrap_or_default()].concat()).to_string();
+    state.path().join("compiled").join(digest.get(..32).unwrap_or(&digest)).join(tool)
+}
+
+fn mac(key: &[u8; 32], place: &Path, body: &[u8]) -> Option<Vec<u8>> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).ok()?;
+    mac.update(place.as_os_str().as_bytes());
+    mac.update(body);
+    Some(mac.finalize().into_bytes().to_vec())
+}
+
+fn program() -> Option<Stamp> {
+    stamp(Path::new("/proc/self/exe"))
+}
+
+impl Compiled {
+    /// What is kept for a tool, if it still holds.
+    pub(super) fn find(args: &Args, project: &Path, state: &State, tool: &str) -> Option<Self> {
+        let path = place(args, project, state, tool);
+        let text = fs::read(&path).ok()?;
+        let (sum, body) = text.split_at_checked(32)?;
+        let mut known = Hmac::<Sha256>::new_from_slice(&state.key().ok()?).ok()?;
+        known.update(path.as_os_str().as_bytes());
+        known.update(body);
+        known.verify_slice(sum).ok()?;
+        let compiled: Self = serde_json::from_slice(body).ok()?;
+        let same = compiled.program == program() && compiled.files.iter().all(|(path, was)| stamp(Path::new(path)) == *was);
+        same.then_some(compiled)
+    }
+
+    /// Keeps what a configuration comes to, for each of an agent's tools. What cannot be kept is read again next time.
+    pub(super) fn keep(args: &Args, project: &Path, state: &State, agent: &Agent, ledger: &str, found: &Beside) -> io::Result<()> {
+        let files: Vec<(OsString, Option<Stamp>)> = found.files.iter().map(|path| (path.clone().into_os_string(), stamp(path))).collect();
+        // A file that changed just now may change again within the same tick of the clock.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let settled = |stamp: &Stamp| {
+            let changed = Duration::new(u64::try_from(stamp.5).unwrap_or_default(), u32::try_from(stamp.6).unwrap_or_default());
+            now.saturating_sub(changed) > Duration::from_secs(1)
+        };
+        if !files.iter().filter_map(|(_, stamp)| stamp.as_ref()).all(settled) {
+            return Ok(());
+        }
+        let key = state.key()?;
+        for (tool, excerpt) in agent.excerpts() {
+            let path = place(args, project, state, &tool);
+            let compiled = Self {
+                program: program(),
+                files: files.clone(),
+                agent: agent.name().to_owned(),
+                granted: found.granted.iter().any(|name| *name == *tool),
+                asks: found.asks,
+                redact: found.redact.clone(),
+                notice: found.notice.clone(),
+                store: found.store.clone(),
+                ledger: ledger.to_owned(),
+                excerpt,
+            };
+            let body = serde_json::to_vec(&compiled)?;
+            let sum = mac(&key, &path, &body).ok_or_else(|| io::Error::other("no digest"))?;
+            if let Some(parent) = path.parent() {
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+            }
+            // Whole, or not at all.
+            let draft = path.with_extension(format!("{}.new", std::process::id()));
+            let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+            file.write_all(&[sum, body].concat())?;
+            fs::rename(draft, path)?;
+        }
+        Ok(())
+    }
+}
+
+/// What of a configuration is kept beside its rules.
+pub(super) struct Beside {
+    files: Vec<PathBuf>,
+    granted: Vec<String>,
+    asks: (bool, bool),
+    redact: Vec<String>,
+    notice: Option<String>,
+    store: PathBuf,
+}
+
+impl Beside {
+    pub(super) fn of(found: &InForce, agent: &str) -> Self {
+        let ask = |otherwise| otherwise == toolgate::config::Otherwise::Ask;
+        let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
+        Self {
+            files: found.looked_at.clone(),
+            granted: found.config.granted(agent).map(str::to_owned).collect(),
+            asks,
+            redact: found.config.redact.clone(),
+            notice: found.notice.clone(),
+            store: found.store.clone(),
+        }
+    }
+}

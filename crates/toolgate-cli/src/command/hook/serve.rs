@@ -1,0 +1,188 @@
+//! The same door in a process of its own, perhaps of another user: what the agent's user cannot touch.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use toolgate_store::SqliteStore;
+
+use super::answer::{Answer, Rendered};
+use super::door::Door;
+use super::event::{Client, Event};
+use super::{Args, LONGEST};
+use crate::place::{self, InForce, Stamp, State, stamp};
+
+/// What the service has open.
+struct Service {
+    config: PathBuf,
+    state: State,
+    store: Arc<SqliteStore>,
+    now: Mutex<InUse>,
+}
+
+/// The doors of one reading of the files.
+struct InUse {
+    doors: HashMap<Option<String>, Arc<Door>>,
+    /// The files as they were when they were read.
+    files: Vec<(PathBuf, Option<Stamp>)>,
+}
+
+/// What is asked.
+struct Question {
+    client: Client,
+    agent: Option<String>,
+    event: String,
+}
+
+pub(super) fn run(args: &Args) -> ExitCode {
+    let serve = || -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(serve(args))
+    };
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            anstream::eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn serve(args: &Args) -> io::Result<()> {
+    let (Some(config), Some(socket)) = (&args.config, &args.socket) else { return Err(io::Error::other("say `--config` and `--socket`")) };
+    let state = State::open()?;
+    let found = InForce::find(Some(config), &place::project()?, &state)?;
+    // The one that opens the ledger for longer sweeps it.
+    drop(super::open_store(&found.store, &state)?);
+    let store = Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?);
+    let service = Arc::new(Service {
+        config: config.clone(),
+        state,
+        store,
+        now: Mutex::new(InUse { doors: HashMap::new(), files: Vec::new() }),
+    });
+    service.read(args.agent.clone()).map_err(io::Error::other)?;
+    let listener = listen(socket)?;
+    anstream::eprintln!("toolgate answers hooks at {}, by {}", socket.display(), config.display());
+    let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted?;
+                let service = Arc::clone(&service);
+                tokio::spawn(async move { service.hear(stream).await });
+            }
+            _ = hang_up.recv() => match service.read(None) {
+                Ok(()) => anstream::eprintln!("{} was read again", service.config.display()),
+                Err(why) => anstream::eprintln!("error: {} stays in force as it was: {why}", service.config.display()),
+            },
+            _ = stop.recv() => break,
+            _ = tokio::signal::ctrl_c() => break,
+        }
+    }
+    std::fs::remove_file(socket)
+}
+
+/// Listens where nobody listens. Whoever may reach the socket may ask; what they may do, the configuration says.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            return Err(io::Error::other(format!("{} is there, and is no socket", path.display())));
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(io::Error::other(format!("a service listens at {} already", path.display())));
+        }
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+impl Service {
+    /// Reads the configuration. What is in use stays in use for calls that are under way, and for all where it does not load.
+    fn read(&self, agent: Option<String>) -> Result<(), String> {
+        let door = self.door(agent.as_ref())?;
+        let files = self.stamps()?;
+        *lock(&self.now) = InUse { doors: HashMap::from([(agent, Arc::new(door))]), files };
+        Ok(())
+    }
+
+    fn door(&self, agent: Option<&String>) -> Result<Door, String> {
+        let project = place::project().map_err(|error| error.to_string())?;
+        let found = InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())?;
+        Door::of(found, agent, &self.state, |_| Ok(Arc::clone(&self.store)))
+    }
+
+    fn stamps(&self) -> Result<Vec<(PathBuf, Option<Stamp>)>, String> {
+        let project = place::project().map_err(|error| error.to_string())?;
+        let found = InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())?;
+        Ok(found.files.into_iter().map(|file| (file.clone(), stamp(&file))).collect())
+    }
+
+    /// The door for an agent, of the files as they are now; as they were, where they do not load any more.
+    fn current(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
+        let changed = lock(&self.now).files.iter().any(|(file, was)| stamp(file) != *was);
+        if changed && let Err(why) = self.read(agent.cloned()) {
+            anstream::eprintln!("error: {} stays in force as it was: {why}", self.config.display());
+            // Said once for each change.
+            for (file, was) in &mut lock(&self.now).files {
+                *was = stamp(file);
+            }
+        }
+        if let Some(door) = lock(&self.now).doors.get(&agent.cloned()) {
+            return Ok(Arc::clone(door));
+        }
+        let door = Arc::new(self.door(agent)?);
+        lock(&self.now).doors.insert(agent.cloned(), Arc::clone(&door));
+        Ok(door)
+    }
+
+    async fn hear(&self, mut stream: UnixStream) {
+        let rendered = match self.question(&mut stream).await {
+            Ok((question, user)) => self.answer(question, &user).await,
+            Err(error) => Rendered::Refused(format!("the service could not read what was asked: {error}")),
+        };
+        let said = match rendered {
+            Rendered::Told(told) => format!("0{told}\n"),
+            Rendered::Refused(reason) => format!("2{reason}"),
+        };
+        // Whoever has hung up has no permission.
+        let _ = stream.write_all(said.as_bytes()).await;
+    }
+
+    /// What is asked, and by whom: the kernel says so.
+    async fn question(&self, stream: &mut UnixStream) -> io::Result<(Question, String)> {
+        let user = place::name_of(stream.peer_cred()?.uid());
+        let mut text = String::new();
+        tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + 1).read_to_string(&mut text)).await??;
+        let unread = || io::Error::other("it is no question");
+        let (client, rest) = text.split_once('\n').ok_or_else(unread)?;
+        let (agent, event) = rest.split_once('\n').ok_or_else(unread)?;
+        let client = clap::ValueEnum::from_str(client, false).map_err(io::Error::other)?;
+        Ok((Question { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_owned() }, user))
+    }
+
+    async fn answer(&self, question: Question, user: &str) -> Rendered {
+        let event = match Event::read(&question.event) {
+            Ok(event) => event,
+            Err(reason) => return Rendered::Refused(reason),
+        };
+        let answer = match self.current(question.agent.as_ref()) {
+            Ok(door) => door.answer(&event, question.client, user).await,
+            Err(reason) => Answer::deny(format!("toolgate is not in force: {reason}")),
+        };
+        answer.render(&event, question.client)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

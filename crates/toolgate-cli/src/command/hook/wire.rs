@@ -1,0 +1,29 @@
+//! What a hook and its service say to each other: two lines and the event; an exit code and the text. The client needs nothing
+//! but this file, because it is started at every step of an agent.
+
+use std::io::{Error, Read, Result, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Asks the service: the exit code, and what is to be said.
+pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(4)))?;
+    stream.write_all(format!("{client}\n{agent}\n").as_bytes())?;
+    stream.write_all(event)?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    match reply.split_at_checked(1) {
+        Some(("0", told)) => Ok((0, told.to_owned())),
+        Some(("2", reason)) => Ok((2, reason.to_owned())),
+        _ => Err(Error::other("it said something else than an answer")),
+    }
+}
+
+/// Why there is no answer.
+pub(crate) fn silent(socket: &Path, error: &Error) -> String {
+    format!("the service at {} does not answer: {error}; start it with `toolgate hook --serve`", socket.display())
+}

@@ -1,0 +1,46 @@
+//! `toolgate-hook`: asks the service that `toolgate hook --serve` is, and starts as fast as a program can.
+
+#[path = "command/hook/wire.rs"]
+mod wire;
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const HELP: &str = "Ask the service that `toolgate hook --serve` is.
+
+Usage: toolgate-hook --socket <PATH> [--client <CLIENT>] [--agent <AGENT>]
+
+The event is read from standard input, as by `toolgate hook`. Exit code: 0 with a JSON answer, or 2: refused.
+";
+
+fn main() -> ExitCode {
+    match answer() {
+        Ok((0, told)) if std::io::stdout().write_all(told.as_bytes()).is_ok() => ExitCode::SUCCESS,
+        Ok((_, reason)) | Err(reason) => {
+            let _ = writeln!(std::io::stderr(), "toolgate: {}", reason.trim_end());
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn answer() -> Result<(u8, String), String> {
+    let (mut socket, mut client, mut agent) = (None, "claude-code".to_owned(), String::new());
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        if word == "--help" || word == "-h" {
+            return Ok((0, HELP.to_owned()));
+        }
+        let value = words.next().ok_or_else(|| format!("`{word}` wants a value; see `toolgate-hook --help`"))?;
+        match word.as_str() {
+            "--socket" => socket = Some(PathBuf::from(value)),
+            "--client" => client = value,
+            "--agent" => agent = value,
+            _ => return Err(format!("there is no `{word}`; see `toolgate-hook --help`")),
+        }
+    }
+    let socket = socket.ok_or("say where the service listens, with `--socket`")?;
+    let mut event = Vec::new();
+    std::io::stdin().lock().take(32 << 20).read_to_end(&mut event).map_err(|error| format!("standard input cannot be read: {error}"))?;
+    wire::ask(&socket, &client, &agent, &event).map_err(|error| wire::silent(&socket, &error))
+}

@@ -1,0 +1,135 @@
+//! As much of an agent as one call needs: its tool, the rules that have a say about it, and the tools that those speak of. However
+//! many others there are, it stays small.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::definition::Definition;
+use super::{Agent, BuildError, Registered};
+use crate::json::Digest;
+use crate::policy::Policy;
+
+/// As much of an agent as calls of one tool need. Calls are decided, and recorded, as by the whole agent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Excerpt {
+    definition: Definition,
+    config: Digest,
+    watched: Option<BTreeSet<String>>,
+}
+
+impl Excerpt {
+    /// The agent.
+    ///
+    /// # Errors
+    /// It does not fit this version.
+    pub fn build(self) -> Result<Agent, BuildError> {
+        let agent = self.definition.build()?;
+        // What was decided by it was decided by the whole.
+        Ok(Agent { config: self.config, definition: Arc::from(""), watched: self.watched, ..agent })
+    }
+}
+
+impl Agent {
+    /// An excerpt for each of its tools that can have one: rules and hooks that are code cannot be written down.
+    #[must_use]
+    pub fn excerpts(&self) -> Vec<(Arc<str>, Excerpt)> {
+        let Ok(whole) = Definition::parse(&self.definition) else { return Vec::new() };
+        if !whole.is_all_written() {
+            return Vec::new();
+        }
+        let files = whole.files();
+        let tables: Vec<(String, Map<String, Value>)> = crate::config::tables_of(&self.name, &files)
+            .into_iter()
+            .filter_map(|table| Some((table.get("name")?.as_str()?.to_owned(), table)))
+            .collect();
+        let by_name: HashMap<&str, &Map<String, Value>> = tables.iter().map(|(name, table)| (name.as_str(), table)).collect();
+        let one = |name: &Arc<str>| {
+            let tool = self.tools.get(name).filter(|tool| tool.hooks.is_empty())?;
+            let (tools, rules) = self.reach(tool, &by_name)?;
+            let text: String =
+                tables.iter().filter(|(name, _)| rules.contains(name.as_str())).map(|(_, table)| written(table, &tools)).collect();
+            let definition = whole.clone().with_only(&tools, text);
+            Some((Arc::clone(name), Excerpt { definition, config: self.config, watched: self.watched.clone() }))
+        };
+        self.order.iter().filter_map(one).collect()
+    }
+
+    /// The tools and rules that a call of a tool may have to do with.
+    fn reach<'a>(&'a self, tool: &'a Registered, tables: &HashMap<&str, &'a Map<String, Value>>) -> Option<(HashSet<&'a str>, HashSet<&'a str>)> {
+        let (mut tools, mut rules) = (HashSet::from([tool.spec.name()]), HashSet::new());
+        let mut todo = vec![tool];
+        while let Some(tool) = todo.pop() {
+            let mut named: Vec<&str> = tool.spec.revokes.iter().map(|(tool, _)| &**tool).collect();
+            let own = tool.governed_by.iter().map(|attached| &attached.policy).chain(&tool.heard_by);
+            let mut more: Vec<&str> = own.map(|policy: &Arc<dyn Policy>| policy.name()).collect();
+            while let Some(rule) = more.pop() {
+                if !rules.insert(rule) {
+                    continue;
+                }
+                let table = tables.get(rule)?;
+                let mut texts = Vec::new();
+                // The tools that it governs are another matter.
+                table.iter().filter(|(key, _)| *key != "tools").for_each(|(key, value)| {
+                    texts.push(key.as_str());
+                    each_text(value, &mut texts);
+                });
+                // A limit that an expression reads is named in it.
+                let reads = |limit: &&str| table.get("when").and_then(Value::as_str).is_some_and(|when| when.contains(limit));
+                more.extend(self.rules.iter().map(|rule| rule.name()).filter(reads));
+                named.extend(texts);
+            }
+            for name in named {
+                if let Some((name, tool)) = self.tools.get_key_value(name)
+                    && tools.insert(name)
+                {
+                    todo.push(tool);
+                }
+            }
+        }
+        Some((tools, rules))
+    }
+}
+
+fn each_text<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(items) => items.iter().for_each(|item| each_text(item, texts)),
+        Value::Object(fields) => fields.iter().for_each(|(name, field)| {
+            texts.push(name);
+            each_text(field, texts);
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// A rule as a file has it, for these tools only.
+fn written(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
+    let mut text = "[[policy]]\n".to_owned();
+    for (key, value) in table {
+        let value = match value {
+            Value::Array(names) if key == "tools" => {
+                Value::Array(names.iter().filter(|name| name.as_str().is_some_and(|name| tools.contains(name))).cloned().collect())
+            }
+            value => value.clone(),
+        };
+        text.push_str(&format!("{} = {}\n", spelled(&Value::from(key.as_str())), spelled(&value)));
+    }
+    text
+}
+
+/// A value as TOML spells it on one line.
+fn spelled(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("[{}]", items.iter().map(spelled).collect::<Vec<_>>().join(", ")),
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(name, field)| format!("{} = {}", spelled(&Value::from(name.as_str())), spelled(field)));
+            format!("{{ {} }}", fields.collect::<Vec<_>>().join(", "))
+        }
+        // The escapes of JSON are escapes of TOML; one character more needs one.
+        Value::String(_) => value.to_string().replace('\u{7f}', "\\u007f"),
+        other => other.to_string(),
+    }
+}
