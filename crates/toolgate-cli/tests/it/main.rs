@@ -1,9 +1,11 @@
 //! The command line as a user sees it: exit code, standard output, standard error.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
 
 mod check;
+mod hook;
 mod ledger;
+mod setup;
 
 use assert_cmd::Command;
 use serde_json::Value;

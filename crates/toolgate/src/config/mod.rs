@@ -20,8 +20,8 @@ mod rule;
 mod tests;
 mod tool;
 
-pub(crate) use file::{rules_of, tables_of};
 pub use file::{Client, Config, ConfigError, Otherwise};
+pub(crate) use file::{rules_of, tables_of};
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
 
 use std::collections::BTreeMap;

@@ -343,7 +343,10 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         table.text("glob").map(|pattern| Condition::Glob(pattern.to_owned())),
         table.text("matches").and_then(pattern),
         table.names("runs").map(|patterns| Condition::Runs(patterns.into_iter().map(str::to_owned).collect())),
-        table.names("touches").map(|places| Condition::Touches(places.into_iter().map(str::to_owned).collect())),
+        table.names("touches").map(|places| Condition::Touches {
+            places: places.into_iter().map(str::to_owned).collect(),
+            lenient: table.bool("lenient").unwrap_or(false),
+        }),
     ];
     if asked.len() != 1 {
         let problem = Problem::new(format!("a condition asks one thing, and this asks {}", asked.len()));

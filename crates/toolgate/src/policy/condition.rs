@@ -28,8 +28,14 @@ pub enum Condition {
     /// [`crate::Tool::shell`] where its command stands.
     Runs(Vec<String>),
     /// Text, or a shell command, that names one of these files: a path with all that lies under it, or a bare name wherever
-    /// it stands. Text inside of objects and lists counts.
-    Touches(Vec<String>),
+    /// it stands. Text inside of objects and lists counts. Lenient, words of a command pass that only the running shell knows,
+    /// unless something is changed by them.
+    Touches {
+        /// Which.
+        places: Vec<String>,
+        /// Whether what is unknown passes.
+        lenient: bool,
+    },
 }
 
 /// Whether a condition holds.
@@ -97,13 +103,13 @@ impl Condition {
                 let shell = ask.arguments.shell(text);
                 Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell))
             }
-            Self::Touches(places) => {
+            Self::Touches { places, lenient } => {
                 let places: Vec<Place> = places.iter().map(|place| Place::new(place)).collect();
                 let mut found = Holds::No;
                 each_text(value, &mut path.clone(), &mut |at, text| {
                     let named = if ask.tool.shell.as_ref() == Some(at) {
                         let shell = ask.arguments.shell(text);
-                        told(places.iter().map(|place| shell.touches(place)).max().unwrap_or(Sure::No), &shell)
+                        told(places.iter().map(|place| shell.touches(place, *lenient)).max().unwrap_or(Sure::No), &shell)
                     // A whole page of text is no path.
                     } else if text.len() <= 4_096 && !text.contains('\n') && places.iter().any(|place| place.is(text) == Sure::Yes) {
                         Holds::Yes
@@ -130,7 +136,7 @@ impl Condition {
             Self::NotIn(values) => !values.contains(value),
             Self::Glob(pattern) => glob(pattern, text()?),
             Self::Matches(pattern) => pattern.is_match(text()?),
-            Self::Runs(_) | Self::Touches(_) => return Err(Fault::new("what a command does is only known with its tool")),
+            Self::Runs(_) | Self::Touches { .. } => return Err(Fault::new("what a command does is only known with its tool")),
         })
     }
 
@@ -145,7 +151,7 @@ impl Condition {
             Self::Glob(pattern) => format!("like `{pattern}`"),
             Self::Matches(pattern) => format!("matching `{pattern}`"),
             Self::Runs(patterns) => format!("running {}", ticked(patterns)),
-            Self::Touches(places) => format!("naming {}", ticked(places)),
+            Self::Touches { places, .. } => format!("naming {}", ticked(places)),
         }
     }
 
@@ -158,7 +164,10 @@ impl Condition {
             (Self::NotIn(a), Self::NotIn(b)) => b.iter().all(|value| a.contains(value)),
             (Self::Glob(a), Self::Glob(b)) => a == b,
             (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
-            (Self::Runs(a), Self::Runs(b)) | (Self::Touches(a), Self::Touches(b)) => a.iter().all(|pattern| b.contains(pattern)),
+            (Self::Runs(a), Self::Runs(b)) => a.iter().all(|pattern| b.contains(pattern)),
+            (Self::Touches { places: a, lenient: x }, Self::Touches { places: b, lenient: y }) => {
+                a.iter().all(|place| b.contains(place)) && (*x || !y)
+            }
             _ => false,
         }
     }
@@ -168,7 +177,7 @@ impl Condition {
         match self {
             Self::Above(_) | Self::Below(_) => Some("number"),
             Self::Glob(_) | Self::Matches(_) | Self::Runs(_) => Some("string"),
-            Self::In(_) | Self::NotIn(_) | Self::Touches(_) => None,
+            Self::In(_) | Self::NotIn(_) | Self::Touches { .. } => None,
         }
     }
 
@@ -183,7 +192,7 @@ impl Condition {
             Self::Glob(pattern) => format!("text that does not fit `{pattern}`"),
             Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
             Self::Runs(patterns) => format!("a command that runs none of {}", ticked(patterns)),
-            Self::Touches(places) => format!("nothing that names {}", ticked(places)),
+            Self::Touches { places, .. } => format!("nothing that names {}", ticked(places)),
         }
     }
 }

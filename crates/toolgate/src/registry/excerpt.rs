@@ -58,7 +58,11 @@ impl Agent {
     }
 
     /// The tools and rules that a call of a tool may have to do with.
-    fn reach<'a>(&'a self, tool: &'a Registered, tables: &HashMap<&str, &'a Map<String, Value>>) -> Option<(HashSet<&'a str>, HashSet<&'a str>)> {
+    fn reach<'a>(
+        &'a self,
+        tool: &'a Registered,
+        tables: &HashMap<&str, &'a Map<String, Value>>,
+    ) -> Option<(HashSet<&'a str>, HashSet<&'a str>)> {
         let (mut tools, mut rules) = (HashSet::from([tool.spec.name()]), HashSet::new());
         let mut todo = vec![tool];
         while let Some(tool) = todo.pop() {

@@ -1,110 +1,357 @@
-//! Programs that run other programs, and languages inside of commands.
+//! Programs that run other programs, and languages inside of commands. What is not known to be harmless is not taken for it.
 
 use super::word::{Sure, Word};
-use super::{Command, Fed, Shell, read};
+use super::{Command, Fed, Shell, base, normal, read};
 
 /// Programs whose words are, from somewhere on, another command.
 const WRAPPERS: &[&str] = &[
+    "bundle",
     "busybox",
     "builtin",
+    "capsh",
+    "choom",
     "chroot",
     "chrt",
     "command",
+    "dbus-run-session",
+    "direnv",
     "doas",
     "docker",
+    "entr",
     "env",
     "exec",
-    "flock",
     "fakeroot",
     "firejail",
+    "flock",
+    "hyperfine",
+    "i386",
     "ionice",
     "kubectl",
+    "ld-linux-x86-64.so.2",
+    "linux32",
+    "linux64",
+    "logsave",
     "ltrace",
     "nice",
+    "nix-shell",
     "nohup",
+    "npm",
+    "npx",
     "nsenter",
+    "numactl",
     "parallel",
+    "perf",
     "pkexec",
+    "pnpm",
     "podman",
+    "poetry",
+    "prlimit",
     "proxychains",
     "runuser",
     "screen",
     "script",
+    "setarch",
     "setpriv",
     "setsid",
+    "sg",
+    "ssh-agent",
+    "start-stop-daemon",
     "stdbuf",
     "strace",
     "su",
     "sudo",
+    "systemd-inhibit",
     "systemd-run",
     "taskset",
     "time",
     "timeout",
     "tmux",
     "toybox",
+    "unbuffer",
     "unshare",
+    "uv",
+    "valgrind",
     "watch",
     "xargs",
     "xvfb-run",
+    "yarn",
 ];
 const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh"];
-/// Languages, and the flags behind which their code stands.
-const LANGUAGES: &[(&str, &[&str])] = &[
-    ("python", &["c"]),
-    ("pypy", &["c"]),
-    ("perl", &["e", "E"]),
-    ("ruby", &["e"]),
-    ("node", &["e", "p", "eval", "print"]),
-    ("nodejs", &["e", "p", "eval", "print"]),
-    ("bun", &["e", "p", "eval", "print"]),
-    ("deno", &["eval"]),
-    ("php", &["r", "B", "R", "E"]),
-    ("lua", &["e"]),
-    ("luajit", &["e"]),
-    ("Rscript", &["e"]),
-    ("osascript", &["e"]),
-    ("groovy", &["e"]),
-    ("julia", &["e", "E"]),
-    ("guile", &["c"]),
-    ("tclsh", &[]),
-    ("expect", &["c"]),
+/// Languages, and the letters of the flags that are code, or change what the code is.
+const LANGUAGES: &[(&str, &str)] = &[
+    ("python", "cmix"),
+    ("pypy", "cmi"),
+    ("perl", "eEMmdxI"),
+    ("ruby", "erI"),
+    ("node", "epriC"),
+    ("nodejs", "epriC"),
+    ("bun", "epr"),
+    ("deno", "e"),
+    ("php", "rBREda"),
+    ("lua", "eli"),
+    ("luajit", "eli"),
+    ("Rscript", "e"),
+    ("osascript", "e"),
+    ("groovy", "e"),
+    ("julia", "eEL"),
+    ("guile", "ce"),
+    ("tclsh", ""),
+    ("expect", "c"),
+    ("m4", ""),
+    ("dc", ""),
+    ("bc", ""),
+    ("gdb", ""),
+    ("sqlite3", ""),
+];
+/// Modules of Python that run nothing but what stands in files.
+const MODULES: &[&str] = &[
+    "pytest",
+    "unittest",
+    "venv",
+    "pip",
+    "py_compile",
+    "compileall",
+    "json.tool",
+    "http.server",
+    "black",
+    "ruff",
+    "mypy",
+    "flake8",
+    "isort",
+    "build",
+    "tox",
+    "coverage",
+    "pylint",
+    "django",
+    "flask",
+    "uvicorn",
+    "zipfile",
+    "tarfile",
+    "this",
+    "ensurepip",
+    "pydoc",
+    "site",
+    "platform",
 ];
 /// What these do, nobody reads off their words.
-const CLOSED: &[(&str, &str)] = &[
-    ("alias", "an alias changes what words mean"),
-    ("at", "it runs commands later"),
-    ("batch", "it runs commands later"),
-    ("crontab", "it runs commands later"),
-    ("enable", "it changes what words mean"),
-    ("ssh", "it runs commands elsewhere"),
-    ("socat", "it can run anything"),
-    ("gdb", "it can run anything"),
-    ("vi", "an editor can run anything"),
-    ("vim", "an editor can run anything"),
-    ("nvim", "an editor can run anything"),
-    ("ex", "an editor can run anything"),
-    ("ed", "an editor can run anything"),
-    ("emacs", "an editor can run anything"),
+const CLOSED: &[&str] = &[
+    "alias", "at", "batch", "bind", "compgen", "complete", "coproc", "crontab", "ed", "emacs", "enable", "ex", "fc", "history", "lldb",
+    "nvim", "shopt", "socat", "ssh", "telnet", "vi", "vim",
+];
+/// Flags with which a program runs something that stands in a word.
+const RUNNING: &[(&str, &[&str])] = &[
+    (
+        "tar",
+        &[
+            "--to-command",
+            "--checkpoint-action",
+            "-I",
+            "--use-compress-program",
+            "--rsh-command",
+            "-F",
+            "--info-script",
+            "--new-volume-script",
+        ],
+    ),
+    ("split", &["--filter"]),
+    ("zip", &["-TT", "--unzip-command"]),
+    ("make", &["--eval", "SHELL=", "MAKEFLAGS="]),
+    ("gmake", &["--eval", "SHELL=", "MAKEFLAGS="]),
+    ("rsync", &["-e", "--rsh"]),
+    ("sort", &["--compress-program"]),
+    ("man", &["-P", "--pager", "-H"]),
+    ("hash", &["-p"]),
+    ("mapfile", &["-C"]),
+    ("readarray", &["-C"]),
+    ("jobs", &["-x"]),
+    (
+        "git",
+        &[
+            "--upload-pack",
+            "--receive-pack",
+            "--exec",
+            "-O",
+            "--open-files-in-pager",
+            "--extcmd",
+            "--config-env",
+            "--tree-filter",
+            "--index-filter",
+            "--msg-filter",
+            "--env-filter",
+            "--commit-filter",
+            "--parent-filter",
+            "--tag-name-filter",
+            "ext::",
+            "-u",
+        ],
+    ),
 ];
 /// Variables that change what a command does.
-pub(super) const POWERFUL: &[&str] = &[
+const POWERFUL: &[&str] = &[
+    "BASH_ALIASES",
+    "BASH_CMDS",
     "BASH_ENV",
+    "CDPATH",
+    "EDITOR",
     "ENV",
+    "GIT_ASKPASS",
     "GIT_EDITOR",
     "GIT_EXTERNAL_DIFF",
     "GIT_PAGER",
+    "GIT_SEQUENCE_EDITOR",
     "GIT_SSH",
     "GIT_SSH_COMMAND",
+    "GLOBIGNORE",
+    "HOME",
     "IFS",
     "LD_AUDIT",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
+    "LESSOPEN",
+    "MAKEFLAGS",
     "NODE_OPTIONS",
     "PAGER",
+    "PERL5DB",
+    "PERL5LIB",
     "PERL5OPT",
     "PROMPT_COMMAND",
+    "PS4",
+    "PWD",
+    "PYTHONHOME",
+    "PYTHONPATH",
     "PYTHONSTARTUP",
+    "RSYNC_RSH",
+    "RUBYLIB",
     "RUBYOPT",
+    "RUSTC_WRAPPER",
+    "SHELL",
+    "SSH_ASKPASS",
+    "TAR_OPTIONS",
+    "VISUAL",
+];
+/// What a variable of those may be set to.
+const HARMLESS: &[&str] = &["", "cat", "true", ":", "less", "/bin/cat", "/bin/true"];
+/// Programs that run none of their words.
+const PLAIN: &[&str] = &[
+    ":",
+    "[",
+    "ag",
+    "apt",
+    "apt-get",
+    "awk",
+    "basename",
+    "brew",
+    "cargo",
+    "cat",
+    "cd",
+    "chmod",
+    "chown",
+    "cmake",
+    "cmp",
+    "comm",
+    "cp",
+    "curl",
+    "cut",
+    "date",
+    "dd",
+    "df",
+    "diff",
+    "dirname",
+    "dnf",
+    "du",
+    "echo",
+    "eval",
+    "exit",
+    "export",
+    "expr",
+    "false",
+    "fd",
+    "file",
+    "find",
+    "gcc",
+    "gh",
+    "git",
+    "go",
+    "grep",
+    "egrep",
+    "fgrep",
+    "head",
+    "help",
+    "hexdump",
+    "hostname",
+    "id",
+    "info",
+    "install",
+    "jq",
+    "kill",
+    "ln",
+    "locate",
+    "ls",
+    "man",
+    "md5sum",
+    "mkdir",
+    "mktemp",
+    "mv",
+    "nproc",
+    "od",
+    "patch",
+    "pgrep",
+    "pip",
+    "pip3",
+    "pkill",
+    "printf",
+    "ps",
+    "pwd",
+    "read",
+    "readlink",
+    "realpath",
+    "return",
+    "rg",
+    "rm",
+    "rmdir",
+    "rustc",
+    "sed",
+    "seq",
+    "set",
+    "sha256sum",
+    "shift",
+    "shred",
+    "sleep",
+    "sort",
+    "stat",
+    "tail",
+    "tar",
+    "tee",
+    "test",
+    "touch",
+    "tr",
+    "trap",
+    "tree",
+    "true",
+    "type",
+    "uname",
+    "uniq",
+    "unset",
+    "unzip",
+    "wait",
+    "wc",
+    "wget",
+    "whatis",
+    "whereis",
+    "which",
+    "who",
+    "whoami",
+    "xxd",
+    "yes",
+    "yum",
+    "zip",
+    "make",
+    "gmake",
+    "rustup",
+    "declare",
+    "local",
+    "source",
+    ".",
 ];
 
 /// So many words behind a wrapper are looked at.
@@ -112,35 +359,80 @@ const MOST_WORDS: usize = 64;
 /// How deep commands may stand in commands.
 pub(super) const DEPTH: usize = 8;
 
+/// Whether setting a variable changes what commands do.
+pub(super) fn is_powerful(name: &str, value: Option<&str>) -> bool {
+    let powerful = POWERFUL.contains(&name) || name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC");
+    if name == "PATH" {
+        // A directory of this moment among those that are searched.
+        return value.is_none_or(|path| path.split(':').any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp")));
+    }
+    powerful && !value.is_some_and(|value| HARMLESS.contains(&value))
+}
+
 /// Whether its words hold code of some language.
 pub(super) fn runs_code(command: &Command) -> bool {
     let Some(program) = command.program() else { return true };
-    language(program).is_some() || SHELLS.contains(&program) || ["sed", "awk", "gawk", "mawk", "eval", "find", "tclsh"].contains(&program)
+    language(program).is_some() || SHELLS.contains(&program) || ["sed", "awk", "gawk", "mawk", "eval", "find"].contains(&program)
 }
 
 /// Whether its words are no files, whatever they are.
 pub(super) fn names_no_files(command: &Command) -> bool {
     const WORDS: &[&str] = &[
-        ":", "basename", "date", "dirname", "echo", "exit", "export", "expr", "false", "jobs", "kill", "printf", "return", "seq", "shift",
-        "sleep", "true", "type", "unset", "wait", "which",
+        ":", "[", "basename", "dirname", "echo", "exit", "export", "expr", "false", "kill", "printf", "return", "seq", "shift", "sleep",
+        "test", "true", "type", "unset", "wait", "which",
     ];
     command.program().is_some_and(|program| WORDS.contains(&program))
 }
 
-/// Whether it takes away, moves or opens up what it names.
-pub(super) fn takes_away(command: &Command) -> bool {
-    const TAKERS: &[&str] = &[
-        "rm", "mv", "rmdir", "unlink", "shred", "truncate", "chmod", "chown", "chgrp", "chattr", "setfacl", "rsync", "trash", "srm", "ln",
-        "mount", "bwrap",
-    ];
-    let deletes = || command.words.iter().any(|word| word.text() == Some("-delete"));
-    command.program().is_none_or(|program| TAKERS.contains(&program) || (program == "find" && deletes()))
+/// Whether one of its words is a pattern to look for.
+pub(super) fn looks_for(command: &Command) -> bool {
+    let given = || {
+        command
+            .words
+            .iter()
+            .filter_map(Word::text)
+            .any(|word| word.starts_with("-e") || word.starts_with("-f") || word.starts_with("--regexp"))
+    };
+    command.program().is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program)) && !given()
 }
 
-fn language(program: &str) -> Option<&'static [&'static str]> {
+/// Whether it takes away, moves, changes or opens up what it names.
+pub(super) fn changes(command: &Command) -> bool {
+    const TAKERS: &[&str] = &[
+        "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "install", "ln", "mount", "mv", "patch", "rm", "rmdir", "rsync",
+        "setfacl", "shred", "srm", "tee", "touch", "trash", "truncate", "unlink",
+    ];
+    let has = |flag: &str| command.words.iter().filter_map(Word::text).any(|word| word.starts_with(flag));
+    command.program().is_none_or(|program| {
+        TAKERS.contains(&program)
+            || (program == "find" && has("-delete"))
+            || (program == "sed" && (has("-i") || has("--in-place")))
+            || has("-o") && program == "sort"
+    })
+}
+
+/// Whether it reads whole trees.
+pub(super) fn reads_trees(command: &Command) -> bool {
+    command.program().is_some_and(|program| ["cp", "grep", "rg", "ag", "tar", "zip", "scp", "rsync", "find", "fd"].contains(&program))
+}
+
+/// Whether the files that it works on come from elsewhere.
+pub(super) fn is_told_files(command: &Command) -> bool {
+    let has = |flag: &str| command.words.iter().filter_map(Word::text).any(|word| word.starts_with(flag));
+    command.program().is_some_and(|program| program == "cpio" || (program == "tar" && has("-T")) || (program == "zip" && has("-@")))
+        || has("--files-from")
+        || has("--files0-from")
+}
+
+fn language(program: &str) -> Option<&'static str> {
     // `python3.12` is Python.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
     LANGUAGES.iter().find(|(name, _)| *name == program || *name == bare).map(|(_, flags)| *flags)
+}
+
+/// Whether a program is known to run none of its words, or what it runs is looked at.
+pub(super) fn is_known(program: &str) -> bool {
+    PLAIN.contains(&program) || WRAPPERS.contains(&program) || SHELLS.contains(&program) || language(program).is_some()
 }
 
 /// What else a command runs.
@@ -151,75 +443,115 @@ pub(super) fn look_inside(command: &Command, depth: usize) -> Shell {
 /// With `nested`, it stands behind a wrapper that has looked everywhere already.
 fn look(command: &Command, depth: usize, nested: bool) -> Shell {
     let mut found = Shell::default();
-    let Some((first, rest)) = command.words.split_first() else { return found };
+    let Some((_, rest)) = command.words.split_first() else { return found };
     let Some(program) = command.program() else {
-        found.opaque.push(if first.is_unknown() || first.text().is_none() {
-            "which program runs is only known when it runs".to_owned()
-        } else {
-            "a program has no name".to_owned()
-        });
-        return found;
+        return Shell::opaque("which program runs is only known when it runs");
     };
     if depth > DEPTH {
         return Shell::opaque("commands stand in commands too deeply");
     }
-    if let Some((_, why)) = CLOSED.iter().find(|(name, _)| *name == program) {
-        found.opaque.push(format!("`{program}`: {why}"));
+    if CLOSED.contains(&program) {
+        found.opaque.push(format!("`{program}` can run anything"));
     }
-    let from = |words: &[Word]| Command { words: words.to_vec(), files: Vec::new(), fed: command.fed.clone() };
+    if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program) {
+        let runs = |word: &&str| flags.iter().any(|flag| word.starts_with(flag));
+        if rest.iter().filter_map(Word::text).any(|word| runs(&word)) {
+            found.opaque.push(format!("`{program}` is told to run something else"));
+        }
+    }
     if WRAPPERS.contains(&program) && !nested {
-        let feeds = |word: &Word| matches!(word.text(), Some("xargs" | "parallel"));
-        let fed_words = command.words.iter().any(feeds);
-        // Where the inner command begins depends on flags of every one of them: it is looked for everywhere.
-        if rest.len() > MOST_WORDS {
-            found.opaque.push(format!("there are too many words behind `{program}`"));
-        }
-        for at in 0..rest.len().min(MOST_WORDS) {
-            let mut inner = from(rest.get(at..).unwrap_or_default());
-            if inner.words.first().and_then(Word::text).is_some_and(|word| word.starts_with('-') || word.contains('=')) {
-                continue;
-            }
-            if fed_words {
-                inner.words.push(Word::unknown(true));
-                inner.fed = None;
-            }
-            found.add(deeper(inner, depth, true));
-        }
-        for word in rest.iter().take(MOST_WORDS) {
-            if let Some(code) = word.text().filter(|text| text.contains([' ', ';', '|', '&', '`', '$'])) {
-                found.add(read::read(code, depth + 1));
-            }
-        }
+        found.add(wrapped(program, rest, command, depth));
     }
     match program {
-        "find" | "fd" | "git" => found.add(behind_flags(program, rest, depth)),
+        "find" | "fd" => found.add(behind_flags(rest, depth)),
+        "git" => found.add(git(rest, depth)),
         "eval" | "trap" => found.add(joined(rest, depth)),
-        "source" | "." => {
-            if rest.first().is_none_or(|file| file.text().is_none()) {
-                found.opaque.push("which file is read as commands is only known when it runs".to_owned());
-            }
-        }
-        "hash" if rest.iter().any(|word| word.text() == Some("-p")) => found.opaque.push("`hash -p` changes what words mean".to_owned()),
+        "source" | "." => match rest.first().and_then(Word::text) {
+            Some(file) if !is_device(file) && command.fed.is_none() => {}
+            Some(_) => found.add(fed(program, command, depth)),
+            None => found.opaque.push("which file is read as commands is only known when it runs".to_owned()),
+        },
         "awk" | "gawk" | "mawk" | "nawk" => {
-            let acts = |word: &Word| word.text().is_none_or(|code| ["system", "getline", "|", ">"].iter().any(|act| code.contains(act)));
-            if rest.iter().any(acts) {
+            if !is_plain_awk(rest) {
                 found.opaque.push(format!("`{program}` has code that can run anything"));
             }
         }
         "sed" | "gsed" => {
-            if rest.iter().any(|word| word.text().is_none_or(sed_acts)) {
+            if !super::sed::is_plain(rest) {
                 found.opaque.push("`sed` has code that can run or write anything".to_owned());
             }
         }
-        "make" | "gmake"
-            if rest.iter().any(|word| word.text().is_some_and(|word| word == "-f-" || word == "-" || word.starts_with("SHELL="))) =>
-        {
-            found.opaque.push("`make` reads rules that stand nowhere".to_owned());
+        "make" | "gmake" => {
+            let file = |word: &Word| word.text().is_none_or(|text| text == "-" || text == "-f-" || is_device(text));
+            if rest.iter().any(file) {
+                found.opaque.push("`make` reads rules that stand nowhere".to_owned());
+            }
         }
         _ if SHELLS.contains(&program) => found.add(shell(program, rest, command, depth)),
         _ => {
             if let Some(flags) = language(program) {
                 found.add(code(program, flags, rest, command));
+            }
+        }
+    }
+    found
+}
+
+/// A command behind another one: where it begins depends on flags of every wrapper, so it is looked for everywhere.
+fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> Shell {
+    let mut found = Shell::default();
+    // `command -v` only looks.
+    if program == "command" && rest.first().and_then(Word::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
+        return found;
+    }
+    if rest.len() > MOST_WORDS {
+        found.opaque.push(format!("there are too many words behind `{program}`"));
+    }
+    let is_flag = |word: &Word| word.text().is_some_and(|text| text.starts_with('-') || text.contains('='));
+    let is_wrapper = |word: &Word| word.text().is_some_and(|text| WRAPPERS.contains(&base(text)));
+    let feeds = command.words.iter().any(|word| matches!(word.text().map(base), Some("xargs" | "parallel")));
+    let first = rest.iter().find(|word| !is_flag(word));
+    if first.is_some_and(|word| word.text().is_none()) {
+        found.opaque.push("which program runs is only known when it runs".to_owned());
+    }
+    // What comes in becomes the program where none stands there.
+    let last = rest.iter().rposition(is_wrapper).map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
+    let bare =
+        |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || ".smhd".contains(c)));
+    if feeds && last.iter().all(bare) {
+        found.opaque.push("which program runs is only known when it runs".to_owned());
+    }
+    for at in 0..rest.len().min(MOST_WORDS) {
+        let mut inner = Command { words: rest.get(at..).unwrap_or_default().to_vec(), files: Vec::new(), fed: command.fed.clone() };
+        if inner.words.first().is_some_and(is_flag) {
+            continue;
+        }
+        if feeds {
+            inner.words.push(Word::unknown(true));
+            inner.fed = None;
+        }
+        found.add(deeper(inner, depth, true));
+    }
+    for word in rest.iter().take(MOST_WORDS) {
+        let Some(text) = word.text() else { continue };
+        if let Some((name, value)) = text.split_once('=')
+            && is_powerful(name, Some(value))
+        {
+            found.opaque.push(format!("`{name}` changes what commands do"));
+        }
+        if program == "env" && (text.starts_with("-S") || text.starts_with("--split-string")) {
+            found.opaque.push("`env` takes a text apart into a command".to_owned());
+        }
+        if feeds && text.contains("{}") && text.contains(' ') {
+            found.opaque.push("what is run is only known when it runs".to_owned());
+        }
+        // `-c'…'`, `-qc'…'` and `--command=…` are commands as well.
+        let value = text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
+        let glued = (2..=4).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
+        let whole = Some(text).filter(|_| !text.starts_with('-'));
+        for code in glued.chain(value).chain(whole) {
+            if code.contains([' ', ';', '|', '&', '`', '$']) {
+                found.add(read::read(code, depth + 1));
             }
         }
     }
@@ -237,31 +569,68 @@ fn deeper(command: Command, depth: usize, guessed: bool) -> Shell {
 }
 
 /// Commands behind `-exec` and its like.
-fn behind_flags(program: &str, words: &[Word], depth: usize) -> Shell {
+fn behind_flags(words: &[Word], depth: usize) -> Shell {
     let mut found = Shell::default();
     for (at, word) in words.iter().enumerate() {
+        if !matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch")) {
+            continue;
+        }
         let after = words.get(at + 1..).unwrap_or_default();
-        let next = after.first();
-        match (program, word.text().unwrap_or_default()) {
-            ("find", "-exec" | "-execdir" | "-ok" | "-okdir") | ("fd", "-x" | "-X" | "--exec" | "--exec-batch") => {
-                let mut inner = Command { words: after.to_vec(), ..Command::default() };
-                inner.words.push(Word::unknown(true));
-                found.add(deeper(inner, depth, false));
-            }
-            ("git", "run" | "foreach") => found.add(deeper(Command { words: after.to_vec(), ..Command::default() }, depth, true)),
-            ("git", "-x" | "--exec" | "--upload-pack" | "--receive-pack") => match next.and_then(Word::text) {
+        let is_end = |word: &Word| matches!(word.text(), Some(";" | "+"));
+        let after = after.split(is_end).next().unwrap_or_default();
+        let holds = |word: &Word| word.text().is_some_and(|text| text.contains("{}"));
+        let code_of_it = after.iter().any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
+        if after.first().is_none_or(holds) || code_of_it {
+            found.opaque.push("which program runs is only known when it runs".to_owned());
+        }
+        // What is found may be any file.
+        let words = after.iter().map(|word| if holds(word) { Word::unknown(false) } else { word.clone() }).collect();
+        found.add(deeper(Command { words, ..Command::default() }, depth, false));
+    }
+    found
+}
+
+/// What `git` is told to run.
+fn git(words: &[Word], depth: usize) -> Shell {
+    let mut found = Shell::default();
+    let other = || "`git` is set up to run something else".to_owned();
+    let safe = |key: &str| {
+        let key = key.to_ascii_lowercase();
+        [
+            "user.",
+            "color.",
+            "advice.",
+            "commit.gpgsign",
+            "init.defaultbranch",
+            "pull.rebase",
+            "safe.directory",
+            "core.quotepath",
+            "core.autocrlf",
+        ]
+        .iter()
+        .any(|of| key.starts_with(of))
+    };
+    let texts: Vec<Option<&str>> = words.iter().map(Word::text).collect();
+    for (at, text) in texts.iter().enumerate() {
+        let next = texts.get(at + 1).copied().flatten();
+        match text.unwrap_or_default() {
+            "-c" if !next.is_some_and(safe) => found.opaque.push(other()),
+            glued if glued.starts_with("-c") && glued.len() > 2 && !safe(glued.get(2..).unwrap_or_default()) => found.opaque.push(other()),
+            "-x" => match next {
                 Some(code) => found.add(read::read(code, depth + 1)),
-                None => found.opaque.push("`git` runs something that is only known when it runs".to_owned()),
+                None => found.opaque.push(other()),
             },
-            ("git", text)
-                if ["alias.", "core.", "diff.", "filter.", "credential.", "pager.", "sequence.", "merge."]
-                    .iter()
-                    .any(|of| text.starts_with(of)) =>
-            {
-                found.opaque.push("`git` is set up to run something else".to_owned());
+            glued if glued.starts_with("-x") => found.opaque.push(other()),
+            "filter-branch" | "difftool" | "mergetool" => found.opaque.push(other()),
+            "run" | "foreach" => {
+                found.add(joined(words.get(at + 1..).unwrap_or_default(), depth));
             }
-            ("git", text) if text.starts_with("--exec=") || text.starts_with("--config-env") || text.starts_with("ext::") => {
-                found.opaque.push("`git` is set up to run something else".to_owned());
+            "config" => {
+                let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
+                let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
+                if count > 1 && !key.is_some_and(safe) {
+                    found.opaque.push(other());
+                }
             }
             _ => {}
         }
@@ -271,6 +640,10 @@ fn behind_flags(program: &str, words: &[Word], depth: usize) -> Shell {
 
 /// Words that are a command when they are put together.
 fn joined(words: &[Word], depth: usize) -> Shell {
+    let words = match words.split_first() {
+        Some((first, rest)) if first.text() == Some("--") => rest,
+        _ => words,
+    };
     let texts: Option<Vec<&str>> = words.iter().map(Word::text).collect();
     match texts {
         Some(texts) => read::read(&texts.join(" "), depth + 1),
@@ -278,30 +651,51 @@ fn joined(words: &[Word], depth: usize) -> Shell {
     }
 }
 
+/// A file that is somebody's output, and not a file.
+fn is_device(path: &str) -> bool {
+    let path = normal(path);
+    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/")
+}
+
 /// A shell inside of the shell.
 fn shell(program: &str, words: &[Word], command: &Command, depth: usize) -> Shell {
+    let unknown = || Shell::opaque(format!("what `{program}` runs is only known when it runs"));
     let mut words = words.iter();
+    let mut has_code = false;
     while let Some(word) = words.next() {
-        let Some(text) = word.text() else { return Shell::opaque(format!("what `{program}` runs is only known when it runs")) };
-        let has_code = text.strip_prefix(['-', '+']).is_some_and(|flags| !flags.starts_with('-') && flags.contains('c'));
-        if has_code || text == "--command" || text == "-Command" {
-            let code = words.find(|word| word.text().is_none_or(|text| !text.starts_with('-')));
-            return match code.and_then(Word::text) {
-                Some(code) => read::read(code, depth + 1),
-                None => Shell::opaque(format!("what `{program}` runs is only known when it runs")),
-            };
-        }
-        if ["-o", "+o", "-O", "+O", "--rcfile", "--init-file"].contains(&text) {
-            words.next();
-        } else if text == "-s" {
-            break;
-        } else if !text.starts_with(['-', '+']) {
+        let Some(text) = word.text() else { return unknown() };
+        match text {
+            "--version" | "--help" => return Shell::default(),
+            "--command" | "-Command" => has_code = true,
+            "--rcfile" | "--init-file" => {
+                if words.next().is_none_or(|file| file.text().is_none_or(is_device)) {
+                    return unknown();
+                }
+            }
+            "--" => {}
+            _ if text.starts_with(['-', '+']) && !text.starts_with("--") => {
+                let flags = text.get(1..).unwrap_or_default();
+                has_code |= text.starts_with('-') && flags.contains('c');
+                // Each of these takes a word.
+                for _ in flags.chars().filter(|flag| matches!(flag, 'o' | 'O')) {
+                    words.next();
+                }
+                if flags.contains('s') && !has_code {
+                    return fed(program, command, depth);
+                }
+                // PowerShell has code in many disguises.
+                if program == "pwsh" && !has_code {
+                    return unknown();
+                }
+            }
+            _ if text.starts_with("--") => {}
+            _ if has_code => return read::read(text, depth + 1),
             // A file: what is in it, whoever let it be written has judged.
-            let piped = text.starts_with("/dev/") || text.starts_with("/proc/");
-            return if piped { fed(program, command, depth) } else { Shell::default() };
+            _ if is_device(text) || command.fed.is_some() => return fed(program, command, depth),
+            _ => return Shell::default(),
         }
     }
-    fed(program, command, depth)
+    if has_code { unknown() } else { fed(program, command, depth) }
 }
 
 /// A shell that reads its commands from somewhere.
@@ -311,44 +705,82 @@ fn fed(program: &str, command: &Command, depth: usize) -> Shell {
             Some(code) => read::read(code, depth + 1),
             None => Shell::opaque(format!("what `{program}` reads is only known when it runs")),
         },
-        Some(Fed::Unknown) => Shell::opaque(format!("`{program}` reads its commands from elsewhere")),
-        None if command.files.is_empty() => Shell::default(),
-        None => Shell::opaque(format!("`{program}` reads its commands from elsewhere")),
+        // Its input may come from whoever started it.
+        _ => Shell::opaque(format!("`{program}` reads its commands from elsewhere")),
     }
 }
 
 /// Code of another language.
-fn code(program: &str, flags: &[&str], words: &[Word], command: &Command) -> Shell {
-    let is_code = |text: &str| {
-        let Some(bare) = text.strip_prefix('-') else { return flags.contains(&text) && text.len() > 1 };
-        match bare.strip_prefix('-') {
-            Some(long) => flags.iter().any(|flag| flag.len() > 1 && long.starts_with(flag)),
-            None => flags.iter().any(|flag| flag.len() == 1 && bare.contains(flag)),
-        }
-    };
-    let inline =
-        words.iter().any(|word| word.is_like("-*") >= Sure::Maybe && word.text().is_none_or(is_code) || word.text().is_some_and(is_code));
-    let script = words.iter().any(|word| word.text().is_none_or(|text| !text.starts_with('-')));
-    if inline || !script || flags.is_empty() || words.iter().any(|word| word.text() == Some("-")) {
-        let unfed = command.fed.is_none() && command.files.is_empty();
-        // `python --version` runs nothing.
-        if inline || !unfed || words.iter().any(|word| word.text() == Some("-")) {
-            return Shell::opaque(format!("`{program}` has code that can run anything"));
+fn code(program: &str, flags: &str, words: &[Word], command: &Command) -> Shell {
+    let anything = || Shell::opaque(format!("`{program}` has code that can run anything"));
+    if command.fed.is_some() || flags.is_empty() {
+        return anything();
+    }
+    let python = program.starts_with("py");
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some(text) = word.text() else { return anything() };
+        match text.strip_prefix('-') {
+            _ if text == "--version" || text == "--help" || text == "-V" || text == "-v" => return Shell::default(),
+            // Modules of Python, where they are known.
+            Some(module) if python && module.starts_with('m') => {
+                let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(Word::text) };
+                let known = name.is_some_and(|name| MODULES.contains(&name));
+                return if known { Shell::default() } else { anything() };
+            }
+            Some("W" | "X") if python => {
+                words.next();
+            }
+            Some(long) if long.starts_with('-') => {
+                let name = long.trim_start_matches('-');
+                if ["eval", "print", "import", "require", "loader", "experimental-loader", "command", "run"]
+                    .iter()
+                    .any(|flag| name.starts_with(flag))
+                {
+                    return anything();
+                }
+            }
+            Some(short) if short.is_empty() || short.contains(|flag: char| flags.contains(flag)) => return anything(),
+            Some(_) => {}
+            None if text == "eval" || is_device(text) => return anything(),
+            // A file, and what follows is its own.
+            None => return Shell::default(),
         }
     }
-    Shell::default()
+    // It reads its code from whoever started it.
+    anything()
 }
 
-/// Whether a text for `sed` may run or write something: the commands `e`, `w` and `r`, or such a flag behind `s///`.
-fn sed_acts(text: &str) -> bool {
-    if text.starts_with('-') {
-        return false;
+/// Whether a text for `awk` runs and writes nothing.
+fn is_plain_awk(words: &[Word]) -> bool {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some(text) = word.text() else { return false };
+        match text {
+            "-F" | "-v" => {
+                words.next();
+                continue;
+            }
+            _ if text.starts_with("-F") || text.starts_with("-v") => continue,
+            _ if text.starts_with('-') && text.len() > 1 => return false,
+            _ => {}
+        }
+        let writes = text.match_indices('>').any(|(at, _)| {
+            let after = text.get(at + 1..).unwrap_or_default().trim_start();
+            !after.starts_with(|c: char| c.is_ascii_digit() || c == '=' || c == '-')
+        });
+        if writes || ["system", "getline", "|", "ARGV", "@"].iter().any(|act| text.contains(act)) {
+            return false;
+        }
     }
-    let flags_behind = text.rsplit(['/', '|', '#', ',', '@']).next().unwrap_or_default();
-    let substitutes = text.trim_start_matches(|c: char| c.is_ascii_digit() || ",$ ".contains(c)).starts_with('s');
-    (substitutes && flags_behind.trim_end_matches(';').chars().any(|flag| flag == 'e' || flag == 'w'))
-        || text.split([';', '\n', '{', '}']).any(|part| {
-            let part = part.trim_start().trim_start_matches(|c: char| c.is_ascii_digit() || ",$! ".contains(c));
-            ["e ", "w ", "W "].iter().any(|act| part.starts_with(act)) || part == "e"
-        })
+    true
+}
+
+/// Whether a command like this stands somewhere behind a program that nobody knows: it may run it.
+pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sure {
+    if command.program().is_none_or(is_known) {
+        return Sure::No;
+    }
+    let behind = (1..command.words.len().min(MOST_WORDS)).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
+    behind.max().unwrap_or(Sure::No).min(Sure::Maybe)
 }

@@ -5,6 +5,7 @@
 
 mod inner;
 mod read;
+mod sed;
 mod word;
 
 use std::path::Path;
@@ -68,25 +69,35 @@ impl Shell {
     /// Whether it runs something like this: a program, then words in their order. `-rf` is a set of flags.
     pub(crate) fn runs(&self, pattern: &str) -> Sure {
         let wanted: Vec<&str> = pattern.split_whitespace().collect();
-        self.commands.iter().map(|command| command.is(&wanted)).max().unwrap_or(Sure::No)
+        let one = |command: &Command| is(&command.words, &wanted).max(inner::may_run(command, |words| is(words, &wanted)));
+        self.commands.iter().map(one).max().unwrap_or(Sure::No)
     }
 
-    /// Whether a file like this is named anywhere.
-    pub(crate) fn touches(&self, place: &Place) -> Sure {
+    /// Whether a file like this is named anywhere. Who is lenient lets words pass that only the running shell knows, unless
+    /// something is changed by them.
+    pub(crate) fn touches(&self, place: &Place, lenient: bool) -> Sure {
+        let moves = self.commands.iter().any(|command| matches!(command.program(), Some("cd" | "pushd") | None));
         let one = |command: &Command| {
-            let named = command.words.iter().skip(1).filter(|_| !inner::names_no_files(command));
-            let words = named.chain(&command.files).map(|word| place.is_named_by(word));
-            let hidden = if inner::runs_code(command) {
-                command.words.iter().skip(1).map(|word| place.is_within(word)).max().unwrap_or(Sure::No)
-            } else {
-                Sure::No
+            let words = command.words.get(1..).unwrap_or_default();
+            let changes = inner::changes(command);
+            let known = |word: &Word, sure: Sure| match sure {
+                // A pattern of file names is about files that are here.
+                Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves => Sure::No,
+                Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
+                sure => sure,
             };
-            let above = if inner::takes_away(command) {
-                command.words.iter().skip(1).map(|word| place.lies_under(word)).max().unwrap_or(Sure::No)
-            } else {
-                Sure::No
-            };
-            words.max().unwrap_or(Sure::No).max(hidden).max(above)
+            let looked_for = inner::looks_for(command)
+                .then(|| words.iter().position(|word| word.text().is_none_or(|text| !text.starts_with('-'))))
+                .flatten();
+            let named = words.iter().enumerate().filter(|(at, _)| !inner::names_no_files(command) && Some(*at) != looked_for);
+            let named = named.map(|(_, word)| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
+            let files = command.files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
+            let best = |of: bool, f: &dyn Fn(&Word) -> Sure| if of { words.iter().map(f).max().unwrap_or(Sure::No) } else { Sure::No };
+            let hidden = best(inner::runs_code(command), &|word| known(word, place.is_within(word)));
+            let above =
+                best(changes, &|word| place.lies_under(word)).max(best(inner::reads_trees(command), &|word| place.lies_right_under(word)));
+            let told = if inner::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
+            named.max(files).max(hidden).max(above).max(told)
         };
         self.commands.iter().map(one).max().unwrap_or(Sure::No)
     }
@@ -102,36 +113,67 @@ impl Command {
     pub(crate) fn program(&self) -> Option<&str> {
         self.words.first().and_then(Word::text).map(base)
     }
-
-    fn is(&self, wanted: &[&str]) -> Sure {
-        let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), self.words.split_first()) else { return Sure::No };
-        let called = sum(first.spellings().iter().map(|spelling| match spelling.as_slice() {
-            [Part::Text(name)] => Word::known(base(name)).is_like(program),
-            [.., Part::Text(end)] if end.contains('/') => Word::known(base(end)).is_like(program),
-            _ => Sure::Maybe,
-        }));
-        if called == Sure::No {
-            return Sure::No;
-        }
-        let (flags, rest): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| is_flags(word));
-        let flags = flags.iter().map(|flags| self.has_flags(flags)).min().unwrap_or(Sure::Yes);
-        called.min(flags).min(follow(&rest, words))
-    }
-
-    fn has_flags(&self, wanted: &str) -> Sure {
-        let flags = self.words.iter().skip(1);
-        let given: String = flags.clone().filter_map(Word::text).filter_map(flags_of).collect();
-        if wanted.chars().skip(1).all(|flag| given.contains(flag)) {
-            return Sure::Yes;
-        }
-        let may = |word: &Word| word.is_like("-*") == Sure::Maybe;
-        if flags.clone().any(may) { Sure::Maybe } else { Sure::No }
-    }
 }
 
-/// `-rf`, and not `--force` or `-`.
+/// Whether words are a command like this.
+fn is(words: &[Word], wanted: &[&str]) -> Sure {
+    let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), words.split_first()) else { return Sure::No };
+    // `git-push` is `git push`.
+    if *program == "git"
+        && let Some(verb) = first.text().map(base).and_then(|name| name.strip_prefix("git-"))
+    {
+        let words: Vec<Word> = [Word::known("git"), Word::known(verb)].into_iter().chain(words.iter().cloned()).collect();
+        return is(&words, wanted);
+    }
+    let called = sum(first.spellings().iter().map(|spelling| match spelling.as_slice() {
+        [Part::Text(name)] => Word::known(base(name)).is_like(program),
+        [.., Part::Text(end)] if end.contains('/') => Word::known(base(end)).is_like(program),
+        _ => Sure::Maybe,
+    }));
+    if called == Sure::No {
+        return Sure::No;
+    }
+    let (flags, rest): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| is_flags(word));
+    let flags = flags.iter().map(|flags| has_flags(words, flags)).min().unwrap_or(Sure::Yes);
+    // What `git` does is its first word that is no option.
+    let words = if *program == "git" { without_options(words) } else { words };
+    let verb = match (rest.first(), words.first()) {
+        (Some(verb), Some(word)) if *program == "git" => {
+            word.is_like(verb).max(if word.splits && word.is_unknown() { Sure::Maybe } else { Sure::No })
+        }
+        (Some(_), None) if *program == "git" => Sure::No,
+        _ => Sure::Yes,
+    };
+    called.min(flags).min(verb).min(follow(&rest, words))
+}
+
+/// What `git` is told behind its own options.
+fn without_options(words: &[Word]) -> &[Word] {
+    let mut rest = words;
+    while let Some((first, more)) = rest.split_first() {
+        match first.text() {
+            Some("-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix" | "--attr-source") => {
+                rest = more.get(1..).unwrap_or_default()
+            }
+            Some(text) if text.starts_with('-') => rest = more,
+            _ => break,
+        }
+    }
+    rest
+}
+
+fn has_flags(words: &[Word], wanted: &str) -> Sure {
+    let given: String = words.iter().filter_map(Word::text).filter_map(flags_of).collect::<String>().to_lowercase();
+    if wanted.to_lowercase().chars().skip(1).all(|flag| given.contains(flag)) {
+        return Sure::Yes;
+    }
+    // Files are seldom called like flags.
+    if words.iter().any(Word::is_unknown) { Sure::Maybe } else { Sure::No }
+}
+
+/// `-rf`, and not `--force`, `-delete` or `-`.
 fn is_flags(word: &str) -> bool {
-    word.strip_prefix('-').is_some_and(|flags| !flags.is_empty() && flags.chars().all(char::is_alphabetic))
+    word.strip_prefix('-').is_some_and(|flags| (1..=3).contains(&flags.len()) && flags.chars().all(char::is_alphabetic))
 }
 
 /// The flags of a word: those of `-rf`, and `f` of `--force`.
@@ -183,9 +225,14 @@ impl Place {
 
     /// `of=path`, `--file=path`, `@path`, `host:path` name it as well.
     fn is_spelled(&self, spelling: &[Part]) -> Sure {
-        let whole = self.is_path(spelling);
-        let mut best = whole;
+        let mut best = self.is_path(spelling);
         if let [Part::Text(text), rest @ ..] = spelling {
+            // `-o.env` names it, too.
+            if text.starts_with('-') && !text.starts_with("--") {
+                let tail: Vec<Part> =
+                    std::iter::once(Part::Text(text.get(2..).unwrap_or_default().to_owned())).chain(rest.iter().cloned()).collect();
+                best = best.max(self.is_path(&tail));
+            }
             for (at, _) in text.match_indices(['=', ':', '@', ',']) {
                 let tail = text.get(at + 1..).unwrap_or_default();
                 let tail: Vec<Part> = std::iter::once(Part::Text(tail.to_owned())).chain(rest.iter().cloned()).collect();
@@ -199,24 +246,36 @@ impl Place {
         if let [Part::Text(text)] = spelling {
             return self.is_known_path(text);
         }
+        let spelling = &cleaned(spelling)[..];
+        if matches!(spelling.first(), Some(Part::Text(text)) if text.contains("/../") || text.starts_with("/proc/")) {
+            return Sure::Maybe;
+        }
         // Something unknown may be anything; something with a beginning or an end may be what fits both.
         let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
         let here = if self.is_a_name() {
             let name = &self.0;
             [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
         } else {
-            let spelling: Vec<Part> = spelling.to_vec();
             let relative = !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
             let name = base(&self.0);
             wanted(&self.0)
                 || wanted(&format!("{}/*", self.0))
-                || (relative && (wanted(name) || wanted(&format!("*/{name}")) || wanted(&format!("{name}/*"))))
+                || (relative
+                    && [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")]
+                        .iter()
+                        .any(|pattern| wanted(pattern)))
         };
         if here { Sure::Maybe } else { Sure::No }
     }
 
     fn is_known_path(&self, text: &str) -> Sure {
         let path = normal(&home(text));
+        // Another way to the same files.
+        let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
+            Some((_, rest)) => format!("/{rest}"),
+            None if path.starts_with("/proc/") && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) => return Sure::Maybe,
+            None => path,
+        };
         let parts: Vec<&str> = path.split('/').collect();
         let like = |name: &str, pattern: &str| crate::names::glob(pattern, name);
         if self.is_a_name() {
@@ -248,6 +307,20 @@ impl Place {
         }))
     }
 
+    /// Whether it is a path, and a word is a pattern from wherever one is.
+    fn is_elsewhere(&self, word: &Word) -> bool {
+        let from_here = |spelling: &word::Spelling| !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+        !self.is_a_name() && word.spellings().iter().all(from_here)
+    }
+
+    /// Whether it lies under a directory that a word names with its whole path.
+    fn lies_right_under(&self, word: &Word) -> Sure {
+        match word.text().map(home) {
+            Some(path) if path.starts_with('/') => self.lies_under(word),
+            _ => Sure::No,
+        }
+    }
+
     /// Whether it lies somewhere under what a word names.
     fn lies_under(&self, word: &Word) -> Sure {
         let Some(text) = word.text() else { return self.is_named_by(word) };
@@ -261,6 +334,20 @@ impl Place {
             _ => false,
         };
         if above { Sure::Yes } else { Sure::No }
+    }
+}
+
+/// A spelling whose beginning is a path without detours.
+fn cleaned(spelling: &[Part]) -> Vec<Part> {
+    match spelling {
+        [Part::Text(text), rest @ ..] => {
+            let mut text = home(text);
+            while text.contains("//") || text.contains("/./") {
+                text = text.replace("//", "/").replace("/./", "/");
+            }
+            std::iter::once(Part::Text(text)).chain(rest.iter().cloned()).collect()
+        }
+        other => other.to_vec(),
     }
 }
 

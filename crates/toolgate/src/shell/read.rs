@@ -4,12 +4,14 @@ use std::collections::HashMap;
 
 use tree_sitter::{Node, Parser, Tree};
 
-use super::inner::{self, DEPTH, POWERFUL};
+use super::inner::{self, DEPTH, is_powerful};
 use super::word::Word;
-use super::{Command, Fed, Shell};
+use super::{Command, Fed, Shell, base, normal};
 
 /// Longer commands are nobody's to read.
 const LONGEST: usize = 32 << 10;
+/// What is nested more deeply, neither.
+const DEEPEST: usize = 120;
 
 /// Reads a command that stands so deep in others.
 pub(super) fn read(text: &str, depth: usize) -> Shell {
@@ -40,27 +42,37 @@ fn parse(text: &str, depth: usize) -> Shell {
         return unread();
     }
     let Some(tree) = parser.parse(text, None) else { return unread() };
-    let mut reader = Reader { text, variables: HashMap::new(), found: Shell::default(), depth };
+    let mut reader = Reader { text, variables: HashMap::new(), is_plain: true, written: Vec::new(), found: Shell::default(), depth };
     if tree.root_node().has_error() {
         reader.found.opaque.push("the command cannot be parsed".to_owned());
     }
-    reader.learn(&tree);
-    each(&tree, |node| reader.visit(node));
+    if !each(&tree, |node, above| reader.learn(node, above)) {
+        return Shell::opaque("the command is nested too deeply to be read");
+    }
+    each(&tree, |node, above| reader.visit(node, above));
+    reader.look_at_what_is_written();
     reader.found
 }
 
-/// All nodes of a tree, however deep it is.
-fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>)) {
+/// All nodes of a tree, each with those that it stands in; false where it is too deep.
+fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t>])) -> bool {
     let mut cursor = tree.walk();
+    let mut above: Vec<Node<'t>> = Vec::new();
     loop {
-        visit(cursor.node());
+        visit(cursor.node(), &above);
+        let here = cursor.node();
         if cursor.goto_first_child() {
+            above.push(here);
+            if above.len() > DEEPEST {
+                return false;
+            }
             continue;
         }
         while !cursor.goto_next_sibling() {
             if !cursor.goto_parent() {
-                return;
+                return true;
             }
+            above.pop();
         }
     }
 }
@@ -69,97 +81,182 @@ struct Reader<'r> {
     text: &'r str,
     /// What variables are set to in this text.
     variables: HashMap<String, Vec<Word>>,
+    /// Variables are set where it is written, and nothing has another meaning than usual.
+    is_plain: bool,
+    /// Files that are written.
+    written: Vec<String>,
     found: Shell,
     depth: usize,
 }
+
+/// Programs that set variables in ways of their own.
+const SETTERS: &[&str] = &[
+    ".",
+    "builtin",
+    "command",
+    "coproc",
+    "declare",
+    "eval",
+    "getopts",
+    "let",
+    "local",
+    "mapfile",
+    "read",
+    "readarray",
+    "readonly",
+    "source",
+    "time",
+    "typeset",
+    "unset",
+];
 
 impl<'r> Reader<'r> {
     fn of(&self, node: Node<'_>) -> &'r str {
         self.text.get(node.byte_range()).unwrap_or_default()
     }
 
+    fn doubt(&mut self, why: impl Into<String>) {
+        self.found.opaque.push(why.into());
+    }
+
     /// Learns what variables may be.
-    fn learn(&mut self, tree: &Tree) {
-        let mut set: Vec<(String, Word)> = Vec::new();
-        each(tree, |node| match node.kind() {
+    fn learn(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        let parent = above.last().map(Node::kind).unwrap_or_default();
+        match node.kind() {
             "variable_assignment" => {
                 let name = node.child_by_field_name("name");
-                // An array, or one element of it.
                 let plain = name.is_some_and(|name| name.kind() == "variable_name") && !self.of(node).contains("+=");
+                let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
+                let name = name.map(|name| self.of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
                 // Before a command, it is set for the command alone.
-                let parent = node.parent().map(|parent| parent.kind()).unwrap_or_default();
                 if parent == "command" {
                     return;
                 }
-                let outer = node.parent().and_then(|parent| parent.parent()).map(|outer| outer.kind()).unwrap_or_default();
-                let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
-                let name = name.map(|name| self.of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
                 // What is set in a branch may not be set at all.
+                let outer = above.iter().rev().nth(1).map(Node::kind).unwrap_or_default();
                 let straight =
                     parent == "program" || (outer == "program" && ["declaration_command", "variable_assignments"].contains(&parent));
-                if !straight {
-                    set.push((name.clone(), Word::unknown(true)));
+                let words = self.variables.entry(name).or_default();
+                if !straight || !plain {
+                    words.push(Word::unknown(true));
                 }
-                set.push((name, if plain { value } else { Word::unknown(true) }));
+                words.push(value);
             }
             "for_statement" => {
                 let Some(name) = node.child_by_field_name("variable") else { return };
                 let mut cursor = node.walk();
-                for value in node.children_by_field_name("value", &mut cursor) {
-                    set.push((self.of(name).to_owned(), self.word(value, 0)));
+                let values: Vec<Word> = node.children_by_field_name("value", &mut cursor).map(|value| self.word(value, 0)).collect();
+                if values.is_empty() || is_powerful(self.of(name), None) {
+                    self.is_plain = false;
                 }
+                self.variables.entry(self.of(name).to_owned()).or_default().extend(values);
+            }
+            "function_definition" | "unset_command" => self.is_plain = false,
+            "declaration_command" => {
+                let mut cursor = node.walk();
+                let odd = |child: Node<'_>| !matches!(child.kind(), "variable_assignment" | "variable_name" | "file_redirect");
+                // `export NAME=value` is plain; everything cleverer is not.
+                self.is_plain &= self.of(node).starts_with("export") && !node.named_children(&mut cursor).any(odd);
             }
             "command" => {
-                // `read`, `mapfile` and their like fill variables from elsewhere.
-                let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
-                if ["read", "mapfile", "readarray", "getopts", "printf", "let", "declare", "local", "typeset"].contains(&name) {
-                    let mut cursor = node.walk();
-                    for word in node.children_by_field_name("argument", &mut cursor) {
-                        set.push((self.of(word).to_owned(), Word::unknown(true)));
-                    }
+                let name = node.child_by_field_name("name").map(|name| self.word(name, 0));
+                let name = name.as_ref().and_then(Word::text).unwrap_or("eval");
+                let mut cursor = node.walk();
+                let mut args =
+                    node.children_by_field_name("argument", &mut cursor).map(|word| self.of(word).trim_start_matches(['"', '\'', '\\']));
+                if SETTERS.contains(&name) || (name == "printf" && args.any(|word| word.starts_with("-v"))) {
+                    self.is_plain = false;
                 }
             }
             _ => {}
-        });
-        for (name, word) in set {
-            self.variables.entry(name).or_default().push(word);
         }
     }
 
-    fn visit(&mut self, node: Node<'_>) {
+    fn visit(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         match node.kind() {
-            "command" => self.command(node),
+            "command" => self.command(node, above),
             "declaration_command" | "unset_command" => {
                 let words = self.of(node).split_whitespace().map(Word::known).collect();
                 self.found.commands.push(Command { words, ..Command::default() });
             }
-            // A redirection with no command at all.
-            "redirected_statement" if node.child_by_field_name("body").is_none() => {
-                let command = Command { files: self.files(node), ..Command::default() };
-                self.found.commands.push(command);
-            }
-            "redirected_statement"
-                // Of a group of commands: all of them.
-                if node.child_by_field_name("body").is_some_and(|body| body.kind() != "command") => {
-                    let files = self.files(node);
-                    self.found.commands.push(Command { words: vec![Word::known(":")], files, fed: None });
+            // Wherever it stands, it names a file.
+            "file_redirect" => {
+                let mut cursor = node.walk();
+                let first = node.children_by_field_name("destination", &mut cursor).next();
+                let file = first.map_or_else(|| Word::unknown(true), |to| self.word(to, 0));
+                if self.of(node).contains('>')
+                    && let Some(path) = file.text()
+                {
+                    self.written.push(normal(path));
                 }
-            "variable_assignment" => {
-                let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
-                if POWERFUL.contains(&name) {
-                    self.found.opaque.push(format!("`{name}` changes what commands do"));
-                }
+                self.found.commands.push(Command { words: vec![Word::known(":")], files: vec![file], fed: None });
             }
-            "comment" => {
-                // What is no comment to a shell is none.
-                let before = node.start_byte().checked_sub(1).and_then(|at| self.text.as_bytes().get(at)).copied();
-                if before.is_some_and(|before| !b" \t\n;&|()".contains(&before)) {
-                    self.found.opaque.push("a part looks like a comment and is none".to_owned());
-                }
-            }
+            "variable_assignment" => self.assignment(node, above),
+            "comment" => self.comment(node),
             "heredoc_redirect" => self.here_document(node),
-            "ERROR" => {}
+            "heredoc_body" => self.body(node, above),
+            "expansion" => self.expansion(node),
+            "regex" | "extglob_pattern" if self.of(node).contains(['$', '`']) => {
+                self.doubt("a pattern holds what only the running shell knows")
+            }
+            // Backticks take one level of escapes away before anybody reads.
+            "command_substitution" if self.of(node).starts_with('`') && self.of(node).contains('\\') => {
+                self.doubt("a substitution holds escapes of its own")
+            }
+            "raw_string" | "ansi_c_string" if self.of(node).contains("$(") || self.of(node).contains('`') => {
+                // Code in quotes that some commands take out of them.
+                let evaluated = |node: &Node<'_>| match node.kind() {
+                    "variable_assignment" | "test_command" | "declaration_command" | "subscript" | "arithmetic_expansion" => true,
+                    "command" => node.child_by_field_name("name").is_some_and(|name| {
+                        ["test", "[", "printf", "read", "let", "unset", "compgen", "wait"]
+                            .contains(&self.of(name).trim_matches(['"', '\'', '\\']))
+                    }),
+                    _ => false,
+                };
+                if above.iter().rev().take(4).any(evaluated) {
+                    self.doubt("a text may be evaluated later");
+                }
+            }
             _ => {}
+        }
+    }
+
+    fn assignment(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
+        let name = name.split('[').next().unwrap_or_default();
+        let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
+        // `IFS= read` cuts a line otherwise, and nothing else.
+        let reads = above.last().is_some_and(|command| {
+            command.kind() == "command" && command.child_by_field_name("name").is_some_and(|name| self.of(name) == "read")
+        });
+        let value = if name == "PATH" {
+            node.child_by_field_name("value").map(|value| self.of(value).trim_matches(['"', '\'']))
+        } else {
+            value.text()
+        };
+        if is_powerful(name, value) && !(name == "IFS" && reads) {
+            self.doubt(format!("`{name}` changes what commands do"));
+        }
+    }
+
+    /// What is no comment to a shell is none.
+    fn comment(&mut self, node: Node<'_>) {
+        let byte = |back: usize| node.start_byte().checked_sub(back).and_then(|at| self.text.as_bytes().get(at)).copied();
+        let begins = byte(1).is_none_or(|before| b" \t\n;&|(".contains(&before)) && byte(2) != Some(b'\\');
+        if !begins {
+            self.doubt("a part looks like a comment and is none");
+        }
+    }
+
+    /// `${…}` with something in it that nobody else reads.
+    fn expansion(&mut self, node: Node<'_>) {
+        let text = self.of(node);
+        let nested = |node: Node<'_>| {
+            let mut cursor = node.walk();
+            node.children(&mut cursor).any(|child| child.kind() == "command_substitution")
+        };
+        if text.contains('`') || (text.contains("$(") && !nested(node)) || text.starts_with("${!") || text.contains("@P") {
+            self.doubt("an expansion holds what only the running shell knows");
         }
     }
 
@@ -173,98 +270,143 @@ impl<'r> Reader<'r> {
         let bare = start.as_deref().unwrap_or_default().trim_matches(['\'', '"']);
         let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if !plain || end.as_deref().map(str::trim) != Some(bare) {
-            self.found.opaque.push("a text in the command ends where nobody can tell".to_owned());
+            self.doubt("a text in the command ends where nobody can tell");
         }
     }
 
-    fn command(&mut self, node: Node<'_>) {
-        let mut words = Vec::new();
-        if let Some(name) = node.child_by_field_name("name") {
-            words.extend(self.word(name, 0).split());
+    /// In a text without quotes, the shell still expands.
+    fn body(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        let quoted = above.last().is_some_and(|redirect| self.is_quoted(*redirect));
+        let text = self.of(node);
+        let simple = |at: usize| {
+            let inside = text.get(at + 2..).and_then(|rest| rest.split('}').next()).unwrap_or_default();
+            !inside.is_empty() && inside.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        };
+        if !quoted && (text.contains('`') || text.match_indices("${").any(|(at, _)| !simple(at))) {
+            self.doubt("a text in the command holds what only the running shell knows");
         }
-        let mut cursor = node.walk();
-        for word in node.children_by_field_name("argument", &mut cursor) {
-            words.extend(self.word(word, 0).split());
-        }
-        let mut files = self.files(node);
-        let mut fed = self.fed(node);
-        if let Some(parent) = node.parent().filter(|parent| parent.kind() == "redirected_statement") {
-            files.extend(self.files(parent));
-            fed = fed.or_else(|| self.fed(parent));
-        }
-        let fed = fed.or_else(|| self.is_piped_into(node).then_some(Fed::Unknown));
-        let command = Command { words, files, fed };
-        if self.depth <= DEPTH {
-            let inner = inner::look_inside(&command, self.depth);
-            self.found.add(inner);
-        }
-        self.found.commands.push(command);
     }
 
-    /// Whether it, or a group that it stands in, reads what another command writes.
-    fn is_piped_into(&self, node: Node<'_>) -> bool {
-        let mut node = node;
-        while let Some(parent) = node.parent() {
-            if parent.kind() == "pipeline" && parent.named_child(0).is_some_and(|first| first.id() != node.id()) {
-                return true;
-            }
-            if parent.kind() == "redirected_statement" && parent.id() != node.id() && self.fed(parent).is_some() && node.kind() != "command"
-            {
-                return true;
-            }
-            node = parent;
+    fn is_quoted(&self, redirect: Node<'_>) -> bool {
+        let mut cursor = redirect.walk();
+        redirect.children(&mut cursor).any(|part| part.kind() == "heredoc_start" && self.of(part).contains(['\'', '"', '\\']))
+    }
+
+    fn command(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        // Words may stand behind redirections, and redirections may hold words.
+        let mut places = vec![node];
+        let outer = above.last().copied().filter(|parent| parent.kind() == "redirected_statement");
+        places.extend(outer);
+        let mut at = 0;
+        while let Some(place) = places.get(at).copied() {
+            let mut cursor = place.walk();
+            places.extend(
+                place
+                    .children(&mut cursor)
+                    .filter(|child| matches!(child.kind(), "heredoc_redirect" | "file_redirect" | "herestring_redirect")),
+            );
+            at += 1;
         }
-        false
-    }
-
-    /// The files that it is redirected to or from.
-    fn files(&self, node: Node<'_>) -> Vec<Word> {
-        let mut cursor = node.walk();
-        let redirects = node.children(&mut cursor).filter(|child| child.kind() == "file_redirect");
-        redirects
-            .map(|redirect| redirect.child_by_field_name("destination").map_or_else(|| Word::unknown(true), |to| self.word(to, 0)))
-            .collect()
-    }
-
-    /// The text that it is given.
-    fn fed(&self, node: Node<'_>) -> Option<Fed> {
-        let mut cursor = node.walk();
-        for child in node.children(&mut cursor) {
-            match child.kind() {
+        let mut words: Vec<(usize, Node<'_>)> = Vec::new();
+        for place in &places {
+            let mut cursor = place.walk();
+            match place.kind() {
+                "command" => {
+                    words.extend(place.child_by_field_name("name").map(|name| (0, name)));
+                    words.extend(place.children_by_field_name("argument", &mut cursor).map(|word| (word.start_byte(), word)));
+                }
                 "heredoc_redirect" => {
-                    let mut inner = child.walk();
-                    let quoted =
-                        child.children(&mut inner).any(|part| part.kind() == "heredoc_start" && self.of(part).contains(['\'', '"', '\\']));
-                    let body = child.children(&mut inner).find(|part| part.kind() == "heredoc_body");
-                    let known = body.filter(|body| quoted || body.named_child_count() == 0 || !self.of(*body).contains(['$', '`']));
-                    return Some(known.map_or(Fed::Unknown, |body| Fed::Text(Word::known(self.of(body)))));
+                    words.extend(place.children_by_field_name("argument", &mut cursor).map(|word| (word.start_byte(), word)))
                 }
-                "herestring_redirect" => {
-                    let text = child.named_child(0).map(|word| self.word(word, 0));
-                    return Some(text.map_or(Fed::Unknown, Fed::Text));
-                }
-                "file_redirect" if self.of(child).trim_start_matches(|c: char| c.is_ascii_digit()).starts_with('<') => {
-                    return Some(Fed::Unknown);
+                "file_redirect" => {
+                    words.extend(place.children_by_field_name("destination", &mut cursor).skip(1).map(|word| (word.start_byte(), word)))
                 }
                 _ => {}
             }
         }
-        None
+        words.sort_by_key(|(at, _)| *at);
+        words.dedup_by_key(|(_, word)| word.id());
+        let words: Vec<Word> = words.into_iter().flat_map(|(_, word)| self.words(word)).collect();
+        let fed = self.fed(&places).or_else(|| is_piped_into(node, above).then_some(Fed::Unknown));
+        let command = Command { words, files: Vec::new(), fed };
+        self.note_what_is_written(&command);
+        let inner = inner::look_inside(&command, self.depth);
+        self.found.add(inner);
+        self.found.commands.push(command);
+    }
+
+    /// A word, or the words that it comes to.
+    fn words(&self, node: Node<'_>) -> Vec<Word> {
+        match braces(self.of(node)) {
+            Some(words) => words.iter().map(|word| bare(word)).collect(),
+            None => self.word(node, 0).split(),
+        }
+    }
+
+    /// Files that a command writes under a name of its own.
+    fn note_what_is_written(&mut self, command: &Command) {
+        let writes = ["cp", "mv", "ln", "tee", "install", "curl", "wget", "dd", "touch"];
+        if command.program().is_some_and(|program| writes.contains(&program)) {
+            let names = command.words.iter().skip(1).filter_map(Word::text).map(|text| normal(text.strip_prefix("of=").unwrap_or(text)));
+            self.written.extend(names);
+        }
+    }
+
+    /// What is written and run at once, nobody has judged.
+    fn look_at_what_is_written(&mut self) {
+        let makes = |path: &String| {
+            ["Makefile", "makefile", "GNUmakefile"].contains(&base(path)) || path.contains(".git/hooks") || path.ends_with(".git/config")
+        };
+        let runs = |command: &Command| {
+            let program = command.words.first().and_then(Word::text).unwrap_or_default();
+            let named = |path: &String| program.contains('/') && normal(program) == *path;
+            let code = inner::runs_code(command) || matches!(base(program), "source" | "." | "make" | "gmake");
+            let given = |path: &String| code && command.words.iter().skip(1).filter_map(Word::text).any(|word| normal(word) == *path);
+            let fixed = |path: &String| makes(path) && matches!(base(program), "make" | "gmake" | "git");
+            self.written.iter().any(|path| !path.is_empty() && (named(path) || given(path) || fixed(path)))
+        };
+        // `sed` and `find` read files, they do not run them.
+        let suspects = self.found.commands.iter().filter(|command| !matches!(command.program(), Some("sed" | "awk" | "gawk" | "find")));
+        if suspects.clone().any(runs) {
+            self.doubt("it runs what it has only just written");
+        }
+    }
+
+    /// The text that a command is given.
+    fn fed(&self, places: &[Node<'_>]) -> Option<Fed> {
+        let mut all = Vec::new();
+        for place in places {
+            match place.kind() {
+                "heredoc_redirect" => {
+                    let mut cursor = place.walk();
+                    let body = place.children(&mut cursor).find(|part| part.kind() == "heredoc_body");
+                    let known = body.filter(|body| self.is_quoted(*place) || !self.of(*body).contains(['$', '`', '\\']));
+                    all.push(known.map_or(Fed::Unknown, |body| Fed::Text(Word::known(self.of(body)))));
+                }
+                "herestring_redirect" => all.push(place.named_child(0).map_or(Fed::Unknown, |word| Fed::Text(self.word(word, 0)))),
+                "file_redirect" if self.of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).starts_with('<') => {
+                    all.push(Fed::Unknown)
+                }
+                _ => {}
+            }
+        }
+        match all.len() {
+            0 => None,
+            1 => all.pop(),
+            // The last one counts, and which one is the last is for the shell to say.
+            _ => Some(Fed::Unknown),
+        }
     }
 
     /// A word, as far as it is known.
     fn word(&self, node: Node<'_>, depth: usize) -> Word {
-        if depth > 64 {
+        if depth > 24 {
             return Word::unknown(true);
         }
         let text = self.of(node);
-        let children = || {
-            let mut cursor = node.walk();
-            let all: Vec<Node<'_>> = node.named_children(&mut cursor).collect();
-            all
-        };
+        let first = || node.named_child(0);
         match node.kind() {
-            "command_name" => children().first().map_or_else(|| Word::unknown(true), |child| self.word(*child, depth + 1)),
+            "command_name" => first().map_or_else(|| bare(text), |child| self.word(child, depth + 1)),
             "word" | "extglob_pattern" | "regex" | "special_variable_name" | "variable_name" => bare(text),
             "number" => {
                 if node.named_child_count() == 0 {
@@ -279,7 +421,7 @@ impl<'r> Reader<'r> {
             "ansi_c_string" => ansi(text).map_or_else(|| Word::unknown(false), Word::known),
             "string" | "translated_string" => self.string(node, depth),
             "concatenation" => self.concatenation(node, depth),
-            "simple_expansion" => children().first().map_or_else(|| Word::unknown(true), |name| self.variable(self.of(*name))),
+            "simple_expansion" => first().map_or_else(|| Word::unknown(true), |name| self.variable(self.of(name))),
             "expansion" => {
                 let name = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
                 if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
@@ -288,13 +430,13 @@ impl<'r> Reader<'r> {
                     Word::unknown(true)
                 }
             }
+            // A pipe has a name that nobody else has.
+            "process_substitution" => Word::known("/dev/fd/63"),
             "command_substitution" => self.substitution(node, depth).map_or_else(
                 || Word::unknown(true),
                 |text| {
-                    // Without quotes, what has spaces comes to several words.
-                    let splits = text.contains(char::is_whitespace);
                     let mut word = Word::known(text);
-                    word.splits = splits;
+                    word.splits = true;
                     word
                 },
             ),
@@ -302,54 +444,52 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// `$(cat <<'EOF' …)` and `$(echo …)` say what they come to.
+    /// `$(cat <<'EOF' …)` and `$(echo …)` say what they come to, where nobody has given those words another meaning.
     fn substitution(&self, node: Node<'_>, depth: usize) -> Option<String> {
+        if !self.is_plain {
+            return None;
+        }
         let mut cursor = node.walk();
         let mut inside = node.named_children(&mut cursor);
         let (only, None) = (inside.next()?, inside.next()) else { return None };
         let command = match only.kind() {
             "command" => only,
-            "redirected_statement" => {
-                only.child_by_field_name("body").filter(|body| body.kind() == "command" && self.files(only).is_empty())?
-            }
+            "redirected_statement" => only.child_by_field_name("body").filter(|body| body.kind() == "command")?,
             _ => return None,
         };
         let name = self.word(command.child_by_field_name("name")?, depth + 1);
         let mut cursor = command.walk();
         let words: Vec<Word> = command.children_by_field_name("argument", &mut cursor).map(|word| self.word(word, depth + 1)).collect();
-        let text = match (name.text()?, self.fed(only).or_else(|| self.fed(command))) {
-            ("cat", Some(Fed::Text(text))) if words.is_empty() => text.text()?.to_owned(),
-            ("pwd", None) if words.is_empty() => ".".to_owned(),
-            ("echo", None) => {
-                let words: Vec<&str> = words.iter().map(Word::text).collect::<Option<_>>()?;
-                // Flags and escapes are another matter.
-                if words.iter().any(|word| word.starts_with('-') || word.contains('\\')) {
-                    return None;
-                }
-                words.join(" ")
-            }
+        let texts: Vec<&str> = words.iter().map(Word::text).collect::<Option<_>>()?;
+        let mut cursor = only.walk();
+        let redirects: Vec<Node<'_>> = only.children(&mut cursor).filter(|child| child.kind().ends_with("_redirect")).collect();
+        let text = match (name.text()?, texts.as_slice(), redirects.is_empty(), self.fed(&redirects)) {
+            ("cat", [], false, Some(Fed::Text(text))) if redirects.len() == 1 => text.text()?.to_owned(),
+            ("pwd", [], true, _) => ".".to_owned(),
+            ("git", ["rev-parse", "--show-toplevel"], ..) => ".".to_owned(),
+            // Flags and escapes are another matter.
+            ("echo", words, true, _) if !words.iter().any(|word| word.starts_with('-') || word.contains('\\')) => words.join(" "),
             _ => return None,
         };
         Some(text.trim_end_matches('\n').to_owned())
     }
 
     fn variable(&self, name: &str) -> Word {
-        match (self.variables.get(name), name) {
+        let mut word = match (self.variables.get(name).filter(|_| self.is_plain), name) {
             (Some(words), _) => {
-                let splits = |word: &Word| word.splits || word.text().is_none_or(|text| text.contains([' ', '\t', '\n', '*', '?', '[']));
-                let splits = words.iter().any(splits);
-                // Text with spaces comes to several words.
-                if words.len() > 1 && words.iter().any(|word| word.text().is_some_and(|text| text.contains([' ', '\t', '\n']))) {
+                // Of several, one with spaces or with nothing in it may be any number of words.
+                let odd = |word: &Word| word.text().is_none_or(|text| text.is_empty() || text.contains([' ', '\t', '\n', '*', '?', '[']));
+                if words.len() > 1 && words.iter().any(odd) && words.iter().any(|word| word.text().is_some()) {
                     return Word::unknown(true);
                 }
-                let mut word = Word::one_of(words);
-                word.splits = splits;
-                word
+                Word::one_of(words)
             }
-            (None, "HOME") => Word::known("~"),
-            (None, "PWD") => Word::known("."),
-            (None, _) => Word::unknown(true),
-        }
+            (None, "HOME") if self.is_plain => Word::known("~"),
+            (None, "PWD") if self.is_plain => Word::known("."),
+            (None, _) => return Word::unknown(true),
+        };
+        word.splits = true;
+        word
     }
 
     /// A string in double quotes: what stands between its parts is its text.
@@ -373,8 +513,7 @@ impl<'r> Reader<'r> {
 
     fn concatenation(&self, node: Node<'_>, depth: usize) -> Word {
         // `{a,b}` comes to several words.
-        let text = self.of(node);
-        if has_braces(text) {
+        if has_braces(self.of(node)) {
             return Word::unknown(true);
         }
         let (mut word, mut at) = (Word::empty(), node.start_byte());
@@ -386,6 +525,50 @@ impl<'r> Reader<'r> {
         }
         word.then(&bare(self.text.get(at..node.end_byte()).unwrap_or_default()))
     }
+}
+
+/// Whether a command, or a group that it stands in, reads what another writes.
+fn is_piped_into(node: Node<'_>, above: &[Node<'_>]) -> bool {
+    let mut inner = node;
+    for outer in above.iter().rev() {
+        if outer.kind() == "pipeline" && outer.named_child(0).is_some_and(|first| first.id() != inner.id()) {
+            return true;
+        }
+        // A group is fed as a whole; of a single command it is known with what.
+        let mut cursor = outer.walk();
+        let feeds = |child: Node<'_>| matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect");
+        if outer.kind() == "redirected_statement" && inner.kind() != "command" && outer.children(&mut cursor).any(feeds) {
+            return true;
+        }
+        inner = *outer;
+    }
+    false
+}
+
+/// The words of `a{b,c}d`, where they are few and plain.
+fn braces(text: &str) -> Option<Vec<String>> {
+    if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*".contains(c)) || text.contains("..") {
+        return None;
+    }
+    let mut words = vec![String::new()];
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('{') {
+        let (inside, behind) = after.split_once('}')?;
+        if inside.contains('{') || !inside.contains(',') {
+            return None;
+        }
+        words = words.iter().flat_map(|word| inside.split(',').map(move |part| format!("{word}{before}{part}"))).collect();
+        if words.len() > 16 {
+            return None;
+        }
+        rest = behind;
+    }
+    if rest.contains('}') {
+        return None;
+    }
+    words.iter_mut().for_each(|word| word.push_str(rest));
+    // An empty one is none.
+    Some(words.into_iter().filter(|word| !word.is_empty()).collect())
 }
 
 fn has_braces(text: &str) -> bool {
@@ -463,12 +646,16 @@ fn ansi(text: &str) -> Option<String> {
             'u' => char::from_u32(digits(4, 16)?)?,
             'U' => char::from_u32(digits(8, 16)?)?,
             '0'..='7' => {
-                let more = digits(2, 8);
-                let (first, count) = (escaped.to_digit(8)?, more.map_or(0, |more| if more > 7 { 2 } else { 1 }));
-                char::from_u32(first * 8_u32.pow(count) + more.unwrap_or(0)).filter(char::is_ascii)?
+                let mut value = escaped.to_digit(8)?;
+                for _ in 0..2 {
+                    let Some(digit) = digits(1, 8) else { break };
+                    value = value * 8 + digit;
+                }
+                char::from_u32(value).filter(char::is_ascii)?
             }
             _ => return None,
         });
     }
-    Some(plain)
+    // A shell cuts its words there.
+    (!plain.contains('\0')).then_some(plain)
 }

@@ -12,6 +12,12 @@ pub(crate) enum Part {
     First,
 }
 
+impl Part {
+    fn len(&self) -> usize {
+        if let Self::Text(text) = self { text.len() } else { 1 }
+    }
+}
+
 /// One spelling of a word.
 pub(crate) type Spelling = Vec<Part>;
 
@@ -31,6 +37,8 @@ pub(crate) enum Sure {
     Yes,
 }
 
+/// What is longer may be anything.
+const LONGEST: usize = 16 << 10;
 /// So many spellings are looked at; what has more may be anything.
 const MOST: usize = 16;
 
@@ -59,8 +67,15 @@ impl Word {
                 Some(_) => false,
             };
             match letter {
-                '[' if letters.clone().any(|letter| letter == ']') => {
-                    let _ = letters.by_ref().find(|letter| *letter == ']');
+                // What ends it, a shell knows better: up to the last one.
+                '[' if letters.as_str().contains(']') => {
+                    let rest = letters.as_str();
+                    let end = rest.rfind(']').map_or(rest.len(), |at| at + 1);
+                    letters = rest.get(end..).unwrap_or_default().chars();
+                    if rest.get(..end).is_some_and(|inside| inside.contains('/')) {
+                        push(&mut spelling, Part::Any);
+                        continue;
+                    }
                 }
                 '*' | '?' => {}
                 letter => {
@@ -100,7 +115,8 @@ impl Word {
 
     /// This word with another right after it.
     pub(crate) fn then(self, next: &Self) -> Self {
-        if self.spellings.len() * next.spellings.len() > MOST {
+        let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(Part::len).sum::<usize>()).max().unwrap_or(0);
+        if self.spellings.len() * next.spellings.len() > MOST || long(&self) + long(next) > LONGEST {
             return Self::unknown(self.splits || next.splits);
         }
         let mut spellings = Vec::new();
@@ -116,8 +132,11 @@ impl Word {
 
     /// The words that it comes to without quotes, where its text is known.
     pub(crate) fn split(self) -> Vec<Self> {
-        match self.text().filter(|text| self.splits && text.contains(char::is_whitespace)) {
-            Some(text) => text.split_whitespace().map(Self::pattern).collect(),
+        match self.text().filter(|_| self.splits) {
+            Some(text) => text
+                .split_whitespace()
+                .map(|word| if word.contains(['*', '?', '[']) { Self::pattern(word) } else { Self::known(word) })
+                .collect(),
             None => vec![self],
         }
     }

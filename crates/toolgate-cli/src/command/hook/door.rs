@@ -336,8 +336,13 @@ impl Protected {
                 ));
             }
         };
-        rule("state", &all, &format!("touches = {}", json!(self.secret)), "toolgate's own state is not for agents.");
-        rule("files", &changing, &format!("touches = {}", json!(self.fixed)), "What decides about an agent is not the agent's to change.");
+        rule("state", &all, &format!("touches = {}, lenient = true", json!(self.secret)), "toolgate's own state is not for agents.");
+        rule(
+            "files",
+            &changing,
+            &format!("touches = {}, lenient = true", json!(self.fixed)),
+            "What decides about an agent is not the agent's to change.",
+        );
         for tool in tools {
             if let Some(command) = tool.shell_argument() {
                 let name = format!("verbs:{}", tool.name());

@@ -110,7 +110,9 @@ fn ask(args: &Args, event: &str) -> Rendered {
     let socket = args.socket.as_deref().unwrap_or_else(|| Path::new(""));
     let client = clap::ValueEnum::to_possible_value(&args.client).map(|client| client.get_name().to_owned()).unwrap_or_default();
     match wire::ask(socket, &client, args.agent.as_deref().unwrap_or_default(), event.as_bytes()) {
-        Ok((0, told)) => serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told),
+        Ok((0, told)) => {
+            serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told)
+        }
         Ok((_, reason)) => Rendered::Refused(reason),
         Err(error) => Rendered::Refused(wire::silent(socket, &error)),
     }

@@ -62,12 +62,8 @@ async fn serve(args: &Args) -> io::Result<()> {
     // The one that opens the ledger for longer sweeps it.
     drop(super::open_store(&found.store, &state)?);
     let store = Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?);
-    let service = Arc::new(Service {
-        config: config.clone(),
-        state,
-        store,
-        now: Mutex::new(InUse { doors: HashMap::new(), files: Vec::new() }),
-    });
+    let service =
+        Arc::new(Service { config: config.clone(), state, store, now: Mutex::new(InUse { doors: HashMap::new(), files: Vec::new() }) });
     service.read(args.agent.clone()).map_err(io::Error::other)?;
     let listener = listen(socket)?;
     anstream::eprintln!("toolgate answers hooks at {}, by {}", socket.display(), config.display());

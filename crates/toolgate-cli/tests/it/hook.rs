@@ -1,0 +1,490 @@
+//! The door of coding agents: what a client asks, what it is answered, and that nothing is let through when something is wrong.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use assert_cmd::Command;
+use assert_cmd::cargo::CommandCargoExt;
+use regex::Regex;
+use serde_json::{Value, json};
+
+const CONFIG: &str = r#"
+store = "ledger.db"
+name = "coder"
+redact = ["4111[0-9-]+"]
+
+[tools.bash]
+kind = "client"
+shell = "/command"
+
+[tools.read]
+kind = "client"
+effect = "read"
+grant = true
+entities = { file = "/file_path" }
+
+[tools.write]
+kind = "client"
+policy = "open"
+
+[tools.lookup]
+kind = "client"
+effect = "read"
+normalize = [{ op = "timestamp", path = "/created" }]
+
+[[policy]]
+name = "no_push"
+rule = "deny"
+tools = ["bash"]
+where = [{ argument = "/command", runs = ["git push"] }]
+reason = "Nobody pushes from here."
+
+[[policy]]
+name = "deletes"
+rule = "ask"
+tools = ["bash"]
+where = [{ argument = "/command", runs = ["rm"] }]
+reason = "This deletes something."
+"#;
+
+/// A home with a project in it.
+pub(crate) struct Project {
+    directory: tempfile::TempDir,
+}
+
+impl Project {
+    pub(crate) fn new() -> Self {
+        let project = Self { directory: tempfile::tempdir().unwrap() };
+        std::fs::create_dir_all(project.path("project")).unwrap();
+        project
+    }
+
+    pub(crate) fn with(config: &str) -> Self {
+        let project = Self::new();
+        project.write("project/toolgate.toml", config);
+        project
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    fn environment(&self, command: &mut std::process::Command) {
+        command.current_dir(self.path("project")).env_clear().env("HOME", self.path("")).env("PATH", "/usr/bin:/bin");
+    }
+
+    pub(crate) fn run(&self, args: &[&str], input: &str) -> (i32, String, String) {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        self.environment(&mut command);
+        let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    /// What it says, without what is different every time.
+    pub(crate) fn said(&self, args: &[&str], input: &str) -> String {
+        let (code, stdout, stderr) = self.run(args, input);
+        let text = format!("exit {code}\n{stdout}{stderr}").replace(self.directory.path().to_str().unwrap(), "HOME");
+        let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
+        let text = one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
+        let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
+        let text = one(r"[^ \x22']*/toolgate(['\x22 ,])", "TOOLGATE$1", &text);
+        one(r"in [0-9.]+(µs|ms|s)\b", "in LENGTH", &text)
+    }
+
+    /// The answer to an event.
+    fn hook(&self, event: &Value) -> Value {
+        self.hook_as(&["hook", "--config", "toolgate.toml"], event)
+    }
+
+    fn hook_as(&self, args: &[&str], event: &Value) -> Value {
+        let (code, stdout, stderr) = self.run(args, &event.to_string());
+        assert_eq!((code, stderr.as_str()), (0, ""), "{event}");
+        serde_json::from_str(&stdout).unwrap()
+    }
+
+    fn before(&self, id: &str, tool: &str, input: Value) -> Value {
+        self.hook(&event("PreToolUse", id, tool, input))
+    }
+
+    fn rows(&self) -> Vec<Value> {
+        let (_, stdout, stderr) = self.run(&["audit", "export", "--store", "ledger.db"], "");
+        assert_eq!(stderr, "");
+        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn said_of(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let row = |row: &Value| (text(&row["row"]["decision"]), text(&row["row"]["outcome"]["error"]["code"]));
+        let plain = |row: &Value| (text(&row["decision"]), text(&row["outcome"]["error"]["code"]));
+        self.rows().iter().map(|line| if line["row"].is_object() { row(line) } else { plain(line) }).collect()
+    }
+}
+
+fn event(name: &str, id: &str, tool: &str, input: Value) -> Value {
+    json!({
+        "hook_event_name": name, "session_id": "s1", "transcript_path": "/x", "cwd": "/", "permission_mode": "default", "effort": {"level": "x"},
+        "tool_name": tool, "tool_input": input, "tool_use_id": id,
+    })
+}
+
+fn after(id: &str, tool: &str, input: Value, response: Value) -> Value {
+    let mut event = event("PostToolUse", id, tool, input);
+    event["tool_response"] = response;
+    event
+}
+
+fn decision(answer: &Value) -> (&str, &str) {
+    let said = &answer["hookSpecificOutput"];
+    (said["permissionDecision"].as_str().unwrap_or("none"), said["permissionDecisionReason"].as_str().unwrap_or_default())
+}
+
+#[test]
+fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
+    let project = Project::with(CONFIG);
+    let cases = [
+        ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
+        ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
+        ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),
+        ("Bash", json!({"command": "rm x"}), "ask", "This deletes something."),
+        (
+            "Bash",
+            json!({"command": "python3 -c 1"}),
+            "ask",
+            "It cannot be told what this call does: `python3` has code that can run anything.",
+        ),
+        ("Read", json!({"file_path": "/x/a.txt"}), "allow", ""),
+        ("Grep", json!({}), "deny", "there is no tool `grep`"),
+        ("Bash", json!({"command": "cat toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
+        ("Write", json!({"file_path": project.path("project/toolgate.toml"), "content": ""}), "deny", "What decides about an agent"),
+        (
+            "Write",
+            json!({"file_path": project.path("project/.claude/settings.json"), "content": ""}),
+            "deny",
+            "What decides about an agent",
+        ),
+        ("Read", json!({"file_path": project.path("project/toolgate.toml")}), "allow", ""),
+        ("Read", json!({"file_path": project.path("project/ledger.db.state/keys/seal.key")}), "deny", "toolgate's own state"),
+        ("Bash", json!({"command": "cat ~/.local/state/toolgate/trusted.json"}), "deny", "toolgate's own state"),
+        ("Bash", json!({"command": "toolgate audit settle x --done"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate eject"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate audit query"}), "none", ""),
+    ];
+    for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
+        let answer = project.before(&format!("t{n}"), tool, input.clone());
+        let (said, why) = decision(&answer);
+        assert!(said == expected && why.starts_with(reason), "{tool} {input}: {answer}");
+    }
+    // A model reads in the reason what to do.
+    let answer = project.before("t99", "Bash", json!({"command": "git push --all"}));
+    let (_, reason) = decision(&answer);
+    let (_, contract) = reason.split_once('\n').unwrap();
+    let contract: Value = serde_json::from_str(contract).unwrap();
+    assert_eq!((&contract["code"], &contract["isRetryable"]), (&json!("no_push"), &json!(false)));
+}
+
+#[test]
+fn what_was_admitted_is_settled_once_and_only_as_it_was_admitted() {
+    let project = Project::with(CONFIG);
+    let ls = json!({"command": "ls"});
+    assert_eq!(project.before("t1", "Bash", ls.clone()), json!({}));
+    let done = json!({"stdout": "a\nb", "stderr": "", "interrupted": false});
+    assert_eq!(project.hook(&after("t1", "Bash", ls.clone(), done.clone())), json!({}));
+    let twice = project.hook(&after("t1", "Bash", ls.clone(), done.clone()));
+    assert_eq!(twice["decision"], "block");
+    assert_eq!(project.before("t2", "Bash", json!({"command": "pwd"})), json!({}));
+    let other = project.hook(&after("t2", "Bash", json!({"command": "pwd; id"}), done.clone()));
+    assert!(other["reason"].as_str().unwrap().starts_with("what was run is not what was admitted"), "{other}");
+    let never = project.hook(&after("t3", "Bash", ls, done));
+    assert!(never["reason"].as_str().unwrap().contains("never admitted"), "{never}");
+    let said: Vec<(String, String)> = project.said_of();
+    let expected = [("succeeded", ""), ("refused", "not_admitted"), ("failed", "not_as_admitted"), ("refused", "not_admitted")];
+    assert_eq!(said, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    let (code, ..) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
+    assert_eq!(code, 0);
+    let (code, stdout, _) = project.run(&["replay", "s1", "--store", "ledger.db"], "");
+    assert_eq!(code, 0, "{stdout}");
+}
+
+#[test]
+fn a_result_is_brought_into_shape_and_the_original_is_not_pointed_to() {
+    let project = Project::with(CONFIG);
+    let input = json!({"id": 7});
+    assert_eq!(project.before("t1", "lookup", input.clone()), json!({}));
+    let raw = json!({"created": 1_700_000_000, "persistedOutputPath": "/tmp/all", "persistedOutputSize": 5});
+    let answer = project.hook(&after("t1", "lookup", input.clone(), raw));
+    assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"created": "2023-11-14T22:13:20Z"}));
+    // What cannot be brought into shape is withheld.
+    assert_eq!(project.before("t2", "lookup", json!({"id": 8})), json!({}));
+    let answer = project.hook(&after("t2", "lookup", json!({"id": 8}), json!({"created": "soon", "text": "secret"})));
+    assert_eq!(answer["decision"], "block");
+    assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"created": "(withheld)", "text": "(withheld)"}));
+}
+
+#[test]
+fn a_tool_that_failed_is_over_and_one_that_was_cut_off_is_pending() {
+    let project = Project::with(CONFIG);
+    for (id, interrupted) in [("t1", false), ("t2", true)] {
+        let input = json!({"command": format!("make {id}")});
+        assert_eq!(project.before(id, "Bash", input.clone()), json!({}));
+        let mut failed = event("PostToolUseFailure", id, "Bash", input);
+        failed["error"] = json!("Exit code 2\nno rule, card 4111-1111-1111-1111");
+        failed["is_interrupt"] = json!(interrupted);
+        assert_eq!(project.hook(&failed), json!({}));
+    }
+    let rows = project.rows();
+    let text = rows.iter().map(Value::to_string).collect::<String>();
+    assert!(text.contains("Exit code 2") && !text.contains("1111-1111"), "{text}");
+    let effects: Vec<&str> =
+        ["\"effects\":\"done\"", "\"effects\":\"unknown\""].into_iter().filter(|wanted| text.contains(wanted)).collect();
+    assert_eq!(effects.len(), 2, "{text}");
+}
+
+#[test]
+fn a_session_that_ends_leaves_what_it_did_not_report_pending() {
+    let project = Project::with(CONFIG);
+    assert_eq!(project.before("t1", "Bash", json!({"command": "sleep 1000"})), json!({}));
+    assert_eq!(project.hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1", "source": "startup"})), json!({}));
+    assert_eq!(project.hook(&json!({"hook_event_name": "SessionEnd", "session_id": "s1", "reason": "other"})), json!({}));
+    assert_eq!(project.said_of(), [("failed".to_owned(), "abandoned".to_owned())]);
+    let late = project.hook(&after("t1", "Bash", json!({"command": "sleep 1000"}), json!({})));
+    assert_eq!(late["decision"], "block");
+}
+
+#[test]
+fn the_third_identical_call_is_a_loop_across_processes() {
+    let project = Project::with(CONFIG);
+    let said: Vec<String> =
+        (0..3).map(|n| decision(&project.before(&format!("t{n}"), "Bash", json!({"command": "ls"}))).0.to_owned()).collect();
+    assert_eq!(said, ["none", "none", "deny"]);
+}
+
+#[test]
+fn other_clients_are_answered_in_their_own_words() {
+    let project = Project::with(CONFIG);
+    let asked = |client: &str, n: u32, command: &str| {
+        let name = if client == "cursor" { "preToolUse" } else { "PreToolUse" };
+        let event = event(name, &format!("{client}{n}"), "bash", json!({"command": command}));
+        project.hook_as(&["hook", "--config", "toolgate.toml", "--client", client], &event)
+    };
+    // Codex cannot ask, and takes a bare "allow" for a fault.
+    assert_eq!(asked("codex", 1, "ls"), json!({}));
+    let (said, reason) = (asked("codex", 2, "rm x"), "A person must approve this call");
+    assert!(decision(&said).0 == "deny" && decision(&said).1.contains(reason), "{said}");
+    // Cursor blocks what is not answered.
+    assert_eq!(asked("cursor", 1, "ls -l"), json!({"permission": "allow"}));
+    let said = asked("cursor", 2, "git push");
+    assert_eq!(said["permission"], "deny");
+    assert_eq!(said["user_message"], said["agent_message"]);
+    assert_eq!(decision(&asked("vscode", 1, "git push -u")).0, "deny");
+    // A client that leaves the words out, and one that writes a byte order mark.
+    project.run(&["trust"], "");
+    let text = format!("\u{feff}{}", event("PreToolUse", "x1", "Bash", json!({"command": "git push -v"})));
+    let (code, stdout, _) = project.run(&[], &text);
+    assert!(code == 0 && stdout.contains("deny"), "{stdout}");
+}
+
+#[test]
+fn the_plain_protocol_is_an_exit_code() {
+    let project = Project::with(CONFIG);
+    let hook = |event: Value| project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+    let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}}));
+    assert_eq!((code, stdout.as_str()), (0, "{\"decision\":\"allow\"}\n"));
+    let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
+    assert!(code == 2 && stderr.starts_with("toolgate: Nobody pushes from here."), "{stderr}");
+    let (code, stdout, _) =
+        hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": {"ok": true}, "latency_ms": 3}));
+    assert_eq!((code, stdout.as_str()), (0, "{}\n"));
+    assert!(project.said_of().contains(&("succeeded".to_owned(), String::new())));
+}
+
+#[test]
+fn whatever_is_wrong_is_a_refusal() {
+    let good = event("PreToolUse", "t", "Bash", json!({"command": "ls"})).to_string();
+    let broken = |break_it: &dyn Fn(&Project), input: &str| {
+        let project = Project::with(CONFIG);
+        break_it(&project);
+        let said = project.said(&["hook", "--config", "toolgate.toml"], input);
+        let refused = said.starts_with("exit 2\n") || (said.starts_with("exit 0\n") && said.contains("\"permissionDecision\":\"deny\""));
+        assert!(refused, "{said}");
+        said
+    };
+    let fine = |_: &Project| {};
+    let mut told = String::new();
+    let mut tell = |name: &str, said: &str| told.push_str(&format!("## {name}\n{said}\n"));
+    for (name, input) in [
+        ("nothing", ""),
+        ("no JSON", "{junk"),
+        ("a list", "[1]"),
+        ("no tool", r#"{"hook_event_name": "PreToolUse", "session_id": "s"}"#),
+        ("no session", r#"{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {}}"#),
+        ("another event", r#"{"hook_event_name": "Notification", "session_id": "s"}"#),
+        (
+            "two keys of one name",
+            r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls", "command": "git push"}, "tool_use_id": "t"}"#,
+        ),
+    ] {
+        tell(name, &broken(&fine, input));
+    }
+    tell("no configuration", &broken(&|project| std::fs::remove_file(project.path("project/toolgate.toml")).unwrap(), &good));
+    tell("a broken configuration", &broken(&|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"clint\"\n"), &good));
+    tell("an ungoverned tool", &broken(&|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"client\"\n"), &good));
+    tell("a store that is none", &broken(&|project| project.write("project/ledger.db", "this is no database, and never was one"), &good));
+    let taken_away = |project: &Project| {
+        project.run(&["hook", "--config", "toolgate.toml"], &good);
+        std::fs::remove_file(project.path("project/ledger.db")).unwrap();
+    };
+    tell("a store that is gone", &broken(&taken_away, &good));
+    let taken_with_keys = |project: &Project| {
+        taken_away(project);
+        std::fs::remove_dir_all(project.path("project/ledger.db.state")).unwrap();
+    };
+    tell("a store that is gone with its keys", &broken(&taken_with_keys, &good));
+    let no_state = |project: &Project| project.write(".local/state/toolgate", "a file");
+    tell("a state directory that is none", &broken(&no_state, &good));
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn a_failure_can_be_asked_about_and_never_passes() {
+    let project = Project::with(&format!("{CONFIG}\n[client]\non_failure = \"ask\"\nundeclared = \"ask\"\n"));
+    assert_eq!(decision(&project.before("t0", "NewTool", json!({}))).0, "ask");
+    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+    std::fs::remove_file(project.path("project/ledger.db")).unwrap();
+    let answer = project.before("t2", "Bash", json!({"command": "ls -l"}));
+    assert_eq!(decision(&answer).0, "ask");
+}
+
+#[test]
+fn a_projects_file_is_data_until_somebody_accepts_it() {
+    let project = Project::with(CONFIG);
+    let ask =
+        |n: u32, command: &str| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": command})));
+    let start = || project.hook_as(&["hook"], &json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
+    // Nobody has accepted it, and there is nothing else.
+    assert!(decision(&ask(1, "ls")).1.contains("is not accepted as it is now, so nothing is in force"));
+    // The user's own holds alone, and says so.
+    let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
+    project.write(".config/toolgate/toolgate.toml", own);
+    assert_eq!(decision(&ask(2, "git push")).0, "none");
+    assert_eq!(decision(&ask(3, "curl x")).0, "deny");
+    assert!(start()["systemMessage"].as_str().unwrap().contains("nobody has accepted it"));
+    // Accepted, both hold.
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    assert_eq!(decision(&ask(4, "git push origin")).0, "deny");
+    assert_eq!(decision(&ask(5, "curl y")).0, "deny");
+    assert_eq!(start(), json!({}));
+    // Any change must be accepted anew.
+    project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
+    assert_eq!(decision(&ask(6, "git push upstream")).0, "none");
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    assert_eq!(decision(&ask(7, "git pull")).0, "deny");
+    assert_eq!(project.run(&["trust", "--revoke"], "").0, 0);
+    assert_eq!(decision(&ask(8, "git pull --all")).0, "none");
+}
+
+#[test]
+fn what_is_kept_ready_is_dropped_when_anything_changes() {
+    let project = Project::with(CONFIG);
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    let settle = || std::fs::File::open(project.path("project/toolgate.toml")).unwrap().set_modified(old).unwrap();
+    settle();
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    let kept = project.path(".local/state/toolgate/compiled");
+    assert_eq!(decision(&project.before("t1", "Bash", json!({"command": "git push a"}))).0, "deny");
+    let files = || walk(&kept).into_iter().filter(|path| path.file_name().is_some_and(|name| name == "bash")).collect::<Vec<_>>();
+    assert_eq!(files().len(), 1);
+    // The same words, from what is kept.
+    assert_eq!(decision(&project.before("t2", "Bash", json!({"command": "git push b"}))).0, "deny");
+    assert_eq!(decision(&project.before("t3", "Read", json!({"file_path": "x"}))).0, "allow");
+    // Somebody edits what is kept: it counts for nothing.
+    let [path] = files().try_into().unwrap();
+    let mut text = std::fs::read(&path).unwrap();
+    let at = text.windows(8).position(|part| part == b"git push").unwrap();
+    text[at..at + 8].copy_from_slice(b"git pull");
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(decision(&project.before("t4", "Bash", json!({"command": "git push c"}))).0, "deny");
+    // Somebody edits the file: what is kept counts for nothing.
+    project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
+    assert_eq!(decision(&project.before("t5", "Bash", json!({"command": "git push d"}))).0, "none");
+}
+
+fn walk(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn clients_that_ask_at_the_same_time_do_not_lose_anything() {
+    let project = Project::with(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 6 }}\n"));
+    let project = &project;
+    let said: Vec<String> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..10)
+            .map(|n| {
+                scope.spawn(move || decision(&project.before(&format!("t{n}"), "Bash", json!({"command": format!("ls {n}")}))).0.to_owned())
+            })
+            .collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert_eq!(said.iter().filter(|said| *said == "none").count(), 6, "{said:?}");
+    let (code, stdout, _) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
+    assert_eq!(code, 0, "{stdout}");
+}
+
+/// A service, while a test needs it.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_service_answers_in_another_process_and_reads_changes() {
+    let project = Project::with(CONFIG);
+    let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut command);
+    let args = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
+    let _service = Service(command.args(args).stderr(Stdio::null()).spawn().unwrap());
+    let socket = project.path("project/hook.sock");
+    while !socket.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let small = |event: &Value| {
+        let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
+        project.environment(&mut command);
+        let mut child =
+            command.args(["--socket", "hook.sock"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(event.to_string().as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let push = |id: &str, command: &str| event("PreToolUse", id, "Bash", json!({"command": command}));
+    let (code, stdout) = small(&push("t1", "git push"));
+    assert!(code == 0 && stdout.contains("Nobody pushes"), "{stdout}");
+    let large = project.hook_as(&["hook", "--socket", "hook.sock"], &push("t2", "git push -q"));
+    assert_eq!(decision(&large).0, "deny");
+    assert_eq!(small(&push("t3", "ls")), (0, "{}\n".to_owned()));
+    assert_eq!(small(&after("t3", "Bash", json!({"command": "ls"}), json!({}))), (0, "{}\n".to_owned()));
+    // A file that does not load leaves the old one in force; one that does is in force at once.
+    project.write("project/toolgate.toml", "store = [");
+    assert!(small(&push("t4", "git push -f")).1.contains("Nobody pushes"));
+    project.write("project/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
+    assert!(small(&push("t5", "git push -n")).1.contains("No one pushes"));
+    assert_eq!(small(&json!("junk")).0, 2);
+    drop(_service);
+    assert_eq!(small(&push("t6", "ls -a")).0, 2);
+}

@@ -1,0 +1,119 @@
+//! Into a project, out of it, and whether it holds.
+
+use serde_json::Value;
+
+use crate::hook::Project;
+
+const SETTINGS: &str = r#"{
+  // mine
+  "model": "opus",
+  "hooks": {
+    "PreToolUse": [
+      { "matcher": "Bash", "hooks": [{ "type": "command", "command": "./lint.sh" }] }
+    ]
+  }
+}
+"#;
+
+#[test]
+fn a_client_is_set_up_looked_at_and_left_as_it_was() {
+    let project = Project::new();
+    project.write("project/.claude/settings.json", SETTINGS);
+    let tried = project.said(&["init", "--for", "claude-code", "--dry-run"], "");
+    assert!(tried.contains("would write") && tried.contains("would change") && !project.path("project/toolgate.toml").exists());
+    assert_eq!(project.read("project/.claude/settings.json"), SETTINGS);
+    insta::assert_snapshot!("init", project.said(&["init", "--for", "claude-code"], ""));
+    insta::assert_snapshot!("init_again", project.said(&["init", "--for", "claude-code"], ""));
+    insta::assert_snapshot!("doctor_well", project.said(&["doctor"], ""));
+    let (_, json, _) = project.run(&["doctor", "--json"], "");
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ok"], true);
+    let ejected = project.said(&["eject"], "");
+    assert!(ejected.starts_with("exit 0\nchanged "), "{ejected}");
+    assert_eq!(project.read("project/.claude/settings.json"), SETTINGS);
+    assert_eq!(project.said(&["eject"], ""), "exit 0\ntoolgate is in none of these settings\n");
+}
+
+#[test]
+fn every_client_gets_a_configuration_that_loads_and_hooks_in_its_own_form() {
+    for (client, file) in [
+        ("claude-code", ".claude/settings.json"),
+        ("codex", ".codex/hooks.json"),
+        ("cursor", ".cursor/hooks.json"),
+        ("vscode", ".github/hooks/toolgate.json"),
+    ] {
+        let project = Project::new();
+        let said = project.said(&["init", "--for", client], "");
+        assert!(said.starts_with("exit 0\n"), "{said}");
+        let said = project.said(&["doctor"], "");
+        assert!(said.starts_with("exit 0\n"), "{client}: {said}");
+        let written: Value = serde_json::from_str(&project.read(&format!("project/{file}"))).unwrap();
+        assert!(written["hooks"].is_object(), "{written}");
+        let said = project.said(&["check"], r#"{"tool": "nothing", "arguments": {}}"#);
+        assert!(said.contains("unknown_tool"), "{said}");
+    }
+    let project = Project::new();
+    insta::assert_snapshot!("init_bare", project.said(&["init"], ""));
+    let said = project.said(&["init", "--for", "claude-desktop"], "");
+    assert!(said.starts_with("exit 2\n") && said.contains("only as a server"), "{said}");
+}
+
+#[test]
+fn a_gate_that_is_off_is_seen_to_be_off() {
+    type Break = (&'static str, fn(&Project));
+    fn edit(project: &Project, from: &str, to: &str) {
+        let file = "project/.claude/settings.json";
+        project.write(file, &project.read(file).replace(from, to));
+    }
+    let cases: [Break; 9] = [
+        ("the hooks are gone", |project| {
+            project.run(&["eject"], "");
+        }),
+        ("it lets calls run when it fails", |project| edit(project, ",\n            \"onFailure\": \"block\"", "")),
+        ("another program", |project| {
+            let file = project.read("project/.claude/settings.json");
+            let written: Value = serde_json::from_str(&file).unwrap();
+            let program = written["hooks"]["PreToolUse"][0]["hooks"][0]["command"].as_str().unwrap();
+            edit(project, program, "/nowhere/toolgate");
+        }),
+        ("only for some tools", |project| edit(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")),
+        ("hooks are switched off", |project| edit(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
+        ("a time-out that is text", |project| edit(project, "\"timeout\": 10", "\"timeout\": \"10\"")),
+        ("a changed file", |project| project.write("project/toolgate.toml", "name = \"x\"\n")),
+        ("a ledger that is gone", |project| {
+            let ledger = project.path(".local/state/toolgate/ledger.db");
+            std::fs::remove_file(ledger).unwrap();
+        }),
+        ("keys that others can read", |project| {
+            use std::os::unix::fs::PermissionsExt;
+            let keys = project.path(".local/state/toolgate/ledger.db.state/keys/seal.key");
+            std::fs::set_permissions(keys, std::fs::Permissions::from_mode(0o644)).unwrap();
+        }),
+    ];
+    let mut told = String::new();
+    for (name, break_it) in cases {
+        let project = Project::new();
+        assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+        break_it(&project);
+        let said = project.said(&["doctor"], "");
+        assert!(said.starts_with("exit 1\n"), "{name}: {said}");
+        let ill: Vec<&str> =
+            said.lines().skip_while(|line| !line.starts_with('✗')).take_while(|line| !line.starts_with('✓') && !line.is_empty()).collect();
+        told.push_str(&format!("## {name}\n{}\n", ill.join("\n")));
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn a_new_ledger_is_begun_on_purpose_only() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    let said = project.said(&["trust", "--new-ledger"], "");
+    assert!(said.contains("is there; move it away first"), "{said}");
+    for name in ["ledger.db", "ledger.db-wal", "ledger.db-shm"] {
+        let _ = std::fs::remove_file(project.path(&format!(".local/state/toolgate/{name}")));
+    }
+    std::fs::remove_dir_all(project.path(".local/state/toolgate/ledger.db.state")).unwrap();
+    assert!(project.said(&["doctor"], "").starts_with("exit 1\n"));
+    assert!(project.said(&["trust", "--new-ledger"], "").contains("a new ledger begins"));
+    assert!(project.said(&["doctor"], "").starts_with("exit 0\n"));
+}

@@ -1,0 +1,95 @@
+//! Texts for `sed` that do nothing but edit: everything else may run programs or write files.
+
+use super::word::Word;
+
+/// Whether all its scripts are plain.
+pub(super) fn is_plain(words: &[Word]) -> bool {
+    let mut words = words.iter();
+    let mut has_script = false;
+    while let Some(word) = words.next() {
+        let Some(text) = word.text() else {
+            // A file that nobody knows is a file.
+            if has_script {
+                continue;
+            }
+            return false;
+        };
+        let script = match text {
+            "-e" | "--expression" => words.next().and_then(Word::text),
+            _ if text.starts_with("--expression=") => text.strip_prefix("--expression="),
+            "-n" | "-E" | "-r" | "-s" | "-z" | "-u" | "-i" | "-ne" | "-nE" | "-nr" | "-En" | "-rn" | "-Ei" | "-iE" | "--quiet"
+            | "--silent" | "--in-place" | "--regexp-extended" | "--null-data" | "--posix" => continue,
+            _ if text.starts_with("-i") && !text.contains('e') || text.starts_with("--in-place=") => continue,
+            _ if text.starts_with('-') && text.len() > 1 => return false,
+            _ if has_script => continue,
+            _ => Some(text),
+        };
+        match script {
+            Some(script) if is_plain_script(script) => has_script = true,
+            _ => return false,
+        }
+    }
+    true
+}
+
+fn is_plain_script(script: &str) -> bool {
+    let mut rest = script;
+    loop {
+        rest = rest.trim_start_matches([' ', '\t', '\n', ';', '}']);
+        if rest.is_empty() {
+            return true;
+        }
+        let Some(after) = address(rest) else { return false };
+        rest = after.trim_start_matches([' ', '!']);
+        let mut letters = rest.chars();
+        let Some(act) = letters.next() else { return false };
+        rest = letters.as_str();
+        match act {
+            'p' | 'd' | 'q' | '=' | 'n' | 'N' | 'D' | 'P' | 'h' | 'H' | 'g' | 'G' | 'x' | '{' => {}
+            's' | 'y' => {
+                let Some(after) = substitution(rest) else { return false };
+                let flags = after.len() - after.trim_start_matches(|c: char| "gpiIm".contains(c) || c.is_ascii_digit()).len();
+                rest = after.get(flags..).unwrap_or_default();
+            }
+            _ => return false,
+        }
+        if !rest.is_empty() && !rest.starts_with([' ', ';', '\n', '}', '\t']) && act != '{' {
+            return false;
+        }
+    }
+}
+
+/// What follows the lines that a command is for.
+fn address(text: &str) -> Option<&str> {
+    let mut rest = text;
+    loop {
+        rest = match rest.chars().next()? {
+            c if c.is_ascii_digit() || matches!(c, '$' | ',' | '~' | '+') => rest.get(1..)?,
+            '/' => {
+                let after = until(rest.get(1..)?, '/')?;
+                after.trim_start_matches(['I', 'M'])
+            }
+            _ => return Some(rest),
+        };
+    }
+}
+
+/// What follows `/old/new/`.
+fn substitution(text: &str) -> Option<&str> {
+    let mark = text.chars().next().filter(|mark| !mark.is_alphanumeric() && !mark.is_whitespace() && *mark != '\\')?;
+    until(until(text.get(mark.len_utf8()..)?, mark)?, mark)
+}
+
+/// What follows the next mark that is not escaped.
+fn until(text: &str, mark: char) -> Option<&str> {
+    let mut escaped = false;
+    for (at, letter) in text.char_indices() {
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            letter if letter == mark => return text.get(at + letter.len_utf8()..),
+            _ => {}
+        }
+    }
+    None
+}
