@@ -34,6 +34,7 @@ enum Verb {
     Trust(command::init::TrustArgs),
     Doctor(command::doctor::Args),
     Hook(command::hook::Args),
+    Lint(command::lint::Args),
     Pause(command::pause::PauseArgs),
     Resume(command::pause::ResumeArgs),
     Replay(command::replay::Args),
@@ -78,6 +79,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
             None,
             Verb::Demo(_)
             | Verb::Check(_)
+            | Verb::Lint(_)
             | Verb::Hook(_)
             | Verb::Init(_)
             | Verb::Eject(_)
@@ -98,6 +100,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Trust(args) => command::init::trust(&args),
         Verb::Doctor(args) => command::doctor::run(&args),
         Verb::Hook(args) => Ok(command::hook::run(&args)),
+        Verb::Lint(args) => command::lint::run(&args, store),
         Verb::Pause(args) => command::pause::pause(&args, store),
         Verb::Resume(args) => command::pause::resume(&args, store),
         Verb::Replay(args) => command::replay::run(&args, store),

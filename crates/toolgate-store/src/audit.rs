@@ -238,6 +238,32 @@ impl Ledger {
         self.named(find())
     }
 
+    /// In how many sessions of each agent a tool was used, and how many sessions it has.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn sessions_by_tool(&self) -> Result<Vec<(String, Option<String>, u64)>, StoreError> {
+        let find = || -> Done<Vec<(String, Option<String>, u64)>> {
+            let mut found = Vec::new();
+            for (text, has_tool) in [
+                ("SELECT agent, count(*), NULL FROM sessions WHERE rows > 0 GROUP BY agent", false),
+                (
+                    "SELECT s.agent, count(DISTINCT l.session), l.tool FROM ledger l JOIN sessions s ON s.id = l.session GROUP BY s.agent, l.tool",
+                    true,
+                ),
+            ] {
+                let mut statement = self.sql.prepare(text)?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    let tool: Option<String> = if has_tool { row.get(2)? } else { None };
+                    found.push((row.get(0)?, tool, crate::ledger::unsigned(row.get(1)?)));
+                }
+            }
+            Ok(found)
+        };
+        self.named(find())
+    }
+
     /// The definition of an agent, by the digest that rows have.
     ///
     /// # Errors

@@ -8,5 +8,6 @@ pub(crate) mod doctor;
 pub(crate) mod hook;
 pub(crate) mod init;
 pub(crate) mod ledger;
+pub(crate) mod lint;
 pub(crate) mod pause;
 pub(crate) mod replay;

@@ -9,6 +9,7 @@ use jiff::SignedDuration;
 use toml::de::DeTable;
 
 use super::read::{File, Shared, Table};
+use super::lint::Silence;
 use super::tool::read_tool;
 use super::{Rules, rule};
 use crate::hook::CommandHook;
@@ -48,22 +49,23 @@ pub struct Config {
     pub redact: Vec<String>,
     /// How clients that run their tools themselves are answered.
     pub client: Client,
-    agents: Vec<Declared>,
+    pub(super) agents: Vec<Declared>,
     problems: Vec<Problem>,
     files: Vec<PathBuf>,
+    pub(super) silences: Vec<Silence>,
 }
 
 /// An agent as the file says it.
-struct Declared {
-    name: String,
+pub(super) struct Declared {
+    pub(super) name: String,
     principals: Option<Vec<String>>,
     limits: Limits,
     max_output: Option<usize>,
-    tools: Vec<(Tool, Place)>,
+    pub(super) tools: Vec<(Tool, Place)>,
     /// Tools of which a pass is also the client's permission.
     grants: Vec<String>,
     hooks: Vec<CommandHook>,
-    rules: Rules,
+    pub(super) rules: Rules,
 }
 
 /// How a client that runs its tools itself is answered, where the gate has no word of its own.
@@ -123,6 +125,7 @@ impl Config {
             agents: Vec::new(),
             problems: Vec::new(),
             files: Vec::new(),
+            silences: Vec::new(),
         };
         let (document, errors) = DeTable::parse_recoverable(text);
         config.problems.extend(errors.iter().map(|error| {
@@ -140,6 +143,7 @@ impl Config {
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         config.store = table.text("store").map(|path| beside.join(path));
         config.redact = config.patterns(&table);
+        config.silences = super::lint::silences(&table);
         if let Some(client) = table.table("client") {
             let otherwise = |key: &str| client.word(key, &[("deny", Otherwise::Deny), ("ask", Otherwise::Ask)]).unwrap_or_default();
             config.client = Client { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };

@@ -15,6 +15,7 @@
 //! ```
 
 mod file;
+mod lint;
 mod read;
 mod rule;
 mod tests;
@@ -22,6 +23,7 @@ mod tool;
 
 pub use file::{Client, Config, ConfigError, Otherwise};
 pub(crate) use file::{rules_of, tables_of};
+pub use lint::{Finding, LINTS, Usage};
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
 
 use std::collections::BTreeMap;
@@ -65,6 +67,11 @@ impl Written {
     /// A rule that was written in Rust.
     pub(crate) fn in_code(scope: Scope, policy: Arc<dyn Policy>) -> Self {
         Self { scope, policy, source: None }
+    }
+
+    /// Whether it says something of a part.
+    pub(crate) fn has(&self, field: &str) -> bool {
+        self.source.as_ref().is_some_and(|source| source.parts.contains_key(field))
     }
 
     pub(crate) const fn is_from_a_file(&self) -> bool {
@@ -147,6 +154,10 @@ impl Rules {
     /// The names of the rules that could be read.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.policies.iter().map(|written| written.policy.name())
+    }
+
+    pub(crate) fn written(&self) -> impl Iterator<Item = &Written> {
+        self.policies.iter()
     }
 
     /// These and others.

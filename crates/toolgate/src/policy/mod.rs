@@ -146,6 +146,13 @@ pub struct Caps<'a> {
     pub window: Option<SignedDuration>,
 }
 
+impl dyn Policy {
+    /// Whether it refuses calls of one of these tools by itself.
+    pub(crate) fn outline_of<'a>(&self, mut tools: impl Iterator<Item = &'a Spec>) -> bool {
+        tools.any(|tool| self.governs(tool) && self.outline(tool).forbids.is_some_and(|forbids| !forbids.asks))
+    }
+}
+
 /// A call that would be a step towards a "yes".
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Remedy {

@@ -445,7 +445,8 @@ impl AgentBuilder {
         if spec.effect != Effect::Read && !spec.open && !is_governed {
             let problem = Problem::at("mode", format!("`{}` has effects and no enforced policy governs it", shown(&spec.name)));
             let problem = problem.help("attach one, declare it `.effect(Effect::Read)`, or say `.open()`");
-            problems.push(match governed_by.first() {
+            let own = |attached: &&Attached| !attached.policy.name().starts_with(crate::config::BUILT_IN);
+            problems.push(match governed_by.iter().find(own) {
                 Some(observing) => problem.of(observing.policy.name()),
                 None => problem,
             });

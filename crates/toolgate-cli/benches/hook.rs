@@ -1,0 +1,223 @@
+//! What a hook costs a coding agent, from start to exit, beside `/bin/true` and an equivalent hook in Python in the same run; and
+//! that neither a thousand rules nor a ledger of a million rows changes it.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+
+#[path = "../../toolgate/benches/report/mod.rs"]
+mod report;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use report::{Line, median, write};
+use serde_json::json;
+use toolgate::json::Digest;
+use toolgate::policy::Facts;
+use toolgate::store::{Finish, Settle, Store};
+use toolgate::{CallId, Decision, Effects, Gate, Latency, Outcome, Output, Row, SessionKey, Timestamp};
+use toolgate_store::SqliteStore;
+
+const TIMES: usize = 200;
+
+const CONFIG: &str = r#"
+name = "coder"
+
+[tools.bash]
+kind = "client"
+shell = "/command"
+
+[tools.read]
+kind = "client"
+effect = "read"
+
+[[policy]]
+name = "no_push"
+rule = "deny"
+tools = ["bash"]
+where = [{ argument = "/command", runs = ["git push"] }]
+"#;
+
+/// A configuration with so many rules more, for other tools.
+fn with_rules(count: usize) -> String {
+    let mut text = CONFIG.to_owned();
+    for n in 0..count / 10 {
+        text.push_str(&format!("[tools.other_{n}]\nkind = \"client\"\nshell = \"/command\"\n"));
+    }
+    for n in 0..count {
+        text.push_str(&format!(
+            "[[policy]]\nname = \"rule_{n}\"\nrule = \"deny\"\ntools = [\"other_{}\"]\nwhere = [{{ argument = \"/command\", runs = [\"program_{n}\"] }}]\n",
+            n % (count / 10)
+        ));
+    }
+    text
+}
+
+/// One process from start to exit; milliseconds.
+fn once(command: &mut Command, n: usize) -> f64 {
+    let event = json!({
+        "hook_event_name": "PreToolUse", "session_id": "bench", "tool_name": "Bash", "tool_use_id": format!("t{n}-{}", std::process::id()),
+        "tool_input": {"command": format!("ls -l {n}")},
+    });
+    let event = event.to_string();
+    let begun = Instant::now();
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A program that does not read is done already.
+    let _ = child.stdin.take().unwrap().write_all(event.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let took = begun.elapsed().as_secs_f64() * 1e3;
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && (said.is_empty() || said.trim() == "{}"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    took
+}
+
+/// Each of them in turn, so that a noisy moment hits all.
+fn measure(commands: &mut [Command]) -> Vec<f64> {
+    for command in commands.iter_mut() {
+        (0..5).for_each(|n| {
+            once(command, 1_000_000 + n);
+        });
+    }
+    let mut took: Vec<Vec<f64>> = commands.iter().map(|_| Vec::new()).collect();
+    for n in 0..TIMES {
+        for (at, command) in commands.iter_mut().enumerate() {
+            took[at].push(once(command, n));
+        }
+    }
+    took.into_iter().map(median).collect()
+}
+
+struct World(tempfile::TempDir);
+
+impl World {
+    fn config(&self, name: &str, text: &str) -> std::path::PathBuf {
+        let path = self.0.path().join(format!("{name}.toml"));
+        std::fs::write(&path, format!("store = \"{name}.db\"\n{text}")).unwrap();
+        path
+    }
+
+    fn command(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(args).current_dir(self.0.path()).env("TOOLGATE_STATE", self.0.path().join("state"));
+        command
+    }
+
+    fn hook(&self, config: &Path) -> Command {
+        let mut command = self.command(env!("CARGO_BIN_EXE_toolgate"), &["hook", "--config", config.to_str().unwrap()]);
+        // What is read once is kept ready; a file that has just been written is not.
+        once(&mut command, 2_000_000);
+        std::thread::sleep(Duration::from_millis(1_100));
+        once(&mut command, 2_000_001);
+        command
+    }
+}
+
+fn row(n: usize) -> Row {
+    Row {
+        call: CallId::from_bytes((0x01a1_0000_0000_7000_8000_0000_0000_0000_u128 + ((n as u128) << 20)).to_be_bytes()),
+        client_id: None,
+        at: Timestamp::now(),
+        key: SessionKey::new("coder", "alice", format!("conversation-{}", n % 10_000)),
+        turn: None,
+        stop_reason: None,
+        tool: "bash".into(),
+        arguments: Arc::new(json!({"command": "cargo test --workspace", "n": n})),
+        entities: Vec::new(),
+        digest: Some(Digest::of(b"call")),
+        decision: Decision::Succeeded,
+        gate: Gate::Run,
+        rule: None,
+        facts: Facts::at(Timestamp::now()),
+        outcome: Outcome::Success(Output::of(json!({"stdout": "ok", "stderr": "", "interrupted": false}))),
+        effects: Effects::Done,
+        latency: Latency::default(),
+        retries: 0,
+        spent: None,
+        config: Digest::default(),
+        settles: None,
+    }
+}
+
+/// So many rows of other sessions.
+async fn fill(path: &Path, rows: usize) {
+    let store = Arc::new(SqliteStore::open(path).unwrap());
+    let mut tasks = Vec::new();
+    for task in 0..1_024 {
+        let store = Arc::clone(&store);
+        tasks.push(tokio::spawn(async move {
+            for n in (task..rows).step_by(1_024) {
+                let finish = Finish {
+                    row: Arc::new(row(n)),
+                    version: 0,
+                    changes: None,
+                    revoked: Vec::new(),
+                    seen: None,
+                    logs: Vec::new(),
+                    settle: Settle::Done,
+                    outcome: None,
+                    spent: None,
+                    outputs: Vec::new(),
+                    ended: None,
+                    durable: false,
+                };
+                store.finish(Box::new(finish)).await.unwrap().unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// A service, while it is asked.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn line(name: &str, value: f64, floor: f64, note: &str) -> Line {
+    let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
+    Line { name: name.into(), value: round(value), unit: "ms".into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
+}
+
+fn main() {
+    // `cargo test --benches` runs this with `--test`: nothing is measured then.
+    if std::env::args().any(|arg| arg == "--test") {
+        return;
+    }
+    let world = World(tempfile::tempdir().unwrap());
+    let (plain, served, aged) = (world.config("plain", CONFIG), world.config("served", CONFIG), world.config("aged", CONFIG));
+    let ruled = world.config("ruled", &with_rules(1_000));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(fill(&world.0.path().join("aged.db"), 1_000_000));
+
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/hook.py");
+    let serve = ["hook", "--serve", "--config", served.to_str().unwrap(), "--socket", "hook.sock"];
+    let _service = Service(world.command(env!("CARGO_BIN_EXE_toolgate"), &serve).stderr(Stdio::null()).spawn().unwrap());
+    while !world.0.path().join("hook.sock").exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut commands = [
+        world.command("/bin/true", &[]),
+        world.hook(&plain),
+        world.command(env!("CARGO_BIN_EXE_toolgate-hook"), &["--socket", "hook.sock"]),
+        world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
+        world.hook(&ruled),
+        world.hook(&aged),
+    ];
+    let took = measure(&mut commands);
+    let [nothing, hook, asked, python, ruled, aged] = took[..] else { return };
+    write(vec![
+        line("hook_process", hook, nothing, "a call judged and claimed durably, from start to exit; floor: `/bin/true`"),
+        line("hook_service", asked, nothing, "the same, asked of a service by `toolgate-hook`; floor: `/bin/true`"),
+        line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: ours, so the ratio says how much slower Python is"),
+        line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),
+        line("hook_1m_rows", aged, hook, "on a ledger of 1,000,000 rows; floor: on a new one"),
+    ]);
+}

@@ -1,0 +1,213 @@
+//! `toolgate lint`: what a configuration could say better.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use toolgate::config::{Config, ConfigError, Finding, LINTS, Usage};
+use toolgate::policy::{Place, Severity};
+use toolgate_store::Ledger;
+
+use super::ledger::{BOLD, GREEN, counted};
+
+/// Look for what a configuration could say better: for the model that reads its descriptions, and for whoever relies on its rules.
+///
+/// A finding is left on purpose with an entry in the configuration: lint = [{ allow = "CODE", of = "NAME", reason = "…" }].
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exit code: 0 if nothing is wrong (warnings are not wrong), 1 if something is, 2 if it cannot be looked at.\n\nExamples:\n  toolgate lint\n  toolgate lint --fix                      mend what can be mended\n  toolgate lint --store ledger.db          also which tools are hardly used\n  toolgate lint --format github            as annotations of a pull request"
+)]
+pub(crate) struct Args {
+    /// The configuration.
+    #[arg(long, value_name = "FILE", default_value = "toolgate.toml")]
+    config: PathBuf,
+    /// Mend what can be mended without thinking: misspelt names.
+    #[arg(long)]
+    fix: bool,
+    /// How findings are told.
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// For people.
+    Text,
+    /// One JSON object.
+    Json,
+    /// Annotations of GitHub Actions.
+    Github,
+    /// SARIF 2.1.0, for code scanning.
+    Sarif,
+}
+
+pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
+    let mut mended = 0;
+    let mut found = look(&args.config, store)?;
+    if args.fix {
+        // Mending one thing may show another.
+        for _ in 0..16 {
+            let now = mend(&found)?;
+            mended += now;
+            if now == 0 {
+                break;
+            }
+            found = look(&args.config, store)?;
+        }
+    }
+    let mut out = anstream::stdout().lock();
+    match args.format {
+        Format::Text => text(&mut out, &found, mended)?,
+        Format::Json => writeln!(out, "{}", json!({"findings": found.iter().map(described).collect::<Vec<_>>(), "mended": mended}))?,
+        Format::Github => found.iter().try_for_each(|finding| writeln!(out, "{}", annotation(finding)))?,
+        Format::Sarif => writeln!(out, "{:#}", sarif(&found))?,
+    }
+    let wrong = found.iter().any(|finding| finding.problem.severity == Severity::Error);
+    Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Everything that is found.
+fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
+    let usage = store.map(usage).transpose()?;
+    let config = Config::load(path)?;
+    let left = |code: &str, of: Option<&String>| config.is_left(code, of.map_or("", String::as_str));
+    let mut found = config.lint(usage.as_ref());
+    let loaded = Config::load(path)?.agents(None);
+    match loaded {
+        Err(error) => found.splice(0..0, error.problems.into_iter().map(|problem| Finding::of("load", problem))).for_each(drop),
+        Ok(agents) => {
+            let warnings = agents.iter().flat_map(|agent| agent.warnings().iter().cloned());
+            found.extend(warnings.filter(|problem| !left("dead_rule", problem.rule.as_ref())).map(|problem| Finding::of("dead_rule", problem)));
+        }
+    }
+    Ok(found)
+}
+
+/// In how many sessions each tool was used.
+fn usage(store: &Path) -> io::Result<Usage> {
+    let ledger = Ledger::open(store).map_err(io::Error::other)?;
+    let mut usage = Usage::default();
+    for (agent, tool, sessions) in ledger.sessions_by_tool().map_err(io::Error::other)? {
+        match tool {
+            Some(tool) => usage.tools.insert((agent, tool), sessions),
+            None => usage.sessions.insert(agent, sessions),
+        };
+    }
+    Ok(usage)
+}
+
+/// Writes what would mend things into their files; says how many.
+fn mend(found: &[Finding]) -> io::Result<usize> {
+    let mut files: BTreeMap<String, Vec<(Range<usize>, &str)>> = BTreeMap::new();
+    for finding in found {
+        if let (Some(place), Some((span, text))) = (&finding.problem.place, &finding.fix) {
+            files.entry(place.file.to_string()).or_default().push((span.clone(), text));
+        }
+    }
+    let mut mended = 0;
+    for (path, mut fixes) in files {
+        let mut text = fs::read_to_string(&path)?;
+        // From behind, so that what comes before stays where it is.
+        fixes.sort_by_key(|(span, _)| std::cmp::Reverse(span.start));
+        fixes.dedup_by(|a, b| a.0.start == b.0.start);
+        for (span, new) in fixes {
+            if text.get(span.clone()).is_some() {
+                text.replace_range(span, new);
+                mended += 1;
+            }
+        }
+        let draft = format!("{path}.toolgate-new");
+        fs::write(&draft, text)?;
+        fs::rename(draft, path)?;
+    }
+    Ok(mended)
+}
+
+fn text(out: &mut impl Write, found: &[Finding], mended: usize) -> io::Result<()> {
+    if mended > 0 {
+        writeln!(out, "{GREEN}mended{GREEN:#} {}\n", counted(mended as u64, "thing"))?;
+    }
+    for finding in found {
+        let mut problem = finding.problem.clone();
+        problem.message = format!("{} [{}]", problem.message, finding.code);
+        let rendered = ConfigError { problems: vec![problem] }.render(io::stdout().is_terminal());
+        writeln!(out, "{rendered}\n")?;
+    }
+    if found.is_empty() {
+        return writeln!(out, "nothing found");
+    }
+    let errors = found.iter().filter(|finding| finding.problem.severity == Severity::Error).count() as u64;
+    let warnings = found.len() as u64 - errors;
+    let mendable = found.iter().filter(|finding| finding.fix.is_some()).count();
+    let hint = if mendable > 0 { "; `--fix` mends some" } else { "" };
+    writeln!(out, "{BOLD}{}, {}{BOLD:#}{hint}", counted(errors, "error"), counted(warnings, "warning"))
+}
+
+/// Line and column of a byte, counted from one.
+fn position(place: &Place, at: usize) -> (usize, usize) {
+    let before = place.text.get(..at).unwrap_or(&place.text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    (line, column)
+}
+
+const fn level(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    }
+}
+
+fn described(finding: &Finding) -> Value {
+    let problem = &finding.problem;
+    let place = problem.place.as_ref().map(|place| {
+        let ((line, column), (end_line, end_column)) = (position(place, place.span.start), position(place, place.span.end));
+        json!({"file": &*place.file, "line": line, "column": column, "endLine": end_line, "endColumn": end_column})
+    });
+    let fix = finding.fix.as_ref().map(|(_, text)| text);
+    json!({
+        "code": finding.code, "severity": level(problem.severity), "message": problem.message, "help": problem.help, "rule": problem.rule,
+        "place": place, "fix": fix,
+    })
+}
+
+fn annotation(finding: &Finding) -> String {
+    let problem = &finding.problem;
+    let escape = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+    let place = problem.place.as_ref().map_or_else(String::new, |place| {
+        let (line, column) = position(place, place.span.start);
+        format!("file={},line={line},col={column},", escape(&place.file).replace(':', "%3A").replace(',', "%2C"))
+    });
+    let help = problem.help.as_ref().map(|help| format!("\n{help}")).unwrap_or_default();
+    format!("::{} {place}title={}::{}", level(problem.severity), finding.code, escape(&format!("{}{help}", problem.message)))
+}
+
+fn sarif(found: &[Finding]) -> Value {
+    let result = |finding: &Finding| {
+        let problem = &finding.problem;
+        let location = problem.place.as_ref().map(|place| {
+            let ((line, column), (end_line, end_column)) = (position(place, place.span.start), position(place, place.span.end));
+            json!({"physicalLocation": {
+                "artifactLocation": {"uri": &*place.file},
+                "region": {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column},
+            }})
+        });
+        let help = problem.help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
+        json!({
+            "ruleId": finding.code, "level": level(problem.severity), "message": {"text": format!("{}{help}", problem.message)},
+            "locations": location.into_iter().collect::<Vec<_>>(),
+        })
+    };
+    let rules: Vec<Value> = LINTS.iter().map(|(code, why)| json!({"id": code, "shortDescription": {"text": why}})).collect();
+    json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
+        "runs": [{
+            "tool": {"driver": {"name": "toolgate", "version": env!("CARGO_PKG_VERSION"), "rules": rules}},
+            "results": found.iter().map(result).collect::<Vec<_>>(),
+        }],
+    })
+}

@@ -1,0 +1,256 @@
+//! What a configuration could say better: for the model that reads its descriptions, and for whoever relies on its rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::file::{Config, Declared};
+use super::read::Table;
+use crate::policy::{Mode, Place, Problem, Severity};
+use crate::tool::Spec;
+
+/// What can be found, and why it matters.
+pub const LINTS: [(&str, &str); 10] = [
+    ("load", "the configuration does not load"),
+    ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
+    ("too_many_tools", "past five tools a model chooses worse; give each specialist an agent of its own"),
+    ("thin_description", "a model chooses by four lines: what it does, when to use it, its edge cases, and what must come first"),
+    ("ordering_untold", "the description does not name a tool that must come first, so the model learns it by being refused"),
+    ("ordering_unenforced", "the description says that a tool must come first, and no rule enforces it"),
+    ("overlap", "two descriptions say nearly the same, so the model cannot tell the tools apart"),
+    ("inlined_twice", "the same tool stands in two agents, and will be changed in one of them only"),
+    ("silent_rule", "a rule refuses without a reason, so the model does not know what to do instead"),
+    ("rarely_used", "a tool that is used in under one of ten sessions costs every other one attention"),
+];
+
+/// At most so many tools an agent.
+const TOOLS: usize = 5;
+/// Descriptions that share so much of their words are one too many.
+const ALIKE: f64 = 0.6;
+/// So many sessions must have been recorded before their number says something.
+const SESSIONS: u64 = 20;
+
+/// Something that could be better.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Its code; see [`LINTS`].
+    pub code: &'static str,
+    /// What and where.
+    pub problem: Problem,
+    /// What would mend it: these bytes of the file, and what to put there.
+    pub fix: Option<(Range<usize>, String)>,
+}
+
+/// How often tools are used: of so many sessions of an agent, in how many.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Sessions by agent.
+    pub sessions: BTreeMap<String, u64>,
+    /// Sessions by agent and tool.
+    pub tools: BTreeMap<(String, String), u64>,
+}
+
+/// A finding that somebody has looked at and left.
+#[derive(Debug, Clone)]
+pub(super) struct Silence {
+    code: String,
+    of: Option<String>,
+}
+
+/// Reads which findings are left, and why: without a reason none is.
+pub(super) fn silences(table: &Table<'_>) -> Vec<Silence> {
+    let one = |entry: Table<'_>| {
+        let code = entry.text("allow");
+        for (key, example) in [("allow", "allow = \"too_many_tools\""), ("reason", "reason = \"a coding agent has many\"")] {
+            if !entry.has(key) {
+                entry.wrong(key, Problem::new(format!("a finding is left with a `{key}`")).help(format!("like `{example}`")));
+            }
+        }
+        let words: Vec<(&str, ())> = LINTS.iter().map(|(code, _)| (*code, ())).collect();
+        entry.word("allow", &words);
+        let of = entry.text("of").map(str::to_owned);
+        let reason = entry.text("reason");
+        entry.finish("an entry of `lint`");
+        reason?;
+        Some(Silence { code: code?.to_owned(), of })
+    };
+    table.tables("lint").into_iter().filter_map(one).collect()
+}
+
+impl Finding {
+    /// A problem as a finding. One that names what was meant can be mended.
+    #[must_use]
+    pub fn of(code: &'static str, problem: Problem) -> Self {
+        let fix = problem.place.as_ref().and_then(|place| meant(&problem, place));
+        Self { code, problem, fix }
+    }
+}
+
+/// What to write instead, where the help says what was meant.
+fn meant(problem: &Problem, place: &Place) -> Option<(Range<usize>, String)> {
+    let name = problem.help.as_ref()?.strip_prefix("did you mean `")?.strip_suffix("`?")?;
+    let written = place.text.get(place.span.clone())?;
+    let text = match written.chars().next()? {
+        quote @ ('"' | '\'') => format!("{quote}{name}{quote}"),
+        _ if written.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-') => name.to_owned(),
+        _ => return None,
+    };
+    Some((place.span.clone(), text))
+}
+
+impl Config {
+    /// What could be better, in the order of the file, without what was left on purpose. What keeps it from loading is told
+    /// when its agents are built.
+    #[must_use]
+    pub fn lint(&self, usage: Option<&Usage>) -> Vec<Finding> {
+        let mut found = Vec::new();
+        for declared in &self.agents {
+            found.extend(size(declared));
+            found.extend(descriptions(declared));
+            found.extend(ordering(declared));
+            found.extend(overlaps(declared));
+            found.extend(silent_rules(declared));
+            found.extend(usage.into_iter().flat_map(|usage| rarely_used(declared, usage)));
+        }
+        found.extend(inlined_twice(&self.agents));
+        found.retain(|(finding, of)| !self.is_left(finding.code, of));
+        found.sort_by_key(|(finding, _)| finding.problem.place.as_ref().map(|place| (place.file.to_string(), place.span.start)));
+        found.into_iter().map(|(finding, _)| finding).collect()
+    }
+
+    /// Whether somebody has left a finding on purpose.
+    #[must_use]
+    pub fn is_left(&self, code: &str, of: &str) -> bool {
+        self.silences.iter().any(|silence| silence.code == code && silence.of.as_deref().is_none_or(|name| name == of))
+    }
+}
+
+/// A finding, and what it is about.
+type Of = (Finding, String);
+
+fn warning(code: &'static str, of: &str, place: Option<&Place>, message: String, help: &str) -> Of {
+    let problem = Problem { place: place.cloned(), severity: Severity::Warning, ..Problem::new(message).help(help) };
+    (Finding { code, problem, fix: None }, of.to_owned())
+}
+
+/// The tools whose descriptions are this file's to write: a client's own are not.
+fn own(declared: &Declared) -> impl Iterator<Item = (&Spec, &Place)> {
+    declared.tools.iter().map(|(tool, place)| (tool.spec(), place)).filter(|(spec, _)| !spec.is_run_by_client())
+}
+
+fn size(declared: &Declared) -> Option<Of> {
+    let count = declared.tools.len();
+    let place = declared.tools.get(TOOLS).map(|(_, place)| place);
+    (count > TOOLS && own(declared).next().is_some()).then(|| {
+        let message = format!("the agent `{}` has {count} tools, and a model chooses well among {TOOLS}", declared.name);
+        warning("too_many_tools", &declared.name, place, message, "give each specialist an agent of its own, and let one route between them")
+    })
+}
+
+fn descriptions(declared: &Declared) -> Vec<Of> {
+    let thin = |(spec, _): &(&Spec, &Place)| spec.description().lines().filter(|line| !line.trim().is_empty()).count() < 4;
+    let told = |(spec, place): (&Spec, &Place)| {
+        let lines = spec.description().lines().count();
+        let message = format!("the description of `{}` has {lines} line{}", spec.name(), if lines == 1 { "" } else { "s" });
+        warning("thin_description", spec.name(), Some(place), message, "four lines: what it does, when to use it, edge cases, what must come first")
+    };
+    own(declared).filter(thin).map(told).collect()
+}
+
+/// The tools that must come first, by the rules that are enforced.
+fn first(declared: &Declared, spec: &Spec) -> BTreeSet<String> {
+    let rules = declared.rules.written().filter(|written| written.policy.mode() == Mode::Enforce && written.policy.governs(spec));
+    rules.flat_map(|written| written.policy.outline(spec).after.into_iter().flat_map(|(_, group)| group.into_iter().map(str::to_owned)).collect::<Vec<_>>()).collect()
+}
+
+fn ordering(declared: &Declared) -> Vec<Of> {
+    const WORDS: [&str; 8] = ["after", "before", "first", "requires", "must", "only once", "prior", "needs"];
+    let mut found = Vec::new();
+    for (spec, place) in own(declared) {
+        let enforced = first(declared, spec);
+        let described = spec.description().to_lowercase();
+        let names = |name: &str| described.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == name);
+        // Of several that will do, one is enough.
+        if !enforced.is_empty() && !enforced.iter().any(|name| names(name)) {
+            let list = enforced.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+            let message = format!("`{}` is refused without {list}, and its description does not say so", spec.name());
+            found.push(warning("ordering_untold", spec.name(), Some(place), message, "say in its last line what must come first"));
+        }
+        let ordered = |line: &&str| WORDS.iter().any(|word| line.contains(word));
+        for line in described.lines().filter(ordered) {
+            let others = declared.tools.iter().map(|(tool, _)| tool.spec().name()).filter(|name| *name != spec.name());
+            let told = others.filter(|name| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == *name));
+            for name in told.filter(|name| !enforced.contains(*name)) {
+                let message = format!("the description of `{}` speaks of `{name}` coming first, and no rule enforces it", spec.name());
+                found.push(warning("ordering_unenforced", spec.name(), Some(place), message, "write a `require` rule, or take the words out: models forget"));
+            }
+        }
+    }
+    found
+}
+
+fn overlaps(declared: &Declared) -> Vec<Of> {
+    let words = |spec: &Spec| -> BTreeSet<String> {
+        let text = spec.description().to_lowercase();
+        text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.len() > 2).map(str::to_owned).collect()
+    };
+    let all: Vec<(&Spec, &Place, BTreeSet<String>)> = own(declared).map(|(spec, place)| (spec, place, words(spec))).collect();
+    let mut found = Vec::new();
+    for (at, (one, _, said)) in all.iter().enumerate() {
+        for (other, place, also) in all.iter().skip(at + 1) {
+            let (both, either) = (said.intersection(also).count(), said.union(also).count());
+            if either >= 4 && both as f64 / either as f64 >= ALIKE {
+                let message = format!("`{}` and `{}` are described in nearly the same words", one.name(), other.name());
+                found.push(warning("overlap", other.name(), Some(place), message, "say when to use the one and when the other, or make them one tool"));
+            }
+        }
+    }
+    found
+}
+
+fn silent_rules(declared: &Declared) -> Vec<Of> {
+    let silent = declared.rules.written().filter(|written| {
+        let speaks = written.policy.outline_of(declared.tools.iter().map(|(tool, _)| tool.spec()));
+        speaks && !written.has("reason") && !written.policy.name().starts_with(super::BUILT_IN)
+    });
+    let told = |written: &super::Written| {
+        let name = written.policy.name();
+        let message = format!("the rule `{name}` refuses without a reason");
+        warning("silent_rule", name, written.place("", None).as_ref(), message, "add `reason = \"…\"`: what to do instead, in words for the model")
+    };
+    silent.map(told).collect()
+}
+
+fn rarely_used(declared: &Declared, usage: &Usage) -> Vec<Of> {
+    let all = usage.sessions.get(&declared.name).copied().unwrap_or(0);
+    if all < SESSIONS {
+        return Vec::new();
+    }
+    let told = |(spec, place): (&Spec, &Place)| {
+        let used = usage.tools.get(&(declared.name.clone(), spec.name().to_owned())).copied().unwrap_or(0);
+        (used * 10 < all).then(|| {
+            let message = format!("`{}` was used in {used} of {all} sessions", spec.name());
+            warning("rarely_used", spec.name(), Some(place), message, "move it to a specialist, or take it out")
+        })
+    };
+    own(declared).filter_map(told).collect()
+}
+
+fn inlined_twice(agents: &[Declared]) -> Vec<Of> {
+    let mut seen: BTreeMap<&str, (&Spec, &str)> = BTreeMap::new();
+    let mut found = Vec::new();
+    for declared in agents {
+        for (tool, place) in &declared.tools {
+            let spec = tool.spec();
+            match seen.get(spec.name()) {
+                Some((other, agent)) if other.input_schema() == spec.input_schema() && other.description() == spec.description() => {
+                    let message = format!("`{}` stands in the agents `{agent}` and `{}`", spec.name(), declared.name);
+                    found.push(warning("inlined_twice", spec.name(), Some(place), message, "let one agent have it, and the other ask that one"));
+                }
+                _ => {
+                    seen.insert(spec.name(), (spec, &declared.name));
+                }
+            }
+        }
+    }
+    found
+}
