@@ -81,7 +81,9 @@ fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
         Err(error) => found.splice(0..0, error.problems.into_iter().map(|problem| Finding::of("load", problem))).for_each(drop),
         Ok(agents) => {
             let warnings = agents.iter().flat_map(|agent| agent.warnings().iter().cloned());
-            found.extend(warnings.filter(|problem| !left("dead_rule", problem.rule.as_ref())).map(|problem| Finding::of("dead_rule", problem)));
+            found.extend(
+                warnings.filter(|problem| !left("dead_rule", problem.rule.as_ref())).map(|problem| Finding::of("dead_rule", problem)),
+            );
         }
     }
     Ok(found)

@@ -8,8 +8,8 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use toml::de::DeTable;
 
-use super::read::{File, Shared, Table};
 use super::lint::Silence;
+use super::read::{File, Shared, Table};
 use super::tool::read_tool;
 use super::{Rules, rule};
 use crate::hook::CommandHook;
@@ -65,6 +65,7 @@ pub(super) struct Declared {
     /// Tools of which a pass is also the client's permission.
     grants: Vec<String>,
     hooks: Vec<CommandHook>,
+    hook_places: Vec<(String, Place)>,
     pub(super) rules: Rules,
 }
 
@@ -187,7 +188,8 @@ impl Config {
             if let Err(error) = regex::Regex::new(pattern) {
                 let why = error.to_string();
                 let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                table.wrong("redact", Problem::new(format!("this is no regular expression: {why}")));
+                let problem = Problem::new(format!("`{}` is no regular expression: {why}", crate::names::shown(pattern)));
+                table.wrong("redact", problem.help("in the syntax of the `regex` crate; in single quotes a backslash is a backslash"));
             }
         }
         patterns.into_iter().map(str::to_owned).collect()
@@ -284,8 +286,12 @@ impl Config {
         let (mut problems, mut built) = (self.problems, Vec::new());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
         for declared in self.agents {
-            let places: Vec<(String, Place)> =
-                declared.tools.iter().map(|(tool, place)| (tool.spec().name().to_owned(), place.clone())).collect();
+            let places: Vec<(String, Place)> = declared
+                .tools
+                .iter()
+                .map(|(tool, place)| (tool.spec().name().to_owned(), place.clone()))
+                .chain(declared.hook_places)
+                .collect();
             let mut builder = Agent::builder(declared.name.as_str()).rules(declared.rules).limits(declared.limits);
             if let Some(principals) = &declared.principals {
                 builder = builder.principals(principals.iter().map(String::as_str));
@@ -321,6 +327,14 @@ fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
         return problem;
     }
     let place = places.iter().find(|(name, _)| problem.message.contains(&format!("`{name}`"))).map(|(_, place)| place.clone());
+    let help = [
+        ("schema of", "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
+        ("declares no such entity", "say where it stands: `entities = { name = \"/path\" }`"),
+        ("is meant for no tool", "name tools of this agent in `tools`, or take the hook out"),
+        ("takes away", "name a tool of this agent in `revokes`, or take it out"),
+    ];
+    let known = help.iter().find(|(words, _)| problem.message.contains(words) && problem.help.is_none());
+    let problem = known.map_or_else(|| problem.clone(), |(_, help)| problem.clone().help(*help));
     match problem.field.as_str() {
         UNGOVERNED => Problem { place, ..problem.help("write a rule for it, or say `effect = \"read\"` or `policy = \"open\"`") },
         _ => Problem { place, ..problem },
@@ -348,6 +362,18 @@ impl Reader<'_> {
             for name in declared.keys() {
                 let Some(inner) = declared.table(&name) else { continue };
                 let place = self.file.place(inner.span());
+                if !crate::names::is_tool_name(&name) {
+                    let mapped = crate::names::map_foreign([name.as_str()]).names.into_keys().next();
+                    let problem =
+                        Problem::new(format!("`{}` is no name for a tool: 1 to 64 of a-z, 0-9, `_` and `-`", crate::names::shown(&name)));
+                    let help = mapped.map_or_else(
+                        || "use other letters".to_owned(),
+                        |mapped| format!("write `{mapped}`; what a client calls otherwise is mapped onto it"),
+                    );
+                    inner.wrong("", problem.help(help));
+                    inner.silence();
+                    continue;
+                }
                 if inner.bool("grant") == Some(true) {
                     grants.push(name.clone());
                 }
@@ -369,8 +395,10 @@ impl Reader<'_> {
             }
         }
         let rules = rule::read_with(self.file, &table.tables("policy"), files.iter().map(|(name, text)| (name.as_str(), text.as_str())));
-        let hooks = table.tables("hooks").iter().filter_map(|hook| self.hook(hook)).collect();
-        Declared { name, principals, limits, max_output, tools, grants, hooks, rules }
+        let tables = table.tables("hooks");
+        let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
+        let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
+        Declared { name, principals, limits, max_output, tools, grants, hooks, hook_places, rules }
     }
 
     /// A program that is asked before tools, after them, or both.

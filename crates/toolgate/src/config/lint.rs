@@ -142,7 +142,13 @@ fn size(declared: &Declared) -> Option<Of> {
     let place = declared.tools.get(TOOLS).map(|(_, place)| place);
     (count > TOOLS && own(declared).next().is_some()).then(|| {
         let message = format!("the agent `{}` has {count} tools, and a model chooses well among {TOOLS}", declared.name);
-        warning("too_many_tools", &declared.name, place, message, "give each specialist an agent of its own, and let one route between them")
+        warning(
+            "too_many_tools",
+            &declared.name,
+            place,
+            message,
+            "give each specialist an agent of its own, and let one route between them",
+        )
     })
 }
 
@@ -151,7 +157,13 @@ fn descriptions(declared: &Declared) -> Vec<Of> {
     let told = |(spec, place): (&Spec, &Place)| {
         let lines = spec.description().lines().count();
         let message = format!("the description of `{}` has {lines} line{}", spec.name(), if lines == 1 { "" } else { "s" });
-        warning("thin_description", spec.name(), Some(place), message, "four lines: what it does, when to use it, edge cases, what must come first")
+        warning(
+            "thin_description",
+            spec.name(),
+            Some(place),
+            message,
+            "four lines: what it does, when to use it, edge cases, what must come first",
+        )
     };
     own(declared).filter(thin).map(told).collect()
 }
@@ -159,7 +171,11 @@ fn descriptions(declared: &Declared) -> Vec<Of> {
 /// The tools that must come first, by the rules that are enforced.
 fn first(declared: &Declared, spec: &Spec) -> BTreeSet<String> {
     let rules = declared.rules.written().filter(|written| written.policy.mode() == Mode::Enforce && written.policy.governs(spec));
-    rules.flat_map(|written| written.policy.outline(spec).after.into_iter().flat_map(|(_, group)| group.into_iter().map(str::to_owned)).collect::<Vec<_>>()).collect()
+    rules
+        .flat_map(|written| {
+            written.policy.outline(spec).after.into_iter().flat_map(|(_, group)| group.into_iter().map(str::to_owned)).collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 fn ordering(declared: &Declared) -> Vec<Of> {
@@ -181,7 +197,13 @@ fn ordering(declared: &Declared) -> Vec<Of> {
             let told = others.filter(|name| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == *name));
             for name in told.filter(|name| !enforced.contains(*name)) {
                 let message = format!("the description of `{}` speaks of `{name}` coming first, and no rule enforces it", spec.name());
-                found.push(warning("ordering_unenforced", spec.name(), Some(place), message, "write a `require` rule, or take the words out: models forget"));
+                found.push(warning(
+                    "ordering_unenforced",
+                    spec.name(),
+                    Some(place),
+                    message,
+                    "write a `require` rule, or take the words out: models forget",
+                ));
             }
         }
     }
@@ -200,7 +222,13 @@ fn overlaps(declared: &Declared) -> Vec<Of> {
             let (both, either) = (said.intersection(also).count(), said.union(also).count());
             if either >= 4 && both as f64 / either as f64 >= ALIKE {
                 let message = format!("`{}` and `{}` are described in nearly the same words", one.name(), other.name());
-                found.push(warning("overlap", other.name(), Some(place), message, "say when to use the one and when the other, or make them one tool"));
+                found.push(warning(
+                    "overlap",
+                    other.name(),
+                    Some(place),
+                    message,
+                    "say when to use the one and when the other, or make them one tool",
+                ));
             }
         }
     }
@@ -215,7 +243,13 @@ fn silent_rules(declared: &Declared) -> Vec<Of> {
     let told = |written: &super::Written| {
         let name = written.policy.name();
         let message = format!("the rule `{name}` refuses without a reason");
-        warning("silent_rule", name, written.place("", None).as_ref(), message, "add `reason = \"…\"`: what to do instead, in words for the model")
+        warning(
+            "silent_rule",
+            name,
+            written.place("", None).as_ref(),
+            message,
+            "add `reason = \"…\"`: what to do instead, in words for the model",
+        )
     };
     silent.map(told).collect()
 }
@@ -244,7 +278,13 @@ fn inlined_twice(agents: &[Declared]) -> Vec<Of> {
             match seen.get(spec.name()) {
                 Some((other, agent)) if other.input_schema() == spec.input_schema() && other.description() == spec.description() => {
                     let message = format!("`{}` stands in the agents `{agent}` and `{}`", spec.name(), declared.name);
-                    found.push(warning("inlined_twice", spec.name(), Some(place), message, "let one agent have it, and the other ask that one"));
+                    found.push(warning(
+                        "inlined_twice",
+                        spec.name(),
+                        Some(place),
+                        message,
+                        "let one agent have it, and the other ask that one",
+                    ));
                 }
                 _ => {
                     seen.insert(spec.name(), (spec, &declared.name));

@@ -148,10 +148,8 @@ impl<'t> Table<'t> {
                 Some(names)
             }
             _ => {
-                self.say(
-                    value.span(),
-                    Problem::new(format!("`{key}` must be a name or a list of names, and is {}", kind(value.get_ref()))),
-                );
+                let problem = Problem::new(format!("`{key}` must be a name or a list of names, and is {}", kind(value.get_ref())));
+                self.say(value.span(), problem.help(format!("like `{key} = [\"…\"]`")));
                 None
             }
         }
@@ -169,7 +167,8 @@ impl<'t> Table<'t> {
         match value.get_ref() {
             DeValue::Table(table) => Some(self.inner(format!("{}{key}.", self.prefix), table, value.span())),
             other => {
-                self.say(value.span(), Problem::new(format!("`{key}` must be a table, and is {}", kind(other))));
+                let problem = Problem::new(format!("`{key}` must be a table, and is {}", kind(other)));
+                self.say(value.span(), problem.help(format!("like `{key} = {{ … }}`, or with a line `[{key}]` of its own")));
                 None
             }
         }
@@ -179,7 +178,8 @@ impl<'t> Table<'t> {
     pub(super) fn tables(&self, key: &str) -> Vec<Table<'t>> {
         let Some(value) = self.part(key) else { return Vec::new() };
         let wrong = |span, other: &DeValue<'_>| {
-            self.say(span, Problem::new(format!("`{key}` must be a list of tables, and there is {}", kind(other))));
+            let problem = Problem::new(format!("`{key}` must be a list of tables, and there is {}", kind(other)));
+            self.say(span, problem.help(format!("like `[[{key}]]`, or `{key} = [{{ … }}]`")));
         };
         let Some(items) = value.get_ref().as_array() else {
             wrong(value.span(), value.get_ref());
@@ -215,6 +215,11 @@ impl<'t> Table<'t> {
     /// Where it stands.
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
+    }
+
+    /// What is in it is nobody's business.
+    pub(super) fn silence(&self) {
+        self.read.borrow_mut().extend(self.keys());
     }
 
     /// A part that is nobody's business here.

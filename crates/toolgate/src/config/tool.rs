@@ -131,12 +131,20 @@ fn normalization(table: &Table<'_>) -> Option<Rule> {
         Ok(rule) => {
             let written = serde_json::to_value(&rule).unwrap_or_default();
             for key in fields.keys().filter(|key| written.get(key).is_none()) {
-                table.wrong(key, Problem::new(format!("a rule of this kind has no `{}`", crate::names::shown(key))));
+                let known = written
+                    .as_object()
+                    .map(|fields| fields.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "))
+                    .unwrap_or_default();
+                table.wrong(
+                    key,
+                    Problem::new(format!("a rule of this kind has no `{}`", crate::names::shown(key))).help(format!("there is {known}")),
+                );
             }
             Some(rule)
         }
         Err(error) => {
-            table.wrong("op", Problem::new(format!("this rule cannot be read: {error}")));
+            let problem = Problem::new(format!("this rule cannot be read: {error}"));
+            table.wrong("op", problem.help("like `{ op = \"timestamp\", path = \"/created\" }`"));
             None
         }
     }

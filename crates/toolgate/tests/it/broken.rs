@@ -113,3 +113,28 @@ fn any_file_is_read_or_refused() {
         }
     }
 }
+
+#[test]
+fn every_broken_configuration_is_told_what_where_and_how() {
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken_config");
+    let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    files.sort();
+    assert!(files.len() >= 40, "{}", files.len());
+    let mut poor = String::new();
+    for path in files {
+        let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let config = toolgate::config::Config::parse("toolgate.toml", &std::fs::read_to_string(&path).unwrap());
+        let said = match config.agents(None) {
+            Err(error) => error.render(false),
+            Ok(_) => panic!("{case} is not broken at all"),
+        };
+        if !said.contains("--> toolgate.toml:") || !said.contains("= help:") {
+            poor.push_str(&format!("{case}:\n{said}\n\n"));
+        }
+        insta::with_settings!({snapshot_path => "../broken_config", prepend_module_to_snapshot => false, omit_expression => true}, {
+            insta::assert_snapshot!(case.as_str(), said);
+        });
+    }
+    assert!(poor.is_empty(), "no place, or no help:\n{poor}");
+}
