@@ -4,7 +4,7 @@ mod client;
 mod command;
 mod place;
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -39,6 +39,15 @@ enum Verb {
     Resume(command::pause::ResumeArgs),
     Replay(command::replay::Args),
     Backtest(command::backtest::Args),
+    /// Print a JSON Schema of toolgate.toml, for editors.
+    #[command(after_help = "Examples:\n  toolgate schema > toolgate.schema.json")]
+    Schema,
+    /// Write the manual pages into a directory.
+    #[command(after_help = "Examples:\n  toolgate man /usr/local/share/man/man1")]
+    Man {
+        /// Where to.
+        directory: PathBuf,
+    },
     /// Print completions for a shell.
     #[command(after_help = "Examples:\n  toolgate completions zsh > ~/.zfunc/_toolgate")]
     Completions {
@@ -85,6 +94,8 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
             | Verb::Eject(_)
             | Verb::Trust(_)
             | Verb::Doctor(_)
+            | Verb::Schema
+            | Verb::Man { .. }
             | Verb::Completions { .. },
         ) => None,
         (None, _) => configured()?,
@@ -105,6 +116,15 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Resume(args) => command::pause::resume(&args, store),
         Verb::Replay(args) => command::replay::run(&args, store),
         Verb::Backtest(args) => command::backtest::run(&args, store),
+        Verb::Schema => {
+            writeln!(io::stdout().lock(), "{:#}", toolgate::config::schema())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Verb::Man { directory } => {
+            std::fs::create_dir_all(&directory)?;
+            clap_mangen::generate_to(Cli::command(), &directory)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "toolgate", &mut io::stdout());
             Ok(ExitCode::SUCCESS)

@@ -18,12 +18,14 @@ mod file;
 mod lint;
 mod read;
 mod rule;
+mod schema;
 mod tests;
 mod tool;
 
 pub use file::{Client, Config, ConfigError, Otherwise};
 pub(crate) use file::{rules_of, tables_of};
 pub use lint::{Finding, LINTS, Usage};
+pub use schema::schema;
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
 
 use std::collections::BTreeMap;

@@ -288,6 +288,7 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
     let tools = tools(table);
     let mut rule = if asks { Deny::ask(name, tools) } else { Deny::new(name, tools) };
     for inner in table.tables("where") {
+        inner.mark_read("argument");
         // Files may be named anywhere.
         let argument = if inner.has("argument") { inner.pointer("argument") } else { inner.has("touches").then(Pointer::default) };
         if !inner.has("argument") && argument.is_none() {
@@ -391,6 +392,7 @@ fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
     if let Some(currency) = table.pointer("currency") {
         rule = rule.currency(currency);
     }
+    table.mark_read("per");
     if table.has("per") {
         rule = rule.per(per(table)?);
     }

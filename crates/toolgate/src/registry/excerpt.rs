@@ -80,6 +80,10 @@ impl Agent {
                     texts.push(key.as_str());
                     each_text(value, &mut texts);
                 });
+                // Where values come from hangs on who is not trusted.
+                if table.get("rule").and_then(Value::as_str).is_some_and(|rule| rule == "flow" || rule == "only_from") {
+                    texts.extend(self.tools.values().filter(|tool| tool.spec.untrusted).map(|tool| tool.spec.name()));
+                }
                 // A limit that an expression reads is named in it.
                 let reads = |limit: &&str| table.get("when").and_then(Value::as_str).is_some_and(|when| when.contains(limit));
                 more.extend(self.rules.iter().map(|rule| rule.name()).filter(reads));

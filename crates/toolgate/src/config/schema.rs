@@ -1,0 +1,215 @@
+//! A JSON Schema of the configuration file, for editors.
+
+use serde_json::{Value, json};
+
+/// A JSON Schema of `toolgate.toml`.
+#[must_use]
+pub fn schema() -> Value {
+    let mut top = agent();
+    let more = json!({
+        "name": {"type": "string", "description": "The agent's name; `default` unless said."},
+        "store": {"type": "string", "description": "Where the ledger is kept, relative to this file."},
+        "redact": {"$ref": "#/$defs/names", "description": "Regular expressions: what matches is redacted wherever it stands in a row."},
+        "client": {"$ref": "#/$defs/client"},
+        "lint": {"type": "array", "items": {"$ref": "#/$defs/lint"}},
+        "agents": {"type": "object", "additionalProperties": {"$ref": "#/$defs/agent"}, "description": "Several agents, each by its name."},
+    });
+    if let (Some(top), Value::Object(more)) = (top.get_mut("properties").and_then(Value::as_object_mut), more) {
+        top.extend(more);
+    }
+    let mut schema = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "toolgate.toml",
+        "description": "Agents, their tools, rules and limits.",
+        "$defs": {
+            "names": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+            "path": {"type": "string", "minLength": 1, "description": "Where something stands, as in `/customer_id`."},
+            "duration": {"type": "string", "pattern": "^[0-9]", "examples": ["30s", "15m", "24h", "7d"]},
+            "agent": agent(),
+            "tool": tool(),
+            "policy": policy(),
+            "condition": condition(),
+            "hook": hook(),
+            "budget": budget(),
+            "limits": limits(),
+            "client": client(),
+            "lint": lint(),
+            "normalization": normalization(),
+        },
+    });
+    if let (Some(schema), Value::Object(top)) = (schema.as_object_mut(), top) {
+        schema.extend(top);
+    }
+    schema
+}
+
+fn object(properties: Value, required: &[&str]) -> Value {
+    json!({"type": "object", "additionalProperties": false, "properties": properties, "required": required})
+}
+
+fn of(name: &str, description: &str) -> Value {
+    json!({"$ref": format!("#/$defs/{name}"), "description": description})
+}
+
+fn agent() -> Value {
+    object(
+        json!({
+            "principals": of("names", "Who may act as it; everyone unless said."),
+            "max_output": {"type": "integer", "minimum": 0, "description": "Bytes of a result that go into the context."},
+            "limits": {"$ref": "#/$defs/limits"},
+            "include": of("names", "Policy files, relative to this file."),
+            "tools": {"type": "object", "additionalProperties": {"$ref": "#/$defs/tool"}, "propertyNames": {"pattern": "^[a-z0-9_-]{1,64}$"}},
+            "policy": {"type": "array", "items": {"$ref": "#/$defs/policy"}},
+            "hooks": {"type": "array", "items": {"$ref": "#/$defs/hook"}},
+        }),
+        &[],
+    )
+}
+
+fn tool() -> Value {
+    object(
+        json!({
+            "kind": {"enum": ["client", "builtin"], "description": "Who runs it; without it the tool is only declared."},
+            "description": {"type": "string", "minLength": 1, "maxLength": 1024, "description": "For the model; the name unless said."},
+            "input": {"type": "object", "description": "JSON Schema of the arguments."},
+            "output": {"type": "object", "description": "JSON Schema of the result."},
+            "effect": {"enum": ["read", "write", "destructive"], "description": "What it does to the world; what is not said is destructive."},
+            "extra": {"enum": ["refuse", "drop", "pass"], "description": "Arguments that the schema does not know."},
+            "policy": {"const": "open", "description": "It has effects, and no rule needs to govern it."},
+            "grant": {"type": "boolean", "description": "A pass is also the client's permission."},
+            "shell": of("path", "Where a shell command stands in the arguments."),
+            "once": {"type": "boolean", "description": "The same arguments are the same act."},
+            "idempotent": {"type": "boolean", "description": "A second run changes nothing more."},
+            "untrusted": {"type": "boolean", "description": "Its results hold what strangers wrote."},
+            "timeout": {"$ref": "#/$defs/duration"},
+            "entities": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "description": "What a call is about, and where that stands."},
+            "proves": of("names", "Paths of the result that become evidence."),
+            "secrets": of("names", "Paths that are never shown or recorded."),
+            "revokes": of("names", "Tools whose evidence it takes away."),
+            "keeps": of("names", "Entities that keep what is written to them."),
+            "visible_to": of("names", "Principals who see it."),
+            "polling": object(json!({"interval": {"$ref": "#/$defs/duration"}, "max_unchanged": {"type": "integer", "minimum": 0}}), &[]),
+            "max_output": {"type": "integer", "minimum": 0},
+            "normalize": {"type": "array", "items": {"$ref": "#/$defs/normalization"}, "description": "Brings results into a stable shape."},
+        }),
+        &[],
+    )
+}
+
+fn policy() -> Value {
+    object(
+        json!({
+            "name": {"type": "string", "minLength": 1},
+            "rule": {"enum": ["require", "deny", "ask", "limit", "sequence", "read_before_write", "flow", "only_from"]},
+            "tools": of("names", "The tools that it governs."),
+            "mode": {"enum": ["enforce", "observe"]},
+            "section": {"type": "string"},
+            "level": {"enum": ["agent", "prompt", "tool"]},
+            "reason": {"type": "string", "description": "What the model reads: what to do instead."},
+            "category": {"enum": ["BUSINESS", "PERMISSION", "VALIDATION", "TRANSIENT"]},
+            "code": {"type": "string"},
+            "redirect": {"type": "string", "description": "The tool that handles such requests instead."},
+            "any_of": of("names", "`require`: one of these must have succeeded."),
+            "same": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "maxProperties": 1, "description": "`require`: about the same entity."},
+            "fields": {"type": "object", "description": "`require`: with these fields of the result."},
+            "within": {"$ref": "#/$defs/duration"},
+            "reported": {"type": "boolean", "description": "What a client reports counts, too."},
+            "when": {"type": "string", "description": "An expression in CEL."},
+            "where": {"type": "array", "items": {"$ref": "#/$defs/condition"}, "description": "`deny`, `ask`: when all of these hold."},
+            "approvers": of("names", "`ask`: who may answer; anybody unless said."),
+            "calls": {"type": "integer", "minimum": 0, "description": "`limit`: at most so many calls."},
+            "sum": of("path", "`limit`: the argument that is added up."),
+            "most": {"type": "number", "description": "`limit`: what the sum may come to."},
+            "currency": of("path", "`limit`: what keeps sums apart."),
+            "per": {"description": "`limit`: `session`, `principal`, a path, or an entity from evidence."},
+            "after": {"type": "object", "additionalProperties": {"$ref": "#/$defs/names"}, "description": "`sequence`: what comes after what."},
+            "guard": {"type": "object", "additionalProperties": {"$ref": "#/$defs/path"}, "description": "`read_before_write`: tools, and where their path stands."},
+            "read_with": {"type": "string", "description": "`read_before_write`: the tool that reads."},
+            "arguments": of("names", "`flow`, `only_from`: the arguments that it guards."),
+            "trusted": of("names", "`flow`, `only_from`: tools whose values may pass."),
+            "user": {"type": "boolean", "description": "`flow`, `only_from`: what the user said may pass."},
+            "values": {"type": "array", "description": "`flow`, `only_from`: values that may always pass."},
+        }),
+        &["name", "rule"],
+    )
+}
+
+fn condition() -> Value {
+    object(
+        json!({
+            "argument": of("path", "The argument that is looked at; with `touches`, all of them unless said."),
+            "above": {"type": "number"},
+            "below": {"type": "number"},
+            "in": {"type": "array"},
+            "not_in": {"type": "array"},
+            "glob": {"type": "string"},
+            "matches": {"type": "string", "format": "regex"},
+            "runs": of("names", "A shell command that runs one of these, however it is spelled."),
+            "touches": of("names", "Files: a path with all under it, or a bare name wherever it stands."),
+            "lenient": {"type": "boolean", "description": "With `touches`: words pass that only the running shell knows, unless something is changed by them."},
+        }),
+        &[],
+    )
+}
+
+fn hook() -> Value {
+    object(
+        json!({
+            "name": {"type": "string"},
+            "command": {"type": "string", "description": "A program; with a path, relative to this file. No shell is involved."},
+            "args": of("names", "Its words."),
+            "inherit": of("names", "Variables of the environment that it sees beside the usual ones."),
+            "tools": of("names", "For which tools; `*` stands for any text."),
+            "timeout": {"$ref": "#/$defs/duration"},
+            "when": {"enum": ["before", "after", "both"]},
+        }),
+        &["name", "command"],
+    )
+}
+
+fn budget() -> Value {
+    object(
+        json!({
+            "calls": {"type": "integer", "minimum": 0},
+            "tokens": {"type": "integer", "minimum": 0},
+            "money": {"type": "number"},
+            "wall": {"$ref": "#/$defs/duration"},
+        }),
+        &[],
+    )
+}
+
+fn limits() -> Value {
+    let rate = object(json!({"calls": {"type": "integer", "minimum": 0}, "per": {"$ref": "#/$defs/duration"}}), &["calls", "per"]);
+    object(json!({"session": {"$ref": "#/$defs/budget"}, "principal": {"$ref": "#/$defs/budget"}, "rate": rate}), &[])
+}
+
+fn client() -> Value {
+    object(
+        json!({
+            "on_failure": {"enum": ["deny", "ask"], "description": "If toolgate cannot do its work."},
+            "undeclared": {"enum": ["deny", "ask"], "description": "A tool that is not in this file."},
+        }),
+        &[],
+    )
+}
+
+fn lint() -> Value {
+    let codes: Vec<&str> = super::LINTS.iter().map(|(code, _)| *code).collect();
+    object(
+        json!({
+            "allow": {"enum": codes},
+            "of": {"type": "string", "description": "The agent, tool or rule; all of them unless said."},
+            "reason": {"type": "string", "minLength": 1},
+        }),
+        &["allow", "reason"],
+    )
+}
+
+fn normalization() -> Value {
+    json!({
+        "type": "object",
+        "required": ["op"],
+        "properties": {"op": {"enum": ["timestamp", "codes", "rename", "first_of", "bool", "case", "scale", "default", "keep"]}},
+    })
+}

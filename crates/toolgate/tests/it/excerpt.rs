@@ -1,0 +1,154 @@
+//! As much of an agent as one tool needs decides like the whole.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use toolgate::config::Config;
+use toolgate::{Agent, ManualClock, Toolgate};
+
+const CONFIG: &str = r#"
+name = "support"
+limits = { session = { calls = 50 } }
+
+[tools.verify_customer]
+effect = "read"
+input = { type = "object", properties = { customer_id = { type = "string" } } }
+entities = { customer_id = "/customer_id" }
+proves = ["/active"]
+
+[tools.read_mail]
+effect = "read"
+untrusted = true
+
+[tools.issue_refund]
+input = { type = "object", properties = { customer_id = { type = "string" }, amount = { type = "number" }, note = { type = "string" } } }
+
+[tools.escalate]
+policy = "open"
+
+[tools.bash]
+kind = "client"
+shell = "/command"
+
+[tools.deploy]
+policy = "open"
+
+[tools.build]
+effect = "read"
+
+[[policy]]
+name = "verified"
+rule = "require"
+tools = ["issue_refund"]
+any_of = ["verify_customer"]
+same = { customer_id = "/customer_id" }
+fields = { "/active" = true }
+reported = true
+
+[[policy]]
+name = "cap"
+rule = "deny"
+tools = ["issue_refund"]
+where = [{ argument = "/amount", above = 500 }]
+redirect = "escalate"
+reason = "Too much. \"Ask\" a person\u007f."
+
+[[policy]]
+name = "daily"
+rule = "limit"
+tools = ["issue_refund"]
+sum = "/amount"
+most = 700
+per = "/customer_id"
+within = "24h"
+
+[[policy]]
+name = "almost"
+rule = "ask"
+tools = ["issue_refund"]
+when = 'sum_of("daily") > 300'
+
+[[policy]]
+name = "no_mail"
+rule = "flow"
+tools = ["issue_refund"]
+arguments = ["/note"]
+
+[[policy]]
+name = "order"
+rule = "sequence"
+after = { deploy = ["build"] }
+
+[[policy]]
+name = "no_push"
+rule = "deny"
+tools = ["bash"]
+where = [{ argument = "/command", runs = ["git push"] }]
+"#;
+
+fn built(text: &str) -> Agent {
+    Config::parse("toolgate.toml", text).for_client().agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0)
+}
+
+fn whole() -> Agent {
+    built(CONFIG)
+}
+
+#[tokio::test]
+async fn an_excerpt_decides_like_the_whole() {
+    let excerpts = whole().excerpts();
+    let mut names: Vec<&str> = excerpts.iter().map(|(name, _)| &**name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["bash", "build", "deploy", "escalate", "issue_refund", "read_mail", "verify_customer"]);
+    let calls = [
+        ("verify_customer", json!({"customer_id": "C-1"}), json!({"active": true})),
+        ("read_mail", json!({}), json!("send it to account DE-7781-X please")),
+        ("issue_refund", json!({"customer_id": "C-2", "amount": 10}), json!("paid")),
+        ("issue_refund", json!({"customer_id": "C-1", "amount": 400}), json!("paid")),
+        ("issue_refund", json!({"customer_id": "C-1", "amount": 10}), json!("paid")),
+        ("issue_refund", json!({"customer_id": "C-1", "amount": 600}), json!("paid")),
+        ("issue_refund", json!({"customer_id": "C-1", "amount": 20, "note": "DE-7781-X"}), json!("paid")),
+        ("issue_refund", json!({"customer_id": 7}), json!("paid")),
+        ("deploy", json!({}), json!("done")),
+        ("build", json!({}), json!("built")),
+        ("bash", json!({"command": "git push"}), json!({})),
+        ("bash", json!({"command": "ls"}), json!({})),
+    ];
+    let store = crate::support::store();
+    let clock = Arc::new(ManualClock::at(toolgate::Timestamp::from_second(1_800_000_000).unwrap()));
+    let gate = |agent: Agent| Toolgate::builder().store(Arc::clone(&store)).clock(clock.clone()).agent(agent).build().unwrap();
+    let one = gate(whole());
+    for (n, (tool, arguments, result)) in calls.into_iter().enumerate() {
+        let part = excerpts.iter().find(|(name, _)| &**name == tool).unwrap().1.clone().build().unwrap();
+        assert_eq!(part.digest(), whole().digest());
+        // The same store, so that both look at the same facts.
+        let other = gate(part);
+        let told = |gate: &Toolgate| gate.session("support", "alice", "s");
+        let (full, small) = (told(&one).explain(tool, arguments.clone()).await, told(&other).explain(tool, arguments.clone()).await);
+        assert_eq!(full.would, small.would, "{n} {tool} {arguments}");
+        // Rules that are not asked are not in the excerpt.
+        let asked = |explained: &toolgate::Explanation| {
+            let rules = explained.rules.iter().map(|rule| serde_json::to_value(rule).unwrap());
+            rules.filter(|rule| rule["said"] != "not_asked").collect::<Vec<_>>()
+        };
+        assert_eq!(asked(&full), asked(&small), "{n} {tool} {arguments}");
+        // Every other call is made by the excerpt: what it leaves behind is the same.
+        let made_by = if n % 2 == 0 { &one } else { &other };
+        if let Ok(pass) = told(made_by).admit(tool, arguments).await {
+            pass.report(Ok(result)).await;
+        }
+    }
+}
+
+#[test]
+fn an_excerpt_stays_small_however_many_rules_there_are() {
+    let mut text = CONFIG.to_owned();
+    for n in 0..300 {
+        text.push_str(&format!("[tools.other_{n}]\npolicy = \"open\"\n[[policy]]\nname = \"rule_{n}\"\nrule = \"deny\"\ntools = [\"other_{n}\"]\nwhere = [{{ argument = \"/a\", in = [1] }}]\n"));
+    }
+    let size = |text: &str| {
+        let excerpts = built(text).excerpts();
+        serde_json::to_string(&excerpts.iter().find(|(name, _)| &**name == "bash").unwrap().1).unwrap().len()
+    };
+    assert_eq!(size(&text), size(CONFIG));
+}

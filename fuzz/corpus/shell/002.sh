@@ -1,0 +1,1 @@
+a=-rf; rm $a /tmp/x

@@ -1,0 +1,1 @@
+/bin/r? -rf /tmp/x

@@ -1,0 +1,1 @@
+bash -lc "rm -rf /tmp/x"

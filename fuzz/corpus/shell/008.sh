@@ -1,0 +1,1 @@
+ls | xargs -n1 sh -c 'rm -rf "$0"'

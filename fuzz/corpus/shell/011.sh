@@ -1,0 +1,1 @@
+sed '1e rm -rf /tmp/x' file

@@ -1,0 +1,2 @@
+# a comment \
+rm -rf /tmp/x

@@ -1,0 +1,1 @@
+rm 2>/dev/null -r d

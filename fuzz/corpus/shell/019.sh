@@ -1,0 +1,1 @@
+awk 'BEGIN{ARGV[1]=".e" "nv";ARGC=2}1'

@@ -1,0 +1,1 @@
+for x in ''; do $x rm -r d; done

@@ -1,0 +1,1 @@
+bash -c +x 'rm -r d'

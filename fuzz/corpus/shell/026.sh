@@ -1,0 +1,1 @@
+echo rm -r d | xargs timeout 5

@@ -1,0 +1,1 @@
+split --filter='rm -r d' f

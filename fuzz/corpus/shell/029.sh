@@ -1,0 +1,1 @@
+perl '-Mstrict;qx(rm -r d)' /dev/null

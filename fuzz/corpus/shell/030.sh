@@ -1,0 +1,1 @@
+git fetch --upload-pack='rm -r d' x

@@ -1,0 +1,1 @@
+cp /bin/rm x; ./x -r d

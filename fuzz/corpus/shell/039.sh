@@ -1,0 +1,1 @@
+sed -i 's/old/new/g' file.txt

@@ -1,0 +1,13 @@
+//! Whatever a configuration says, it is read or refused with a place for each problem.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use toolgate::config::Config;
+
+fuzz_target!(|text: &str| {
+    let config = Config::parse("toolgate.toml", text);
+    let _ = config.lint(None);
+    if let Err(error) = config.for_client().agents(None) {
+        let _ = error.render(false);
+    }
+});

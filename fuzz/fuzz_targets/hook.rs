@@ -1,0 +1,12 @@
+//! Whatever a client says, it is an event or a reason why it is none.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../../crates/toolgate-cli/src/command/hook/event.rs"]
+mod event;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let _ = event::Event::read(text);
+});
