@@ -155,6 +155,8 @@ fn absolute(variable: &str) -> Option<PathBuf> {
 
 /// The digest of a configuration with all that it includes.
 fn digest(config: &Path) -> io::Result<Digest> {
+    // By whatever name it is called, it is the same file.
+    let config = &config.canonicalize().unwrap_or_else(|_| config.to_owned());
     let text = read(config)?;
     let parsed = Config::parse(&config.display().to_string(), &text);
     let mut all = text.into_bytes();

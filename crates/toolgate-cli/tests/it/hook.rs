@@ -166,7 +166,10 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ),
         ("Read", json!({"file_path": "/x/a.txt"}), "allow", ""),
         ("Grep", json!({}), "deny", "there is no tool `grep`"),
-        ("Bash", json!({"command": "cat toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
+        ("Bash", json!({"command": "cat toolgate.toml"}), "none", ""),
+        ("Bash", json!({"command": "echo x > toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
+        ("Bash", json!({"command": "sed -i s/deny/ask/ toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
+        ("Bash", json!({"command": "cp x $(ls *.toml)"}), "ask", "It cannot be told what this call does"),
         ("Write", json!({"file_path": project.path("project/toolgate.toml"), "content": ""}), "deny", "What decides about an agent"),
         (
             "Write",
@@ -179,6 +182,17 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ("Bash", json!({"command": "cat ~/.local/state/toolgate/trusted.json"}), "deny", "toolgate's own state"),
         ("Bash", json!({"command": "toolgate audit settle x --done"}), "deny", "This answers for a person"),
         ("Bash", json!({"command": "toolgate eject"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "echo x | toolgate hook"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate-hook --socket x"}), "deny", "This answers for a person"),
+        (
+            "Write",
+            json!({"file_path": project.path("project/.github/hooks/toolgate.json"), "content": ""}),
+            "deny",
+            "What decides about an agent",
+        ),
+        ("Bash", json!({"command": "cat settings.json package.json"}), "none", ""),
+        ("Bash", json!({"command": "rm .claude/settings.json"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "cd .claude && rm settings.json"}), "deny", "What decides about an agent"),
         ("Bash", json!({"command": "toolgate audit query"}), "none", ""),
     ];
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
@@ -304,7 +318,7 @@ fn the_plain_protocol_is_an_exit_code() {
     let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
     assert!(code == 2 && stderr.starts_with("toolgate: Nobody pushes from here."), "{stderr}");
     let (code, stdout, _) =
-        hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": {"ok": true}, "latency_ms": 3}));
+        hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}));
     assert_eq!((code, stdout.as_str()), (0, "{}\n"));
     assert!(project.said_of().contains(&("succeeded".to_owned(), String::new())));
 }
@@ -418,6 +432,37 @@ fn what_is_kept_ready_is_dropped_when_anything_changes() {
     // Somebody edits the file: what is kept counts for nothing.
     project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
     assert_eq!(decision(&project.before("t5", "Bash", json!({"command": "git push d"}))).0, "none");
+}
+
+#[test]
+fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
+    let config =
+        format!("include = [\"more.toml\"]\n{CONFIG}\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\n");
+    let project = Project::with(&config);
+    project.write("project/more.toml", "");
+    project.write("project/house.sh", "#!/bin/sh\nexit 0\n");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let ask = |n: u32| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": format!("ls {n}")})));
+    assert_eq!(project.run(&["trust", "toolgate.toml"], "").0, 0);
+    assert_eq!(ask(1), json!({}));
+    // A program that is asked is part of what was accepted.
+    project.write("project/house.sh", "#!/bin/sh\necho '{}'\n");
+    assert!(decision(&ask(2)).1.contains("is not accepted as it is now"));
+}
+
+#[test]
+fn a_hook_that_is_slow_after_the_tool_shows_nothing() {
+    let config = format!(
+        "{CONFIG}\n[[hooks]]\nname = \"slow\"\ncommand = \"./slow.sh\"\ntools = [\"lookup\"]\nwhen = \"after\"\ntimeout = \"60s\"\n"
+    );
+    let project = Project::with(&config);
+    project.write("project/slow.sh", "#!/bin/sh\nsleep 30\n");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(project.path("project/slow.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(project.before("t1", "lookup", json!({})), json!({}));
+    let answer = project.hook(&after("t1", "lookup", json!({}), json!({"secret": "x"})));
+    assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"secret": "(withheld)"}));
 }
 
 fn walk(path: &Path) -> Vec<PathBuf> {

@@ -155,6 +155,9 @@ impl Config {
         if table.has("tools") || table.has("policy") || table.has("include") {
             let name = table.text("name").unwrap_or("default").to_owned();
             config.agents.push(reader.agent(name, &table));
+        } else if let Some(key) = ["principals", "limits", "max_output", "hooks"].into_iter().find(|key| table.has(key)) {
+            let problem = Problem::new(format!("`{key}` is of an agent, and there is none at the top of this file"));
+            table.wrong(key, problem.help("write it into the table of an agent, `[agents.NAME]`"));
         } else if table.has("name") {
             table.wrong("name", Problem::new("an agent is named here, and has no tools").help("add `[tools.…]`, or take the name out"));
         }
@@ -206,7 +209,7 @@ impl Config {
         self.agents.iter().map(|agent| agent.name.as_str())
     }
 
-    /// The files that it includes.
+    /// The files that it includes, and programs that it asks.
     #[must_use]
     pub fn files(&self) -> &[PathBuf] {
         &self.files
@@ -410,7 +413,10 @@ impl Reader<'_> {
             }
         }
         // A program is looked for beside the file where it has a path, else where all programs are.
-        let program = program.map(|program| if program.contains('/') { self.beside.join(program) } else { program.into() });
+        let program: Option<PathBuf> =
+            program.map(|program| if program.contains('/') { self.beside.join(program) } else { program.into() });
+        // What it does is part of what holds.
+        self.files.borrow_mut().extend(program.iter().filter(|program| program.components().count() > 1).cloned());
         let mut hook = CommandHook::new(name.unwrap_or_default(), program.unwrap_or_default());
         hook = table.names("args").unwrap_or_default().into_iter().fold(hook, CommandHook::arg);
         hook = table.names("inherit").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));

@@ -94,8 +94,10 @@ fn reasons(judgement: &Judgement) -> Vec<&str> {
 
 /// A person has not answered yet.
 pub(super) fn waiting(approval: &Approval) -> ToolError {
-    let message =
-        format!("{}. A person must approve this call; tell the user, then repeat the identical call once it is approved", approval.reason);
+    let message = format!(
+        "{}. A person must approve this call; tell the user, then repeat the identical call once it is approved",
+        approval.reason.trim_end_matches('.')
+    );
     let mut error = ToolError::of(code::APPROVAL_REQUIRED, message);
     error.approval = Some(ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
     error

@@ -1,358 +1,8 @@
 //! Programs that run other programs, and languages inside of commands. What is not known to be harmless is not taken for it.
 
+use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, WRAPPERS};
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read};
-
-/// Programs whose words are, from somewhere on, another command.
-const WRAPPERS: &[&str] = &[
-    "bundle",
-    "busybox",
-    "builtin",
-    "capsh",
-    "choom",
-    "chroot",
-    "chrt",
-    "command",
-    "dbus-run-session",
-    "direnv",
-    "doas",
-    "docker",
-    "entr",
-    "env",
-    "exec",
-    "fakeroot",
-    "firejail",
-    "flock",
-    "hyperfine",
-    "i386",
-    "ionice",
-    "kubectl",
-    "ld-linux-x86-64.so.2",
-    "linux32",
-    "linux64",
-    "logsave",
-    "ltrace",
-    "nice",
-    "nix-shell",
-    "nohup",
-    "npm",
-    "npx",
-    "nsenter",
-    "numactl",
-    "parallel",
-    "perf",
-    "pkexec",
-    "pnpm",
-    "podman",
-    "poetry",
-    "prlimit",
-    "proxychains",
-    "runuser",
-    "screen",
-    "script",
-    "setarch",
-    "setpriv",
-    "setsid",
-    "sg",
-    "ssh-agent",
-    "start-stop-daemon",
-    "stdbuf",
-    "strace",
-    "su",
-    "sudo",
-    "systemd-inhibit",
-    "systemd-run",
-    "taskset",
-    "time",
-    "timeout",
-    "tmux",
-    "toybox",
-    "unbuffer",
-    "unshare",
-    "uv",
-    "valgrind",
-    "watch",
-    "xargs",
-    "xvfb-run",
-    "yarn",
-];
-const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh"];
-/// Languages, and the letters of the flags that are code, or change what the code is.
-const LANGUAGES: &[(&str, &str)] = &[
-    ("python", "cmix"),
-    ("pypy", "cmi"),
-    ("perl", "eEMmdxI"),
-    ("ruby", "erI"),
-    ("node", "epriC"),
-    ("nodejs", "epriC"),
-    ("bun", "epr"),
-    ("deno", "e"),
-    ("php", "rBREda"),
-    ("lua", "eli"),
-    ("luajit", "eli"),
-    ("Rscript", "e"),
-    ("osascript", "e"),
-    ("groovy", "e"),
-    ("julia", "eEL"),
-    ("guile", "ce"),
-    ("tclsh", ""),
-    ("expect", "c"),
-    ("m4", ""),
-    ("dc", ""),
-    ("bc", ""),
-    ("gdb", ""),
-    ("sqlite3", ""),
-];
-/// Modules of Python that run nothing but what stands in files.
-const MODULES: &[&str] = &[
-    "pytest",
-    "unittest",
-    "venv",
-    "pip",
-    "py_compile",
-    "compileall",
-    "json.tool",
-    "http.server",
-    "black",
-    "ruff",
-    "mypy",
-    "flake8",
-    "isort",
-    "build",
-    "tox",
-    "coverage",
-    "pylint",
-    "django",
-    "flask",
-    "uvicorn",
-    "zipfile",
-    "tarfile",
-    "this",
-    "ensurepip",
-    "pydoc",
-    "site",
-    "platform",
-];
-/// What these do, nobody reads off their words.
-const CLOSED: &[&str] = &[
-    "alias", "at", "batch", "bind", "compgen", "complete", "coproc", "crontab", "ed", "emacs", "enable", "ex", "fc", "history", "lldb",
-    "nvim", "shopt", "socat", "ssh", "telnet", "vi", "vim",
-];
-/// Flags with which a program runs something that stands in a word.
-const RUNNING: &[(&str, &[&str])] = &[
-    (
-        "tar",
-        &[
-            "--to-command",
-            "--checkpoint-action",
-            "-I",
-            "--use-compress-program",
-            "--rsh-command",
-            "-F",
-            "--info-script",
-            "--new-volume-script",
-        ],
-    ),
-    ("split", &["--filter"]),
-    ("zip", &["-TT", "--unzip-command"]),
-    ("make", &["--eval", "SHELL=", "MAKEFLAGS="]),
-    ("gmake", &["--eval", "SHELL=", "MAKEFLAGS="]),
-    ("rsync", &["-e", "--rsh"]),
-    ("sort", &["--compress-program"]),
-    ("man", &["-P", "--pager", "-H"]),
-    ("hash", &["-p"]),
-    ("mapfile", &["-C"]),
-    ("readarray", &["-C"]),
-    ("jobs", &["-x"]),
-    (
-        "git",
-        &[
-            "--upload-pack",
-            "--receive-pack",
-            "--exec",
-            "-O",
-            "--open-files-in-pager",
-            "--extcmd",
-            "--config-env",
-            "--tree-filter",
-            "--index-filter",
-            "--msg-filter",
-            "--env-filter",
-            "--commit-filter",
-            "--parent-filter",
-            "--tag-name-filter",
-            "ext::",
-            "-u",
-        ],
-    ),
-];
-/// Variables that change what a command does.
-const POWERFUL: &[&str] = &[
-    "BASH_ALIASES",
-    "BASH_CMDS",
-    "BASH_ENV",
-    "CDPATH",
-    "EDITOR",
-    "ENV",
-    "GIT_ASKPASS",
-    "GIT_EDITOR",
-    "GIT_EXTERNAL_DIFF",
-    "GIT_PAGER",
-    "GIT_SEQUENCE_EDITOR",
-    "GIT_SSH",
-    "GIT_SSH_COMMAND",
-    "GLOBIGNORE",
-    "HOME",
-    "IFS",
-    "LD_AUDIT",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-    "LESSOPEN",
-    "MAKEFLAGS",
-    "NODE_OPTIONS",
-    "PAGER",
-    "PERL5DB",
-    "PERL5LIB",
-    "PERL5OPT",
-    "PROMPT_COMMAND",
-    "PS4",
-    "PWD",
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "PYTHONSTARTUP",
-    "RSYNC_RSH",
-    "RUBYLIB",
-    "RUBYOPT",
-    "RUSTC_WRAPPER",
-    "SHELL",
-    "SSH_ASKPASS",
-    "TAR_OPTIONS",
-    "VISUAL",
-];
-/// What a variable of those may be set to.
-const HARMLESS: &[&str] = &["", "cat", "true", ":", "less", "/bin/cat", "/bin/true"];
-/// Programs that run none of their words.
-const PLAIN: &[&str] = &[
-    ":",
-    "[",
-    "ag",
-    "apt",
-    "apt-get",
-    "awk",
-    "basename",
-    "brew",
-    "cargo",
-    "cat",
-    "cd",
-    "chmod",
-    "chown",
-    "cmake",
-    "cmp",
-    "comm",
-    "cp",
-    "curl",
-    "cut",
-    "date",
-    "dd",
-    "df",
-    "diff",
-    "dirname",
-    "dnf",
-    "du",
-    "echo",
-    "eval",
-    "exit",
-    "export",
-    "expr",
-    "false",
-    "fd",
-    "file",
-    "find",
-    "gcc",
-    "gh",
-    "git",
-    "go",
-    "grep",
-    "egrep",
-    "fgrep",
-    "head",
-    "help",
-    "hexdump",
-    "hostname",
-    "id",
-    "info",
-    "install",
-    "jq",
-    "kill",
-    "ln",
-    "locate",
-    "ls",
-    "man",
-    "md5sum",
-    "mkdir",
-    "mktemp",
-    "mv",
-    "nproc",
-    "od",
-    "patch",
-    "pgrep",
-    "pip",
-    "pip3",
-    "pkill",
-    "printf",
-    "ps",
-    "pwd",
-    "read",
-    "readlink",
-    "realpath",
-    "return",
-    "rg",
-    "rm",
-    "rmdir",
-    "rustc",
-    "sed",
-    "seq",
-    "set",
-    "sha256sum",
-    "shift",
-    "shred",
-    "sleep",
-    "sort",
-    "stat",
-    "tail",
-    "tar",
-    "tee",
-    "test",
-    "touch",
-    "tr",
-    "trap",
-    "tree",
-    "true",
-    "type",
-    "uname",
-    "uniq",
-    "unset",
-    "unzip",
-    "wait",
-    "wc",
-    "wget",
-    "whatis",
-    "whereis",
-    "which",
-    "who",
-    "whoami",
-    "xxd",
-    "yes",
-    "yum",
-    "zip",
-    "make",
-    "gmake",
-    "rustup",
-    "declare",
-    "local",
-    "source",
-    ".",
-];
 
 /// So many words behind a wrapper are looked at.
 const MOST_WORDS: usize = 64;
@@ -386,14 +36,18 @@ pub(super) fn names_no_files(command: &Command) -> bool {
 
 /// Whether one of its words is a pattern to look for.
 pub(super) fn looks_for(command: &Command) -> bool {
-    let given = || {
-        command
-            .words
-            .iter()
-            .filter_map(Word::text)
-            .any(|word| word.starts_with("-e") || word.starts_with("-f") || word.starts_with("--regexp"))
+    let gives = |word: &str| {
+        let short = word.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains(['e', 'f']));
+        short || word.starts_with("--reg") || word.starts_with("--fi")
     };
+    let given = || command.words.iter().filter_map(Word::text).any(gives);
     command.program().is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program)) && !given()
+}
+
+/// Whether the files that it changes stand in what it reads.
+pub(super) fn patches(command: &Command) -> bool {
+    let applies = || command.words.get(1).and_then(Word::text).is_some_and(|verb| verb == "apply" || verb == "am");
+    command.program().is_some_and(|program| program == "patch" || (program == "git" && applies()))
 }
 
 /// Whether it takes away, moves, changes or opens up what it names.
@@ -413,7 +67,9 @@ pub(super) fn changes(command: &Command) -> bool {
 
 /// Whether it reads whole trees.
 pub(super) fn reads_trees(command: &Command) -> bool {
-    command.program().is_some_and(|program| ["cp", "grep", "rg", "ag", "tar", "zip", "scp", "rsync", "find", "fd"].contains(&program))
+    command
+        .program()
+        .is_some_and(|program| ["cp", "grep", "egrep", "fgrep", "rg", "ag", "tar", "zip", "scp", "rsync", "diff", "7z"].contains(&program))
 }
 
 /// Whether the files that it works on come from elsewhere.
@@ -440,6 +96,24 @@ pub(super) fn look_inside(command: &Command, depth: usize) -> Shell {
     look(command, depth, false)
 }
 
+/// Whether a word is a flag: in a cluster, or shortened, as programs take them.
+fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
+    match (flag.strip_prefix("--"), flag.strip_prefix('-')) {
+        (Some(long), _) => word.strip_prefix("--").is_some_and(|given| {
+            let given = given.split('=').next().unwrap_or_default();
+            given.len() >= 3 && (long.starts_with(given) || given.starts_with(long))
+        }),
+        (None, Some(short)) if short.chars().count() == 1 => {
+            let cluster = word
+                .strip_prefix('-')
+                .filter(|given| !given.starts_with('-'))
+                .or_else(|| Some(word).filter(|_| program == "tar" && at == 0));
+            cluster.is_some_and(|given| given.contains(short))
+        }
+        _ => word.starts_with(flag),
+    }
+}
+
 /// With `nested`, it stands behind a wrapper that has looked everywhere already.
 fn look(command: &Command, depth: usize, nested: bool) -> Shell {
     let mut found = Shell::default();
@@ -453,10 +127,26 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
     if CLOSED.contains(&program) {
         found.opaque.push(format!("`{program}` can run anything"));
     }
-    if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program) {
-        let runs = |word: &&str| flags.iter().any(|flag| word.starts_with(flag));
-        if rest.iter().filter_map(Word::text).any(|word| runs(&word)) {
-            found.opaque.push(format!("`{program}` is told to run something else"));
+    if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program)
+        && rest
+            .iter()
+            .enumerate()
+            .any(|(at, word)| word.text().is_some_and(|word| flags.iter().any(|flag| is_flag_like(program, at, word, flag))))
+    {
+        found.opaque.push(format!("`{program}` is told to run something else"));
+    }
+    // What nobody knows may run whatever stands behind it.
+    if !is_known(program) && !nested {
+        for at in 0..rest.len().min(MOST_WORDS) {
+            let runs = |word: &Word| {
+                word.text()
+                    .map(base)
+                    .is_some_and(|name| SHELLS.contains(&name) || language(name).is_some() || WRAPPERS.contains(&name) || name == "eval")
+            };
+            if rest.get(at).is_some_and(runs) {
+                let inner = Command { words: rest.get(at..).unwrap_or_default().to_vec(), files: Vec::new(), fed: command.fed.clone() };
+                found.add(deeper(inner, depth, true));
+            }
         }
     }
     if WRAPPERS.contains(&program) && !nested {
@@ -466,7 +156,18 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
         "find" | "fd" => found.add(behind_flags(rest, depth)),
         "git" => found.add(git(rest, depth)),
         "eval" | "trap" => found.add(joined(rest, depth)),
-        "source" | "." => match rest.first().and_then(Word::text) {
+        "set"
+            if rest
+                .iter()
+                .filter_map(Word::text)
+                .any(|word| word == "keyword" || word == "posix" || (word.starts_with('-') && word.contains('k'))) =>
+        {
+            found.opaque.push("`set` changes what words mean".to_owned());
+        }
+        "gh" if rest.first().and_then(Word::text).is_some_and(|verb| verb == "alias" || verb == "extension") => {
+            found.opaque.push("`gh` is set up to run something else".to_owned());
+        }
+        "source" | "." => match rest.iter().find(|word| word.text() != Some("--")).and_then(Word::text) {
             Some(file) if !is_device(file) && command.fed.is_none() => {}
             Some(_) => found.add(fed(program, command, depth)),
             None => found.opaque.push("which file is read as commands is only known when it runs".to_owned()),
@@ -482,15 +183,35 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
             }
         }
         "make" | "gmake" => {
-            let file = |word: &Word| word.text().is_none_or(|text| text == "-" || text == "-f-" || is_device(text));
-            if rest.iter().any(file) {
+            let mut words = rest.iter();
+            while let Some(word) = words.next() {
+                let Some(text) = word.text() else { continue };
+                let file = match text {
+                    "-f" | "--file" | "--makefile" => words.next().and_then(Word::text),
+                    _ => text
+                        .strip_prefix("--file=")
+                        .or_else(|| text.strip_prefix("--makefile="))
+                        .or_else(|| {
+                            text.strip_prefix('-')
+                                .filter(|flags| !flags.starts_with('-'))
+                                .and_then(|flags| flags.split_once('f'))
+                                .map(|(_, file)| file)
+                        })
+                        .or(Some("Makefile")),
+                };
+                let sets = text.split_once('=').is_some_and(|(_, value)| value.contains(' '));
+                if sets || file.is_none_or(is_device) {
+                    found.opaque.push("`make` is told to run something else".to_owned());
+                }
+            }
+            if command.fed.is_some() {
                 found.opaque.push("`make` reads rules that stand nowhere".to_owned());
             }
         }
         _ if SHELLS.contains(&program) => found.add(shell(program, rest, command, depth)),
         _ => {
             if let Some(flags) = language(program) {
-                found.add(code(program, flags, rest, command));
+                found.add(code(program, flags, rest));
             }
         }
     }
@@ -539,7 +260,9 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         {
             found.opaque.push(format!("`{name}` changes what commands do"));
         }
-        if program == "env" && (text.starts_with("-S") || text.starts_with("--split-string")) {
+        if program == "env"
+            && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
+        {
             found.opaque.push("`env` takes a text apart into a command".to_owned());
         }
         if feeds && text.contains("{}") && text.contains(' ') {
@@ -547,10 +270,10 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         }
         // `-c'…'`, `-qc'…'` and `--command=…` are commands as well.
         let value = text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
-        let glued = (2..=4).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
+        let glued = (2..=10).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
         let whole = Some(text).filter(|_| !text.starts_with('-'));
         for code in glued.chain(value).chain(whole) {
-            if code.contains([' ', ';', '|', '&', '`', '$']) {
+            if code.contains(|c: char| !(c.is_alphanumeric() || "_./=:@,+%-~".contains(c))) {
                 found.add(read::read(code, depth + 1));
             }
         }
@@ -571,7 +294,7 @@ fn deeper(command: Command, depth: usize, guessed: bool) -> Shell {
 /// Commands behind `-exec` and its like.
 fn behind_flags(words: &[Word], depth: usize) -> Shell {
     let mut found = Shell::default();
-    for (at, word) in words.iter().enumerate() {
+    for (at, word) in words.iter().enumerate().take(MOST_WORDS) {
         if !matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch")) {
             continue;
         }
@@ -594,38 +317,38 @@ fn behind_flags(words: &[Word], depth: usize) -> Shell {
 fn git(words: &[Word], depth: usize) -> Shell {
     let mut found = Shell::default();
     let other = || "`git` is set up to run something else".to_owned();
-    let safe = |key: &str| {
+    let safe = |setting: &str| {
+        let (key, value) = setting.split_once('=').map_or((setting, None), |(key, value)| (key, Some(value)));
         let key = key.to_ascii_lowercase();
-        [
-            "user.",
-            "color.",
-            "advice.",
-            "commit.gpgsign",
-            "init.defaultbranch",
-            "pull.rebase",
-            "safe.directory",
-            "core.quotepath",
-            "core.autocrlf",
-        ]
-        .iter()
-        .any(|of| key.starts_with(of))
+        let shows = ["color.", "advice."].iter().any(|of| key.starts_with(of)) && !key.contains('/');
+        SETTINGS.contains(&key.as_str()) || shows || (key == "core.pager" && value.is_some_and(|value| HARMLESS.contains(&value)))
     };
     let texts: Vec<Option<&str>> = words.iter().map(Word::text).collect();
     for (at, text) in texts.iter().enumerate() {
         let next = texts.get(at + 1).copied().flatten();
         match text.unwrap_or_default() {
-            "-c" if !next.is_some_and(safe) => found.opaque.push(other()),
+            "-c" | "--config" if !next.is_some_and(safe) => found.opaque.push(other()),
+            long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => found.opaque.push(other()),
             glued if glued.starts_with("-c") && glued.len() > 2 && !safe(glued.get(2..).unwrap_or_default()) => found.opaque.push(other()),
             "-x" => match next {
                 Some(code) => found.add(read::read(code, depth + 1)),
                 None => found.opaque.push(other()),
             },
-            glued if glued.starts_with("-x") => found.opaque.push(other()),
-            "filter-branch" | "difftool" | "mergetool" => found.opaque.push(other()),
+            cluster if cluster.starts_with('-') && !cluster.starts_with("--") && cluster.contains('x') && cluster != "-x" => {
+                found.opaque.push(other())
+            }
+            "filter-branch" | "difftool" | "mergetool" | "for-each-repo" | "remote-ext" | "remote-fd" | "shell" => {
+                found.opaque.push(other())
+            }
+            "bisect" | "submodule" | "rebase" if words.get(at + 1).is_some_and(|next| next.text().is_none()) => found.opaque.push(other()),
             "run" | "foreach" => {
                 found.add(joined(words.get(at + 1..).unwrap_or_default(), depth));
+                break;
             }
             "config" => {
+                if texts.iter().flatten().any(|word| *word == "-f" || word.starts_with("--file")) {
+                    found.opaque.push(other());
+                }
                 let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
                 let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
                 if count > 1 && !key.is_some_and(safe) {
@@ -678,7 +401,9 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: usize) -> Shel
                 has_code |= text.starts_with('-') && flags.contains('c');
                 // Each of these takes a word.
                 for _ in flags.chars().filter(|flag| matches!(flag, 'o' | 'O')) {
-                    words.next();
+                    if words.next().is_some_and(|value| value.text().is_none()) {
+                        return unknown();
+                    }
                 }
                 if flags.contains('s') && !has_code {
                     return fed(program, command, depth);
@@ -689,9 +414,16 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: usize) -> Shel
                 }
             }
             _ if text.starts_with("--") => {}
+            // Other shells read some signs otherwise.
+            _ if has_code
+                && !["bash", "zsh", "ksh"].contains(&program)
+                && ["&>", "$'", "((", "{"].iter().any(|sign| text.contains(sign)) =>
+            {
+                return unknown();
+            }
             _ if has_code => return read::read(text, depth + 1),
             // A file: what is in it, whoever let it be written has judged.
-            _ if is_device(text) || command.fed.is_some() => return fed(program, command, depth),
+            _ if is_device(text) => return fed(program, command, depth),
             _ => return Shell::default(),
         }
     }
@@ -711,9 +443,9 @@ fn fed(program: &str, command: &Command, depth: usize) -> Shell {
 }
 
 /// Code of another language.
-fn code(program: &str, flags: &str, words: &[Word], command: &Command) -> Shell {
+fn code(program: &str, flags: &str, words: &[Word]) -> Shell {
     let anything = || Shell::opaque(format!("`{program}` has code that can run anything"));
-    if command.fed.is_some() || flags.is_empty() {
+    if flags.is_empty() {
         return anything();
     }
     let python = program.starts_with("py");
@@ -721,22 +453,28 @@ fn code(program: &str, flags: &str, words: &[Word], command: &Command) -> Shell 
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return anything() };
         match text.strip_prefix('-') {
-            _ if text == "--version" || text == "--help" || text == "-V" || text == "-v" => return Shell::default(),
+            _ if text == "--version" || text == "--help" || (python && text == "-V") || (!python && text == "-v") => {
+                return Shell::default();
+            }
             // Modules of Python, where they are known.
             Some(module) if python && module.starts_with('m') => {
                 let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(Word::text) };
                 let known = name.is_some_and(|name| MODULES.contains(&name));
                 return if known { Shell::default() } else { anything() };
             }
-            Some("W" | "X") if python => {
-                words.next();
+            Some(short)
+                if python
+                    && !short.starts_with('-')
+                    && short.ends_with(['W', 'X'])
+                    && !short.contains(|flag: char| flags.contains(flag)) =>
+            {
+                if words.next().is_none_or(|value| value.text().is_none()) {
+                    return anything();
+                }
             }
             Some(long) if long.starts_with('-') => {
-                let name = long.trim_start_matches('-');
-                if ["eval", "print", "import", "require", "loader", "experimental-loader", "command", "run"]
-                    .iter()
-                    .any(|flag| name.starts_with(flag))
-                {
+                // What takes a word, and what is code, only the program knows.
+                if !["--test", "--watch", "--no-warnings", "--trace-warnings", "--verbose", "--quiet"].contains(&text) {
                     return anything();
                 }
             }
@@ -765,10 +503,10 @@ fn is_plain_awk(words: &[Word]) -> bool {
             _ if text.starts_with('-') && text.len() > 1 => return false,
             _ => {}
         }
-        let writes = text.match_indices('>').any(|(at, _)| {
-            let after = text.get(at + 1..).unwrap_or_default().trim_start();
-            !after.starts_with(|c: char| c.is_ascii_digit() || c == '=' || c == '-')
-        });
+        // Behind `print`, it writes; elsewhere it compares.
+        let writes = text
+            .split([';', '{', '}', '\n'])
+            .any(|part| part.find("print").is_some_and(|at| part.get(at..).is_some_and(|rest| rest.contains('>'))));
         if writes || ["system", "getline", "|", "ARGV", "@"].iter().any(|act| text.contains(act)) {
             return false;
         }
@@ -781,6 +519,7 @@ pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sur
     if command.program().is_none_or(is_known) {
         return Sure::No;
     }
-    let behind = (1..command.words.len().min(MOST_WORDS)).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
+    let known = |at: &usize| command.words.get(*at).is_some_and(|word| word.text().is_some());
+    let behind = (1..command.words.len().min(MOST_WORDS)).filter(known).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
     behind.max().unwrap_or(Sure::No).min(Sure::Maybe)
 }

@@ -4,10 +4,13 @@
 //! `sh -c`. What only the running shell knows is *opaque*, and a rule that looks at it asks a person.
 
 mod inner;
+mod known;
 mod read;
 mod sed;
+mod text;
 mod word;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 pub(crate) use word::Sure;
@@ -38,6 +41,9 @@ pub(crate) struct Shell {
     pub(crate) commands: Vec<Command>,
     /// What cannot be told, and why.
     pub(crate) opaque: Vec<String>,
+    /// The names of files that are written, and their paths.
+    pub(crate) written: HashSet<String>,
+    pub(crate) written_paths: Vec<String>,
 }
 
 impl Shell {
@@ -47,7 +53,7 @@ impl Shell {
     }
 
     fn opaque(why: impl Into<String>) -> Self {
-        Self { commands: Vec::new(), opaque: vec![why.into()] }
+        Self { opaque: vec![why.into()], ..Self::default() }
     }
 
     fn add(&mut self, other: Self) {
@@ -59,6 +65,8 @@ impl Shell {
         }
         self.commands.extend(other.commands);
         self.opaque.extend(other.opaque);
+        self.written.extend(other.written);
+        self.written_paths.extend(other.written_paths);
     }
 
     /// The first reason why not all can be told.
@@ -76,7 +84,12 @@ impl Shell {
     /// Whether a file like this is named anywhere. Who is lenient lets words pass that only the running shell knows, unless
     /// something is changed by them.
     pub(crate) fn touches(&self, place: &Place, lenient: bool) -> Sure {
-        let moves = self.commands.iter().any(|command| matches!(command.program(), Some("cd" | "pushd") | None));
+        let elsewhere = |word: &Word| {
+            word.text().is_some_and(|text| text == "-C" || text == "-D" || text.starts_with("--chdir") || text.starts_with("--directory"))
+        };
+        let goes =
+            |command: &Command| matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || command.words.iter().any(elsewhere);
+        let moves = self.commands.iter().any(goes);
         let one = |command: &Command| {
             let words = command.words.get(1..).unwrap_or_default();
             let changes = inner::changes(command);
@@ -84,6 +97,8 @@ impl Shell {
                 // A pattern of file names is about files that are here.
                 Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves => Sure::No,
                 Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
+                // Many files have the same name.
+                Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves => Sure::No,
                 sure => sure,
             };
             let looked_for = inner::looks_for(command)
@@ -96,6 +111,14 @@ impl Shell {
             let hidden = best(inner::runs_code(command), &|word| known(word, place.is_within(word)));
             let above =
                 best(changes, &|word| place.lies_under(word)).max(best(inner::reads_trees(command), &|word| place.lies_right_under(word)));
+            let above =
+                if moves && !lenient { above.max(best(inner::reads_trees(command), &|word| place.lies_under(word))) } else { above };
+            let patched = match &command.fed {
+                Some(Fed::Text(text)) if inner::patches(command) => place.is_within(text),
+                Some(Fed::Unknown) if inner::patches(command) && !lenient => Sure::Maybe,
+                _ => Sure::No,
+            };
+            let above = above.max(patched);
             let told = if inner::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
             named.max(files).max(hidden).max(above).max(told)
         };
@@ -137,6 +160,11 @@ fn is(words: &[Word], wanted: &[&str]) -> Sure {
     let flags = flags.iter().map(|flags| has_flags(words, flags)).min().unwrap_or(Sure::Yes);
     // What `git` does is its first word that is no option.
     let words = if *program == "git" { without_options(words) } else { words };
+    // Other words for the same thing.
+    let pushes = |word: &Word| matches!(word.text(), Some("send-pack" | "http-push"));
+    if *program == "git" && rest.first() == Some(&"push") && words.first().is_some_and(pushes) {
+        return called.min(flags).min(follow(rest.get(1..).unwrap_or_default(), words));
+    }
     let verb = match (rest.first(), words.first()) {
         (Some(verb), Some(word)) if *program == "git" => {
             word.is_like(verb).max(if word.splits && word.is_unknown() { Sure::Maybe } else { Sure::No })
@@ -152,8 +180,12 @@ fn without_options(words: &[Word]) -> &[Word] {
     let mut rest = words;
     while let Some((first, more)) = rest.split_first() {
         match first.text() {
-            Some("-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix" | "--attr-source") => {
-                rest = more.get(1..).unwrap_or_default()
+            Some("-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix" | "--attr-source" | "--shallow-file") => {
+                // What may be no word at all may be in front of what is done.
+                if more.first().is_some_and(|value| value.splits && value.text().is_none()) {
+                    return more;
+                }
+                rest = more.get(1..).unwrap_or_default();
             }
             Some(text) if text.starts_with('-') => rest = more,
             _ => break,
@@ -163,12 +195,23 @@ fn without_options(words: &[Word]) -> &[Word] {
 }
 
 fn has_flags(words: &[Word], wanted: &str) -> Sure {
-    let given: String = words.iter().filter_map(Word::text).filter_map(flags_of).collect::<String>().to_lowercase();
+    // Of `-r$x` the beginning is known.
+    let begins = |word: &Word| match word.spellings() {
+        [spelling] => match spelling.first() {
+            Some(Part::Text(text)) => flags_of(text),
+            _ => None,
+        },
+        _ => None,
+    };
+    let given: String = words.iter().filter_map(begins).collect::<String>().to_lowercase();
     if wanted.to_lowercase().chars().skip(1).all(|flag| given.contains(flag)) {
         return Sure::Yes;
     }
     // Files are seldom called like flags.
-    if words.iter().any(Word::is_unknown) { Sure::Maybe } else { Sure::No }
+    let open = |word: &Word| word.is_unknown() || (word.text().is_none() && word.is_like("-*") == Sure::Maybe && !word.is_pattern());
+    // A single word cannot be a flag and what it is about.
+    let operands = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-'))).count();
+    if words.iter().any(|word| open(word) && (word.splits || operands > 1)) { Sure::Maybe } else { Sure::No }
 }
 
 /// `-rf`, and not `--force`, `-delete` or `-`.
@@ -179,7 +222,10 @@ fn is_flags(word: &str) -> bool {
 /// The flags of a word: those of `-rf`, and `f` of `--force`.
 fn flags_of(word: &str) -> Option<String> {
     match word.strip_prefix("--") {
-        Some(long) => long.chars().next().map(String::from),
+        Some(long) => {
+            let known = [("recursive", 'r'), ("force", 'f'), ("delete", 'd'), ("all", 'a'), ("interactive", 'i'), ("hard", 'h')];
+            known.iter().find(|(name, _)| long.starts_with(name)).map(|(_, flag)| flag.to_string())
+        }
         None => word.strip_prefix('-').map(str::to_owned),
     }
 }
@@ -207,7 +253,10 @@ pub(crate) struct Place(String);
 impl Place {
     /// A path, absolute or from the home directory, with all that lies under it; or a name, wherever it stands. `*` is any text.
     pub(crate) fn new(pattern: &str) -> Self {
-        Self(home(pattern.trim_end_matches('/')))
+        let path = home(pattern.trim_end_matches('/'));
+        // A path from somewhere may be from anywhere.
+        let somewhere = path.contains('/') && !path.starts_with(['/', '~', '*']);
+        Self(if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path })
     }
 
     fn is_a_name(&self) -> bool {
@@ -227,6 +276,9 @@ impl Place {
     fn is_spelled(&self, spelling: &[Part]) -> Sure {
         let mut best = self.is_path(spelling);
         if let [Part::Text(text), rest @ ..] = spelling {
+            if text.matches(['=', ':', '@', ',']).count() > 16 {
+                return best.max(Sure::Maybe);
+            }
             // `-o.env` names it, too.
             if text.starts_with('-') && !text.starts_with("--") {
                 let tail: Vec<Part> =
@@ -269,6 +321,21 @@ impl Place {
     }
 
     fn is_known_path(&self, text: &str) -> Sure {
+        // What goes up again may have gone through a link.
+        let odd = text.starts_with('~') && !text.starts_with("~/") && text != "~";
+        let detour = text
+            .rfind("/../")
+            .and_then(|at| text.get(at + 4..))
+            .or_else(|| if odd { text.split_once('/').map(|(_, rest)| rest) } else { None });
+        if let Some(tail) = detour
+            && self.is_known_path(tail) == Sure::Yes
+        {
+            return Sure::Maybe.max(if odd { Sure::Maybe } else { self.is_straight_path(text) });
+        }
+        self.is_straight_path(text)
+    }
+
+    fn is_straight_path(&self, text: &str) -> Sure {
         let path = normal(&home(text));
         // Another way to the same files.
         let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
@@ -307,6 +374,13 @@ impl Place {
         }))
     }
 
+    /// Whether it is a path, and a word has nothing in common with it but the last part.
+    fn is_only_called_like(&self, word: &Word) -> bool {
+        let Some(path) = word.text().map(|text| normal(&home(text))).filter(|path| !path.starts_with('/')) else { return false };
+        let parent = self.0.rsplit('/').nth(1).unwrap_or_default();
+        !self.is_a_name() && !path.split('/').any(|part| part == parent)
+    }
+
     /// Whether it is a path, and a word is a pattern from wherever one is.
     fn is_elsewhere(&self, word: &Word) -> bool {
         let from_here = |spelling: &word::Spelling| !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
@@ -315,10 +389,11 @@ impl Place {
 
     /// Whether it lies under a directory that a word names with its whole path.
     fn lies_right_under(&self, word: &Word) -> Sure {
-        match word.text().map(home) {
-            Some(path) if path.starts_with('/') => self.lies_under(word),
-            _ => Sure::No,
-        }
+        let Some(text) = word.text() else { return Sure::No };
+        let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
+        let value = text.split_once('=').map(|(_, value)| value).unwrap_or_default();
+        let named = [text, glued, value].into_iter().filter(|path| home(path).starts_with('/'));
+        named.map(|path| self.lies_under(&Word::known(path))).max().unwrap_or(Sure::No)
     }
 
     /// Whether it lies somewhere under what a word names.

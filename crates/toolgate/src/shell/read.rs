@@ -5,11 +5,14 @@ use std::collections::HashMap;
 use tree_sitter::{Node, Parser, Tree};
 
 use super::inner::{self, DEPTH, is_powerful};
-use super::word::Word;
+use super::text::{ansi, bare, braces, has_braces, in_quotes};
+use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal};
 
 /// Longer commands are nobody's to read.
 const LONGEST: usize = 32 << 10;
+/// What has more parts, neither.
+const LARGEST: usize = 6_000;
 /// What is nested more deeply, neither.
 const DEEPEST: usize = 120;
 
@@ -42,7 +45,17 @@ fn parse(text: &str, depth: usize) -> Shell {
         return unread();
     }
     let Some(tree) = parser.parse(text, None) else { return unread() };
-    let mut reader = Reader { text, variables: HashMap::new(), is_plain: true, written: Vec::new(), found: Shell::default(), depth };
+    if tree.root_node().descendant_count() > LARGEST {
+        return Shell::opaque("the command is too large to be read");
+    }
+    let mut reader = Reader { text, variables: HashMap::new(), first_set: HashMap::new(), is_plain: true, found: Shell::default(), depth };
+    // Quotes are taken off where something is calculated or compared.
+    let calculates =
+        ["((", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", " -v ", "let ", "declare -i", "typeset -i"].iter().any(|sign| text.contains(sign));
+    let hides = text.contains("\\$(") || text.contains("\\`") || text.contains("[$(") || text.contains("[`");
+    if calculates && hides {
+        reader.doubt("a text may be evaluated later");
+    }
     if tree.root_node().has_error() {
         reader.found.opaque.push("the command cannot be parsed".to_owned());
     }
@@ -83,8 +96,8 @@ struct Reader<'r> {
     variables: HashMap<String, Vec<Word>>,
     /// Variables are set where it is written, and nothing has another meaning than usual.
     is_plain: bool,
-    /// Files that are written.
-    written: Vec<String>,
+    /// Where each is first set.
+    first_set: HashMap<String, usize>,
     found: Shell,
     depth: usize,
 }
@@ -106,7 +119,16 @@ const SETTERS: &[&str] = &[
     "readonly",
     "source",
     "time",
+    "trap",
     "typeset",
+    "unset",
+];
+/// Variables that the shell sets itself.
+const SELF_SET: &[&str] =
+    &["FUNCNAME", "PIPESTATUS", "RANDOM", "SRANDOM", "REPLY", "DIRSTACK", "GROUPS", "OPTARG", "OPTIND", "LINENO", "SECONDS", "OLDPWD", "_"];
+/// Commands before which a variable that is set stays set.
+const SPECIAL: &[&str] = &[
+    ":", ".", "break", "continue", "eval", "exec", "exit", "export", "readonly", "return", "set", "shift", "source", "times", "trap",
     "unset",
 ];
 
@@ -128,14 +150,19 @@ impl<'r> Reader<'r> {
                 let plain = name.is_some_and(|name| name.kind() == "variable_name") && !self.of(node).contains("+=");
                 let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
                 let name = name.map(|name| self.of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
-                // Before a command, it is set for the command alone.
+                // Before a command, it is set for the command alone, mostly.
                 if parent == "command" {
+                    let command =
+                        above.last().and_then(|command| command.child_by_field_name("name")).map(|name| self.of(name)).unwrap_or_default();
+                    self.is_plain &= !SPECIAL.contains(&command);
                     return;
                 }
                 // What is set in a branch may not be set at all.
                 let outer = above.iter().rev().nth(1).map(Node::kind).unwrap_or_default();
-                let straight =
-                    parent == "program" || (outer == "program" && ["declaration_command", "variable_assignments"].contains(&parent));
+                let away = node.next_sibling().is_some_and(|next| next.kind() == "&");
+                let kept = outer == "program" && ["declaration_command", "variable_assignments"].contains(&parent);
+                let straight = !away && (parent == "program" || kept);
+                self.first_set.entry(name.clone()).or_insert_with(|| node.start_byte());
                 let words = self.variables.entry(name).or_default();
                 if !straight || !plain {
                     words.push(Word::unknown(true));
@@ -145,13 +172,16 @@ impl<'r> Reader<'r> {
             "for_statement" => {
                 let Some(name) = node.child_by_field_name("variable") else { return };
                 let mut cursor = node.walk();
-                let values: Vec<Word> = node.children_by_field_name("value", &mut cursor).map(|value| self.word(value, 0)).collect();
+                let values: Vec<Word> = node.children_by_field_name("value", &mut cursor).flat_map(|value| self.words(value)).collect();
+                self.first_set.entry(self.of(name).to_owned()).or_insert_with(|| node.start_byte());
                 if values.is_empty() || is_powerful(self.of(name), None) {
                     self.is_plain = false;
                 }
                 self.variables.entry(self.of(name).to_owned()).or_default().extend(values);
             }
             "function_definition" | "unset_command" => self.is_plain = false,
+            // `${x:=…}` sets it.
+            "expansion" if self.of(node).contains('=') => self.is_plain = false,
             "declaration_command" => {
                 let mut cursor = node.walk();
                 let odd = |child: Node<'_>| !matches!(child.kind(), "variable_assignment" | "variable_name" | "file_redirect");
@@ -162,9 +192,8 @@ impl<'r> Reader<'r> {
                 let name = node.child_by_field_name("name").map(|name| self.word(name, 0));
                 let name = name.as_ref().and_then(Word::text).unwrap_or("eval");
                 let mut cursor = node.walk();
-                let mut args =
-                    node.children_by_field_name("argument", &mut cursor).map(|word| self.of(word).trim_start_matches(['"', '\'', '\\']));
-                if SETTERS.contains(&name) || (name == "printf" && args.any(|word| word.starts_with("-v"))) {
+                let mut args = node.children_by_field_name("argument", &mut cursor).map(|word| self.word(word, 0));
+                if SETTERS.contains(&name) || (name == "printf" && args.any(|word| word.is_like("-v*") != Sure::No)) {
                     self.is_plain = false;
                 }
             }
@@ -176,7 +205,15 @@ impl<'r> Reader<'r> {
         match node.kind() {
             "command" => self.command(node, above),
             "declaration_command" | "unset_command" => {
-                let words = self.of(node).split_whitespace().map(Word::known).collect();
+                let words: Vec<Word> = self.of(node).split_whitespace().map(Word::known).collect();
+                let powerful = |word: &str| {
+                    let word = word.trim_matches(['"', '\'']);
+                    let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+                    is_powerful(name, value) && name != "PATH"
+                };
+                if words.iter().skip(1).filter_map(Word::text).any(powerful) {
+                    self.doubt("a variable changes what commands do");
+                }
                 self.found.commands.push(Command { words, ..Command::default() });
             }
             // Wherever it stands, it names a file.
@@ -187,7 +224,8 @@ impl<'r> Reader<'r> {
                 if self.of(node).contains('>')
                     && let Some(path) = file.text()
                 {
-                    self.written.push(normal(path));
+                    self.found.written.insert(base(&normal(path)).to_owned());
+                    self.found.written_paths.push(normal(path));
                 }
                 self.found.commands.push(Command { words: vec![Word::known(":")], files: vec![file], fed: None });
             }
@@ -319,7 +357,10 @@ impl<'r> Reader<'r> {
                     words.extend(place.children_by_field_name("argument", &mut cursor).map(|word| (word.start_byte(), word)))
                 }
                 "file_redirect" => {
-                    words.extend(place.children_by_field_name("destination", &mut cursor).skip(1).map(|word| (word.start_byte(), word)))
+                    // `>&-` closes, and names no file.
+                    let closes = self.of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).get(1..3) == Some("&-");
+                    let behind = place.children_by_field_name("destination", &mut cursor).skip(usize::from(!closes));
+                    words.extend(behind.map(|word| (word.start_byte(), word)));
                 }
                 _ => {}
             }
@@ -327,6 +368,16 @@ impl<'r> Reader<'r> {
         words.sort_by_key(|(at, _)| *at);
         words.dedup_by_key(|(_, word)| word.id());
         let words: Vec<Word> = words.into_iter().flat_map(|(_, word)| self.words(word)).collect();
+        if words.iter().filter_map(Word::text).map(str::len).sum::<usize>() > 2 * LONGEST {
+            self.doubt("the command is too long to be read");
+            return;
+        }
+        // Variables that are filled from elsewhere.
+        let fills =
+            words.first().and_then(Word::text).is_some_and(|name| ["read", "mapfile", "readarray", "printf", "getopts"].contains(&name));
+        if fills && words.iter().skip(1).filter_map(Word::text).any(|word| is_powerful(word, None)) {
+            self.doubt("a variable changes what commands do");
+        }
         let fed = self.fed(&places).or_else(|| is_piped_into(node, above).then_some(Fed::Unknown));
         let command = Command { words, files: Vec::new(), fed };
         self.note_what_is_written(&command);
@@ -345,25 +396,37 @@ impl<'r> Reader<'r> {
 
     /// Files that a command writes under a name of its own.
     fn note_what_is_written(&mut self, command: &Command) {
-        let writes = ["cp", "mv", "ln", "tee", "install", "curl", "wget", "dd", "touch"];
-        if command.program().is_some_and(|program| writes.contains(&program)) {
-            let names = command.words.iter().skip(1).filter_map(Word::text).map(|text| normal(text.strip_prefix("of=").unwrap_or(text)));
-            self.written.extend(names);
+        let writes = ["cp", "mv", "ln", "tee", "install", "curl", "wget", "dd", "sort", "split", "patch", "xxd"];
+        let edits = inner::changes(command) && command.program() == Some("sed");
+        if command.program().is_some_and(|program| writes.contains(&program)) || edits {
+            for text in command.words.iter().skip(1).filter_map(Word::text) {
+                let path = normal(text.strip_prefix("of=").or_else(|| text.strip_prefix("-o")).unwrap_or(text));
+                self.found.written.insert(base(&path).to_owned());
+                self.found.written_paths.push(path);
+            }
         }
     }
 
     /// What is written and run at once, nobody has judged.
     fn look_at_what_is_written(&mut self) {
-        let makes = |path: &String| {
-            ["Makefile", "makefile", "GNUmakefile"].contains(&base(path)) || path.contains(".git/hooks") || path.ends_with(".git/config")
-        };
+        let written = &self.found.written;
+        if written.is_empty() {
+            return;
+        }
+        let for_git =
+            self.found.written_paths.iter().any(|path| path.contains(".git/") || path.ends_with("gitconfig") || base(path) == "config");
+        let for_make = ["Makefile", "makefile", "GNUmakefile"].iter().any(|name| written.contains(*name));
+        let is_written = |word: &str| written.contains(base(&normal(word)));
         let runs = |command: &Command| {
             let program = command.words.first().and_then(Word::text).unwrap_or_default();
-            let named = |path: &String| program.contains('/') && normal(program) == *path;
-            let code = inner::runs_code(command) || matches!(base(program), "source" | "." | "make" | "gmake");
-            let given = |path: &String| code && command.words.iter().skip(1).filter_map(Word::text).any(|word| normal(word) == *path);
-            let fixed = |path: &String| makes(path) && matches!(base(program), "make" | "gmake" | "git");
-            self.written.iter().any(|path| !path.is_empty() && (named(path) || given(path) || fixed(path)))
+            let words = || command.words.iter().skip(1).filter_map(Word::text);
+            let code =
+                inner::runs_code(command) || matches!(base(program), "source" | "." | "make" | "gmake") || !inner::is_known(base(program));
+            let module = words().skip_while(|word| *word != "-m").nth(1).is_some_and(|module| written.contains(&format!("{module}.py")));
+            (program.contains('/') && is_written(program))
+                || (code && (words().any(is_written) || module))
+                || (for_make && matches!(base(program), "make" | "gmake"))
+                || (for_git && base(program) == "git")
         };
         // `sed` and `find` read files, they do not run them.
         let suspects = self.found.commands.iter().filter(|command| !matches!(command.program(), Some("sed" | "awk" | "gawk" | "find")));
@@ -421,11 +484,11 @@ impl<'r> Reader<'r> {
             "ansi_c_string" => ansi(text).map_or_else(|| Word::unknown(false), Word::known),
             "string" | "translated_string" => self.string(node, depth),
             "concatenation" => self.concatenation(node, depth),
-            "simple_expansion" => first().map_or_else(|| Word::unknown(true), |name| self.variable(self.of(name))),
+            "simple_expansion" => first().map_or_else(|| Word::unknown(true), |name| self.variable(self.of(name), node.start_byte())),
             "expansion" => {
                 let name = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
                 if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-                    self.variable(name)
+                    self.variable(name, node.start_byte())
                 } else {
                     Word::unknown(true)
                 }
@@ -474,7 +537,12 @@ impl<'r> Reader<'r> {
         Some(text.trim_end_matches('\n').to_owned())
     }
 
-    fn variable(&self, name: &str) -> Word {
+    fn variable(&self, name: &str, at: usize) -> Word {
+        // Before it is set it is something else, and some are never what they are set to.
+        let early = self.first_set.get(name).is_some_and(|set| *set > at);
+        if early || name.starts_with("BASH") || SELF_SET.contains(&name) {
+            return Word::unknown(true);
+        }
         let mut word = match (self.variables.get(name).filter(|_| self.is_plain), name) {
             (Some(words), _) => {
                 // Of several, one with spaces or with nothing in it may be any number of words.
@@ -505,7 +573,7 @@ impl<'r> Reader<'r> {
                 return self.string(child, depth + 1);
             }
             word = word.then(&Word::known(in_quotes(self.text.get(at..child.start_byte()).unwrap_or_default())));
-            word = word.then(&self.word(child, depth + 1));
+            word = word.then(&self.word(child, depth + 1).quoted());
             at = child.end_byte();
         }
         word.then(&Word::known(in_quotes(self.text.get(at..end).unwrap_or_default()))).quoted()
@@ -543,119 +611,4 @@ fn is_piped_into(node: Node<'_>, above: &[Node<'_>]) -> bool {
         inner = *outer;
     }
     false
-}
-
-/// The words of `a{b,c}d`, where they are few and plain.
-fn braces(text: &str) -> Option<Vec<String>> {
-    if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*".contains(c)) || text.contains("..") {
-        return None;
-    }
-    let mut words = vec![String::new()];
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('{') {
-        let (inside, behind) = after.split_once('}')?;
-        if inside.contains('{') || !inside.contains(',') {
-            return None;
-        }
-        words = words.iter().flat_map(|word| inside.split(',').map(move |part| format!("{word}{before}{part}"))).collect();
-        if words.len() > 16 {
-            return None;
-        }
-        rest = behind;
-    }
-    if rest.contains('}') {
-        return None;
-    }
-    words.iter_mut().for_each(|word| word.push_str(rest));
-    // An empty one is none.
-    Some(words.into_iter().filter(|word| !word.is_empty()).collect())
-}
-
-fn has_braces(text: &str) -> bool {
-    text.contains('{') && text.contains('}') && (text.contains(',') || text.contains(".."))
-}
-
-/// A word without quotes.
-fn bare(text: &str) -> Word {
-    if has_braces(text) {
-        return Word::unknown(true);
-    }
-    let (mut plain, mut pattern, mut letters) = (String::new(), false, text.chars());
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' => plain.extend(letters.next().filter(|next| *next != '\n')),
-            '*' | '?' | '[' => {
-                pattern = true;
-                plain.push(letter);
-            }
-            // What is no word is not known.
-            '$' | '`' | '"' | '\'' => return Word::unknown(true),
-            _ => plain.push(letter),
-        }
-    }
-    if pattern { Word::pattern(&plain) } else { Word::known(plain) }
-}
-
-fn in_quotes(text: &str) -> String {
-    let (mut plain, mut letters) = (String::new(), text.chars());
-    while let Some(letter) = letters.next() {
-        match (letter, letters.clone().next()) {
-            ('\\', Some(next @ ('"' | '\\' | '$' | '`'))) => {
-                plain.push(next);
-                letters.next();
-            }
-            ('\\', Some('\n')) => {
-                letters.next();
-            }
-            _ => plain.push(letter),
-        }
-    }
-    plain
-}
-
-/// `$'…'` with its escapes spelled out; `None` where one is not known.
-fn ansi(text: &str) -> Option<String> {
-    let inside = text.strip_prefix("$'")?.strip_suffix('\'')?;
-    let (mut plain, mut letters) = (String::new(), inside.chars().peekable());
-    while let Some(letter) = letters.next() {
-        if letter != '\\' {
-            plain.push(letter);
-            continue;
-        }
-        let escaped = letters.next()?;
-        let mut digits = |most: usize, base: u32| {
-            let mut value = None;
-            for _ in 0..most {
-                let Some(digit) = letters.peek().and_then(|next| next.to_digit(base)) else { break };
-                value = Some(value.unwrap_or(0) * base + digit);
-                letters.next();
-            }
-            value
-        };
-        plain.push(match escaped {
-            'n' => '\n',
-            't' => '\t',
-            'r' => '\r',
-            'a' => '\u{7}',
-            'b' => '\u{8}',
-            'e' | 'E' => '\u{1b}',
-            'f' => '\u{c}',
-            'v' => '\u{b}',
-            '\\' | '\'' | '"' | '?' => escaped,
-            'x' => char::from_u32(digits(2, 16)?).filter(char::is_ascii)?,
-            'u' => char::from_u32(digits(4, 16)?)?,
-            'U' => char::from_u32(digits(8, 16)?)?,
-            '0'..='7' => {
-                let mut value = escaped.to_digit(8)?;
-                for _ in 0..2 {
-                    let Some(digit) = digits(1, 8) else { break };
-                    value = value * 8 + digit;
-                }
-                char::from_u32(value).filter(char::is_ascii)?
-            }
-            _ => return None,
-        });
-    }
-    // A shell cuts its words there.
-    (!plain.contains('\0')).then_some(plain)
 }

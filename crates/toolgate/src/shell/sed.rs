@@ -14,12 +14,16 @@ pub(super) fn is_plain(words: &[Word]) -> bool {
             }
             return false;
         };
+        let ends_in_e =
+            text.strip_prefix('-').is_some_and(|flags| flags.ends_with('e') && flags.chars().all(|flag| "nErszue".contains(flag)));
         let script = match text {
-            "-e" | "--expression" => words.next().and_then(Word::text),
+            _ if ends_in_e || text == "--expression" => words.next().and_then(Word::text),
             _ if text.starts_with("--expression=") => text.strip_prefix("--expression="),
-            "-n" | "-E" | "-r" | "-s" | "-z" | "-u" | "-i" | "-ne" | "-nE" | "-nr" | "-En" | "-rn" | "-Ei" | "-iE" | "--quiet"
-            | "--silent" | "--in-place" | "--regexp-extended" | "--null-data" | "--posix" => continue,
-            _ if text.starts_with("-i") && !text.contains('e') || text.starts_with("--in-place=") => continue,
+            "-n" | "-E" | "-r" | "-s" | "-z" | "-u" | "-i" | "-nE" | "-nr" | "-En" | "-rn" | "-Ei" | "-iE" | "--quiet" | "--silent"
+            | "--in-place" | "--regexp-extended" | "--null-data" | "--posix" => continue,
+            _ if (text.starts_with("-i") && !text.contains('e') || text.starts_with("--in-place=")) && !text.contains(['*', '/']) => {
+                continue;
+            }
             _ if text.starts_with('-') && text.len() > 1 => return false,
             _ if has_script => continue,
             _ => Some(text),
@@ -46,6 +50,8 @@ fn is_plain_script(script: &str) -> bool {
         rest = letters.as_str();
         match act {
             'p' | 'd' | 'q' | '=' | 'n' | 'N' | 'D' | 'P' | 'h' | 'H' | 'g' | 'G' | 'x' | '{' => {}
+            // Text, up to the end of the line.
+            'a' | 'i' | 'c' => rest = rest.split_once('\n').map(|(_, rest)| rest).unwrap_or_default(),
             's' | 'y' => {
                 let Some(after) = substitution(rest) else { return false };
                 let flags = after.len() - after.trim_start_matches(|c: char| "gpiIm".contains(c) || c.is_ascii_digit()).len();

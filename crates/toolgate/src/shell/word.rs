@@ -87,6 +87,9 @@ impl Word {
                 push(&mut spelling, Part::First);
             }
             push(&mut spelling, Part::Name);
+            if spelling.len() > 64 {
+                return Self::unknown(true);
+            }
         }
         Self { spellings: vec![spelling], splits: true }
     }
@@ -118,6 +121,14 @@ impl Word {
         let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(Part::len).sum::<usize>()).max().unwrap_or(0);
         if self.spellings.len() * next.spellings.len() > MOST || long(&self) + long(next) > LONGEST {
             return Self::unknown(self.splits || next.splits);
+        }
+        // What stands in quotes is not taken apart with what does not.
+        let fixed = |word: &Self| {
+            let odd = |part: &Part| matches!(part, Part::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
+            !word.splits && word.spellings.iter().any(|spelling| spelling.iter().any(odd))
+        };
+        if (self.splits && fixed(next)) || (next.splits && fixed(&self)) {
+            return Self::unknown(true);
         }
         let mut spellings = Vec::new();
         for before in &self.spellings {
@@ -160,6 +171,11 @@ impl Word {
 
     pub(crate) fn is_unknown(&self) -> bool {
         self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::Any])
+    }
+
+    /// Whether it stands for names of files.
+    pub(crate) fn is_pattern(&self) -> bool {
+        self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != Part::Any))
     }
 
     pub(crate) fn spellings(&self) -> &[Spelling] {

@@ -39,10 +39,9 @@ pub(super) struct Compiled {
 /// Where it is kept: for each way to ask, in each directory.
 fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
     let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
-    let words =
-        [config.as_ref().map_or(project.as_os_str(), |path| path.as_os_str()).as_bytes(), args.agent.as_deref().unwrap_or("").as_bytes()];
-    let kind: &[u8] = if config.is_some() { b"given" } else { b"found" };
-    let digest = Digest::of(&[kind, words.concat().as_slice(), &[0], words.last().copied().unwrap_or_default()].concat()).to_string();
+    let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
+    let words = [config, project.as_os_str().as_bytes(), args.agent.as_deref().unwrap_or("").as_bytes()];
+    let digest = Digest::of(&words.join(&[0][..])).to_string();
     state.path().join("compiled").join(digest.get(..32).unwrap_or(&digest)).join(tool)
 }
 

@@ -288,13 +288,17 @@ struct Protected {
 }
 
 /// Verbs that answer for a person, or switch toolgate off.
-const VERBS: [&str; 9] = [
+const VERBS: [&str; 13] = [
     "toolgate approvals approve",
     "toolgate approvals deny",
     "toolgate audit settle",
     "toolgate audit prune",
     "toolgate audit key",
     "toolgate eject",
+    "toolgate hook",
+    "toolgate-hook",
+    "toolgate init",
+    "toolgate lint --fix",
     "toolgate pause",
     "toolgate resume",
     "toolgate trust",
@@ -310,11 +314,13 @@ impl Protected {
         let mut fixed: Vec<String> = found.files.iter().map(|file| shown(absolute(file))).collect();
         fixed.extend(place::own().map(shown));
         fixed.extend(std::env::current_exe().ok().map(shown));
-        let homes = [place::project().ok(), std::env::home_dir()];
-        for home in homes.into_iter().flatten() {
-            let settings =
-                [".claude/settings.json", ".claude/settings.local.json", ".codex/hooks.json", ".codex/config.toml", ".cursor/hooks.json"];
-            fixed.extend(settings.iter().map(|file| shown(home.join(file))));
+        let project = place::project().ok();
+        for client in crate::client::Client::HOOKED {
+            fixed.extend(client.file(project.as_deref()).ok().map(shown));
+            fixed.extend(client.file(None).ok().map(shown));
+        }
+        for home in [project, std::env::home_dir()].into_iter().flatten() {
+            fixed.extend([".claude/settings.local.json", ".codex/config.toml"].iter().map(|file| shown(home.join(file))));
         }
         fixed.sort();
         fixed.dedup();

@@ -51,7 +51,7 @@ struct Told<'t> {
     tool_input: Option<&'t RawValue>,
     #[serde(borrow)]
     tool_response: Option<&'t RawValue>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "given")]
     tool_result: Option<&'t RawValue>,
     tool_output: Option<String>,
     tool_use_id: Option<String>,
@@ -60,6 +60,11 @@ struct Told<'t> {
     #[serde(default)]
     is_interrupt: bool,
     prompt: Option<String>,
+}
+
+/// A result that is `null` was given all the same.
+fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
 }
 
 impl Event {

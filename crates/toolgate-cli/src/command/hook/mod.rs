@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use answer::{Answer, Rendered};
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     if args.serve {
         return serve::run(args);
     }
-    watch();
+    let overdue = watch();
     let mut text = String::new();
     let read = std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text);
     let event = match read {
@@ -94,6 +95,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Err(reason) => Rendered::Refused(reason).say(),
         Ok(_) if args.socket.is_some() => ask(args, &text).say(),
         Ok(event) => {
+            if let Kind::After(given) = &event.kind {
+                // What a tool gave is not shown by somebody being slow.
+                let reason = "toolgate could not look at this result in time, so it is withheld";
+                let late = Answer { output: Some(answer::withheld(given)), ..Answer::block(reason) };
+                *overdue.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(late.render(&event, args.client));
+            }
             let (answer, door) = answer(args, &event);
             let code = answer.render(&event, args.client).say();
             // The client has its answer; the next one comes sooner.
@@ -122,7 +129,14 @@ fn ask(args: &Args, event: &str) -> Rendered {
 fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
     let door = match Door::open(args, event) {
         Ok(door) => door,
-        Err(reason) => return (Answer::deny(format!("toolgate is not in force: {reason}")), None),
+        Err(reason) => {
+            let reason = format!("toolgate is not in force: {reason}");
+            let answer = match &event.kind {
+                Kind::After(given) => Answer { output: Some(answer::withheld(given)), ..Answer::block(reason) },
+                _ => Answer::deny(reason),
+            };
+            return (answer, None);
+        }
     };
     // Only who starts programs needs all of it.
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -136,12 +150,18 @@ fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
 }
 
 /// Nobody waits for longer than a client does: what takes too long is refused.
-fn watch() {
-    let watchdog = std::thread::Builder::new().stack_size(64 << 10).spawn(|| {
+fn watch() -> Arc<Mutex<Option<Rendered>>> {
+    let late: Arc<Mutex<Option<Rendered>>> = Arc::default();
+    let said = Arc::clone(&late);
+    let watchdog = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
         std::thread::sleep(DEADLINE);
-        let _ = Rendered::Refused("no answer could be found in time, so the call is refused".to_owned()).say();
-        std::process::exit(2);
+        let refused = || Rendered::Refused("no answer could be found in time, so the call is refused".to_owned());
+        let said = said.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let told = matches!(said, Some(Rendered::Told(_)));
+        let _ = said.unwrap_or_else(refused).say();
+        std::process::exit(if told { 0 } else { 2 });
     });
     // Without it the deadlines inside hold.
     drop(watchdog);
+    late
 }

@@ -22,7 +22,10 @@ use crate::place::{self, InForce, Stamp, State, stamp};
 /// What the service has open.
 struct Service {
     config: PathBuf,
+    /// As which agent, where nobody says.
+    agent: Option<String>,
     state: State,
+    path: PathBuf,
     store: Arc<SqliteStore>,
     now: Mutex<InUse>,
 }
@@ -62,9 +65,15 @@ async fn serve(args: &Args) -> io::Result<()> {
     // The one that opens the ledger for longer sweeps it.
     drop(super::open_store(&found.store, &state)?);
     let store = Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?);
-    let service =
-        Arc::new(Service { config: config.clone(), state, store, now: Mutex::new(InUse { doors: HashMap::new(), files: Vec::new() }) });
-    service.read(args.agent.clone()).map_err(io::Error::other)?;
+    let service = Arc::new(Service {
+        config: config.clone(),
+        agent: args.agent.clone(),
+        state,
+        path: found.store,
+        store,
+        now: Mutex::new(InUse { doors: HashMap::new(), files: Vec::new() }),
+    });
+    service.read().map_err(io::Error::other)?;
     let listener = listen(socket)?;
     anstream::eprintln!("toolgate answers hooks at {}, by {}", socket.display(), config.display());
     let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
@@ -75,7 +84,7 @@ async fn serve(args: &Args) -> io::Result<()> {
                 let service = Arc::clone(&service);
                 tokio::spawn(async move { service.hear(stream).await });
             }
-            _ = hang_up.recv() => match service.read(None) {
+            _ = hang_up.recv() => match service.read() {
                 Ok(()) => anstream::eprintln!("{} was read again", service.config.display()),
                 Err(why) => anstream::eprintln!("error: {} stays in force as it was: {why}", service.config.display()),
             },
@@ -104,29 +113,31 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 
 impl Service {
     /// Reads the configuration. What is in use stays in use for calls that are under way, and for all where it does not load.
-    fn read(&self, agent: Option<String>) -> Result<(), String> {
-        let door = self.door(agent.as_ref())?;
-        let files = self.stamps()?;
-        *lock(&self.now) = InUse { doors: HashMap::from([(agent, Arc::new(door))]), files };
+    fn read(&self) -> Result<(), String> {
+        let found = self.found()?;
+        if found.store != self.path {
+            return Err(format!("it names another store, {}; start the service again", found.store.display()));
+        }
+        let files = found.looked_at.iter().map(|file| (file.clone(), stamp(file))).collect();
+        let first = found.config.names().next().map(str::to_owned);
+        Door::of(found, first.as_ref(), &self.state, |_| Ok(Arc::clone(&self.store)))?;
+        *lock(&self.now) = InUse { doors: HashMap::new(), files };
         Ok(())
     }
 
-    fn door(&self, agent: Option<&String>) -> Result<Door, String> {
+    fn found(&self) -> Result<InForce, String> {
         let project = place::project().map_err(|error| error.to_string())?;
-        let found = InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())?;
-        Door::of(found, agent, &self.state, |_| Ok(Arc::clone(&self.store)))
+        InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
     }
 
-    fn stamps(&self) -> Result<Vec<(PathBuf, Option<Stamp>)>, String> {
-        let project = place::project().map_err(|error| error.to_string())?;
-        let found = InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())?;
-        Ok(found.files.into_iter().map(|file| (file.clone(), stamp(&file))).collect())
+    fn door(&self, agent: Option<&String>) -> Result<Door, String> {
+        Door::of(self.found()?, agent.or(self.agent.as_ref()), &self.state, |_| Ok(Arc::clone(&self.store)))
     }
 
     /// The door for an agent, of the files as they are now; as they were, where they do not load any more.
     fn current(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
         let changed = lock(&self.now).files.iter().any(|(file, was)| stamp(file) != *was);
-        if changed && let Err(why) = self.read(agent.cloned()) {
+        if changed && let Err(why) = self.read() {
             anstream::eprintln!("error: {} stays in force as it was: {why}", self.config.display());
             // Said once for each change.
             for (file, was) in &mut lock(&self.now).files {

@@ -1,0 +1,118 @@
+//! Texts of words: quotes, escapes and braces spelled out.
+
+use super::word::Word;
+
+/// The words of `a{b,c}d`, where they are few and plain.
+pub(super) fn braces(text: &str) -> Option<Vec<String>> {
+    if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*".contains(c)) || text.contains("..") {
+        return None;
+    }
+    let mut words = vec![String::new()];
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('{') {
+        let (inside, behind) = after.split_once('}')?;
+        if inside.contains('{') || !inside.contains(',') {
+            return None;
+        }
+        words = words.iter().flat_map(|word| inside.split(',').map(move |part| format!("{word}{before}{part}"))).collect();
+        if words.len() > 16 {
+            return None;
+        }
+        rest = behind;
+    }
+    if rest.contains('}') {
+        return None;
+    }
+    words.iter_mut().for_each(|word| word.push_str(rest));
+    // An empty one is none.
+    Some(words.into_iter().filter(|word| !word.is_empty()).collect())
+}
+
+pub(super) fn has_braces(text: &str) -> bool {
+    text.contains('{') && text.contains('}') && (text.contains(',') || text.contains(".."))
+}
+
+/// A word without quotes.
+pub(super) fn bare(text: &str) -> Word {
+    if has_braces(text) {
+        return Word::unknown(true);
+    }
+    let (mut plain, mut pattern, mut letters) = (String::new(), false, text.chars());
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => plain.extend(letters.next().filter(|next| *next != '\n')),
+            '*' | '?' | '[' => {
+                pattern = true;
+                plain.push(letter);
+            }
+            // What is no word is not known.
+            '$' | '`' | '"' | '\'' => return Word::unknown(true),
+            _ => plain.push(letter),
+        }
+    }
+    if pattern { Word::pattern(&plain) } else { Word::known(plain) }
+}
+
+pub(super) fn in_quotes(text: &str) -> String {
+    let (mut plain, mut letters) = (String::new(), text.chars());
+    while let Some(letter) = letters.next() {
+        match (letter, letters.clone().next()) {
+            ('\\', Some(next @ ('"' | '\\' | '$' | '`'))) => {
+                plain.push(next);
+                letters.next();
+            }
+            ('\\', Some('\n')) => {
+                letters.next();
+            }
+            _ => plain.push(letter),
+        }
+    }
+    plain
+}
+
+/// `$'…'` with its escapes spelled out; `None` where one is not known.
+pub(super) fn ansi(text: &str) -> Option<String> {
+    let inside = text.strip_prefix("$'")?.strip_suffix('\'')?;
+    let (mut plain, mut letters) = (String::new(), inside.chars().peekable());
+    while let Some(letter) = letters.next() {
+        if letter != '\\' {
+            plain.push(letter);
+            continue;
+        }
+        let escaped = letters.next()?;
+        let mut digits = |most: usize, base: u32| {
+            let mut value = None;
+            for _ in 0..most {
+                let Some(digit) = letters.peek().and_then(|next| next.to_digit(base)) else { break };
+                value = Some(value.unwrap_or(0) * base + digit);
+                letters.next();
+            }
+            value
+        };
+        plain.push(match escaped {
+            'n' => '\n',
+            't' => '\t',
+            'r' => '\r',
+            'a' => '\u{7}',
+            'b' => '\u{8}',
+            'e' | 'E' => '\u{1b}',
+            'f' => '\u{c}',
+            'v' => '\u{b}',
+            '\\' | '\'' | '"' | '?' => escaped,
+            'x' => char::from_u32(digits(2, 16)?).filter(char::is_ascii)?,
+            'u' => char::from_u32(digits(4, 16)?)?,
+            'U' => char::from_u32(digits(8, 16)?)?,
+            '0'..='7' => {
+                let mut value = escaped.to_digit(8)?;
+                for _ in 0..2 {
+                    let Some(digit) = digits(1, 8) else { break };
+                    value = value * 8 + digit;
+                }
+                char::from_u32(value).filter(char::is_ascii)?
+            }
+            _ => return None,
+        });
+    }
+    // A shell cuts its words there.
+    (!plain.contains('\0')).then_some(plain)
+}
