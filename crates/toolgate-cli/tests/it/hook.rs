@@ -168,7 +168,12 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ("Grep", json!({}), "deny", "there is no tool `grep`"),
         ("Bash", json!({"command": "cat toolgate.toml"}), "none", ""),
         ("Bash", json!({"command": "echo x > toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
-        ("Bash", json!({"command": "sed -i s/deny/ask/ toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
+        (
+            "Bash",
+            json!({"command": "sed -i s/deny/ask/ toolgate.toml"}),
+            "deny",
+            "What decides about an agent is not the agent's to change.",
+        ),
         ("Bash", json!({"command": "cp x $(ls *.toml)"}), "ask", "It cannot be told what this call does"),
         ("Write", json!({"file_path": project.path("project/toolgate.toml"), "content": ""}), "deny", "What decides about an agent"),
         (
@@ -317,8 +322,7 @@ fn the_plain_protocol_is_an_exit_code() {
     assert_eq!((code, stdout.as_str()), (0, "{\"decision\":\"allow\"}\n"));
     let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
     assert!(code == 2 && stderr.starts_with("toolgate: Nobody pushes from here."), "{stderr}");
-    let (code, stdout, _) =
-        hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}));
+    let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}));
     assert_eq!((code, stdout.as_str()), (0, "{}\n"));
     assert!(project.said_of().contains(&("succeeded".to_owned(), String::new())));
 }

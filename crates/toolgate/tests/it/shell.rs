@@ -443,11 +443,14 @@ async fn a_hostile_command_is_answered_in_time() {
         "git ".to_owned() + &"run ".repeat(6_000),
         "`a`".repeat(10_000),
         "ls>a;./b;".repeat(3_000),
-        "find . ".to_owned() + &"-exec ".repeat(4_000),
         format!("a={}; ls {}", "x".repeat(12_000), "$a".repeat(5_000)),
     ];
     // These do no harm; they must be answered all the same.
-    for (n, long) in ["cat ".to_owned() + &"[a]*".repeat(6_000), "ls ".to_owned() + &">a ".repeat(8_000)].iter().enumerate() {
+    for (n, long) in
+        ["cat ".to_owned() + &"[a]*".repeat(6_000), "ls ".to_owned() + &">a ".repeat(8_000), "find . ".to_owned() + &"-exec ".repeat(4_000)]
+            .iter()
+            .enumerate()
+    {
         verdict(&gate, 900 + n, long).await;
     }
     for (n, bomb) in bombs.iter().enumerate() {
