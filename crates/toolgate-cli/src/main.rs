@@ -17,8 +17,9 @@ use clap::{CommandFactory, Parser, Subcommand};
     after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls, one JSON object a line on stdin\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
 )]
 struct Cli {
-    /// The SQLite file that holds the ledger. Verbs that look into one use the `store` of ./toolgate.toml without it.
-    #[arg(long, global = true, value_name = "PATH")]
+    /// The SQLite file that holds the ledger. Verbs that look into one use, without it, the `store` of ./toolgate.toml, else your
+    /// own ledger.
+    #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE")]
     store: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
@@ -28,6 +29,7 @@ struct Cli {
 enum Verb {
     Demo(command::demo::Args),
     Audit(command::audit::Args),
+    Approvals(command::approvals::Args),
     Check(command::check::Args),
     Init(command::init::InitArgs),
     Eject(command::init::EjectArgs),
@@ -72,13 +74,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// The store of the configuration that stands here, if one does.
+/// The store of the configuration that stands here, if one does; else the user's own, if there is one.
 fn configured() -> io::Result<Option<PathBuf>> {
-    let path = Path::new("toolgate.toml");
-    if !path.exists() {
-        return Ok(None);
-    }
-    Ok(toolgate::config::Config::load(path)?.store)
+    let path = Path::new(place::FILE);
+    let named = if path.exists() { toolgate::config::Config::load(path)?.store } else { None };
+    let own = || place::State::path_of().ok().map(|state| state.join(place::LEDGER)).filter(|ledger| ledger.exists());
+    Ok(named.or_else(own))
 }
 
 fn run(cli: Cli) -> io::Result<ExitCode> {
@@ -104,6 +105,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
     let store = store.as_deref();
     match cli.verb {
         Verb::Demo(args) => command::demo::run(&args, store),
+        Verb::Approvals(args) => command::approvals::run(&args, store),
         Verb::Audit(args) => command::audit::run(args, store),
         Verb::Check(args) => command::check::run(&args),
         Verb::Init(args) => command::init::init(&args),

@@ -12,6 +12,9 @@ use toolgate::json::Digest;
 /// The name of a configuration.
 pub(crate) const FILE: &str = "toolgate.toml";
 
+/// The name of the user's own ledger.
+pub(crate) const LEDGER: &str = "ledger.db";
+
 /// The user's own directory for state: which projects are trusted, which ledgers are known.
 pub(crate) struct State(PathBuf);
 
@@ -58,7 +61,7 @@ impl State {
 
     /// The ledger of those who name none.
     pub(crate) fn ledger(&self) -> PathBuf {
-        self.0.join("ledger.db")
+        self.0.join(LEDGER)
     }
 
     /// The key that what is kept here is known by.
@@ -250,7 +253,9 @@ impl InForce {
 
     fn of(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {
         files.extend(config.files().iter().cloned());
-        let store = std::path::absolute(config.store.clone().unwrap_or_else(|| state.ledger()))?;
+        // What the environment says counts for more than what a file says.
+        let said = std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let store = std::path::absolute(said.or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger()))?;
         let looked_at = files.clone();
         Ok(Self { config, files, store, notice, looked_at })
     }

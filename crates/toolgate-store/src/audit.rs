@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 use serde::Serialize;
 use serde_json::Value;
 use toolgate::json::Digest;
-use toolgate::store::{Intent, StoreError, Target};
+use toolgate::store::{Approval, ApprovalState, Intent, StoreError, Target};
 use toolgate::{BacktestPlace, CallId, Decision, Receipt, Row, SessionKey};
 
 use crate::claims::{self, Claim};
@@ -257,6 +257,26 @@ impl Ledger {
                 while let Some(row) = rows.next()? {
                     let tool: Option<String> = if has_tool { row.get(2)? } else { None };
                     found.push((row.get(0)?, tool, crate::ledger::unsigned(row.get(1)?)));
+                }
+            }
+            Ok(found)
+        };
+        self.named(find())
+    }
+
+    /// Calls that wait for a person, the oldest first.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn waiting(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
+        let find = || -> Done<Vec<Approval>> {
+            let mut statement = self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
+            let mut rows = statement.query([crate::ledger::nanos(now)])?;
+            let mut found = Vec::new();
+            while let Some(row) = rows.next()? {
+                let approval: Approval = serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?;
+                if approval.state == ApprovalState::Waiting {
+                    found.push(approval);
                 }
             }
             Ok(found)

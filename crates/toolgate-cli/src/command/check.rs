@@ -26,7 +26,7 @@ use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 )]
 pub(crate) struct Args {
     /// The configuration.
-    #[arg(long, value_name = "FILE", default_value = "toolgate.toml")]
+    #[arg(long, value_name = "FILE", default_value = "toolgate.toml", env = "TOOLGATE_CONFIG")]
     config: PathBuf,
     /// One JSON object a line: {"decision", "gate", "rule", "error"}.
     #[arg(long)]

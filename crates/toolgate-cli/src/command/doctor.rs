@@ -23,7 +23,7 @@ use crate::place::{self, InForce, State};
 )]
 pub(crate) struct Args {
     /// The configuration. Without it: what is in force here.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
     /// One JSON object: {"ok", "findings": [{"check", "state", "says"}]}.
     #[arg(long)]

@@ -23,7 +23,7 @@ use super::ledger::{BOLD, GREEN, counted};
 )]
 pub(crate) struct Args {
     /// The configuration.
-    #[arg(long, value_name = "FILE", default_value = "toolgate.toml")]
+    #[arg(long, value_name = "FILE", default_value = "toolgate.toml", env = "TOOLGATE_CONFIG")]
     config: PathBuf,
     /// Mend what can be mended without thinking: misspelt names.
     #[arg(long)]

@@ -1,5 +1,6 @@
 //! One file a verb.
 
+pub(crate) mod approvals;
 pub(crate) mod audit;
 pub(crate) mod backtest;
 pub(crate) mod check;

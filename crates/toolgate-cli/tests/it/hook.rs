@@ -491,6 +491,42 @@ fn clients_that_ask_at_the_same_time_do_not_lose_anything() {
     assert_eq!(code, 0, "{stdout}");
 }
 
+#[test]
+fn a_person_answers_in_a_terminal_where_the_client_cannot_ask() {
+    let project = Project::with(
+        &CONFIG.replace("reason = \"This deletes something.\"", "reason = \"This deletes something.\"\napprovers = [\"boss\"]"),
+    );
+    let ask = |id: &str| project.before(id, "Bash", json!({"command": "rm x"}));
+    assert!(decision(&ask("t1")).1.starts_with("This deletes something. A person must approve this call"));
+    let (_, listed, _) = project.run(&["approvals", "list"], "");
+    let id = listed.split_whitespace().next().unwrap().to_owned();
+    let shown = project.said(&["approvals", "list"], "");
+    assert!(shown.contains("bash {\"command\":\"rm x\"}") && shown.contains("to be answered by boss"), "{shown}");
+    assert!(project.said(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this one"));
+    assert!(project.said(&["approvals", "approve", &id, "--as", "boss"], "").starts_with("exit 0\napproved bash"));
+    assert_eq!(ask("t2"), json!({}));
+    assert_eq!(decision(&ask("t3")).0, "deny");
+    assert_eq!(project.said(&["approvals", "deny", &id], "").lines().next(), Some("exit 2"));
+}
+
+#[test]
+fn the_environment_counts_for_more_than_the_file_and_a_flag_for_more_than_both() {
+    let project = Project::with(CONFIG);
+    project.write("other/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
+    let run = |variables: &[(&str, &str)], args: &[&str]| {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        command.envs(variables.iter().copied());
+        let event = event("PreToolUse", "t1", "Bash", json!({"command": "git push"})).to_string();
+        String::from_utf8(Command::from_std(command).args(args).write_stdin(event).output().unwrap().stdout).unwrap()
+    };
+    let other = project.path("other/toolgate.toml");
+    let variable = [("TOOLGATE_CONFIG", other.to_str().unwrap()), ("TOOLGATE_STORE", "elsewhere.db")];
+    assert!(run(&variable, &["hook"]).contains("No one pushes"));
+    assert!(project.path("project/elsewhere.db").exists() && !project.path("other/ledger.db").exists());
+    assert!(run(&variable, &["hook", "--config", "toolgate.toml"]).contains("Nobody pushes"));
+}
+
 /// A service, while a test needs it.
 struct Service(Child);
 

@@ -104,6 +104,87 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
 }
 
 #[test]
+fn a_configuration_is_looked_over_and_mended() {
+    let project = Project::new();
+    let config = r#"
+lint = [{ allow = "thin_description", of = "check_fraud", reason = "it is internal" }]
+
+[tools.verify_customer]
+description = "Verify a customer by id."
+efect = "read"
+
+[tools.issue_refund]
+description = """Pay a refund.
+Use it when a customer was wronged.
+Amounts are in USD.
+Call check_fraud first."""
+
+[tools.check_fraud]
+description = "Verify a customer by id, please."
+effect = "read"
+
+[[policy]]
+name = "verified"
+rule = "require"
+tools = ["issue_refund"]
+any_of = ["verify_custmer"]
+
+[[policy]]
+name = "cap"
+rule = "deny"
+tools = ["issue_refund"]
+where = [{ argument = "/amount", above = 5 }]
+"#;
+    project.write("project/toolgate.toml", config);
+    insta::assert_snapshot!("lint", project.said(&["lint"], ""));
+    insta::assert_snapshot!("lint_fix", project.said(&["lint", "--fix"], ""));
+    let mended = project.read("project/toolgate.toml");
+    assert_eq!(mended, config.replace("efect", "effect").replace("verify_custmer", "verify_customer"));
+    insta::assert_snapshot!("lint_github", project.said(&["lint", "--format", "github"], ""));
+    let (_, sarif, _) = project.run(&["lint", "--format", "sarif"], "");
+    let sarif: Value = serde_json::from_str(&sarif).unwrap();
+    assert_eq!(sarif["runs"][0]["results"][0]["ruleId"], "thin_description");
+    let (_, json, _) = project.run(&["lint", "--format", "json"], "");
+    assert_eq!(
+        serde_json::from_str::<Value>(&json).unwrap()["findings"].as_array().unwrap().len(),
+        sarif["runs"][0]["results"].as_array().unwrap().len()
+    );
+}
+
+#[test]
+fn a_tool_that_is_hardly_used_is_found_in_the_ledger() {
+    let project = Project::new();
+    let tool = |name: &str| format!("[tools.{name}]\ndescription = \"a\\nb\\nc {name}\\nd\"\neffect = \"read\"\n");
+    project.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n{}{}", tool("often"), tool("seldom")));
+    for n in 0..25 {
+        let tool = if n == 0 { "seldom" } else { "often" };
+        let event = serde_json::json!({"hook_event_name": "PreToolUse", "session_id": format!("s{n}"), "tool_name": tool, "tool_input": {}, "tool_use_id": "t"});
+        let ended = serde_json::json!({"hook_event_name": "SessionEnd", "session_id": format!("s{n}")});
+        for event in [event, ended] {
+            assert_eq!(project.run(&["hook", "--config", "toolgate.toml"], &event.to_string()).0, 0);
+        }
+    }
+    let said = project.said(&["lint", "--store", "ledger.db"], "");
+    assert!(said.contains("`seldom` was used in 1 of 25 sessions [rarely_used]") && !said.contains("`often` was"), "{said}");
+}
+
+#[test]
+fn every_verb_helps_with_examples() {
+    let (_, stdout, _) = crate::toolgate(&["--help"]);
+    let verbs = stdout.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1).take_while(|line| !line.is_empty());
+    let verbs = verbs.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let verbs: Vec<&str> = verbs.filter_map(|line| line.split_whitespace().next()).filter(|verb| *verb != "help").collect();
+    assert!(verbs.len() > 15, "{verbs:?}");
+    let mut told = String::new();
+    for verb in verbs {
+        let (code, stdout, _) = crate::toolgate(&[verb, "--help"]);
+        assert!(code == 0 && stdout.contains("Examples:"), "{verb}");
+        told.push_str(&format!("## {verb}\n{stdout}\n"));
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[test]
 fn a_new_ledger_is_begun_on_purpose_only() {
     let project = Project::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);

@@ -38,7 +38,7 @@ const DEADLINE: Duration = Duration::from_millis(4_500);
 )]
 pub(crate) struct Args {
     /// The configuration. Without it: the user's own, and that of the project where it is trusted.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     pub(crate) config: Option<PathBuf>,
     /// Who asks.
     #[arg(long, value_enum, default_value = "claude-code")]
@@ -59,7 +59,8 @@ impl Args {
     /// something on standard input, are a client that left them out.
     pub(crate) fn quickly(words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut words = words.map(|word| word.into_string().ok());
-        let mut args = Self { config: None, client: Client::ClaudeCode, agent: None, socket: None, serve: false };
+        let config = std::env::var_os("TOOLGATE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let mut args = Self { config, client: Client::ClaudeCode, agent: None, socket: None, serve: false };
         match words.next() {
             None if !std::io::stdin().is_terminal() => return Some(args),
             Some(Some(verb)) if verb == "hook" => {}

@@ -1,0 +1,102 @@
+//! `toolgate approvals`: calls that wait for a person.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::json;
+use toolgate::Timestamp;
+use toolgate::store::{Approval, Store};
+use toolgate_store::SqliteStore;
+
+use super::ledger::{BOLD, DIM, GREEN, RED, clean, named, open, time};
+
+/// Calls that wait for a person: list them, approve or deny one.
+#[derive(clap::Args)]
+#[command(
+    after_help = "An approval is for one call, exactly as it was shown; the agent makes the call again to use it.\n\nExamples:\n  toolgate approvals list --store ledger.db\n  toolgate approvals approve apr_01a1… --store ledger.db\n  toolgate approvals deny apr_01a1… --store ledger.db"
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// What waits.
+    #[command(after_help = "Examples:\n  toolgate approvals list --json")]
+    List {
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say yes to one call.
+    #[command(after_help = "Examples:\n  toolgate approvals approve apr_01a1…")]
+    Approve(Answer),
+    /// Say no to one call.
+    #[command(after_help = "Examples:\n  toolgate approvals deny apr_01a1…")]
+    Deny(Answer),
+}
+
+#[derive(clap::Args)]
+struct Answer {
+    /// Which.
+    id: String,
+    /// In whose name; yours unless said.
+    #[arg(long = "as", value_name = "NAME")]
+    name: Option<String>,
+}
+
+pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
+    match &args.verb {
+        Verb::List { json } => list(store, *json),
+        Verb::Approve(answer) => say(store, answer, true),
+        Verb::Deny(answer) => say(store, answer, false),
+    }
+}
+
+fn waiting(store: Option<&Path>) -> io::Result<Vec<Approval>> {
+    open(store)?.waiting(Timestamp::now()).map_err(io::Error::other)
+}
+
+fn list(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
+    let mut out = anstream::stdout().lock();
+    let waiting = waiting(store)?;
+    for approval in &waiting {
+        if as_json {
+            writeln!(out, "{}", json!(approval))?;
+            continue;
+        }
+        writeln!(out, "{BOLD}{}{BOLD:#} {} {}", approval.id, clean(&approval.tool), clean(&approval.shown.to_string()))?;
+        writeln!(out, "  {}", clean(&approval.reason))?;
+        let by = approval.asked_by.join(", ");
+        let who: Vec<String> = approval.approvers.iter().map(|people| people.join(" or ")).collect();
+        let who = if who.is_empty() { "anybody".to_owned() } else { who.join(", and ") };
+        let (session, until) = (clean(&approval.key.session), time(approval.expires));
+        writeln!(out, "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}", clean(&by), clean(&who))?;
+    }
+    if waiting.is_empty() && !as_json {
+        writeln!(out, "nothing waits")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode> {
+    let name = answer.name.clone().unwrap_or_else(crate::place::user);
+    let known = waiting(store)?.into_iter().find(|approval| approval.id == answer.id);
+    let Some(approval) = known else {
+        return Err(io::Error::other(format!("`{}` does not wait; `toolgate approvals list` lists what does", clean(&answer.id))));
+    };
+    if !approval.may_be_answered_by(&name) {
+        return Err(io::Error::other(format!("`{}` may not answer this one; `--as` says in whose name", clean(&name))));
+    }
+    let opened = SqliteStore::open(named(store)?).map_err(io::Error::other)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if !runtime.block_on(opened.answer(&answer.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
+        return Err(io::Error::other("somebody else was first, or its time is up"));
+    }
+    let mut out = anstream::stdout().lock();
+    let (style, word) = if yes { (GREEN, "approved") } else { (RED, "denied") };
+    writeln!(out, "{style}{word}{style:#} {} {}", clean(&approval.tool), clean(&approval.shown.to_string()))?;
+    Ok(ExitCode::SUCCESS)
+}
