@@ -14,13 +14,19 @@ use clap::{CommandFactory, Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "toolgate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls, one JSON object a line on stdin\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate"
+    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls, one JSON object a line on stdin\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate init --for claude-code           put it before a coding agent\n  toolgate doctor                           is the gate really on?\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate\n\nExit codes: 0 done; 1 something was found (a difference, a failed test, an ill gate); 2 it could not be done, or a call was refused."
 )]
 struct Cli {
     /// The SQLite file that holds the ledger. Verbs that look into one use, without it, the `store` of ./toolgate.toml, else your
     /// own ledger.
     #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE")]
     store: Option<PathBuf>,
+    /// Tell more of what goes on, on standard error; twice for still more.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Tell nothing on standard error but what went wrong.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -63,7 +69,9 @@ fn main() -> ExitCode {
     if let Some(args) = command::hook::Args::quickly(std::env::args_os().skip(1)) {
         return command::hook::run(&args);
     }
-    match run(Cli::parse()) {
+    let cli = Cli::parse();
+    tell(&cli);
+    match run(cli) {
         Ok(code) => code,
         // Whoever reads us has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -72,6 +80,19 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// What the library has to say goes to standard error.
+fn tell(cli: &Cli) {
+    let level = match (cli.quiet, cli.verbose) {
+        (true, _) => tracing::Level::ERROR,
+        (_, 0) => tracing::Level::WARN,
+        (_, 1) => tracing::Level::INFO,
+        _ => tracing::Level::TRACE,
+    };
+    let said = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
+    // Somebody else listens already, and that is fine.
+    let _ = said.try_init();
 }
 
 /// The store of the configuration that stands here, if one does; else the user's own, if there is one.

@@ -456,6 +456,24 @@ fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
 }
 
 #[test]
+fn a_program_is_given_secrets_that_stand_nowhere_else() {
+    let hook = "[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\nenv = { KEY = { file = \"house.key\" }, PLACE = \"at ${HOME}\" }\n";
+    let project = Project::with(&format!("{CONFIG}\n{hook}"));
+    project.write("project/house.key", "s3cret\n");
+    project.write("project/house.sh", "#!/bin/sh\n[ \"$KEY\" = s3cret ] && [ \"$PLACE\" = \"at $HOME\" ] || exit 2\n");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+    project.hook(&after("t1", "Bash", json!({"command": "ls"}), json!({})));
+    let everything =
+        walk(&project.path("")).into_iter().filter(|path| path.file_name().is_some_and(|name| name != "house.key" && name != "house.sh"));
+    for path in everything {
+        let text = std::fs::read(&path).unwrap();
+        assert!(!text.windows(6).any(|part| part == b"s3cret"), "{}", path.display());
+    }
+}
+
+#[test]
 fn a_hook_that_is_slow_after_the_tool_shows_nothing() {
     let config = format!(
         "{CONFIG}\n[[hooks]]\nname = \"slow\"\ncommand = \"./slow.sh\"\ntools = [\"lookup\"]\nwhen = \"after\"\ntimeout = \"60s\"\n"

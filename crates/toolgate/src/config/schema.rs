@@ -159,6 +159,10 @@ fn hook() -> Value {
             "command": {"type": "string", "description": "A program; with a path, relative to this file. No shell is involved."},
             "args": of("names", "Its words."),
             "inherit": of("names", "Variables of the environment that it sees beside the usual ones."),
+            "env": {
+                "type": "object", "description": "Variables that are set for it: text with `${NAME}` from the environment, or a file.",
+                "additionalProperties": {"oneOf": [{"type": "string"}, object(json!({"file": {"type": "string"}}), &["file"])]},
+            },
             "tools": of("names", "For which tools; `*` stands for any text."),
             "timeout": {"$ref": "#/$defs/duration"},
             "when": {"enum": ["before", "after", "both"]},

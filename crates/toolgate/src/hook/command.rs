@@ -28,7 +28,7 @@ const ENVIRONMENT: &[&str] = &["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR",
 /// use toolgate::hook::CommandHook;
 /// let hook = CommandHook::new("refund_policy", "/usr/local/bin/refund-policy").tools("process_refund|issue_*").before();
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CommandHook {
     name: String,
     program: PathBuf,
@@ -39,6 +39,21 @@ pub struct CommandHook {
     set: BTreeMap<String, OsString>,
     runs_before: bool,
     runs_after: bool,
+}
+
+/// What is set for it may be secret.
+impl std::fmt::Debug for CommandHook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let set: Vec<&String> = self.set.keys().collect();
+        let (name, program, args, tools) = (&self.name, &self.program, &self.args, &self.matcher);
+        f.debug_struct("CommandHook")
+            .field("name", name)
+            .field("program", program)
+            .field("args", args)
+            .field("tools", tools)
+            .field("env", &set)
+            .finish_non_exhaustive()
+    }
 }
 
 impl CommandHook {

@@ -15,6 +15,9 @@ use super::ledger::{Wanted, duration};
 
 /// Look into the ledger: query, show, verify, export, prune, stats, settle, tail, receipt.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  toolgate audit query --since 1d --decision refused\n  toolgate audit show 01a1…\n  toolgate audit verify\n  toolgate audit tail -f"
+)]
 pub(crate) struct Args {
     #[command(subcommand)]
     verb: Verb,
