@@ -21,6 +21,7 @@ pub mod progress;
 pub mod redact;
 mod registry;
 pub mod resource;
+pub mod sandbox;
 mod schema;
 pub mod session;
 mod shell;
@@ -46,7 +47,7 @@ pub use registry::{Agent, AgentBuilder, BuildError, Definition, Excerpt, Section
 pub use resource::{HostFs, MemoryFs};
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
-pub use tool::{Effect, Example, Extra, Failure, Handler, Polling, Reconcile, Retry, Spec, Tool, classify_status};
+pub use tool::{CommandTool, Effect, Example, Extra, Failure, Handler, Polling, Reconcile, Retry, Spec, Tool, classify_status};
 
 /// A lock that a panic elsewhere cannot close: what it guards is only ever changed whole.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -5,6 +5,7 @@
 mod check;
 mod hook;
 mod ledger;
+mod sandbox;
 mod setup;
 
 use assert_cmd::Command;

@@ -226,6 +226,18 @@ impl Config {
         self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
     }
 
+    /// With the program that leads command tools into their rooms: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate`
+    /// does. The running program, unless said.
+    #[must_use]
+    pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
+        let program = program.into();
+        for declared in &mut self.agents {
+            declared.tools =
+                std::mem::take(&mut declared.tools).into_iter().map(|(tool, place)| (tool.launched_by(&program), place)).collect();
+        }
+        self
+    }
+
     /// For a client that runs all tools itself.
     #[must_use]
     pub fn for_client(mut self) -> Self {
@@ -348,9 +360,9 @@ fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
 const UNGOVERNED: &str = "mode";
 
 /// What is read on the way.
-struct Reader<'r> {
+pub(super) struct Reader<'r> {
     file: &'r File,
-    beside: &'r Path,
+    pub(super) beside: &'r Path,
     /// Files that are included.
     files: RefCell<Vec<PathBuf>>,
 }
@@ -380,7 +392,7 @@ impl Reader<'_> {
                 if inner.bool("grant") == Some(true) {
                     grants.push(name.clone());
                 }
-                if let Some(tool) = read_tool(&name, &inner) {
+                if let Some(tool) = read_tool(&name, &inner, self) {
                     tools.push((tool, place));
                 }
                 inner.finish("a tool");
@@ -404,9 +416,19 @@ impl Reader<'_> {
         Declared { name, principals, limits, max_output, tools, grants, hooks, hook_places, rules }
     }
 
+    /// A program. What it does is part of what holds.
+    pub(super) fn program(&self, program: &str) -> PathBuf {
+        if !program.contains('/') {
+            return program.into();
+        }
+        let path = self.beside.join(program);
+        self.files.borrow_mut().push(path.clone());
+        path
+    }
+
     /// A value that may stand elsewhere: `${NAME}` in the environment, or `{ file = "…" }`. What is wrong with it is said
     /// without saying what it is.
-    fn secret(&self, table: &Table<'_>, key: &str) -> Option<String> {
+    pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<String> {
         if table.is_table(key) {
             let inner = table.table(key)?;
             let path = inner.text("file").map(|path| self.beside.join(path));
@@ -455,10 +477,7 @@ impl Reader<'_> {
             }
         }
         // A program is looked for beside the file where it has a path, else where all programs are.
-        let program: Option<PathBuf> =
-            program.map(|program| if program.contains('/') { self.beside.join(program) } else { program.into() });
-        // What it does is part of what holds.
-        self.files.borrow_mut().extend(program.iter().filter(|program| program.components().count() > 1).cloned());
+        let program = program.map(|program| self.program(program));
         let mut hook = CommandHook::new(name.unwrap_or_default(), program.unwrap_or_default());
         hook = table.names("args").unwrap_or_default().into_iter().fold(hook, CommandHook::arg);
         hook = table.names("inherit").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));

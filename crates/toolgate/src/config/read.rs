@@ -107,6 +107,25 @@ impl<'t> Table<'t> {
         })
     }
 
+    /// A number of bytes: `1024`, `"512MB"`.
+    pub(super) fn bytes(&self, key: &str) -> Option<u64> {
+        self.typed(key, ("a number of bytes", "\"512MB\""), |value| match value {
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
+            DeValue::String(text) => {
+                let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+                let scale = match unit.trim() {
+                    "B" => 1,
+                    "KB" => 1 << 10,
+                    "MB" => 1 << 20,
+                    "GB" => 1 << 30,
+                    _ => return None,
+                };
+                digits.parse::<u64>().ok()?.checked_mul(scale)
+            }
+            _ => None,
+        })
+    }
+
     /// The path of an argument or of a proved field.
     pub(super) fn pointer(&self, key: &str) -> Option<Pointer> {
         self.typed(key, ("the path of an argument", "\"/amount\""), |value| value.as_str().filter(|t| !t.is_empty()).map(Pointer::from))

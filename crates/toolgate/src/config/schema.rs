@@ -35,6 +35,7 @@ pub fn schema() -> Value {
             "client": client(),
             "lint": lint(),
             "normalization": normalization(),
+            "sandbox": sandbox(),
         },
     });
     if let (Some(schema), Value::Object(top)) = (schema.as_object_mut(), top) {
@@ -69,7 +70,7 @@ fn agent() -> Value {
 fn tool() -> Value {
     object(
         json!({
-            "kind": {"enum": ["client", "builtin"], "description": "Who runs it; without it the tool is only declared."},
+            "kind": {"enum": ["client", "builtin", "command"], "description": "Who runs it; without it the tool is only declared."},
             "description": {"type": "string", "minLength": 1, "maxLength": 1024, "description": "For the model; the name unless said."},
             "input": {"type": "object", "description": "JSON Schema of the arguments."},
             "output": {"type": "object", "description": "JSON Schema of the result."},
@@ -90,6 +91,11 @@ fn tool() -> Value {
             "visible_to": of("names", "Principals who see it."),
             "polling": object(json!({"interval": {"$ref": "#/$defs/duration"}, "max_unchanged": {"type": "integer", "minimum": 0}}), &[]),
             "max_output": {"type": "integer", "minimum": 0},
+            "command": {"type": "string", "description": "`command`: the program; with a path, relative to this file. No shell is involved."},
+            "args": of("names", "`command`: its words; `{/path}` in one is the text of that argument."),
+            "env": {"type": "object", "description": "`command`: variables that are set for it, as for a hook."},
+            "inherit": of("names", "`command`: variables of the environment that it sees beside the usual ones."),
+            "sandbox": {"$ref": "#/$defs/sandbox"},
             "normalize": {"type": "array", "items": {"$ref": "#/$defs/normalization"}, "description": "Brings results into a stable shape."},
         }),
         &[],
@@ -207,6 +213,23 @@ fn lint() -> Value {
             "reason": {"type": "string", "minLength": 1},
         }),
         &["allow", "reason"],
+    )
+}
+
+fn sandbox() -> Value {
+    let bytes = || json!({"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+ *(B|KB|MB|GB)$"}]});
+    object(
+        json!({
+            "read": of("names", "Files and directories that it may read, beside the system's own."),
+            "write": of("names", "Directories that it may also change."),
+            "network": {"type": "boolean"},
+            "memory": bytes(),
+            "file_size": bytes(),
+            "processes": {"type": "integer", "minimum": 0},
+            "files": {"type": "integer", "minimum": 0},
+            "cpu": {"$ref": "#/$defs/duration"},
+        }),
+        &[],
     )
 }
 

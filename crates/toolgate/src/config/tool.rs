@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::file::positive;
+use super::file::{Reader, positive};
 use super::read::Table;
 use crate::builtin;
 use crate::normalize::Rule;
 use crate::policy::Problem;
-use crate::tool::{Effect, Extra, Tool};
+use crate::sandbox::Sandbox;
+use crate::tool::{CommandTool, Effect, Extra, Tool};
 
 const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
 const EXTRAS: [(&str, Extra); 3] = [("refuse", Extra::Refuse), ("drop", Extra::Drop), ("pass", Extra::Pass)];
@@ -18,17 +19,23 @@ const EXTRAS: [(&str, Extra); 3] = [("refuse", Extra::Refuse), ("drop", Extra::D
 enum Kind {
     Client,
     Builtin,
+    Command,
 }
 
-const KINDS: [(&str, Kind); 2] = [("client", Kind::Client), ("builtin", Kind::Builtin)];
+const KINDS: [(&str, Kind); 3] = [("client", Kind::Client), ("builtin", Kind::Builtin), ("command", Kind::Command)];
 
-pub(super) fn read_tool(name: &str, table: &Table<'_>) -> Option<Tool> {
+pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> Option<Tool> {
     let kind = table.word("kind", &KINDS);
     let description = table.text("description").unwrap_or(name);
     let (input, output) = (table.value("input"), table.value("output"));
     let mut tool = match kind {
         Some(Kind::Builtin) => built_in(name, table)?,
         Some(Kind::Client) => Tool::external(name, description, input),
+        Some(Kind::Command) => {
+            let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
+            let program = command(table, &input, reader)?;
+            Tool::command(name, description, input, program)
+        }
         None => Tool::declared(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
     };
     if kind == Some(Kind::Builtin) && (table.has("input") || table.has("output")) {
@@ -148,4 +155,56 @@ fn normalization(table: &Table<'_>) -> Option<Rule> {
             None
         }
     }
+}
+
+/// The program behind a tool, and the room that it runs in.
+fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) -> Option<CommandTool> {
+    let Some(program) = table.text("command") else {
+        if !table.has("command") {
+            table.wrong(
+                "kind",
+                Problem::new("a command tool names its `command`").help("like `command = \"./lookup-order\"`; no shell is involved"),
+            );
+        }
+        return None;
+    };
+    let mut tool = CommandTool::new(reader.program(program));
+    tool = table.names("args").unwrap_or_default().into_iter().fold(tool, CommandTool::arg);
+    tool = table.names("inherit").unwrap_or_default().into_iter().fold(tool, |tool, name| tool.inherit(name));
+    if let Some(env) = table.table("env") {
+        for name in env.keys() {
+            if let Some(value) = reader.secret(&env, &name) {
+                tool = tool.env(&name, value);
+            }
+        }
+    }
+    let properties = input.get("properties").and_then(serde_json::Value::as_object);
+    for path in tool.named() {
+        let first = path.to_string().split('/').nth(1).unwrap_or_default().to_owned();
+        if properties.is_none_or(|properties| !properties.contains_key(&first)) {
+            let problem = Problem::new(format!("`{path}` is no argument of this tool"));
+            let known = properties.into_iter().flat_map(|properties| properties.keys());
+            table.wrong("args", problem.did_you_mean(&first, known).or_help("declare it in `input`"));
+        }
+    }
+    let room = table.table("sandbox").map(|room| sandbox(&room, reader)).unwrap_or_default();
+    Some(tool.sandbox(room))
+}
+
+fn sandbox(table: &Table<'_>, reader: &Reader<'_>) -> Sandbox {
+    let mut room = Sandbox::default();
+    let paths = |key: &str| table.names(key).unwrap_or_default().into_iter().map(|path| reader.beside.join(path)).collect();
+    (room.read, room.write) = (paths("read"), paths("write"));
+    room.network = table.bool("network").unwrap_or(false);
+    for (key, slot) in [("memory", &mut room.memory), ("file_size", &mut room.file_size)] {
+        *slot = table.bytes(key).unwrap_or(*slot);
+    }
+    for (key, slot) in [("processes", &mut room.processes), ("files", &mut room.files)] {
+        *slot = table.count(key).unwrap_or(*slot);
+    }
+    if let Some(cpu) = table.duration("cpu").and_then(positive) {
+        room.cpu = cpu.as_secs().max(1);
+    }
+    table.finish("`sandbox`");
+    room
 }

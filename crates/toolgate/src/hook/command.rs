@@ -273,7 +273,7 @@ fn tail(said: &str) -> String {
 }
 
 /// Ends a whole process group when dropped.
-struct Group(Option<u32>);
+pub(crate) struct Group(pub(crate) Option<u32>);
 
 impl Drop for Group {
     fn drop(&mut self) {

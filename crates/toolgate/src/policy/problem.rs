@@ -101,6 +101,12 @@ impl Problem {
         self
     }
 
+    /// Says what to do about it, where nothing is said yet.
+    #[must_use]
+    pub(crate) fn or_help(self, help: &str) -> Self {
+        if self.help.is_some() { self } else { self.help(help) }
+    }
+
     /// Suggests the name that was probably meant.
     #[must_use]
     pub(crate) fn did_you_mean(self, wrong: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {

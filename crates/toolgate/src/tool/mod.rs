@@ -1,5 +1,6 @@
 //! Tools: what they are called, what they take and give, what they do to the world, and how they run.
 
+mod command;
 mod failure;
 mod reconcile;
 mod spec;
@@ -17,6 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use command::CommandTool;
 pub(crate) use failure::Kind;
 pub use failure::{Failure, classify_status};
 pub use reconcile::Reconcile;
@@ -125,6 +127,8 @@ pub trait Handler: Send + Sync {
 pub struct Tool {
     spec: Spec,
     handler: Option<Arc<dyn Handler>>,
+    /// The program behind it, where there is one.
+    program: Option<CommandTool>,
 }
 
 impl std::fmt::Debug for Tool {
@@ -159,6 +163,24 @@ impl Tool {
         let mut tool = Self::bare(name, description, Some(Arc::new(Dynamic(handler))));
         tool.spec.input = Some(input);
         tool
+    }
+
+    /// A tool with a program behind it.
+    pub(crate) fn command(name: &str, description: &str, input: Value, program: CommandTool) -> Self {
+        let mut tool = Self::with_handler(name, description, input, Arc::new(program.clone()));
+        tool.program = Some(program);
+        tool
+    }
+
+    /// The same tool, with another way into the room of its program.
+    pub(crate) fn launched_by(self, launcher: &std::path::Path) -> Self {
+        match self.program.clone() {
+            Some(program) => {
+                let program = program.launcher(launcher);
+                Self { handler: Some(Arc::new(program.clone())), program: Some(program), ..self }
+            }
+            None => self,
+        }
     }
 
     /// A tool with a [`Handler`] of its own making.
@@ -209,7 +231,7 @@ impl Tool {
             empty_statuses: BTreeSet::new(),
             shell: None,
         };
-        Self { spec, handler }
+        Self { spec, handler, program: None }
     }
 
     /// What it does to the world. Undeclared, it is destructive.
@@ -431,7 +453,7 @@ impl Tool {
 
     /// The same tool, run by the client.
     pub(crate) fn run_by_client(self) -> Self {
-        Self { spec: Spec { external: true, ..self.spec }, handler: None }
+        Self { spec: Spec { external: true, ..self.spec }, handler: None, program: None }
     }
 
     /// The same tool with other code behind it.
@@ -442,7 +464,7 @@ impl Tool {
     /// A tool as it is declared, with nothing behind it.
     pub(crate) fn without_handler(spec: Spec) -> Self {
         let handler: Option<Arc<dyn Handler>> = if spec.external { None } else { Some(Arc::new(Nothing)) };
-        Self { spec, handler }
+        Self { spec, handler, program: None }
     }
 
     pub(crate) fn into_parts(self) -> (Spec, Option<Arc<dyn Handler>>) {

@@ -25,7 +25,12 @@ fn the_schema_has_the_keys_that_the_reader_has() {
     let cases = [
         ("the file", keys(&schema), format!("zzzzzzzzzz = 1\n{tool}")),
         ("an agent", at("agent"), "[agents.a]\nzzzzzzzzzz = 1\n".to_owned()),
-        ("a tool", at("tool"), format!("{tool}zzzzzzzzzz = 1\n")),
+        ("a command tool", at("tool"), "[tools.run]\nkind = \"command\"\ncommand = \"x\"\npolicy = \"open\"\nzzzzzzzzzz = 1\n".to_owned()),
+        (
+            "a sandbox",
+            at("sandbox"),
+            "[tools.run]\nkind = \"command\"\ncommand = \"x\"\npolicy = \"open\"\nsandbox = { zzzzzzzzzz = 1 }\n".to_owned(),
+        ),
         ("a hook", at("hook"), format!("{tool}[[hooks]]\nname = \"a\"\ncommand = \"b\"\nzzzzzzzzzz = 1\n")),
         ("a budget", at("budget"), format!("limits = {{ session = {{ zzzzzzzzzz = 1 }} }}\n{tool}")),
         ("limits", at("limits"), format!("limits = {{ zzzzzzzzzz = 1 }}\n{tool}")),

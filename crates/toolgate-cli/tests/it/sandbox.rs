@@ -1,0 +1,180 @@
+//! Programs behind tools: what they are given, what becomes of what they say, and that they stay in their room.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use toolgate::sandbox::Sandbox;
+use toolgate::{Agent, CommandTool, Effect, Session, Tool, Toolgate};
+
+/// A session with one tool, `run`: a shell with a script, which only a test would do.
+struct Room {
+    directory: tempfile::TempDir,
+    room: Sandbox,
+    seconds: u64,
+}
+
+impl Room {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("mine")).unwrap();
+        std::fs::write(directory.path().join("mine/in.txt"), "inside").unwrap();
+        std::fs::write(directory.path().join("secret.txt"), "outside").unwrap();
+        let room = Sandbox::default().write(directory.path().join("mine"));
+        Self { directory, room, seconds: 20 }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn session(&self, program: CommandTool) -> Session {
+        let program = program.launcher(env!("CARGO_BIN_EXE_toolgate")).sandbox(self.room.clone());
+        let schema = json!({"type": "object", "properties": {"word": {"type": "string"}, "n": {"type": "integer"}}});
+        let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program)).effect(Effect::Read).retry(0, Duration::ZERO);
+        let agent = Agent::builder("a").tool(tool.timeout(Duration::from_secs(self.seconds))).build().unwrap();
+        Toolgate::builder().agent(agent).build().unwrap().session("a", "b", "c")
+    }
+
+    /// What a script says, run in the room.
+    async fn says(&self, script: &str) -> String {
+        let session = self.session(CommandTool::new("/bin/bash").arg("-c").arg(script));
+        let answer = session.call("run", json!({})).await;
+        match answer.outcome.success() {
+            Some(output) => output.value.as_str().map_or_else(|| output.value.to_string(), str::to_owned),
+            None => format!("ERROR {}", answer.outcome.error().map(|error| error.message.clone()).unwrap_or_default()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn arguments_are_words_or_standard_input_and_never_a_shell() {
+    let room = Room::new();
+    let echo = || CommandTool::new("/bin/echo").arg("--word={/word}").arg("{/n}");
+    let say = |arguments: Value| async { room.session(echo()).call("run", arguments).await };
+    let answer = say(json!({"word": "$(id); rm -r / `x` \"", "n": 7})).await;
+    assert_eq!(answer.outcome.success().unwrap().value, json!("--word=$(id); rm -r / `x` \" 7"));
+    let negative = say(json!({"word": "x", "n": -7})).await;
+    assert_eq!(
+        negative.outcome.error().map(|e| (&*e.code, e.message.contains("may not begin with `-`"))),
+        Some(("invalid_arguments", true))
+    );
+    let missing = say(json!({"word": "x"})).await;
+    assert_eq!(missing.outcome.error().map(|e| &*e.code), Some("invalid_arguments"));
+    let fed = room.session(CommandTool::new("cat")).call("run", json!({"word": "ä"})).await;
+    assert_eq!(fed.outcome.success().unwrap().value, json!({"word": "ä"}));
+}
+
+#[tokio::test]
+async fn what_a_program_comes_to() {
+    let mut room = Room::new();
+    assert_eq!(room.says("echo '{\"a\": 1}'").await, "{\"a\":1}");
+    assert_eq!(room.says("echo plain text").await, "plain text");
+    assert!(room.says("echo why >&2; exit 3").await.starts_with("ERROR the program ended with exit code 3: why"));
+    assert!(room.says("kill -9 $$").await.contains("ended by a signal"));
+    assert!(room.says("head -c 3000000 /dev/zero").await.contains("printed more than"));
+    assert_eq!(room.says("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
+    room.room.read.push(room.path("nowhere"));
+    assert!(room.says("true").await.starts_with("ERROR toolgate sandbox:"));
+    room.room.read.clear();
+    room.seconds = 1;
+    let left = room.path("mine/left");
+    assert!(room.says(&format!("(sleep 3; touch {}) & sleep 60", left.display())).await.starts_with("ERROR"));
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!left.exists(), "something of it was left behind");
+}
+
+#[tokio::test]
+async fn nothing_leaves_the_room() {
+    let room = Room::new();
+    let (mine, secret) = (room.path("mine"), room.path("secret.txt"));
+    let (mine, secret) = (mine.display(), secret.display());
+    // What is inside works.
+    assert_eq!(room.says(&format!("cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt")).await, "insidemore");
+    let parent = std::process::id();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = (port.local_addr().unwrap().port(), port);
+    let outside = std::env::temp_dir().join(format!("toolgate-escape-{parent}"));
+    let attempts: Vec<(&str, String)> = vec![
+        ("a file outside", format!("cat {secret}")),
+        ("a path that goes up", format!("cat {mine}/../secret.txt")),
+        ("a link out", format!("ln -s {secret} {mine}/link; cat {mine}/link")),
+        (
+            "a link that is swapped",
+            format!(
+                "for i in $(seq 200); do ln -sfn {mine}/in.txt {mine}/l; ln -sfn {secret} {mine}/l; grep outside {mine}/l; done; false"
+            ),
+        ),
+        ("a hard link", format!("ln {secret} {mine}/hard && cat {mine}/hard")),
+        ("the root of a process", format!("cat /proc/self/root{secret}")),
+        ("the memory of the parent", format!("head -c 1 /proc/{parent}/mem")),
+        ("the environment of the parent", format!("cat /proc/{parent}/environ")),
+        ("a password file", "cat /etc/shadow".to_owned()),
+        ("a file elsewhere", format!("echo x > {}", outside.display())),
+        ("the network", format!("echo x > /dev/tcp/127.0.0.1/{}", port.0)),
+        ("a signal to the parent", format!("kill -0 {parent}")),
+        ("a new root", "chroot / true".to_owned()),
+        ("a new namespace", "unshare -Ur true".to_owned()),
+        ("a mount", format!("mount -t tmpfs none {mine}")),
+        ("a memory hog", "head -c 4G /dev/zero | tail -c 4G > /dev/null".to_owned()),
+        ("a large file", format!("head -c 600M /dev/zero > {mine}/large")),
+    ];
+    for (name, attempt) in attempts {
+        let said = room.says(&attempt).await;
+        assert!(said.starts_with("ERROR") && !said.contains("outside\n"), "{name}: {said}");
+    }
+    assert!(!outside.exists());
+}
+
+#[tokio::test]
+async fn a_program_that_multiplies_is_ended_with_all_its_children() {
+    let mut room = Room::new();
+    room.seconds = 3;
+    room.room.processes = 20;
+    let mark = format!("toolgate-bomb-{}", std::process::id());
+    // Ten generations at most, so that a room that does not hold does not take the machine with it.
+    let bomb = format!("f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec -a {mark} sleep 100; }}; f 9");
+    room.says(&bomb).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let alive = processes_called(&mark);
+    assert_eq!(alive, 0, "{alive} are left");
+}
+
+fn processes_called(mark: &str) -> usize {
+    let is_it = |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
+    std::fs::read_dir(Path::new("/proc")).unwrap().flatten().filter(is_it).count()
+}
+
+#[tokio::test]
+async fn the_network_is_there_where_it_is_granted() {
+    let mut room = Room::new();
+    room.room.network = true;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    assert_eq!(room.says(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await, "sent");
+}
+
+#[tokio::test]
+async fn a_configuration_puts_a_program_behind_a_tool() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("key"), "s3cret\n").unwrap();
+    let config = r#"
+        [tools.show]
+        kind = "command"
+        command = "/bin/bash"
+        args = ["-c", "echo \"{\\\"word\\\": \\\"$0\\\", \\\"key\\\": \\\"$KEY\\\"}\"", "{/word}"]
+        effect = "read"
+        input = { type = "object", properties = { word = { type = "string" } }, required = ["word"] }
+        env = { KEY = { file = "key" } }
+        sandbox = { memory = "1GB", cpu = "5s" }
+    "#;
+    let path = directory.path().join("toolgate.toml");
+    std::fs::write(&path, config).unwrap();
+    let loaded = toolgate::config::Config::load(&path).unwrap().launcher(env!("CARGO_BIN_EXE_toolgate"));
+    let agent = loaded.agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0);
+    assert!(!agent.definition().contains("s3cret"));
+    let session = Toolgate::builder().agent(agent).build().unwrap().session("default", "b", "c");
+    let answer = session.call("show", json!({"word": "hello"})).await;
+    assert_eq!(answer.outcome.success().unwrap().value, json!({"word": "hello", "key": "s3cret"}));
+}

@@ -1,0 +1,266 @@
+//! A room for programs: files by landlock, system calls by seccomp, resources by rlimits.
+//!
+//! What confines a program must be done in its own process, before it begins, and by a process with one thread. So a program is not
+//! started by itself: the toolgate program (or any that calls [`enter_if_asked`] first thing) is started, confines itself, and
+//! becomes it. If it cannot confine itself, the program does not run.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus, Scope,
+};
+use rustix::process::{Resource, Rlimit, Signal};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
+use serde::{Deserialize, Serialize};
+
+/// What a program may touch and use.
+///
+/// ```
+/// use toolgate::sandbox::Sandbox;
+/// let room = Sandbox::default().read("/srv/orders").write("/srv/out");
+/// assert!(!room.network);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    /// Files and directories that it may read and run, with all under them, beside the system's own.
+    pub read: Vec<PathBuf>,
+    /// Directories that it may also change.
+    pub write: Vec<PathBuf>,
+    /// Whether it may use the network.
+    pub network: bool,
+    /// Most bytes of address space: 2 GiB unless said.
+    pub memory: u64,
+    /// Most processes beside those that run already: 64 unless said. The kernel does not count those of root.
+    pub processes: u64,
+    /// Most open files: 256 unless said.
+    pub files: u64,
+    /// Most seconds of processor time: 60 unless said.
+    pub cpu: u64,
+    /// Most bytes of a file that it writes: 256 MiB unless said.
+    pub file_size: u64,
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self {
+            read: Vec::new(),
+            write: Vec::new(),
+            network: false,
+            memory: 2 << 30,
+            processes: 64,
+            files: 256,
+            cpu: 60,
+            file_size: 256 << 20,
+        }
+    }
+}
+
+/// What every program needs of the system.
+const SYSTEM: [&str; 12] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/etc/ssl",
+];
+/// Names are looked up with these.
+const NETWORK: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+/// The word that asks a program to be the way into the room.
+const ASKED: &str = "__toolgate_sandbox";
+/// The exit code of a program that could not be confined, and so did not run.
+pub(crate) const NOT_RUN: i32 = 126;
+
+impl Sandbox {
+    /// Lets it read this, with all under it.
+    #[must_use]
+    pub fn read(mut self, path: impl Into<PathBuf>) -> Self {
+        self.read.push(path.into());
+        self
+    }
+
+    /// Lets it change this, with all under it.
+    #[must_use]
+    pub fn write(mut self, path: impl Into<PathBuf>) -> Self {
+        self.write.push(path.into());
+        self
+    }
+
+    /// Lets it use the network.
+    #[must_use]
+    pub const fn network(mut self) -> Self {
+        self.network = true;
+        self
+    }
+
+    /// The words that start a program in this room, by way of a program that calls [`enter_if_asked`].
+    pub(crate) fn words(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
+        let spec = serde_json::to_string(self)?;
+        Ok([ASKED.into(), spec.into(), program].into_iter().chain(args).collect())
+    }
+
+    /// Confines this process. Says what the kernel cannot do.
+    fn confine(&self, program: &std::path::Path) -> Result<(), String> {
+        // Whoever started it may die; it does not stay behind.
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(|error| format!("no death with the parent: {error}"))?;
+        self.limit()?;
+        self.fence(program)?;
+        self.filter()
+    }
+
+    fn limit(&self) -> Result<(), String> {
+        let limits = [
+            (Resource::As, self.memory),
+            (Resource::Nproc, own_processes().saturating_add(self.processes)),
+            (Resource::Nofile, self.files),
+            (Resource::Cpu, self.cpu),
+            (Resource::Fsize, self.file_size),
+            (Resource::Core, 0),
+        ];
+        for (resource, most) in limits {
+            // Never more than there is now.
+            let most = rustix::process::getrlimit(resource).maximum.map_or(most, |now| now.min(most));
+            let limit = Rlimit { current: Some(most), maximum: Some(most) };
+            rustix::process::setrlimit(resource, limit).map_err(|error| format!("no limit for {resource:?}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    fn fence(&self, program: &std::path::Path) -> Result<(), String> {
+        let said = |error: landlock::RulesetError| format!("files cannot be fenced off: {error}");
+        let abi = ABI::V6;
+        // Without the first version there is no fence at all; what came later is used where it is there.
+        let mut rules = Ruleset::default()
+            .set_compatibility(CompatLevel::HardRequirement)
+            .handle_access(AccessFs::from_all(ABI::V1))
+            .map_err(said)?
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(abi))
+            .map_err(said)?
+            .scope(Scope::from_all(abi))
+            .map_err(said)?;
+        if !self.network {
+            rules = rules.handle_access(AccessNet::from_all(abi)).map_err(said)?;
+        }
+        let mut rules = rules.create().map_err(said)?;
+        let read = AccessFs::from_read(abi);
+        let device: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile;
+        let network = NETWORK.iter().filter(|_| self.network);
+        let system = SYSTEM.iter().chain(network).map(|path| (PathBuf::from(path), read, false));
+        let devices = DEVICES.iter().map(|path| (PathBuf::from(path), device, false));
+        let asked = self
+            .read
+            .iter()
+            .map(|path| (path.clone(), read, true))
+            .chain(self.write.iter().map(|path| (path.clone(), AccessFs::from_all(abi), true)));
+        for (path, access, wanted) in system.chain(devices).chain(asked).chain([(program.to_owned(), read, true)]) {
+            let opened = match PathFd::new(&path) {
+                Ok(opened) => opened,
+                Err(_) if !wanted => continue,
+                Err(error) => return Err(format!("{}: {error}", path.display())),
+            };
+            // What is for directories alone does not fit a file.
+            let access = if path.is_dir() { access } else { access & AccessFs::from_file(abi) };
+            rules = rules.add_rule(PathBeneath::new(opened, access)).map_err(said)?;
+        }
+        let status = rules.restrict_self().map_err(said)?;
+        if status.ruleset == RulesetStatus::NotEnforced { Err("this kernel cannot fence files off (landlock)".to_owned()) } else { Ok(()) }
+    }
+
+    /// System calls that no tool needs, and those of the network where it is not granted.
+    fn filter(&self) -> Result<(), String> {
+        let mut denied: Vec<i64> = vec![
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_process_vm_writev,
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_pivot_root,
+            libc::SYS_chroot,
+            libc::SYS_setns,
+            libc::SYS_unshare,
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_userfaultfd,
+            libc::SYS_keyctl,
+            libc::SYS_add_key,
+            libc::SYS_request_key,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_kexec_load,
+            libc::SYS_init_module,
+            libc::SYS_finit_module,
+            libc::SYS_delete_module,
+            libc::SYS_reboot,
+            libc::SYS_swapon,
+            libc::SYS_swapoff,
+            libc::SYS_settimeofday,
+            libc::SYS_clock_settime,
+            libc::SYS_io_uring_setup,
+        ];
+        if !self.network {
+            denied.push(libc::SYS_socket);
+        }
+        let said = |error: &dyn std::fmt::Display| format!("system calls cannot be filtered: {error}");
+        let rules: BTreeMap<i64, Vec<SeccompRule>> = denied.into_iter().map(|call| (call, Vec::new())).collect();
+        let refused = SeccompAction::Errno(u32::try_from(libc::EPERM).unwrap_or(1));
+        let arch = std::env::consts::ARCH.try_into().map_err(|error| said(&error))?;
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).map_err(|error| said(&error))?;
+        let program: BpfProgram = filter.try_into().map_err(|error: seccompiler::BackendError| said(&error))?;
+        seccompiler::apply_filter(&program).map_err(|error| said(&error))
+    }
+}
+
+/// How many processes the user has: a limit counts all of them.
+fn own_processes() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let uid = rustix::process::getuid().as_raw();
+    let is_own = |entry: &std::fs::DirEntry| {
+        entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+            && entry.metadata().is_ok_and(|file| file.uid() == uid)
+    };
+    std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_own).count() as u64
+}
+
+/// Becomes the program in its room, where this process was started for that; returns where it was not. Call it first thing in
+/// `main`, before there is a second thread.
+pub fn enter_if_asked() {
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_none_or(|word| word != ASKED) {
+        return;
+    }
+    let become_it = || -> Result<std::convert::Infallible, String> {
+        let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("it is not said what is allowed")?;
+        let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
+        let program = words.next().ok_or("no program is named")?;
+        let found = find(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
+        room.confine(&found)?;
+        Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
+    };
+    let Err(why) = become_it();
+    // Whoever started it reads this and knows that nothing ran.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("toolgate sandbox: {why}\n").as_bytes());
+    std::process::exit(NOT_RUN);
+}
+
+/// A program by its path, or where all programs are.
+fn find(program: &std::ffi::OsStr) -> Option<PathBuf> {
+    let path = PathBuf::from(program);
+    if path.components().count() > 1 {
+        return path.canonicalize().ok();
+    }
+    let places = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    std::env::split_paths(&places).map(|place| place.join(&path)).find(|path| path.is_file()).and_then(|path| path.canonicalize().ok())
+}

@@ -1,0 +1,205 @@
+//! Tools that are programs: started directly, in a sandbox, with arguments that no shell ever sees.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+
+use super::{Failure, Handler};
+use crate::call::Judged;
+use crate::code;
+use crate::context::Ctx;
+use crate::error::Effects;
+use crate::gate::{OUTPUT_BOUNDS, Permit};
+use crate::hook::Group;
+use crate::json::{self, Pointer};
+use crate::sandbox::{NOT_RUN, Sandbox};
+
+/// What of the environment a program sees unless it is given more.
+const ENVIRONMENT: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+
+/// A part of a word: as it stands, or the text of an argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Argument(Pointer),
+}
+
+/// A program behind a tool. Its words may hold arguments of the call, as in `--order={/order_id}`; the arguments as JSON are on its
+/// standard input. What it prints is its result: JSON, or text.
+///
+/// ```
+/// use serde_json::json;
+/// use toolgate::{CommandTool, Effect, Tool};
+/// let program = CommandTool::new("/usr/bin/lookup-order").arg("--id").arg("{/order_id}");
+/// let schema = json!({"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]});
+/// let tool = Tool::with_handler("lookup_order", "Look up an order.", schema, std::sync::Arc::new(program)).effect(Effect::Read);
+/// ```
+#[derive(Clone)]
+pub struct CommandTool {
+    program: PathBuf,
+    args: Vec<Vec<Part>>,
+    env: BTreeMap<String, OsString>,
+    inherit: Vec<String>,
+    sandbox: Sandbox,
+    launcher: Option<PathBuf>,
+    most: u64,
+}
+
+/// What is set for it may be secret.
+impl std::fmt::Debug for CommandTool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let set: Vec<&String> = self.env.keys().collect();
+        f.debug_struct("CommandTool").field("program", &self.program).field("args", &self.args).field("env", &set).finish_non_exhaustive()
+    }
+}
+
+impl CommandTool {
+    /// A program. It is looked for where all programs are, unless it has a path.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            inherit: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
+            sandbox: Sandbox::default(),
+            launcher: None,
+            most: 1 << 20,
+        }
+    }
+
+    /// Adds a word. `{/path}` in it is the text of that argument.
+    #[must_use]
+    pub fn arg(mut self, word: &str) -> Self {
+        let mut parts = Vec::new();
+        let mut rest = word;
+        while let Some((before, after)) = rest.split_once("{/")
+            && let Some((path, behind)) = after.split_once('}')
+        {
+            parts.push(Part::Text(before.to_owned()));
+            parts.push(Part::Argument(format!("/{path}").as_str().into()));
+            rest = behind;
+        }
+        parts.push(Part::Text(rest.to_owned()));
+        parts.retain(|part| *part != Part::Text(String::new()));
+        self.args.push(parts);
+        self
+    }
+
+    /// Sets a variable for it.
+    #[must_use]
+    pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
+        self.env.insert(variable.to_owned(), value.into());
+        self
+    }
+
+    /// Lets it see one more variable of the environment.
+    #[must_use]
+    pub fn inherit(mut self, variable: &str) -> Self {
+        self.inherit.push(variable.to_owned());
+        self
+    }
+
+    /// The room that it runs in.
+    #[must_use]
+    pub fn sandbox(mut self, sandbox: Sandbox) -> Self {
+        self.sandbox = sandbox;
+        self
+    }
+
+    /// The program that leads into the room: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate` does. This one, unless
+    /// said.
+    #[must_use]
+    pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
+        self.launcher = Some(launcher.into());
+        self
+    }
+
+    /// The arguments that its words name.
+    pub(crate) fn named(&self) -> impl Iterator<Item = &Pointer> {
+        self.args.iter().flatten().filter_map(|part| if let Part::Argument(path) = part { Some(path) } else { None })
+    }
+
+    fn word(parts: &[Part], arguments: &Value) -> Result<OsString, Failure> {
+        let refuse = |message: String| Failure::of(code::INVALID_ARGUMENTS, message).effects(Effects::None);
+        let mut word = String::new();
+        for part in parts {
+            match part {
+                Part::Text(text) => word.push_str(text),
+                Part::Argument(path) => {
+                    let text = match path.get(arguments) {
+                        Some(Value::String(text)) => text.clone(),
+                        Some(Value::Null) | None => return Err(refuse(format!("`{path}` is needed"))),
+                        Some(other) => other.to_string(),
+                    };
+                    // A value must not become a flag.
+                    if word.is_empty() && text.starts_with('-') {
+                        return Err(refuse(format!("`{path}` may not begin with `-`")));
+                    }
+                    if text.contains('\0') {
+                        return Err(refuse(format!("`{path}` holds a character that no program can be given")));
+                    }
+                    word.push_str(&text);
+                }
+            }
+        }
+        Ok(word.into())
+    }
+}
+
+#[async_trait]
+impl Handler for CommandTool {
+    async fn run(&self, _: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+        let not_begun = |message: String| Failure::of(code::INTERNAL_FAULT, message).effects(Effects::None);
+        let words: Vec<OsString> = self.args.iter().map(|parts| Self::word(parts, arguments.value())).collect::<Result<_, _>>()?;
+        let words = self.sandbox.words(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
+        let launcher = match &self.launcher {
+            Some(launcher) => launcher.clone(),
+            None => std::env::current_exe().map_err(|error| not_begun(format!("this program cannot be found: {error}")))?,
+        };
+        let mut command = tokio::process::Command::new(launcher);
+        command.args(words).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).kill_on_drop(true);
+        command.envs(self.inherit.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
+        command.envs(&self.env);
+        let mut child = command.spawn().map_err(|error| not_begun(format!("the program cannot be started: {error}")))?;
+        // Whatever way this ends, also by being dropped, nothing of its process group is left.
+        let _group = Group(child.id());
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let feed = async {
+            if let Some(mut stdin) = stdin {
+                // A program that does not read is fine.
+                let _ = stdin.write_all(arguments.bytes()).await;
+                let _ = stdin.shutdown().await;
+            }
+        };
+        let ((), out, err, status) = tokio::join!(feed, drain(stdout, self.most), drain(stderr, 64 << 10), child.wait());
+        let status = status.map_err(|error| Failure::business("command_failed", format!("the program cannot be waited for: {error}")))?;
+        let said = String::from_utf8_lossy(&err.0).trim().chars().take(2_000).collect::<String>();
+        match status.code() {
+            Some(0) => {}
+            Some(NOT_RUN) if said.starts_with("toolgate sandbox:") => return Err(not_begun(said)),
+            Some(code) => return Err(Failure::business("command_failed", format!("the program ended with exit code {code}: {said}"))),
+            None => return Err(Failure::business("command_failed", format!("the program was ended by a signal ({status}): {said}"))),
+        }
+        if out.1 {
+            return Err(Failure::business("command_failed", format!("the program printed more than {} bytes", self.most)));
+        }
+        // What is no JSON is text.
+        Ok(json::parse(&out.0, &OUTPUT_BOUNDS).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&out.0).trim_end().to_owned())))
+    }
+}
+
+/// What a stream says, and whether it says more than that.
+async fn drain(stream: Option<impl AsyncRead + Unpin>, most: u64) -> (Vec<u8>, bool) {
+    let mut out = Vec::new();
+    let Some(mut stream) = stream else { return (out, false) };
+    let _ = (&mut stream).take(most).read_to_end(&mut out).await;
+    // The rest is read and dropped, so that nobody waits for it to be.
+    let more = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.unwrap_or(0);
+    (out, more > 0)
+}
