@@ -70,6 +70,22 @@ impl Client {
         }
     }
 
+    /// The tool that it runs commands with, as toolgate names it.
+    pub(crate) const fn shell_tool(self) -> &'static str {
+        match self {
+            Self::ClaudeCode | Self::Codex | Self::ClaudeDesktop => "bash",
+            Self::Cursor => "shell",
+            Self::Vscode => "run_in_terminal",
+        }
+    }
+
+    /// Files in which all hooks can be switched off.
+    pub(crate) fn settings(project: &Path) -> Vec<PathBuf> {
+        let own = [Self::ClaudeCode.file(Some(project)), Self::ClaudeCode.file(None)];
+        let local = [project.join(".claude/settings.local.json"), PathBuf::from("/etc/claude-code/managed-settings.json")];
+        own.into_iter().flatten().chain(local).collect()
+    }
+
     /// The event that comes before a tool.
     pub(crate) const fn before(self) -> &'static str {
         if matches!(self, Self::Cursor) { "preToolUse" } else { "PreToolUse" }
@@ -150,8 +166,12 @@ impl Client {
 }
 
 fn parse(text: &str) -> Result<CstRootNode, String> {
+    let text = text.trim_start_matches('\u{feff}');
     let text = if text.trim().is_empty() { "{}" } else { text };
-    CstRootNode::parse(text, &ParseOptions::default()).map_err(|error| error.to_string())
+    let root = CstRootNode::parse(text, &ParseOptions::default()).map_err(|error| error.to_string())?;
+    // Of two, some programs read the first and some the last.
+    let twice = |top: CstObject| top.properties().iter().filter(|property| property.decoded_name().as_deref() == Some("hooks")).count() > 1;
+    if root.object_value().is_some_and(twice) { Err("it has two `hooks`; make them one".to_owned()) } else { Ok(root) }
 }
 
 /// What a file of settings says; comments are for people.
@@ -180,7 +200,13 @@ fn program(entry: &Value) -> Option<String> {
     }
     let hooks = match args {
         Some(args) => args.first().and_then(Value::as_str) == Some("hook"),
-        None => command.split_whitespace().any(|word| word == "hook"),
+        None => {
+            let behind = command
+                .strip_prefix('\'')
+                .map_or(command.split_once(char::is_whitespace), |rest| rest.split_once('\''))
+                .map(|(_, rest)| rest);
+            behind.and_then(|rest| rest.split_whitespace().next()) == Some("hook")
+        }
     };
     let named = Path::new(&program).file_name().is_some_and(|name| name == "toolgate");
     (named && hooks).then_some(program)

@@ -15,6 +15,12 @@ The event is read from standard input, as by `toolgate hook`. Exit code: 0 with 
 ";
 
 fn main() -> ExitCode {
+    // A client that waits for longer may let the call through.
+    let _ = std::thread::Builder::new().stack_size(64 << 10).spawn(|| {
+        std::thread::sleep(std::time::Duration::from_millis(4_500));
+        let _ = writeln!(std::io::stderr(), "toolgate: no answer could be found in time, so the call is refused");
+        std::process::exit(2);
+    });
     match answer() {
         Ok((0, told)) if std::io::stdout().write_all(told.as_bytes()).is_ok() => ExitCode::SUCCESS,
         Ok((_, reason)) | Err(reason) => {
@@ -26,7 +32,7 @@ fn main() -> ExitCode {
 
 fn answer() -> Result<(u8, String), String> {
     let (mut socket, mut client, mut agent) = (None, "claude-code".to_owned(), String::new());
-    let mut words = std::env::args().skip(1);
+    let mut words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     while let Some(word) = words.next() {
         if word == "--help" || word == "-h" {
             return Ok((0, HELP.to_owned()));

@@ -5,7 +5,7 @@ mod command;
 mod place;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -99,8 +99,8 @@ fn tell(cli: &Cli) {
 
 /// The store of the configuration that stands here, if one does; else the user's own, if there is one.
 fn configured() -> io::Result<Option<PathBuf>> {
-    let path = Path::new(place::FILE);
-    let named = if path.exists() { toolgate::config::Config::load(path)?.store } else { None };
+    let path = place::of_project(&std::env::current_dir()?);
+    let named = path.map(toolgate::config::Config::load).transpose()?.and_then(|config| config.store);
     let own = || place::State::path_of().ok().map(|state| state.join(place::LEDGER)).filter(|ledger| ledger.exists());
     Ok(named.or_else(own))
 }
@@ -131,7 +131,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Approvals(args) => command::approvals::run(&args, store),
         Verb::Audit(args) => command::audit::run(args, store),
         Verb::Check(args) => command::check::run(&args),
-        Verb::Init(args) => command::init::init(&args),
+        Verb::Init(args) => command::init::init(&args, store),
         Verb::Eject(args) => command::init::eject(&args),
         Verb::Trust(args) => command::init::trust(&args),
         Verb::Doctor(args) => command::doctor::run(&args),
@@ -151,7 +151,9 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "toolgate", &mut io::stdout());
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "toolgate", &mut text);
+            io::stdout().lock().write_all(&text)?;
             Ok(ExitCode::SUCCESS)
         }
     }

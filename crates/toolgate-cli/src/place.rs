@@ -146,9 +146,10 @@ impl State {
 }
 
 fn key(path: &Path) -> String {
-    // A file that is gone has a directory that is not.
+    // By its own name, wherever that leads: a link that is put there is something else.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let beside = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
-    path.canonicalize().ok().or_else(beside).unwrap_or_else(|| path.to_owned()).display().to_string()
+    beside().unwrap_or_else(|| path.clone()).display().to_string()
 }
 
 /// A directory that the environment names. A relative one counts for nothing.
@@ -188,6 +189,18 @@ pub(crate) fn of_project(directory: &Path) -> Option<PathBuf> {
     found.filter(|path| Some(path) != own().as_ref())
 }
 
+/// The configuration that is given, else that of the project here, by the shortest name that it has.
+pub(crate) fn here(given: Option<&PathBuf>) -> io::Result<PathBuf> {
+    if let Some(path) = given {
+        return Ok(path.clone());
+    }
+    if Path::new(FILE).is_file() {
+        return Ok(PathBuf::from(FILE));
+    }
+    let nothing = || io::Error::other(format!("there is no {FILE} here; make one with `toolgate init`"));
+    of_project(&std::env::current_dir()?).ok_or_else(nothing)
+}
+
 /// The directory of the project that a client works in. What the agent does to its own directory is not asked.
 pub(crate) fn project() -> io::Result<PathBuf> {
     absolute("CLAUDE_PROJECT_DIR").map_or_else(std::env::current_dir, Ok)
@@ -210,21 +223,25 @@ pub(crate) struct InForce {
     pub(crate) store: PathBuf,
     /// What a person should be told.
     pub(crate) notice: Option<String>,
-    /// Every path that was looked at: while none of them changes, nothing else holds.
-    pub(crate) looked_at: Vec<PathBuf>,
+    /// Every path that was looked at, and how it was: while none of them changes, nothing else holds.
+    pub(crate) looked_at: Vec<(PathBuf, Option<Stamp>)>,
+    /// When reading began.
+    pub(crate) since: std::time::SystemTime,
 }
 
 impl InForce {
     /// What holds in a directory: the configuration that is given, else the user's own and that of the project, where it is
     /// trusted.
     pub(crate) fn find(given: Option<&Path>, directory: &Path, state: &State) -> io::Result<Self> {
+        let since = std::time::SystemTime::now();
         if let Some(path) = given {
-            return Self::of(Config::load(path)?, vec![path.to_owned()], None, state);
+            let found = Self::of(Config::load(path)?, vec![path.to_owned()], None, state)?;
+            return Ok(Self { since, ..found });
         }
         let found = Self::found(directory, state)?;
         let above = directory.ancestors().map(|directory| directory.join(FILE));
-        let looked_at = above.chain(own()).chain([state.path().join("trusted.json")]).chain(found.looked_at).collect();
-        Ok(Self { looked_at, ..found })
+        let more = above.chain(own()).chain([state.path().join("trusted.json")]).map(|path| (path.clone(), stamp(&path)));
+        Ok(Self { looked_at: more.chain(found.looked_at).collect(), since, ..found })
     }
 
     fn found(directory: &Path, state: &State) -> io::Result<Self> {
@@ -256,8 +273,8 @@ impl InForce {
         // What the environment says counts for more than what a file says.
         let said = std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
         let store = std::path::absolute(said.or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger()))?;
-        let looked_at = files.clone();
-        Ok(Self { config, files, store, notice, looked_at })
+        let looked_at = files.iter().map(|path| (path.clone(), stamp(path))).collect();
+        Ok(Self { config, files, store, notice, looked_at, since: std::time::SystemTime::UNIX_EPOCH })
     }
 }
 

@@ -303,7 +303,9 @@ pub(crate) fn kept(call: CallId) -> String {
 pub(crate) fn leave(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<()> {
     let Some(session) = Session::find(tx.sql, key)? else { return Ok(()) };
     tx.sql
-        .prepare_cached("UPDATE claims SET lease = ?2, pass = NULL WHERE session = ?1 AND pass IS NOT NULL AND state <> 'settled'")?
+        .prepare_cached(
+            "UPDATE claims SET lease = ?2, pass = NULL WHERE session = ?1 AND state = 'open' AND owner >= 'client:' AND owner < 'client;'",
+        )?
         .execute(params![session.id, nanos(now).saturating_sub(1)])?;
     sweep(tx, now).map(|_| ())
 }

@@ -25,9 +25,9 @@ use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
     after_help = "Exit code: 0 if every line was a call, whatever became of it, or all tests passed; 1 if a test failed; 2 if the configuration does not load or a line is no call.\n\nExamples:\n  echo '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}' | toolgate check --config toolgate.toml\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --explain < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
 )]
 pub(crate) struct Args {
-    /// The configuration.
-    #[arg(long, value_name = "FILE", default_value = "toolgate.toml", env = "TOOLGATE_CONFIG")]
-    config: PathBuf,
+    /// The configuration; that of the project here unless said.
+    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
+    config: Option<PathBuf>,
     /// One JSON object a line: {"decision", "gate", "rule", "error"}.
     #[arg(long)]
     json: bool,
@@ -157,7 +157,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 }
 
 fn load(args: &Args, script: &Arc<Script>) -> io::Result<Vec<Agent>> {
-    let config = Config::load(&args.config)?;
+    let config = Config::load(crate::place::here(args.config.as_ref())?)?;
     let handler: Arc<dyn Handler> = script.clone();
     config.agents(Some(&handler)).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
@@ -167,7 +167,15 @@ fn load(args: &Args, script: &Arc<Script>) -> io::Result<Vec<Agent>> {
 
 /// A line as it is written: arguments stay the text they are, so that two keys of one name are seen.
 fn read(line: &str) -> Result<Tried, String> {
-    serde_json::from_str(line).map_err(|e| format!("this is no call: {e}; like {{\"tool\": \"…\", \"arguments\": {{…}}}}"))
+    let mut tried: Tried =
+        serde_json::from_str(line).map_err(|e| format!("this is no call: {e}; like {{\"tool\": \"…\", \"arguments\": {{…}}}}"))?;
+    // As a client may call it.
+    if !toolgate::names::is_tool_name(&tried.tool)
+        && let Some(name) = toolgate::names::map_foreign([tried.tool.as_str()]).names.into_keys().next()
+    {
+        tried.tool = name;
+    }
+    Ok(tried)
 }
 
 impl Tried {

@@ -59,7 +59,7 @@ pub(crate) struct TrustArgs {
     new_ledger: bool,
 }
 
-pub(crate) fn init(args: &InitArgs) -> io::Result<ExitCode> {
+pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = anstream::stdout().lock();
     // A client that cannot be registered is known before anything is written.
@@ -76,7 +76,7 @@ pub(crate) fn init(args: &InitArgs) -> io::Result<ExitCode> {
     let config = if args.user { place::own().ok_or_else(|| io::Error::other("there is no home directory"))? } else { project.join(FILE) };
     let is_new = !config.exists();
     if is_new {
-        change(&mut out, &config, "", &template(args.client), args.dry_run)?;
+        change(&mut out, &config, "", &template(args.client, store), args.dry_run)?;
     } else {
         writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
     }
@@ -196,17 +196,24 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
     let diff = similar::TextDiff::from_lines(before, after);
     writeln!(out, "{BOLD}{verb}{BOLD:#} {}", path.display())?;
     // What is all new is shown only where it is short.
-    if !before.is_empty() || after.lines().count() <= 60 || dry_run {
+    if !before.is_empty() || after.lines().count() <= 90 || dry_run {
         for change in diff.iter_all_changes().filter(|change| change.tag() != similar::ChangeTag::Equal) {
             match change.tag() {
                 similar::ChangeTag::Delete => write!(out, "  {RED}-{}{RED:#}", change.value())?,
                 _ => write!(out, "  {GREEN}+{}{GREEN:#}", change.value())?,
             }
         }
+    } else {
+        writeln!(out, "  {DIM}({} lines, commented){DIM:#}", after.lines().count())?;
     }
     if dry_run {
         return Ok(());
     }
+    put(path, after)
+}
+
+/// Writes a file: whole, or not at all.
+pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
@@ -217,19 +224,25 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
     if let Ok(old) = fs::metadata(&target) {
         file.set_permissions(old.permissions())?;
     }
-    file.write_all(after.as_bytes())?;
+    file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(draft, target)
 }
 
 /// The configuration to begin with.
-fn template(client: Option<Client>) -> String {
-    match client {
+fn template(client: Option<Client>, store: Option<&Path>) -> String {
+    let text = match client {
         Some(Client::ClaudeCode | Client::ClaudeDesktop) => include_str!("init/claude-code.toml"),
         Some(Client::Codex) => include_str!("init/codex.toml"),
         Some(Client::Cursor) => include_str!("init/cursor.toml"),
         Some(Client::Vscode) => include_str!("init/vscode.toml"),
         None => include_str!("init/bare.toml"),
-    }
-    .to_owned()
+    };
+    let Some(store) = store else { return text.to_owned() };
+    // The line that names a ledger, or stands where one would be named.
+    let line = |line: &str| match line.trim_start_matches("# ").starts_with("store = ") {
+        true => format!("store = {}\n", serde_json::json!(store)),
+        false => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
 }

@@ -22,9 +22,9 @@ use super::ledger::{BOLD, GREEN, counted};
     after_help = "Exit code: 0 if nothing is wrong (warnings are not wrong), 1 if something is, 2 if it cannot be looked at.\n\nExamples:\n  toolgate lint\n  toolgate lint --fix                      mend what can be mended\n  toolgate lint --store ledger.db          also which tools are hardly used\n  toolgate lint --format github            as annotations of a pull request"
 )]
 pub(crate) struct Args {
-    /// The configuration.
-    #[arg(long, value_name = "FILE", default_value = "toolgate.toml", env = "TOOLGATE_CONFIG")]
-    config: PathBuf,
+    /// The configuration; that of the project here unless said.
+    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
+    config: Option<PathBuf>,
     /// Mend what can be mended without thinking: misspelt names.
     #[arg(long)]
     fix: bool,
@@ -47,7 +47,8 @@ enum Format {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let mut mended = 0;
-    let mut found = look(&args.config, store)?;
+    let path = crate::place::here(args.config.as_ref())?;
+    let mut found = look(&path, store)?;
     if args.fix {
         // Mending one thing may show another.
         for _ in 0..16 {
@@ -56,7 +57,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             if now == 0 {
                 break;
             }
-            found = look(&args.config, store)?;
+            found = look(&path, store)?;
         }
     }
     let mut out = anstream::stdout().lock();
@@ -122,9 +123,7 @@ fn mend(found: &[Finding]) -> io::Result<usize> {
                 mended += 1;
             }
         }
-        let draft = format!("{path}.toolgate-new");
-        fs::write(&draft, text)?;
-        fs::rename(draft, path)?;
+        super::init::put(Path::new(&path), &text)?;
     }
     Ok(mended)
 }

@@ -198,6 +198,17 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ("Bash", json!({"command": "cat settings.json package.json"}), "none", ""),
         ("Bash", json!({"command": "rm .claude/settings.json"}), "deny", "What decides about an agent"),
         ("Bash", json!({"command": "cd .claude && rm settings.json"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "mv .claude x"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "mv ./.claude* x"}), "ask", "It cannot be told"),
+        ("Bash", json!({"command": "git rm -r .claude"}), "deny", "What decides about an agent"),
+        (
+            "Write",
+            json!({"patch": "*** Begin Patch\n*** Update File: toolgate.toml\n@@\n-a\n+b\n*** End Patch"}),
+            "deny",
+            "What decides about an agent",
+        ),
+        ("Write", json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "What decides about an agent"),
+        ("Write", json!({"content": "a page\nabout toolgate.toml\n", "file_path": "notes.md"}), "none", ""),
         ("Bash", json!({"command": "toolgate audit query"}), "none", ""),
     ];
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
@@ -249,6 +260,70 @@ fn a_result_is_brought_into_shape_and_the_original_is_not_pointed_to() {
     let answer = project.hook(&after("t2", "lookup", json!({"id": 8}), json!({"created": "soon", "text": "secret"})));
     assert_eq!(answer["decision"], "block");
     assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"created": "(withheld)", "text": "(withheld)"}));
+}
+
+#[test]
+fn no_result_is_shown_that_could_not_be_looked_at() {
+    let shown = |answer: &Value| answer["hookSpecificOutput"]["updatedToolOutput"].clone();
+    let project = Project::with(CONFIG);
+    let lone = r#"{"hook_event_name":"PostToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"ls"},"tool_use_id":"t1","tool_response":{"stdout":"secret \ud83d"}}"#;
+    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+    let (code, stdout, _) = project.run(&["hook", "--config", "toolgate.toml"], lone);
+    let answer: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &shown(&answer)["stdout"], &answer["decision"]), (0, &json!("(withheld)"), &json!("block")));
+    assert_eq!(project.said_of(), [("failed".to_owned(), "unreadable_result".to_owned())]);
+    // Nobody let it in, the store is gone, the configuration is gone, the service is not there.
+    let response = json!({"stdout": "secret"});
+    let never = project.hook(&after("t9", "Bash", json!({"command": "id"}), response.clone()));
+    assert_eq!(shown(&never)["stdout"], "(withheld)");
+    std::fs::remove_file(project.path("project/ledger.db")).unwrap();
+    let gone = project.hook(&after("t1", "Bash", json!({"command": "ls"}), response.clone()));
+    assert_eq!(shown(&gone)["stdout"], "(withheld)");
+    for args in [&["hook", "--config", "nowhere.toml"][..], &["hook", "--socket", "nowhere.sock"]] {
+        let gone = project.hook_as(args, &after("t1", "Bash", json!({"command": "ls"}), response.clone()));
+        assert_eq!(shown(&gone)["stdout"], "(withheld)", "{args:?}");
+    }
+}
+
+#[test]
+fn another_ledger_in_the_place_of_one_is_noticed() {
+    let project = Project::with(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 2 }}\n"));
+    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+    std::fs::rename(project.path("project/ledger.db"), project.path("project/moved.db")).unwrap();
+    std::os::unix::fs::symlink(project.path("project/fresh.db"), project.path("project/ledger.db")).unwrap();
+    project.write("project/fresh.db", "");
+    assert_eq!(decision(&project.before("t2", "Bash", json!({"command": "ls -l"}))).0, "deny");
+}
+
+#[test]
+fn a_nearer_file_cannot_be_put_before_one_that_holds() {
+    let project = Project::with(CONFIG);
+    project.write(".config/toolgate/toolgate.toml", "[tools.write]\nkind = \"client\"\npolicy = \"open\"\n");
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    std::fs::create_dir_all(project.path("project/inner")).unwrap();
+    let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut command);
+    command.current_dir(project.path("project/inner"));
+    let event = event("PreToolUse", "t1", "Write", json!({"file_path": project.path("project/inner/toolgate.toml"), "content": ""}));
+    let output = Command::from_std(command).arg("hook").write_stdin(event.to_string()).output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().contains("own_files"));
+}
+
+#[test]
+fn what_is_kept_ready_is_kept_for_one_environment() {
+    let project = Project::with(&CONFIG.replace("store = \"ledger.db\"\n", ""));
+    std::thread::sleep(std::time::Duration::from_millis(1_200));
+    let run = |store: Option<&str>, id: &str| {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        command.envs(store.map(|store| ("TOOLGATE_STORE", store)));
+        let event = event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
+        Command::from_std(command).args(["hook", "--config", "toolgate.toml"]).write_stdin(event.to_string()).output().unwrap();
+    };
+    let rows = |store: &Path| project.run(&["audit", "export", "--store", store.to_str().unwrap()], "").1.lines().count();
+    (0..3).for_each(|n| run(None, &format!("a{n}")));
+    (0..2).for_each(|n| run(Some("other.db"), &format!("b{n}")));
+    assert_eq!((rows(&project.path(".local/state/toolgate/ledger.db")), rows(&project.path("project/other.db"))), (3, 2));
 }
 
 #[test]
@@ -322,6 +397,8 @@ fn the_plain_protocol_is_an_exit_code() {
     assert_eq!((code, stdout.as_str()), (0, "{\"decision\":\"allow\"}\n"));
     let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
     assert!(code == 2 && stderr.starts_with("toolgate: Nobody pushes from here."), "{stderr}");
+    let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "rm x"}}));
+    assert!(code == 2 && stderr.contains("A person must approve"), "{stderr}");
     let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}));
     assert_eq!((code, stdout.as_str()), (0, "{}\n"));
     assert!(project.said_of().contains(&("succeeded".to_owned(), String::new())));

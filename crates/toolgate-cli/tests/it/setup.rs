@@ -34,6 +34,39 @@ fn a_client_is_set_up_looked_at_and_left_as_it_was() {
 }
 
 #[test]
+fn what_is_somebody_elses_is_left_alone() {
+    let project = Project::new();
+    let other =
+        "{\"hooks\": {\"PreToolUse\": [{\"hooks\": [{\"type\": \"command\", \"command\": \"toolgate audit query | ./my hook\"}]}]}}\n";
+    project.write("project/.claude/settings.json", other);
+    assert!(project.said(&["eject"], "").contains("in none of these settings"));
+    assert_eq!(project.read("project/.claude/settings.json"), other);
+    project.write("project/.claude/settings.json", "{\"hooks\": {}, \"hooks\": {}}");
+    assert!(project.said(&["init", "--for", "claude-code"], "").contains("it has two `hooks`"));
+    assert!(!project.path("project/toolgate.toml").exists());
+}
+
+#[test]
+fn every_line_that_the_templates_suggest_can_be_used() {
+    for client in ["claude-code", "codex", "cursor", "vscode"] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0);
+        let text = project.read("project/toolgate.toml");
+        let used: String = text
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|line| line.contains(" = ")).unwrap_or(line).to_owned() + "\n")
+            .collect();
+        project.write("project/toolgate.toml", &used);
+        let said = project.said(&["lint"], "");
+        assert!(said.starts_with("exit 0\nnothing found"), "{client}: {said}");
+    }
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--store", "here.db"], "").0, 0);
+    assert!(project.path("project/here.db").exists());
+    assert!(project.said(&["lint"], "").starts_with("exit 0\nnothing found"));
+}
+
+#[test]
 fn every_client_gets_a_configuration_that_loads_and_hooks_in_its_own_form() {
     for (client, file) in [
         ("claude-code", ".claude/settings.json"),
@@ -64,7 +97,7 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         let file = "project/.claude/settings.json";
         project.write(file, &project.read(file).replace(from, to));
     }
-    let cases: [Break; 9] = [
+    let cases: [Break; 13] = [
         ("the hooks are gone", |project| {
             project.run(&["eject"], "");
         }),
@@ -77,6 +110,13 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         }),
         ("only for some tools", |project| edit(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")),
         ("hooks are switched off", |project| edit(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
+        ("hooks are switched off elsewhere", |project| project.write("project/.claude/settings.local.json", "{\"disableAllHooks\": true}")),
+        ("started with other words", |project| edit(project, "\"hook\", \"--client\"", "\"hook\", \"--help\", \"--client\"")),
+        ("not waited for", |project| edit(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")),
+        ("a configuration for something else", |project| {
+            project.write("project/toolgate.toml", "[tools.look]\neffect = \"read\"\n");
+            project.run(&["trust"], "");
+        }),
         ("a time-out that is text", |project| edit(project, "\"timeout\": 10", "\"timeout\": \"10\"")),
         ("a changed file", |project| project.write("project/toolgate.toml", "name = \"x\"\n")),
         ("a ledger that is gone", |project| {

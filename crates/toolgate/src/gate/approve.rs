@@ -36,7 +36,7 @@ impl Toolgate {
         // The client's own user is somebody, where nobody in particular is named.
         if call.client_asks && judgement.asked().iter().all(|asked| asked.approvers.is_empty()) {
             let approval = self.approval_of(&judgement, call, trail);
-            let by = Some(format!("the user of {}", call.key.principal));
+            let by = Some(format!("left to the client of {}", call.key.principal));
             let approval = Approval { state: ApprovalState::Approved, answered_by: by, ..approval };
             if let Ok(permit) = judgement.permit(Some(&approval)) {
                 trail.rule = None;
@@ -71,7 +71,7 @@ impl Toolgate {
             arguments: judgement.arguments().value().clone(),
             shown,
             asked_by: judgement.asked().iter().map(|asked| asked.by.clone()).collect(),
-            reason: self.0.redactor.text(&reasons(judgement).join("; ")),
+            reason: self.0.redactor.text(&reasons(judgement).join(" ")),
             approvers: judgement.asked().iter().map(|asked| asked.approvers.clone()).filter(|people| !people.is_empty()).collect(),
             asked_at: trail.started,
             expires: trail.started.checked_add(life).unwrap_or(jiff::Timestamp::MAX),

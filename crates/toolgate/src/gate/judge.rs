@@ -23,6 +23,9 @@ use crate::session::State;
 use crate::store::{Intent, NotClaimed, RecallKey, Recalled, StoreError, over_error, recalled_error};
 use crate::tool::Effect;
 
+/// How long a pass is kept for a client that does not come back.
+const KEPT: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
+
 impl Toolgate {
     /// Gate 7. Hooks in their order, each on the rewrite of the one before. What fails, denies.
     pub(super) async fn before_hooks(
@@ -205,6 +208,8 @@ impl Toolgate {
             None => None,
         };
         let external = tool.spec.external || pass.is_some();
+        // Whoever runs it may ask a person first, and persons sleep; a session that ends says so.
+        let time = if pass.is_some() { KEPT } else { tool.spec.timeout.saturating_add(trail.slack) };
         let intent = Box::new(Intent {
             call: trail.id,
             key: call.key.clone(),
@@ -214,7 +219,7 @@ impl Toolgate {
             recall,
             // What the client runs outlives this process, and nobody here knows whether the client is alive.
             owner: if external { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
-            lease: self.now().checked_add(lease(tool.spec.timeout.saturating_add(trail.slack))).unwrap_or(jiff::Timestamp::MAX),
+            lease: self.now().checked_add(lease(time)).unwrap_or(jiff::Timestamp::MAX),
             effect,
             // Who dies before the end leaves a row all the same.
             row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, trail)),

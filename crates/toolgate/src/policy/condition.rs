@@ -110,8 +110,7 @@ impl Condition {
                     let named = if ask.tool.shell.as_ref() == Some(at) {
                         let shell = ask.arguments.shell(text);
                         told(places.iter().map(|place| shell.touches(place, *lenient)).max().unwrap_or(Sure::No), &shell)
-                    // A whole page of text is no path.
-                    } else if text.len() <= 4_096 && !text.contains('\n') && places.iter().any(|place| place.is(text) == Sure::Yes) {
+                    } else if places.iter().any(|place| paths_in(text).any(|path| place.is(path) == Sure::Yes)) {
                         Holds::Yes
                     } else {
                         Holds::No
@@ -204,6 +203,31 @@ fn ticked(texts: &[String]) -> String {
         listed.push(format!("{} more", texts.len() - 3));
     }
     listed.join(", ")
+}
+
+/// The paths that a text names: itself, unless it is a whole page; and the files that a patch changes.
+fn paths_in(text: &str) -> impl Iterator<Item = &str> {
+    let whole = Some(text).filter(|text| text.len() <= 4_096 && !text.contains('\n'));
+    let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
+        let marks = [
+            "*** Update File:",
+            "*** Add File:",
+            "*** Delete File:",
+            "*** Move to:",
+            "+++ ",
+            "--- ",
+            "rename to ",
+            "rename from ",
+            "copy to ",
+        ];
+        let mark = marks.iter().find(|mark| line.starts_with(**mark))?;
+        Some(mark.len()..line.len())
+    };
+    let named = text.lines().filter(|_| text.contains('\n')).filter_map(move |line| line.get(header(line)?)).map(|path| {
+        let path = path.split('\t').next().unwrap_or(path).trim();
+        path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path)
+    });
+    whole.into_iter().chain(named)
 }
 
 /// Every text in a value, and where it stands.

@@ -183,9 +183,9 @@ impl Policy for Deny {
         {
             return Ok(Verdict::allow());
         }
-        if let Some(doubt) = doubt.filter(|_| !self.asks) {
+        if let Some(doubt) = doubt {
             let reason = format!("It cannot be told what this call does: {doubt}.");
-            return Ok(Verdict::Ask(reason, Terms::default()));
+            return Ok(Verdict::Ask(reason, Terms { approvers: self.approvers.clone(), ..Terms::default() }));
         }
         if self.asks {
             return Ok(Verdict::Ask(self.refusal.reason.clone(), Terms { approvers: self.approvers.clone(), ..Terms::default() }));

@@ -57,8 +57,11 @@ pub(super) fn changes(command: &Command) -> bool {
         "setfacl", "shred", "srm", "tee", "touch", "trash", "truncate", "unlink",
     ];
     let has = |flag: &str| command.words.iter().filter_map(Word::text).any(|word| word.starts_with(flag));
+    let verb = || command.words.iter().skip(1).filter_map(Word::text).find(|word| !word.starts_with('-'));
+    let unmakes = || verb().is_some_and(|verb| ["rm", "mv", "checkout", "restore", "clean", "reset", "stash", "apply"].contains(&verb));
     command.program().is_none_or(|program| {
         TAKERS.contains(&program)
+            || (program == "git" && unmakes())
             || (program == "find" && has("-delete"))
             || (program == "sed" && (has("-i") || has("--in-place")))
             || has("-o") && program == "sort"

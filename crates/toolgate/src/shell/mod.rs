@@ -398,17 +398,35 @@ impl Place {
 
     /// Whether it lies somewhere under what a word names.
     fn lies_under(&self, word: &Word) -> Sure {
-        let Some(text) = word.text() else { return self.is_named_by(word) };
+        let parts: Vec<&str> = self.0.split('/').filter(|part| !part.is_empty()).collect();
+        let Some(text) = word.text() else {
+            // The directory that it is in, by a pattern.
+            let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
+            let near = !parent.is_empty() && word.spellings().iter().any(|spelling| meet(&cleaned(spelling), &Word::wanted(parent)));
+            return self.is_named_by(word).max(if near { Sure::Maybe } else { Sure::No });
+        };
         let path = normal(&home(text));
-        let above = match path.as_str() {
+        match path.as_str() {
             // Here may be anywhere.
             "" | "." | ".." | "*" => return Sure::Maybe,
-            "/" => true,
-            path if path.starts_with('/') => self.0.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')),
-            path if path.split('/').all(|part| part == "..") => return Sure::Maybe,
-            _ => false,
-        };
-        if above { Sure::Yes } else { Sure::No }
+            "/" => return Sure::Yes,
+            path if path.starts_with('/') => {
+                let under = self.0.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'));
+                return if under { Sure::Yes } else { Sure::No };
+            }
+            _ => {}
+        }
+        // From a directory that nobody knows here: it ends like one of those above.
+        let given: Vec<&str> = path.split('/').skip_while(|part| *part == "..").collect();
+        if given.is_empty() {
+            return Sure::Maybe;
+        }
+        let ends = |above: usize| parts.get(..parts.len().saturating_sub(above)).is_some_and(|above| above.ends_with(&given));
+        match (1..parts.len()).find(|above| ends(*above)) {
+            Some(1) => Sure::Yes,
+            Some(_) => Sure::Maybe,
+            None => Sure::No,
+        }
     }
 }
 
@@ -420,6 +438,7 @@ fn cleaned(spelling: &[Part]) -> Vec<Part> {
             while text.contains("//") || text.contains("/./") {
                 text = text.replace("//", "/").replace("/./", "/");
             }
+            let text = text.strip_prefix("./").unwrap_or(&text).to_owned();
             std::iter::once(Part::Text(text)).chain(rest.iter().cloned()).collect()
         }
         other => other.to_vec(),

@@ -89,6 +89,12 @@ fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
 }
 
 fn about(row: &Row) -> String {
+    // Without entities, what a person looks for first.
+    if row.entities.is_empty() {
+        let wanted = ["command", "file_path", "filePath", "path", "url", "pattern"];
+        let said = wanted.iter().find_map(|name| row.arguments.get(name).and_then(serde_json::Value::as_str));
+        return clean(&said.unwrap_or_default().chars().take(60).collect::<String>());
+    }
     let plain = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     clean(&row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" "))
 }

@@ -45,6 +45,25 @@ impl Answer {
         Self { decision: Some(Decision::Block(reason.into())), ..Self::default() }
     }
 
+    /// A result that nobody reads, and why.
+    pub(crate) fn withhold(event: &Event, reason: impl Into<String>) -> Self {
+        let output = match &event.kind {
+            Kind::After(given) => Some(withheld(given)),
+            // The shape that most clients take.
+            Kind::Unread => Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})),
+            _ => None,
+        };
+        Self { output, ..Self::block(reason) }
+    }
+
+    /// What is said where the gate could not be asked at all.
+    pub(crate) fn refusal(event: &Event, reason: impl Into<String>) -> Self {
+        match &event.kind {
+            Kind::After(_) | Kind::Unread => Self::withhold(event, reason),
+            _ => Self::deny(reason),
+        }
+    }
+
     /// As the client that spoke wants to hear it.
     pub(crate) fn render(self, event: &Event, client: Client) -> Rendered {
         match (&event.name, client) {
@@ -57,11 +76,8 @@ impl Answer {
     fn plain(self, event: &Event) -> Rendered {
         let mut told = Map::new();
         match self.decision {
-            Some(Decision::Deny(reason)) => return Rendered::Refused(reason),
-            Some(Decision::Ask(reason)) => {
-                told.insert("decision".to_owned(), "ask".into());
-                told.insert("reason".to_owned(), reason.into());
-            }
+            // Who only looks at the exit code takes anything else for a yes.
+            Some(Decision::Deny(reason) | Decision::Ask(reason)) => return Rendered::Refused(reason),
             Some(Decision::Block(reason)) => {
                 told.insert("reason".to_owned(), reason.into());
             }
@@ -161,6 +177,8 @@ impl Answer {
 /// What leaves the process.
 #[derive(Debug)]
 pub(crate) enum Rendered {
+    /// It was said already.
+    Done,
     Told(Value),
     Refused(String),
 }
@@ -169,7 +187,16 @@ impl Rendered {
     /// Says it. What cannot be said is a refusal.
     pub(crate) fn say(self) -> ExitCode {
         match self {
+            Self::Done => ExitCode::SUCCESS,
             Self::Told(told) => {
+                // Where nobody hears it, a refusal is an exit code.
+                let refuses =
+                    told.pointer("/hookSpecificOutput/permissionDecision").and_then(Value::as_str).is_some_and(|word| word != "allow")
+                        || told.get("permission").and_then(Value::as_str) == Some("deny");
+                if refuses && std::fs::read_link("/proc/self/fd/1").is_ok_and(|path| path == std::path::Path::new("/dev/null")) {
+                    let _ = writeln!(std::io::stderr().lock(), "toolgate: the call is refused, and standard output is closed");
+                    return ExitCode::from(2);
+                }
                 let mut out = std::io::stdout().lock();
                 match writeln!(out, "{told}").and_then(|()| out.flush()) {
                     Ok(()) => ExitCode::SUCCESS,

@@ -40,7 +40,11 @@ pub(super) struct Compiled {
 fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
     let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
-    let words = [config, project.as_os_str().as_bytes(), args.agent.as_deref().unwrap_or("").as_bytes()];
+    let mut words = vec![config.to_vec(), project.as_os_str().as_bytes().to_vec(), args.agent.clone().unwrap_or_default().into_bytes()];
+    // What the environment has a say in.
+    for name in ["TOOLGATE_STORE", "XDG_CONFIG_HOME", "HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"] {
+        words.push(std::env::var_os(name).unwrap_or_default().as_bytes().to_vec());
+    }
     let digest = Digest::of(&words.join(&[0][..])).to_string();
     state.path().join("compiled").join(digest.get(..32).unwrap_or(&digest)).join(tool)
 }
@@ -73,16 +77,17 @@ impl Compiled {
 
     /// Keeps what a configuration comes to, for each of an agent's tools. What cannot be kept is read again next time.
     pub(super) fn keep(args: &Args, project: &Path, state: &State, agent: &Agent, ledger: &str, found: &Beside) -> io::Result<()> {
-        let files: Vec<(OsString, Option<Stamp>)> = found.files.iter().map(|path| (path.clone().into_os_string(), stamp(path))).collect();
-        // A file that changed just now may change again within the same tick of the clock.
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let settled = |stamp: &Stamp| {
-            let changed = Duration::new(u64::try_from(stamp.5).unwrap_or_default(), u32::try_from(stamp.6).unwrap_or_default());
-            now.saturating_sub(changed) > Duration::from_secs(1)
+        // What changed since it was read, or just before, may be something else than what was read.
+        let since = found.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let settled = |(path, was): &(PathBuf, Option<Stamp>)| {
+            let changed =
+                |stamp: &Stamp| Duration::new(u64::try_from(stamp.5).unwrap_or_default(), u32::try_from(stamp.6).unwrap_or_default());
+            stamp(path) == *was && was.as_ref().is_none_or(|was| since.saturating_sub(changed(was)) > Duration::from_secs(1))
         };
-        if !files.iter().filter_map(|(_, stamp)| stamp.as_ref()).all(settled) {
+        if !found.files.iter().all(settled) {
             return Ok(());
         }
+        let files: Vec<(OsString, Option<Stamp>)> = found.files.iter().map(|(path, was)| (path.clone().into_os_string(), *was)).collect();
         let key = state.key()?;
         for (tool, excerpt) in agent.excerpts() {
             let path = place(args, project, state, &tool);
@@ -115,7 +120,8 @@ impl Compiled {
 
 /// What of a configuration is kept beside its rules.
 pub(super) struct Beside {
-    files: Vec<PathBuf>,
+    files: Vec<(PathBuf, Option<Stamp>)>,
+    since: SystemTime,
     granted: Vec<String>,
     asks: (bool, bool),
     redact: Vec<String>,
@@ -129,6 +135,7 @@ impl Beside {
         let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
         Self {
             files: found.looked_at.clone(),
+            since: found.since,
             granted: found.config.granted(agent).map(str::to_owned).collect(),
             asks,
             redact: found.config.redact.clone(),

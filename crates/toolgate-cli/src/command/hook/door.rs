@@ -11,7 +11,7 @@ use toolgate::{Answer as Outcome, Call, Effect, Effects, Failure, Spec, Toolgate
 use toolgate_store::SqliteStore;
 
 use super::Args;
-use super::answer::{Answer, Decision, withheld, words};
+use super::answer::{Answer, Decision, words};
 use super::compiled::{Beside, Compiled};
 use super::event::{Client, Event, Kind};
 use crate::place::{self, InForce, State};
@@ -169,13 +169,20 @@ impl Door {
             },
             Kind::Before => {
                 let call = self.call(&session, event);
-                let call = if client == Client::Codex || client == Client::Cursor { call } else { call.client_asks() };
+                // Who only looks at the exit code cannot ask.
+                let cannot_ask = client == Client::Codex || client == Client::Cursor || event.name.is_none();
+                let call = if cannot_ask { call } else { call.client_asks() };
                 match gate.admit_kept(call).await {
                     Ok(kept) => self.admitted(event, &kept),
                     Err(refused) => self.refused(event, &refused),
                 }
             }
             Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
+            Kind::Unread => {
+                let failure = Failure::business("unreadable_result", "what the tool gave cannot be read").effects(Effects::Done);
+                gate.report_kept(self.call(&session, event), Err(failure)).await;
+                Answer::withhold(event, "toolgate cannot read this result, so it is withheld")
+            }
             Kind::Failed { error, interrupted } => {
                 // It ran and is over: what it changed before it failed, it changed. What was cut off, nobody knows.
                 let effects = if *interrupted { Effects::Unknown } else { Effects::Done };
@@ -213,6 +220,7 @@ impl Door {
         match event.kind {
             Kind::Before if self.settings.on_failure == Otherwise::Ask => Answer::ask(reason),
             Kind::Before => Answer::deny(reason),
+            Kind::After(_) | Kind::Unread => Answer::withhold(event, reason),
             Kind::Ends => Answer { notice: Some(reason), ..Answer::default() },
             _ => Answer::block(reason),
         }
@@ -258,9 +266,7 @@ impl Door {
         let Some(error) = answer.outcome.error() else { return Answer::default() };
         match error.code.as_ref() {
             "not_admitted" if self.gate.as_ref().is_ok_and(|gate| self.is_undeclared(gate, event)) => Answer::default(),
-            // What was run outside of the gate was not shaped by it.
-            "not_admitted" | "not_as_admitted" => Answer::block(words(error)),
-            _ => Answer { output: Some(withheld(given)), ..Answer::block(words(error)) },
+            _ => Answer::withhold(event, words(error)),
         }
     }
 }
@@ -311,7 +317,9 @@ impl Protected {
         let store = shown(found.store.clone());
         let secret =
             vec![shown(state.path().to_owned()), store.clone(), format!("{store}-wal"), format!("{store}-shm"), format!("{store}.state")];
-        let mut fixed: Vec<String> = found.files.iter().map(|file| shown(absolute(file))).collect();
+        // A file that is not there yet would hide one that is.
+        let looked_at = found.looked_at.iter().map(|(file, _)| file).chain(&found.files);
+        let mut fixed: Vec<String> = looked_at.map(|file| shown(absolute(file))).collect();
         fixed.extend(place::own().map(shown));
         fixed.extend(std::env::current_exe().ok().map(shown));
         let project = place::project().ok();

@@ -35,7 +35,12 @@ pub(crate) struct Event {
 pub(crate) enum Kind {
     Before,
     After(Value),
-    Failed { error: String, interrupted: bool },
+    Failed {
+        error: String,
+        interrupted: bool,
+    },
+    /// It is over, and what came of it cannot be read.
+    Unread,
     Begins,
     Ends,
     Says(String),
@@ -77,7 +82,7 @@ impl Event {
         let unread = |error: serde_json::Error| format!("the result of the tool cannot be read: {error}");
         let kind = match name.as_deref() {
             Some("PreToolUse" | "preToolUse") => Kind::Before,
-            Some("PostToolUse") => Kind::After(value(told.tool_response.or(told.tool_result)).map_err(unread)?),
+            Some("PostToolUse") => value(told.tool_response.or(told.tool_result)).map_or(Kind::Unread, Kind::After),
             Some("postToolUse") => Kind::After(nested(told.tool_output.as_deref().unwrap_or("null"))),
             Some("PostToolUseFailure" | "postToolUseFailure") => {
                 let text = |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
@@ -92,7 +97,7 @@ impl Event {
             None if told.tool_result.is_some() => Kind::After(value(told.tool_result).map_err(unread)?),
             None => Kind::Before,
         };
-        let about_a_tool = matches!(kind, Kind::Before | Kind::After(_) | Kind::Failed { .. });
+        let about_a_tool = matches!(kind, Kind::Before | Kind::After(_) | Kind::Unread | Kind::Failed { .. });
         let tool = match told.tool_name {
             Some(tool) if !tool.is_empty() => tool,
             _ if about_a_tool => return Err("the event names no tool: `tool_name` is missing".to_owned()),

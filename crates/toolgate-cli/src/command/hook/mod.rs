@@ -94,18 +94,23 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     match event {
         Err(reason) => Rendered::Refused(reason).say(),
-        Ok(_) if args.socket.is_some() => ask(args, &text).say(),
+        Ok(event) if args.socket.is_some() => match ask(args, &text) {
+            // Without an answer there is no permission, and no result.
+            Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client).say(),
+            told => told.say(),
+        },
         Ok(event) => {
-            if let Kind::After(given) = &event.kind {
+            if matches!(event.kind, Kind::After(_) | Kind::Unread) {
                 // What a tool gave is not shown by somebody being slow.
-                let reason = "toolgate could not look at this result in time, so it is withheld";
-                let late = Answer { output: Some(answer::withheld(given)), ..Answer::block(reason) };
+                let late = Answer::withhold(&event, "toolgate could not look at this result in time, so it is withheld");
                 *overdue.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(late.render(&event, args.client));
             }
             let (answer, door) = answer(args, &event);
             let code = answer.render(&event, args.client).say();
             // The client has its answer; the next one comes sooner.
             if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
+                // Time is not counted any more.
+                *overdue.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Rendered::Done);
                 let _ = door.keep(args);
             }
             code
@@ -130,14 +135,7 @@ fn ask(args: &Args, event: &str) -> Rendered {
 fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
     let door = match Door::open(args, event) {
         Ok(door) => door,
-        Err(reason) => {
-            let reason = format!("toolgate is not in force: {reason}");
-            let answer = match &event.kind {
-                Kind::After(given) => Answer { output: Some(answer::withheld(given)), ..Answer::block(reason) },
-                _ => Answer::deny(reason),
-            };
-            return (answer, None);
-        }
+        Err(reason) => return (Answer::refusal(event, format!("toolgate refuses every call: {reason}")), None),
     };
     // Only who starts programs needs all of it.
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -158,7 +156,7 @@ fn watch() -> Arc<Mutex<Option<Rendered>>> {
         std::thread::sleep(DEADLINE);
         let refused = || Rendered::Refused("no answer could be found in time, so the call is refused".to_owned());
         let said = said.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let told = matches!(said, Some(Rendered::Told(_)));
+        let told = matches!(said, Some(Rendered::Told(_) | Rendered::Done));
         let _ = said.unwrap_or_else(refused).say();
         std::process::exit(if told { 0 } else { 2 });
     });

@@ -32,7 +32,7 @@ struct Service {
 
 /// The doors of one reading of the files.
 struct InUse {
-    doors: HashMap<Option<String>, Arc<Door>>,
+    doors: HashMap<String, Arc<Door>>,
     /// The files as they were when they were read.
     files: Vec<(PathBuf, Option<Stamp>)>,
 }
@@ -76,13 +76,21 @@ async fn serve(args: &Args) -> io::Result<()> {
     service.read().map_err(io::Error::other)?;
     let listener = listen(socket)?;
     anstream::eprintln!("toolgate answers hooks at {}, by {}", socket.display(), config.display());
+    let seats = Arc::new(tokio::sync::Semaphore::new(64));
     let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                let (stream, _) = accepted?;
-                let service = Arc::clone(&service);
-                tokio::spawn(async move { service.hear(stream).await });
+                let Ok((stream, _)) = accepted else {
+                    // Too many at once: they are heard when others have gone.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                };
+                let (service, seats) = (Arc::clone(&service), Arc::clone(&seats));
+                tokio::spawn(async move {
+                    let _seat = seats.acquire_owned().await;
+                    service.hear(stream).await;
+                });
             }
             _ = hang_up.recv() => match service.read() {
                 Ok(()) => anstream::eprintln!("{} was read again", service.config.display()),
@@ -118,20 +126,20 @@ impl Service {
         if found.store != self.path {
             return Err(format!("it names another store, {}; start the service again", found.store.display()));
         }
-        let files = found.looked_at.iter().map(|file| (file.clone(), stamp(file))).collect();
-        let first = found.config.names().next().map(str::to_owned);
-        Door::of(found, first.as_ref(), &self.state, |_| Ok(Arc::clone(&self.store)))?;
-        *lock(&self.now) = InUse { doors: HashMap::new(), files };
+        let files = found.looked_at.clone();
+        let names: Vec<String> = found.config.names().map(str::to_owned).collect();
+        let mut doors = HashMap::new();
+        for name in &names {
+            let door = Door::of(self.found()?, Some(name), &self.state, |_| Ok(Arc::clone(&self.store)))?;
+            doors.insert(name.clone(), Arc::new(door));
+        }
+        *lock(&self.now) = InUse { doors, files };
         Ok(())
     }
 
     fn found(&self) -> Result<InForce, String> {
         let project = place::project().map_err(|error| error.to_string())?;
         InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
-    }
-
-    fn door(&self, agent: Option<&String>) -> Result<Door, String> {
-        Door::of(self.found()?, agent.or(self.agent.as_ref()), &self.state, |_| Ok(Arc::clone(&self.store)))
     }
 
     /// The door for an agent, of the files as they are now; as they were, where they do not load any more.
@@ -144,12 +152,13 @@ impl Service {
                 *was = stamp(file);
             }
         }
-        if let Some(door) = lock(&self.now).doors.get(&agent.cloned()) {
-            return Ok(Arc::clone(door));
-        }
-        let door = Arc::new(self.door(agent)?);
-        lock(&self.now).doors.insert(agent.cloned(), Arc::clone(&door));
-        Ok(door)
+        let now = lock(&self.now);
+        let only = || now.doors.values().next().filter(|_| now.doors.len() == 1);
+        let door = match agent.or(self.agent.as_ref()) {
+            Some(agent) => now.doors.get(agent).ok_or_else(|| format!("there is no agent `{agent}`")),
+            None => only().ok_or_else(|| "there are several agents; say which with `--agent`".to_owned()),
+        };
+        door.map(Arc::clone)
     }
 
     async fn hear(&self, mut stream: UnixStream) {
@@ -160,6 +169,7 @@ impl Service {
         let said = match rendered {
             Rendered::Told(told) => format!("0{told}\n"),
             Rendered::Refused(reason) => format!("2{reason}"),
+            Rendered::Done => String::new(),
         };
         // Whoever has hung up has no permission.
         let _ = stream.write_all(said.as_bytes()).await;
@@ -184,7 +194,7 @@ impl Service {
         };
         let answer = match self.current(question.agent.as_ref()) {
             Ok(door) => door.answer(&event, question.client, user).await,
-            Err(reason) => Answer::deny(format!("toolgate is not in force: {reason}")),
+            Err(reason) => Answer::refusal(&event, format!("toolgate refuses every call: {reason}")),
         };
         answer.render(&event, question.client)
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(4)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(4)))?;
     stream.write_all(format!("{client}\n{agent}\n").as_bytes())?;
     stream.write_all(event)?;
     stream.shutdown(Shutdown::Write)?;
