@@ -80,6 +80,8 @@ const NETWORK: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.con
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 /// The word that asks a program to be the way into the room.
 const ASKED: &str = "__toolgate_sandbox";
+/// Asks the way into the room to say what the kernel cannot do.
+const TELL: &str = "TOOLGATE_SANDBOX_TELL";
 /// The exit code of a program that could not be confined, and so did not run.
 pub(crate) const NOT_RUN: i32 = 126;
 
@@ -177,7 +179,17 @@ impl Sandbox {
             rules = rules.add_rule(PathBeneath::new(opened, access)).map_err(said)?;
         }
         let status = rules.restrict_self().map_err(said)?;
-        if status.ruleset == RulesetStatus::NotEnforced { Err("this kernel cannot fence files off (landlock)".to_owned()) } else { Ok(()) }
+        match status.ruleset {
+            RulesetStatus::NotEnforced => Err("this kernel cannot fence files off (landlock)".to_owned()),
+            RulesetStatus::PartiallyEnforced if std::env::var_os(TELL).is_some() => {
+                let _ = std::io::Write::write_all(
+                    &mut std::io::stderr(),
+                    b"this kernel can do a part of it only: signals or the network are not fenced off by landlock\n",
+                );
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// System calls that no tool needs, and those of the network where it is not granted.
@@ -220,6 +232,21 @@ impl Sandbox {
         let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).map_err(|error| said(&error))?;
         let program: BpfProgram = filter.try_into().map_err(|error: seccompiler::BackendError| said(&error))?;
         seccompiler::apply_filter(&program).map_err(|error| said(&error))
+    }
+}
+
+/// Tries the room with a program that leads into it: what the kernel cannot do, or nothing.
+///
+/// # Errors
+/// There is no room at all, and why.
+pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
+    let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
+    let output = Command::new(launcher).args(words).env(TELL, "1").output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match (output.status.success(), said.is_empty()) {
+        (true, true) => Ok(None),
+        (true, false) => Ok(Some(said)),
+        (false, _) => Err(said),
     }
 }
 

@@ -118,6 +118,11 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
             }
         }
     }
+    match toolgate::sandbox::try_out(&std::env::current_exe()?) {
+        Ok(None) => found.say("sandbox", Health::Well, "command tools run in a room of their own"),
+        Ok(Some(gap)) => found.say("sandbox", Health::Note, gap),
+        Err(why) => found.say("sandbox", Health::Note, format!("command tools cannot be run here: {why}")),
+    }
     clients(&project, &declared, found)
 }
 

@@ -24,7 +24,10 @@ fn a_client_is_set_up_looked_at_and_left_as_it_was() {
     assert_eq!(project.read("project/.claude/settings.json"), SETTINGS);
     insta::assert_snapshot!("init", project.said(&["init", "--for", "claude-code"], ""));
     insta::assert_snapshot!("init_again", project.said(&["init", "--for", "claude-code"], ""));
-    insta::assert_snapshot!("doctor_well", project.said(&["doctor"], ""));
+    // What the kernel can do is the machine's business.
+    let said = project.said(&["doctor"], "");
+    let said: String = said.lines().filter(|line| !line.contains(" sandbox ")).map(|line| format!("{line}\n")).collect();
+    insta::assert_snapshot!("doctor_well", said);
     let (_, json, _) = project.run(&["doctor", "--json"], "");
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ok"], true);
     let ejected = project.said(&["eject"], "");
