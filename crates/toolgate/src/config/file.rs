@@ -364,7 +364,7 @@ pub(super) struct Reader<'r> {
     file: &'r File,
     pub(super) beside: &'r Path,
     /// Files that are included.
-    files: RefCell<Vec<PathBuf>>,
+    pub(super) files: RefCell<Vec<PathBuf>>,
 }
 
 impl Reader<'_> {
@@ -414,93 +414,6 @@ impl Reader<'_> {
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
         Declared { name, principals, limits, max_output, tools, grants, hooks, hook_places, rules }
-    }
-
-    /// A program. What it does is part of what holds.
-    pub(super) fn program(&self, program: &str) -> PathBuf {
-        if !program.contains('/') {
-            return program.into();
-        }
-        let path = self.beside.join(program);
-        self.files.borrow_mut().push(path.clone());
-        path
-    }
-
-    /// A value that may stand elsewhere: `${NAME}` in the environment, or `{ file = "…" }`. What is wrong with it is said
-    /// without saying what it is.
-    pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<String> {
-        if table.is_table(key) {
-            let inner = table.table(key)?;
-            let path = inner.text("file").map(|path| self.beside.join(path));
-            inner.finish("a reference");
-            let Some(path) = path else {
-                table.wrong(key, Problem::new("a reference names a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
-                return None;
-            };
-            return match std::fs::read_to_string(&path) {
-                Ok(text) => Some(text.trim_end_matches('\n').to_owned()),
-                Err(error) => {
-                    let problem = Problem::new(format!("{}: {error}", path.display()));
-                    table.wrong(key, problem.help("a path is relative to this file"));
-                    None
-                }
-            };
-        }
-        let mut value = String::new();
-        let mut rest = table.text(key)?;
-        while let Some((before, after)) = rest.split_once("${") {
-            value.push_str(before);
-            let Some((name, behind)) = after.split_once('}') else {
-                table.wrong(key, Problem::new("a `${` is not closed").help("like `${API_KEY}`"));
-                return None;
-            };
-            match std::env::var(name) {
-                Ok(found) => value.push_str(&found),
-                Err(_) => {
-                    let problem = Problem::new(format!("the environment has no `{}`", crate::names::shown(name)));
-                    table.wrong(key, problem.help("set it where toolgate is started, or use `{ file = \"…\" }`"));
-                    return None;
-                }
-            }
-            rest = behind;
-        }
-        value.push_str(rest);
-        Some(value)
-    }
-
-    /// A program that is asked before tools, after them, or both.
-    fn hook(&self, table: &Table<'_>) -> Option<CommandHook> {
-        let (name, program) = (table.text("name"), table.text("command"));
-        for (key, example) in [("name", "name = \"refund_policy\""), ("command", "command = \"./refund-policy\"")] {
-            if !table.has(key) {
-                table.wrong(key, Problem::new(format!("a hook needs a `{key}`")).help(format!("like `{example}`")));
-            }
-        }
-        // A program is looked for beside the file where it has a path, else where all programs are.
-        let program = program.map(|program| self.program(program));
-        let mut hook = CommandHook::new(name.unwrap_or_default(), program.unwrap_or_default());
-        hook = table.names("args").unwrap_or_default().into_iter().fold(hook, CommandHook::arg);
-        hook = table.names("inherit").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));
-        if let Some(env) = table.table("env") {
-            for name in env.keys() {
-                if let Some(value) = self.secret(&env, &name) {
-                    hook = hook.env(&name, value);
-                }
-            }
-        }
-        if let Some(tools) = table.names("tools") {
-            hook = hook.tools(&tools.join("|"));
-        }
-        if let Some(timeout) = table.duration("timeout").and_then(positive) {
-            hook = hook.timeout(timeout);
-        }
-        match table.word("when", &[("before", (true, false)), ("after", (false, true)), ("both", (true, true))]) {
-            Some((true, true)) => hook = hook.before().after(),
-            Some((false, _)) => hook = hook.after(),
-            _ => hook = hook.before(),
-        }
-        table.finish("a hook");
-        (name.is_some() && table.has("command")).then_some(hook)
     }
 }
 

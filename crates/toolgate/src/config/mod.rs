@@ -16,6 +16,7 @@
 
 mod file;
 mod lint;
+mod program;
 mod read;
 mod rule;
 mod schema;

@@ -9,6 +9,8 @@ mod read;
 mod sed;
 mod text;
 mod word;
+mod words;
+mod written;
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -1,0 +1,151 @@
+//! Words of a command, as far as they are known before the shell expands them.
+
+use tree_sitter::Node;
+
+use super::Fed;
+use super::read::{Reader, SELF_SET};
+use super::text::{ansi, bare, braces, has_braces, in_quotes};
+use super::word::Word;
+
+impl Reader<'_> {
+    /// A word, or the words that it comes to.
+    pub(super) fn words(&self, node: Node<'_>) -> Vec<Word> {
+        match braces(self.of(node)) {
+            Some(words) => words.iter().map(|word| bare(word)).collect(),
+            None => self.word(node, 0).split(),
+        }
+    }
+
+    /// A word, as far as it is known.
+    pub(super) fn word(&self, node: Node<'_>, depth: usize) -> Word {
+        if depth > 24 {
+            return Word::unknown(true);
+        }
+        let text = self.of(node);
+        let first = || node.named_child(0);
+        match node.kind() {
+            "command_name" => first().map_or_else(|| bare(text), |child| self.word(child, depth + 1)),
+            "word" | "extglob_pattern" | "regex" | "special_variable_name" | "variable_name" => bare(text),
+            "number" => {
+                if node.named_child_count() == 0 {
+                    bare(text)
+                } else {
+                    Word::unknown(true)
+                }
+            }
+            "raw_string" => {
+                text.strip_prefix('\'').and_then(|text| text.strip_suffix('\'')).map_or_else(|| Word::unknown(true), Word::known)
+            }
+            "ansi_c_string" => ansi(text).map_or_else(|| Word::unknown(false), Word::known),
+            "string" | "translated_string" => self.string(node, depth),
+            "concatenation" => self.concatenation(node, depth),
+            "simple_expansion" => first().map_or_else(|| Word::unknown(true), |name| self.variable(self.of(name), node.start_byte())),
+            "expansion" => {
+                let name = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
+                if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+                    self.variable(name, node.start_byte())
+                } else {
+                    Word::unknown(true)
+                }
+            }
+            // A pipe has a name that nobody else has.
+            "process_substitution" => Word::known("/dev/fd/63"),
+            "command_substitution" => self.substitution(node, depth).map_or_else(
+                || Word::unknown(true),
+                |text| {
+                    let mut word = Word::known(text);
+                    word.splits = true;
+                    word
+                },
+            ),
+            _ => Word::unknown(true),
+        }
+    }
+
+    /// `$(cat <<'EOF' …)` and `$(echo …)` say what they come to, where nobody has given those words another meaning.
+    pub(super) fn substitution(&self, node: Node<'_>, depth: usize) -> Option<String> {
+        if !self.is_plain {
+            return None;
+        }
+        let mut cursor = node.walk();
+        let mut inside = node.named_children(&mut cursor);
+        let (only, None) = (inside.next()?, inside.next()) else { return None };
+        let command = match only.kind() {
+            "command" => only,
+            "redirected_statement" => only.child_by_field_name("body").filter(|body| body.kind() == "command")?,
+            _ => return None,
+        };
+        let name = self.word(command.child_by_field_name("name")?, depth + 1);
+        let mut cursor = command.walk();
+        let words: Vec<Word> = command.children_by_field_name("argument", &mut cursor).map(|word| self.word(word, depth + 1)).collect();
+        let texts: Vec<&str> = words.iter().map(Word::text).collect::<Option<_>>()?;
+        let mut cursor = only.walk();
+        let redirects: Vec<Node<'_>> = only.children(&mut cursor).filter(|child| child.kind().ends_with("_redirect")).collect();
+        let text = match (name.text()?, texts.as_slice(), redirects.is_empty(), self.fed(&redirects)) {
+            ("cat", [], false, Some(Fed::Text(text))) if redirects.len() == 1 => text.text()?.to_owned(),
+            ("pwd", [], true, _) => ".".to_owned(),
+            ("git", ["rev-parse", "--show-toplevel"], ..) => ".".to_owned(),
+            // Flags and escapes are another matter.
+            ("echo", words, true, _) if !words.iter().any(|word| word.starts_with('-') || word.contains('\\')) => words.join(" "),
+            _ => return None,
+        };
+        Some(text.trim_end_matches('\n').to_owned())
+    }
+
+    pub(super) fn variable(&self, name: &str, at: usize) -> Word {
+        // Before it is set it is something else, and some are never what they are set to.
+        let early = self.first_set.get(name).is_some_and(|set| *set > at);
+        if early || name.starts_with("BASH") || SELF_SET.contains(&name) {
+            return Word::unknown(true);
+        }
+        let mut word = match (self.variables.get(name).filter(|_| self.is_plain), name) {
+            (Some(words), _) => {
+                // Of several, one with spaces or with nothing in it may be any number of words.
+                let odd = |word: &Word| word.text().is_none_or(|text| text.is_empty() || text.contains([' ', '\t', '\n', '*', '?', '[']));
+                if words.len() > 1 && words.iter().any(odd) && words.iter().any(|word| word.text().is_some()) {
+                    return Word::unknown(true);
+                }
+                Word::one_of(words)
+            }
+            (None, "HOME") if self.is_plain => Word::known("~"),
+            (None, "PWD") if self.is_plain => Word::known("."),
+            (None, _) => return Word::unknown(true),
+        };
+        word.splits = true;
+        word
+    }
+
+    /// A string in double quotes: what stands between its parts is its text.
+    pub(super) fn string(&self, node: Node<'_>, depth: usize) -> Word {
+        let inside = self.of(node);
+        let Some(opening) = inside.find('"') else { return Word::unknown(false) };
+        let mut at = node.start_byte() + opening + 1;
+        let end = node.end_byte().saturating_sub(1);
+        let mut word = Word::empty();
+        let mut cursor = node.walk();
+        for child in node.named_children(&mut cursor).filter(|child| child.kind() != "string_content") {
+            if child.kind() == "string" {
+                return self.string(child, depth + 1);
+            }
+            word = word.then(&Word::known(in_quotes(self.text.get(at..child.start_byte()).unwrap_or_default())));
+            word = word.then(&self.word(child, depth + 1).quoted());
+            at = child.end_byte();
+        }
+        word.then(&Word::known(in_quotes(self.text.get(at..end).unwrap_or_default()))).quoted()
+    }
+
+    pub(super) fn concatenation(&self, node: Node<'_>, depth: usize) -> Word {
+        // `{a,b}` comes to several words.
+        if has_braces(self.of(node)) {
+            return Word::unknown(true);
+        }
+        let (mut word, mut at) = (Word::empty(), node.start_byte());
+        let mut cursor = node.walk();
+        for child in node.named_children(&mut cursor) {
+            word = word.then(&bare(self.text.get(at..child.start_byte()).unwrap_or_default()));
+            word = word.then(&self.word(child, depth + 1));
+            at = child.end_byte();
+        }
+        word.then(&bare(self.text.get(at..node.end_byte()).unwrap_or_default()))
+    }
+}
