@@ -84,6 +84,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     if args.serve {
         return serve::run(args);
     }
+    // Whatever happens, it is a refusal: any other exit code is none to some clients.
+    let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hear(args)));
+    heard.unwrap_or_else(|_| Rendered::Refused("toolgate failed while it handled this event, so the call is refused".to_owned()).say())
+}
+
+/// Hears one event, and answers it.
+fn hear(args: &Args) -> ExitCode {
     let overdue = watch();
     let mut text = String::new();
     let read = std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text);
