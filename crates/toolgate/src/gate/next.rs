@@ -117,7 +117,7 @@ impl Toolgate {
         };
         if step.is_none() && nothing_helps && error.redirect_tool.is_none() {
             error.message =
-                format!("{}{} No other call changes that.", error.message, if error.message.ends_with(['.', '!', '?']) { "" } else { "." });
+                format!("{}{} Repeating this call does not help.", error.message, if error.message.ends_with(['.', '!', '?']) { "" } else { "." });
         }
         if let Some(step) = step {
             error.next = Some(search.shown(&step, &tool.secrets));

@@ -89,7 +89,7 @@ async fn where_nothing_helps_that_is_said() {
     let cap = || Deny::new("cap", ["act"]).when("/amount", Condition::Above(5.into())).reason("At most five.");
     let session = start(Agent::builder("a").tool(tool("act")).policy(cap()));
     let answer = session.call("act", json!({"entity": 1, "amount": 6})).await;
-    assert_eq!(answer.outcome.error().unwrap().message, "At most five. No other call changes that.");
+    assert_eq!(answer.outcome.error().unwrap().message, "At most five. Repeating this call does not help.");
     // Nobody is sent to a tool that they may not see.
     let hidden = tool("person").open().visible_to(["bob"]);
     let session = start(Agent::builder("a").tool(tool("act")).tool(hidden).policy(cap().redirect("person")));
