@@ -116,8 +116,11 @@ impl Toolgate {
             None => search.hand_over(error.redirect_tool.as_deref()).await,
         };
         if step.is_none() && nothing_helps && error.redirect_tool.is_none() {
-            error.message =
-                format!("{}{} Repeating this call does not help.", error.message, if error.message.ends_with(['.', '!', '?']) { "" } else { "." });
+            error.message = format!(
+                "{}{} Repeating this call does not help.",
+                error.message,
+                if error.message.ends_with(['.', '!', '?']) { "" } else { "." }
+            );
         }
         if let Some(step) = step {
             error.next = Some(search.shown(&step, &tool.secrets));
