@@ -108,9 +108,15 @@ impl Sandbox {
     }
 
     /// The words that start a program in this room, by way of a program that calls [`enter_if_asked`].
-    pub(crate) fn words(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
+    /// What could not be confined says so with `sign`, which the program itself never learns.
+    pub(crate) fn words(
+        &self,
+        sign: &str,
+        program: OsString,
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<Vec<OsString>, serde_json::Error> {
         let spec = serde_json::to_string(self)?;
-        Ok([ASKED.into(), spec.into(), program].into_iter().chain(args).collect())
+        Ok([ASKED.into(), sign.into(), spec.into(), program].into_iter().chain(args).collect())
     }
 
     /// Confines this process. Says what the kernel cannot do.
@@ -225,6 +231,10 @@ impl Sandbox {
         if !self.network {
             denied.push(libc::SYS_socket);
         }
+        // The same calls under the numbers of another way to make them.
+        if std::env::consts::ARCH == "x86_64" {
+            denied.extend(denied.clone().into_iter().map(|call| call | 0x4000_0000));
+        }
         let said = |error: &dyn std::fmt::Display| format!("system calls cannot be filtered: {error}");
         let rules: BTreeMap<i64, Vec<SeccompRule>> = denied.into_iter().map(|call| (call, Vec::new())).collect();
         let refused = SeccompAction::Errno(u32::try_from(libc::EPERM).unwrap_or(1));
@@ -240,7 +250,7 @@ impl Sandbox {
 /// # Errors
 /// There is no room at all, and why.
 pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
-    let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
+    let words = Sandbox::default().words("toolgate sandbox", "true".into(), []).map_err(|error| error.to_string())?;
     let output = Command::new(launcher).args(words).env(TELL, "1").output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     match (output.status.success(), said.is_empty()) {
@@ -268,6 +278,7 @@ pub fn enter_if_asked() {
     if words.next().is_none_or(|word| word != ASKED) {
         return;
     }
+    let sign = words.next().unwrap_or_default();
     let become_it = || -> Result<std::convert::Infallible, String> {
         let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("it is not said what is allowed")?;
         let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
@@ -278,7 +289,7 @@ pub fn enter_if_asked() {
     };
     let Err(why) = become_it();
     // Whoever started it reads this and knows that nothing ran.
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("toolgate sandbox: {why}\n").as_bytes());
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{}: {why}\n", sign.display()).as_bytes());
     std::process::exit(NOT_RUN);
 }
 

@@ -75,6 +75,8 @@ async fn what_a_program_comes_to() {
     assert!(room.says("kill -9 $$").await.contains("ended by a signal"));
     assert!(room.says("head -c 3000000 /dev/zero").await.contains("printed more than"));
     assert_eq!(room.says("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
+    // It cannot say in the sandbox's name that it never ran.
+    assert!(room.says("echo 'toolgate sandbox: no' >&2; exit 126").await.contains("ended with exit code 126"));
     room.room.read.push(room.path("nowhere"));
     assert!(room.says("true").await.starts_with("ERROR toolgate sandbox:"));
     room.room.read.clear();

@@ -153,10 +153,12 @@ impl CommandTool {
 
 #[async_trait]
 impl Handler for CommandTool {
-    async fn run(&self, _: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+    async fn run(&self, permit: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
         let not_begun = |message: String| Failure::of(code::INTERNAL_FAULT, message).effects(Effects::None);
         let words: Vec<OsString> = self.args.iter().map(|parts| Self::word(parts, arguments.value())).collect::<Result<_, _>>()?;
-        let words = self.sandbox.words(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
+        // A program does not know its call: it cannot say in the sandbox's name that it never ran.
+        let sign = permit.call_id().to_string();
+        let words = self.sandbox.words(&sign, self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
         let launcher = match &self.launcher {
             Some(launcher) => launcher.clone(),
             None => std::env::current_exe().map_err(|error| not_begun(format!("this program cannot be found: {error}")))?,
@@ -182,7 +184,9 @@ impl Handler for CommandTool {
         let said = String::from_utf8_lossy(&err.0).trim().chars().take(2_000).collect::<String>();
         match status.code() {
             Some(0) => {}
-            Some(NOT_RUN) if said.starts_with("toolgate sandbox:") => return Err(not_begun(said)),
+            Some(NOT_RUN) if said.starts_with(&sign) => {
+                return Err(not_begun(said.replacen(&sign, "toolgate sandbox", 1)));
+            }
             Some(code) => return Err(Failure::business("command_failed", format!("the program ended with exit code {code}: {said}"))),
             None => return Err(Failure::business("command_failed", format!("the program was ended by a signal ({status}): {said}"))),
         }

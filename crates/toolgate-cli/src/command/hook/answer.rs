@@ -1,7 +1,6 @@
 //! What a client is answered: exit code 0 with one JSON object, or exit code 2 with a reason on standard error.
 
 use std::io::Write;
-use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 use toolgate::ToolError;
@@ -177,17 +176,17 @@ impl Answer {
 /// What leaves the process.
 #[derive(Debug)]
 pub(crate) enum Rendered {
-    /// It was said already.
-    Done,
+    /// It was said already, with this exit code.
+    Done(u8),
     Told(Value),
     Refused(String),
 }
 
 impl Rendered {
     /// Says it. What cannot be said is a refusal.
-    pub(crate) fn say(self) -> ExitCode {
+    pub(crate) fn say(self) -> u8 {
         match self {
-            Self::Done => ExitCode::SUCCESS,
+            Self::Done(code) => code,
             Self::Told(told) => {
                 // Where nobody hears it, a refusal is an exit code.
                 let refuses =
@@ -195,17 +194,17 @@ impl Rendered {
                         || told.get("permission").and_then(Value::as_str) == Some("deny");
                 if refuses && std::fs::read_link("/proc/self/fd/1").is_ok_and(|path| path == std::path::Path::new("/dev/null")) {
                     let _ = writeln!(std::io::stderr().lock(), "toolgate: the call is refused, and standard output is closed");
-                    return ExitCode::from(2);
+                    return 2;
                 }
                 let mut out = std::io::stdout().lock();
                 match writeln!(out, "{told}").and_then(|()| out.flush()) {
-                    Ok(()) => ExitCode::SUCCESS,
-                    Err(_) => ExitCode::from(2),
+                    Ok(()) => 0,
+                    Err(_) => 2,
                 }
             }
             Self::Refused(reason) => {
                 let _ = writeln!(std::io::stderr().lock(), "toolgate: {reason}");
-                ExitCode::from(2)
+                2
             }
         }
     }

@@ -84,7 +84,9 @@ impl Compiled {
                 |stamp: &Stamp| Duration::new(u64::try_from(stamp.5).unwrap_or_default(), u32::try_from(stamp.6).unwrap_or_default());
             stamp(path) == *was && was.as_ref().is_none_or(|was| since.saturating_sub(changed(was)) > Duration::from_secs(1))
         };
-        if !found.files.iter().all(settled) {
+        // A file that was read and is gone holds nothing any more.
+        let gone = |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
+        if !found.files.iter().all(settled) || found.read.iter().any(gone) {
             return Ok(());
         }
         let files: Vec<(OsString, Option<Stamp>)> = found.files.iter().map(|(path, was)| (path.clone().into_os_string(), *was)).collect();
@@ -121,6 +123,7 @@ impl Compiled {
 /// What of a configuration is kept beside its rules.
 pub(super) struct Beside {
     files: Vec<(PathBuf, Option<Stamp>)>,
+    read: Vec<PathBuf>,
     since: SystemTime,
     granted: Vec<String>,
     asks: (bool, bool),
@@ -135,6 +138,7 @@ impl Beside {
         let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
         Self {
             files: found.looked_at.clone(),
+            read: found.files.clone(),
             since: found.since,
             granted: found.config.granted(agent).map(str::to_owned).collect(),
             asks,

@@ -86,11 +86,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
     // Whatever happens, it is a refusal: any other exit code is none to some clients.
     let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hear(args)));
-    heard.unwrap_or_else(|_| Rendered::Refused("toolgate failed while it handled this event, so the call is refused".to_owned()).say())
+    let failed = || Rendered::Refused("toolgate failed while it handled this event, so the call is refused".to_owned()).say();
+    ExitCode::from(heard.unwrap_or_else(|_| failed()))
 }
 
-/// Hears one event, and answers it.
-fn hear(args: &Args) -> ExitCode {
+/// Hears one event, and answers it; gives back the exit code.
+fn hear(args: &Args) -> u8 {
     let overdue = watch();
     let mut text = String::new();
     let read = std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text);
@@ -99,30 +100,42 @@ fn hear(args: &Args) -> ExitCode {
         Ok(length) if length as u64 > LONGEST => Err("the event is too large to be read".to_owned()),
         Ok(_) => Event::read(&text),
     };
-    match event {
-        Err(reason) => Rendered::Refused(reason).say(),
-        Ok(event) if args.socket.is_some() => match ask(args, &text) {
-            // Without an answer there is no permission, and no result.
-            Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client).say(),
-            told => told.say(),
-        },
-        Ok(event) => {
-            if matches!(event.kind, Kind::After(_) | Kind::Unread) {
-                // What a tool gave is not shown by somebody being slow.
-                let late = Answer::withhold(&event, "toolgate could not look at this result in time, so it is withheld");
-                *overdue.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(late.render(&event, args.client));
-            }
-            let (answer, door) = answer(args, &event);
-            let code = answer.render(&event, args.client).say();
-            // The client has its answer; the next one comes sooner.
-            if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
-                // Time is not counted any more.
-                *overdue.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Rendered::Done);
-                let _ = door.keep(args);
-            }
-            code
-        }
+    let event = match event {
+        Ok(event) => event,
+        Err(reason) => return say(&overdue, Rendered::Refused(reason)),
+    };
+    if matches!(event.kind, Kind::After(_) | Kind::Unread) {
+        // What a tool gave is not shown by somebody being slow.
+        let late = Answer::withhold(&event, "toolgate could not look at this result in time, so it is withheld");
+        *lock(&overdue) = Some(late.render(&event, args.client));
     }
+    if args.socket.is_some() {
+        let told = match ask(args, &text) {
+            // Without an answer there is no permission, and no result.
+            Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client),
+            told => told,
+        };
+        return say(&overdue, told);
+    }
+    let (answer, door) = answer(args, &event);
+    let code = say(&overdue, answer.render(&event, args.client));
+    // The client has its answer; the next one comes sooner.
+    if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
+        let _ = door.keep(args);
+    }
+    code
+}
+
+/// Says it, unless time is up: one answer, and from here on its exit code.
+fn say(overdue: &Mutex<Option<Rendered>>, rendered: Rendered) -> u8 {
+    let mut overdue = lock(overdue);
+    let code = rendered.say();
+    *overdue = Some(Rendered::Done(code));
+    code
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Asks the service.
@@ -149,7 +162,7 @@ fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
     let builder = if door.has_hooks() { builder.enable_all() } else { builder.enable_time() };
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
-        Err(error) => return (Answer::deny(format!("toolgate could not begin: {error}")), None),
+        Err(error) => return (Answer::refusal(event, format!("toolgate could not begin: {error}")), None),
     };
     let answer = runtime.block_on(door.answer(event, args.client, &place::user()));
     (answer, Some(door))
@@ -162,10 +175,10 @@ fn watch() -> Arc<Mutex<Option<Rendered>>> {
     let watchdog = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
         std::thread::sleep(DEADLINE);
         let refused = || Rendered::Refused("no answer could be found in time, so the call is refused".to_owned());
-        let said = said.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let told = matches!(said, Some(Rendered::Told(_) | Rendered::Done));
-        let _ = said.unwrap_or_else(refused).say();
-        std::process::exit(if told { 0 } else { 2 });
+        // Whoever speaks holds it: nobody speaks twice, or into the other's words.
+        let mut said = lock(&said);
+        let code = said.take().unwrap_or_else(refused).say();
+        std::process::exit(i32::from(code));
     });
     // Without it the deadlines inside hold.
     drop(watchdog);

@@ -16,7 +16,7 @@ use toolgate_store::SqliteStore;
 use super::answer::{Answer, Rendered};
 use super::door::Door;
 use super::event::{Client, Event};
-use super::{Args, LONGEST};
+use super::{Args, LONGEST, lock};
 use crate::place::{self, InForce, Stamp, State, stamp};
 
 /// What the service has open.
@@ -169,7 +169,7 @@ impl Service {
         let said = match rendered {
             Rendered::Told(told) => format!("0{told}\n"),
             Rendered::Refused(reason) => format!("2{reason}"),
-            Rendered::Done => String::new(),
+            Rendered::Done(_) => String::new(),
         };
         // Whoever has hung up has no permission.
         let _ = stream.write_all(said.as_bytes()).await;
@@ -198,8 +198,4 @@ impl Service {
         };
         answer.render(&event, question.client)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
