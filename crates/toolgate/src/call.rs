@@ -143,6 +143,18 @@ pub struct Call {
     pub cancel: Option<CancellationToken>,
     /// The client can ask its own user, where a rule wants a person and names nobody.
     pub client_asks: bool,
+    /// What a door and the handlers behind it share. No gate looks at it.
+    pub carried: Option<Carried>,
+}
+
+/// Something that travels with a call from its door to the handler, past the gates; see [`Call::carrying`].
+#[derive(Clone)]
+pub struct Carried(pub(crate) Arc<dyn std::any::Any + Send + Sync>);
+
+impl fmt::Debug for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Carried")
+    }
 }
 
 impl Call {
@@ -160,6 +172,7 @@ impl Call {
             stop_reason: None,
             cancel: None,
             client_asks: false,
+            carried: None,
         }
     }
 
@@ -203,6 +216,14 @@ impl Call {
     #[must_use]
     pub const fn client_asks(mut self) -> Self {
         self.client_asks = true;
+        self
+    }
+
+    /// Gives the handler something of the door's own, which [`crate::Ctx::carried`] finds by its type. It decides nothing and is
+    /// not recorded.
+    #[must_use]
+    pub fn carrying<T: std::any::Any + Send + Sync>(mut self, thing: Arc<T>) -> Self {
+        self.carried = Some(Carried(thing));
         self
     }
 

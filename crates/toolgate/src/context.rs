@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::call::{CallId, SessionKey};
+use crate::call::{CallId, Carried, SessionKey};
 use crate::code;
 use crate::json::Digest;
 use crate::limits::Spend;
@@ -58,6 +58,7 @@ struct Inner {
     deadline: Option<Instant>,
     remaining: Remaining,
     cancel: CancellationToken,
+    carried: Option<Carried>,
     beat: Mutex<Instant>,
     /// `None` once the call has ended.
     txn: Mutex<Option<Txn>>,
@@ -75,6 +76,7 @@ pub(crate) struct Parts {
     pub(crate) deadline: Option<Instant>,
     pub(crate) remaining: Remaining,
     pub(crate) cancel: CancellationToken,
+    pub(crate) carried: Option<Carried>,
 }
 
 impl Ctx {
@@ -90,6 +92,7 @@ impl Ctx {
             deadline: parts.deadline,
             remaining: parts.remaining,
             cancel: parts.cancel,
+            carried: parts.carried,
             beat: Mutex::new(Instant::now()),
             txn: Mutex::new(Some(Txn::default())),
         }))
@@ -161,6 +164,12 @@ impl Ctx {
     #[must_use]
     pub fn resource<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.0.resources.get()
+    }
+
+    /// What the door gave the call to carry, if it is of this type; see [`crate::Call::carrying`].
+    #[must_use]
+    pub fn carried<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.0.carried.as_ref().and_then(|carried| Arc::clone(&carried.0).downcast().ok())
     }
 
     /// The agent's file system, rolled back with the call.

@@ -31,7 +31,7 @@ pub mod suggest;
 mod tool;
 pub mod values;
 
-pub use call::{Arguments, Call, CallId, Judged, SessionKey};
+pub use call::{Arguments, Call, CallId, Carried, Judged, SessionKey};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use context::{Ctx, Files, Remaining, Txn};
 pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
@@ -47,7 +47,7 @@ pub use registry::{Agent, AgentBuilder, BuildError, Definition, Excerpt, Section
 pub use resource::{HostFs, MemoryFs};
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
-pub use tool::{CommandTool, Effect, Example, Extra, Failure, Handler, Polling, Reconcile, Retry, Spec, Tool, classify_status};
+pub use tool::{CommandTool, Effect, Example, Extra, Failure, Filled, Handler, Polling, Reconcile, Retry, Spec, Template, Tool, classify_status};
 
 /// A lock that a panic elsewhere cannot close: what it guards is only ever changed whole.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

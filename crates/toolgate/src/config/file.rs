@@ -8,14 +8,17 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use toml::de::DeTable;
 
+use super::backend::{Behind, Exposed};
+use super::gateway::Gateway;
 use super::lint::Silence;
 use super::read::{File, Shared, Table};
 use super::tool::read_tool;
+use super::upstream::Upstream;
 use super::{Rules, rule};
 use crate::hook::CommandHook;
 use crate::limits::{Budget, Limits, Rate};
 use crate::policy::{Place, Problem, Severity};
-use crate::registry::Agent;
+use crate::registry::{Agent, Section};
 use crate::tool::{Handler, Spec, Tool};
 
 /// A configuration file.
@@ -49,10 +52,18 @@ pub struct Config {
     pub redact: Vec<String>,
     /// How clients that run their tools themselves are answered.
     pub client: Client,
+    /// Who may come in through the gateway.
+    pub gateway: Gateway,
+    /// MCP servers that tools come from.
+    pub upstreams: Vec<Upstream>,
     pub(super) agents: Vec<Declared>,
-    problems: Vec<Problem>,
+    pub(super) problems: Vec<Problem>,
     files: Vec<PathBuf>,
     pub(super) silences: Vec<Silence>,
+    /// The tools of upstreams, once they are connected.
+    pub(super) exposed: Vec<Exposed>,
+    /// The file itself.
+    pub(super) whole: Place,
 }
 
 /// An agent as the file says it.
@@ -61,12 +72,28 @@ pub(super) struct Declared {
     principals: Option<Vec<String>>,
     limits: Limits,
     max_output: Option<usize>,
-    pub(super) tools: Vec<(Tool, Place)>,
+    pub(super) tools: Vec<Entry>,
+    /// The upstreams whose undeclared tools it is offered; all where it is the only agent.
+    pub(super) upstreams: Option<Vec<String>>,
     /// Tools of which a pass is also the client's permission.
     grants: Vec<String>,
     hooks: Vec<CommandHook>,
     hook_places: Vec<(String, Place)>,
     pub(super) rules: Rules,
+}
+
+/// A tool of an agent, and where it is declared.
+pub(super) struct Entry {
+    pub(super) tool: Tool,
+    pub(super) place: Place,
+    pub(super) section: Option<String>,
+    pub(super) behind: Option<Behind>,
+}
+
+impl Entry {
+    fn with(self, change: impl FnOnce(Tool) -> Tool) -> Self {
+        Self { tool: change(self.tool), ..self }
+    }
 }
 
 /// How a client that runs its tools itself is answered, where the gate has no word of its own.
@@ -123,10 +150,14 @@ impl Config {
             store: None,
             redact: Vec::new(),
             client: Client::default(),
+            gateway: Gateway::default(),
+            upstreams: Vec::new(),
             agents: Vec::new(),
             problems: Vec::new(),
             files: Vec::new(),
             silences: Vec::new(),
+            exposed: Vec::new(),
+            whole: file.place(0..0),
         };
         let (document, errors) = DeTable::parse_recoverable(text);
         config.problems.extend(errors.iter().map(|error| {
@@ -151,8 +182,13 @@ impl Config {
             client.finish("`client`");
         }
         let reader = Reader { file: &file, beside: &beside, files: RefCell::default() };
+        config.upstreams = reader.upstreams(&table);
+        if let Some(gateway) = table.table("gateway") {
+            config.gateway = reader.gateway(&gateway);
+        }
         // One agent needs no table of its own.
-        if table.has("tools") || table.has("policy") || table.has("include") {
+        let has_upstreams = !config.upstreams.is_empty() && !table.has("agents");
+        if table.has("tools") || table.has("policy") || table.has("include") || has_upstreams {
             let name = table.text("name").unwrap_or("default").to_owned();
             config.agents.push(reader.agent(name, &table));
         } else if let Some(key) = ["principals", "limits", "max_output", "hooks"].into_iter().find(|key| table.has(key)) {
@@ -170,6 +206,7 @@ impl Config {
                 }
             }
         }
+        config.check_upstreams(&table);
         // What one agent reads at the top, nobody else does.
         for key in ["name", "principals", "limits", "max_output", "tools", "policy", "include", "hooks"] {
             table.mark_read(key);
@@ -183,6 +220,39 @@ impl Config {
             config.problems.push(Problem { place: Some(file.place(0..0)), ..problem });
         }
         config
+    }
+
+    /// What is said of upstreams and agents is said of some that are there.
+    fn check_upstreams(&self, table: &Table<'_>) {
+        let known = || self.upstreams.iter().map(|upstream| upstream.name.as_str());
+        let unknown = |name: &str| {
+            let problem = Problem::new(format!("there is no upstream `{}`", crate::names::shown(name)));
+            problem.did_you_mean(name, known()).or_help("declare it in `[upstreams.NAME]`")
+        };
+        let say = |problem: Problem, place: &Place| table.say_at(place, problem);
+        for declared in &self.agents {
+            for entry in &declared.tools {
+                if let Some(Behind::Mcp { upstream, .. }) = &entry.behind
+                    && !known().any(|name| name == upstream)
+                {
+                    say(unknown(upstream), &entry.place);
+                }
+            }
+            for name in declared.upstreams.iter().flatten().filter(|name| !known().any(|known| known == name.as_str())) {
+                say(unknown(name), &self.whole);
+            }
+        }
+        if let Some(agent) = self.gateway.agent.as_ref().filter(|agent| self.agents.iter().all(|known| known.name != **agent)) {
+            let problem = Problem::new(format!("there is no agent `{}`", crate::names::shown(agent)));
+            let problem = problem.did_you_mean(agent, self.agents.iter().map(|known| known.name.as_str()));
+            say(problem.or_help("name one of `[agents.NAME]`"), &table.table("gateway").map_or_else(|| self.whole.clone(), |gateway| gateway.place_of("agent")));
+        }
+    }
+
+    /// The tools of upstreams under the names that agents have for them; known once something is behind them.
+    #[must_use]
+    pub fn exposed(&self) -> &[Exposed] {
+        &self.exposed
     }
 
     fn patterns(&self, table: &Table<'_>) -> Vec<String> {
@@ -232,8 +302,7 @@ impl Config {
     pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
         let program = program.into();
         for declared in &mut self.agents {
-            declared.tools =
-                std::mem::take(&mut declared.tools).into_iter().map(|(tool, place)| (tool.launched_by(&program), place)).collect();
+            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(|tool| tool.launched_by(&program))).collect();
         }
         self
     }
@@ -242,7 +311,7 @@ impl Config {
     #[must_use]
     pub fn for_client(mut self) -> Self {
         for declared in &mut self.agents {
-            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|(tool, place)| (tool.run_by_client(), place)).collect();
+            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(Tool::run_by_client)).collect();
             // A client has its own way with large results.
             declared.max_output = declared.max_output.or(Some(usize::MAX));
         }
@@ -253,7 +322,7 @@ impl Config {
     #[must_use]
     pub fn with_policies(mut self, name: &str, text: impl Fn(&[&Spec]) -> String) -> Self {
         for declared in &mut self.agents {
-            let specs: Vec<&Spec> = declared.tools.iter().map(|(tool, _)| tool.spec()).collect();
+            let specs: Vec<&Spec> = declared.tools.iter().map(|entry| entry.tool.spec()).collect();
             let rules = Rules::parse(name, &text(&specs));
             declared.rules = std::mem::take(&mut declared.rules).and(rules);
         }
@@ -270,6 +339,8 @@ impl Config {
         self.client.undeclared = own.client.undeclared;
         self.problems.extend(own.problems);
         self.files.extend(own.files);
+        self.upstreams.retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
+        self.upstreams.extend(own.upstreams);
         for theirs in own.agents {
             // One agent here and one there are the same agent; of several, those of the same name.
             let single = self.agents.len() == 1;
@@ -277,8 +348,8 @@ impl Config {
                 self.agents.push(theirs);
                 continue;
             };
-            declared.tools.retain(|(tool, _)| theirs.tools.iter().all(|(own, _)| own.spec().name() != tool.spec().name()));
-            declared.grants.retain(|name| theirs.tools.iter().all(|(own, _)| own.spec().name() != name));
+            declared.tools.retain(|entry| theirs.tools.iter().all(|own| own.tool.spec().name() != entry.tool.spec().name()));
+            declared.grants.retain(|name| theirs.tools.iter().all(|own| own.tool.spec().name() != name));
             declared.tools.extend(theirs.tools);
             declared.grants.extend(theirs.grants);
             declared.hooks = theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
@@ -304,7 +375,7 @@ impl Config {
             let places: Vec<(String, Place)> = declared
                 .tools
                 .iter()
-                .map(|(tool, place)| (tool.spec().name().to_owned(), place.clone()))
+                .map(|entry| (entry.tool.spec().name().to_owned(), entry.place.clone()))
                 .chain(declared.hook_places)
                 .collect();
             let mut builder = Agent::builder(declared.name.as_str()).rules(declared.rules).limits(declared.limits);
@@ -317,11 +388,15 @@ impl Config {
             if script.is_none() {
                 builder = declared.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
             }
-            for (tool, _) in declared.tools {
-                builder = builder.tool(match script {
-                    Some(script) if tool.has_handler() => tool.scripted(Arc::clone(script)),
-                    _ => tool,
-                });
+            for Entry { tool, section, .. } in declared.tools {
+                let tool = match script {
+                    Some(script) => tool.handled_by(Arc::clone(script)),
+                    None => tool,
+                };
+                builder = match section {
+                    Some(section) => builder.section(Section::new(section).tool(tool)),
+                    None => builder.tool(tool),
+                };
             }
             match builder.build() {
                 Ok(agent) => built.push(agent),
@@ -372,6 +447,11 @@ impl Reader<'_> {
         let principals = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
         let limits = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
+        // At the top, `upstreams` are the servers themselves.
+        let upstreams = match table.is_table("upstreams") {
+            true => None,
+            false => table.names("upstreams").map(|names| names.into_iter().map(str::to_owned).collect()),
+        };
         let (mut tools, mut grants) = (Vec::new(), Vec::new());
         if let Some(declared) = table.table("tools") {
             for name in declared.keys() {
@@ -392,8 +472,8 @@ impl Reader<'_> {
                 if inner.bool("grant") == Some(true) {
                     grants.push(name.clone());
                 }
-                if let Some(tool) = read_tool(&name, &inner, self) {
-                    tools.push((tool, place));
+                if let Some((tool, behind)) = read_tool(&name, &inner, self) {
+                    tools.push(Entry { tool, place, section: inner.text("section").map(str::to_owned), behind });
                 }
                 inner.finish("a tool");
             }
@@ -413,7 +493,7 @@ impl Reader<'_> {
         let tables = table.tables("hooks");
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
-        Declared { name, principals, limits, max_output, tools, grants, hooks, hook_places, rules }
+        Declared { name, principals, limits, max_output, tools, upstreams, grants, hooks, hook_places, rules }
     }
 }
 
@@ -432,16 +512,21 @@ fn read_limits(table: &Table<'_>) -> Limits {
         budget.unwrap_or_default()
     };
     let (session, principal) = (budget("session"), budget("principal"));
-    let rate = table.table("rate").and_then(|inner| {
+    let rate = rate(table);
+    table.finish("limits");
+    Limits { session, principal, rate }
+}
+
+/// So many in so long.
+pub(super) fn rate(table: &Table<'_>) -> Option<Rate> {
+    table.table("rate").and_then(|inner| {
         let (calls, per) = (inner.count("calls"), inner.duration("per").and_then(positive));
         inner.finish("a rate");
         if !inner.has("calls") || !inner.has("per") {
             table.wrong("rate", Problem::new("a rate is so many `calls` `per` so long").help("like `rate = { calls = 10, per = \"1s\" }`"));
         }
         Some(Rate { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })
-    });
-    table.finish("limits");
-    Limits { session, principal, rate }
+    })
 }
 
 pub(super) fn positive(length: SignedDuration) -> Option<Duration> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::file::{Config, Declared};
+use super::file::{Config, Declared, Entry};
 use super::read::Table;
 use crate::policy::{Mode, Place, Problem, Severity};
 use crate::tool::Spec;
@@ -134,12 +134,12 @@ fn warning(code: &'static str, of: &str, place: Option<&Place>, message: String,
 
 /// The tools whose descriptions are this file's to write: a client's own are not.
 fn own(declared: &Declared) -> impl Iterator<Item = (&Spec, &Place)> {
-    declared.tools.iter().map(|(tool, place)| (tool.spec(), place)).filter(|(spec, _)| !spec.is_run_by_client())
+    declared.tools.iter().map(|entry| (entry.tool.spec(), &entry.place)).filter(|(spec, _)| !spec.is_run_by_client())
 }
 
 fn size(declared: &Declared) -> Option<Of> {
     let count = declared.tools.len();
-    let place = declared.tools.get(TOOLS).map(|(_, place)| place);
+    let place = declared.tools.get(TOOLS).map(|entry| &entry.place);
     (count > TOOLS && own(declared).next().is_some()).then(|| {
         let message = format!("the agent `{}` has {count} tools, and a model chooses well among {TOOLS}", declared.name);
         warning(
@@ -193,7 +193,7 @@ fn ordering(declared: &Declared) -> Vec<Of> {
         }
         let ordered = |line: &&str| WORDS.iter().any(|word| line.contains(word));
         for line in described.lines().filter(ordered) {
-            let others = declared.tools.iter().map(|(tool, _)| tool.spec().name()).filter(|name| *name != spec.name());
+            let others = declared.tools.iter().map(|entry| entry.tool.spec().name()).filter(|name| *name != spec.name());
             let told = others.filter(|name| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == *name));
             for name in told.filter(|name| !enforced.contains(*name)) {
                 let message = format!("the description of `{}` speaks of `{name}` coming first, and no rule enforces it", spec.name());
@@ -237,7 +237,7 @@ fn overlaps(declared: &Declared) -> Vec<Of> {
 
 fn silent_rules(declared: &Declared) -> Vec<Of> {
     let silent = declared.rules.written().filter(|written| {
-        let speaks = written.policy.outline_of(declared.tools.iter().map(|(tool, _)| tool.spec()));
+        let speaks = written.policy.outline_of(declared.tools.iter().map(|entry| entry.tool.spec()));
         speaks && !written.has("reason") && !written.policy.name().starts_with(super::BUILT_IN)
     });
     let told = |written: &super::Written| {
@@ -273,7 +273,7 @@ fn inlined_twice(agents: &[Declared]) -> Vec<Of> {
     let mut seen: BTreeMap<&str, (&Spec, &str)> = BTreeMap::new();
     let mut found = Vec::new();
     for declared in agents {
-        for (tool, place) in &declared.tools {
+        for Entry { tool, place, .. } in &declared.tools {
             let spec = tool.spec();
             match seen.get(spec.name()) {
                 Some((other, agent)) if other.input_schema() == spec.input_schema() && other.description() == spec.description() => {

@@ -14,20 +14,30 @@
 //! assert_eq!(rules.names().collect::<Vec<_>>(), ["refund_cap"]);
 //! ```
 
+mod backend;
 mod file;
+mod gateway;
+mod http;
 mod lint;
 mod program;
 mod read;
+mod reference;
 mod rule;
 mod schema;
 mod tests;
 mod tool;
+mod upstream;
 
+pub use backend::{Backend, Exposed, Remote};
 pub use file::{Client, Config, ConfigError, Otherwise};
 pub(crate) use file::{rules_of, tables_of};
+pub use gateway::{Gateway, Jwt, Token};
+pub use http::{Body, HttpTool};
 pub use lint::{Finding, LINTS, Usage};
+pub use reference::Reference;
 pub use schema::schema;
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
+pub use upstream::{Credentials, ErrorPattern, Reach, UPSTREAM_ENVIRONMENT, Undeclared, Upstream, mcp_servers};
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -18,48 +18,6 @@ impl Reader<'_> {
         path
     }
 
-    /// A value that may stand elsewhere: `${NAME}` in the environment, or `{ file = "…" }`. What is wrong with it is said
-    /// without saying what it is.
-    pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<String> {
-        if table.is_table(key) {
-            let inner = table.table(key)?;
-            let path = inner.text("file").map(|path| self.beside.join(path));
-            inner.finish("a reference");
-            let Some(path) = path else {
-                table.wrong(key, Problem::new("a reference names a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
-                return None;
-            };
-            return match std::fs::read_to_string(&path) {
-                Ok(text) => Some(text.trim_end_matches('\n').to_owned()),
-                Err(error) => {
-                    let problem = Problem::new(format!("{}: {error}", path.display()));
-                    table.wrong(key, problem.help("a path is relative to this file"));
-                    None
-                }
-            };
-        }
-        let mut value = String::new();
-        let mut rest = table.text(key)?;
-        while let Some((before, after)) = rest.split_once("${") {
-            value.push_str(before);
-            let Some((name, behind)) = after.split_once('}') else {
-                table.wrong(key, Problem::new("a `${` is not closed").help("like `${API_KEY}`"));
-                return None;
-            };
-            match std::env::var(name) {
-                Ok(found) => value.push_str(&found),
-                Err(_) => {
-                    let problem = Problem::new(format!("the environment has no `{}`", crate::names::shown(name)));
-                    table.wrong(key, problem.help("set it where toolgate is started, or use `{ file = \"…\" }`"));
-                    return None;
-                }
-            }
-            rest = behind;
-        }
-        value.push_str(rest);
-        Some(value)
-    }
-
     /// A program that is asked before tools, after them, or both.
     pub(super) fn hook(&self, table: &Table<'_>) -> Option<CommandHook> {
         let (name, program) = (table.text("name"), table.text("command"));

@@ -62,6 +62,11 @@ impl<'t> Table<'t> {
         self.say(span, problem);
     }
 
+    /// Something is wrong elsewhere in the file.
+    pub(super) fn say_at(&self, place: &Place, problem: Problem) {
+        self.say(place.span.clone(), problem);
+    }
+
     fn say(&self, span: Range<usize>, problem: Problem) {
         self.shared.problems.borrow_mut().push(Problem { place: Some(self.file.place(span)), ..problem });
     }
@@ -229,6 +234,11 @@ impl<'t> Table<'t> {
     /// The names that a table of free names holds.
     pub(super) fn keys(&self) -> Vec<String> {
         self.table.keys().map(|key| key.get_ref().to_string()).collect()
+    }
+
+    /// Where a part stands.
+    pub(super) fn place_of(&self, key: &str) -> Place {
+        self.file.place(self.table.get(key).map_or_else(|| self.span.clone(), Spanned::span))
     }
 
     /// Where it stands.

@@ -11,6 +11,9 @@ pub fn schema() -> Value {
         "store": {"type": "string", "description": "Where the ledger is kept, relative to this file."},
         "redact": {"$ref": "#/$defs/names", "description": "Regular expressions: what matches is redacted wherever it stands in a row."},
         "client": {"$ref": "#/$defs/client"},
+        "gateway": {"$ref": "#/$defs/gateway"},
+        "upstreams": {"type": "object", "additionalProperties": {"$ref": "#/$defs/upstream"}, "propertyNames": {"pattern": "^[a-z0-9_-]{1,32}$"}, "description": "MCP servers that tools come from, each by its name."},
+        "mcp_servers": {"$ref": "#/$defs/names", "description": "JSON files with `mcpServers`, as clients have them; relative to this file."},
         "lint": {"type": "array", "items": {"$ref": "#/$defs/lint"}},
         "agents": {"type": "object", "additionalProperties": {"$ref": "#/$defs/agent"}, "description": "Several agents, each by its name."},
     });
@@ -23,6 +26,7 @@ pub fn schema() -> Value {
         "description": "Agents, their tools, rules and limits.",
         "$defs": {
             "names": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+            "bytes": {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+ *(B|KB|MB|GB)$"}]},
             "path": {"type": "string", "minLength": 1, "description": "Where something stands, as in `/customer_id`."},
             "duration": {"type": "string", "pattern": "^[0-9]", "examples": ["30s", "15m", "24h", "7d"]},
             "agent": agent(),
@@ -36,6 +40,9 @@ pub fn schema() -> Value {
             "lint": lint(),
             "normalization": normalization(),
             "sandbox": sandbox(),
+            "upstream": upstream(),
+            "gateway": gateway(),
+            "reference": {"description": "Text with `${NAME}` from the environment, or a file.", "oneOf": [{"type": "string"}, object(json!({"file": {"type": "string"}}), &["file"])]},
         },
     });
     if let (Some(schema), Value::Object(top)) = (schema.as_object_mut(), top) {
@@ -62,15 +69,16 @@ fn agent() -> Value {
             "tools": {"type": "object", "additionalProperties": {"$ref": "#/$defs/tool"}, "propertyNames": {"pattern": "^[a-z0-9_-]{1,64}$"}},
             "policy": {"type": "array", "items": {"$ref": "#/$defs/policy"}},
             "hooks": {"type": "array", "items": {"$ref": "#/$defs/hook"}},
+            "upstreams": of("names", "Whose undeclared tools it is offered; those of all where it is the only agent."),
         }),
         &[],
     )
 }
 
 fn tool() -> Value {
-    object(
+    let mut tool = object(
         json!({
-            "kind": {"enum": ["client", "builtin", "command"], "description": "Who runs it; without it the tool is only declared."},
+            "kind": {"enum": ["client", "builtin", "command", "http", "mcp"], "description": "Who runs it; without it the tool is only declared."},
             "description": {"type": "string", "minLength": 1, "maxLength": 1024, "description": "For the model; the name unless said."},
             "input": {"type": "object", "description": "JSON Schema of the arguments."},
             "output": {"type": "object", "description": "JSON Schema of the result."},
@@ -99,7 +107,27 @@ fn tool() -> Value {
             "normalize": {"type": "array", "items": {"$ref": "#/$defs/normalization"}, "description": "Brings results into a stable shape."},
         }),
         &[],
-    )
+    );
+    let elsewhere = json!({
+        "section": {"type": "string", "description": "The part of the prompt that it belongs to."},
+        "upstream": {"type": "string", "description": "`mcp`: the server that it comes from."},
+        "tool": {"type": "string", "description": "`mcp`: what the server calls it; its own name without the server's unless said."},
+        "method": {"enum": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], "description": "`http`: GET unless said."},
+        "url": {"type": "string", "description": "`http`: where to; `{/path}` in its path or query is that argument. The host is fixed."},
+        "query": {"type": "object", "additionalProperties": {"type": "string"}, "description": "`http`: parts of the query; one whose argument is absent is left out."},
+        "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}, "description": "`http`: headers of the request."},
+        "body": {"description": "`http`: JSON in which `\"{/path}\"` is that argument; without it, POST, PUT and PATCH send the arguments."},
+        "form": {"type": "object", "additionalProperties": {"type": "string"}, "description": "`http`: a form instead of a body."},
+        "hosts": of("names", "`http`: hosts that it may talk to, also after a redirect; that of its address unless said."),
+        "networks": of("names", "`http`: private or local networks that it may reach, as in `10.0.0.0/8`."),
+        "max_response": {"$ref": "#/$defs/bytes"},
+        "empty_on": {"type": "array", "items": {"type": "integer"}, "description": "`http`: statuses that mean that there is nothing of the kind."},
+        "retry": object(json!({"times": {"type": "integer", "minimum": 0}, "delay": {"$ref": "#/$defs/duration"}}), &[]),
+    });
+    if let (Some(tool), Value::Object(more)) = (tool.get_mut("properties").and_then(Value::as_object_mut), elsewhere) {
+        tool.extend(more);
+    }
+    tool
 }
 
 fn policy() -> Value {
@@ -217,7 +245,7 @@ fn lint() -> Value {
 }
 
 fn sandbox() -> Value {
-    let bytes = || json!({"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+ *(B|KB|MB|GB)$"}]});
+    let bytes = || json!({"$ref": "#/$defs/bytes"});
     object(
         json!({
             "read": of("names", "Files and directories that it may read, beside the system's own."),
@@ -228,6 +256,76 @@ fn sandbox() -> Value {
             "processes": {"type": "integer", "minimum": 0},
             "files": {"type": "integer", "minimum": 0},
             "cpu": {"$ref": "#/$defs/duration"},
+        }),
+        &[],
+    )
+}
+
+fn upstream() -> Value {
+    let oauth = object(
+        json!({
+            "token_url": {"type": "string"}, "client_id": {"$ref": "#/$defs/reference"},
+            "client_secret": {"$ref": "#/$defs/reference"}, "scope": {"type": "string"},
+        }),
+        &["token_url", "client_id", "client_secret"],
+    );
+    let error = object(
+        json!({
+            "matches": {"type": "string", "format": "regex"}, "category": {"enum": ["BUSINESS", "PERMISSION", "VALIDATION", "TRANSIENT"]},
+            "code": {"type": "string"}, "effects": {"enum": ["none", "done", "unknown"]},
+        }),
+        &["matches", "category", "code"],
+    );
+    object(
+        json!({
+            "command": {"type": "string", "description": "The program of a server that speaks over its standard streams."},
+            "args": of("names", "Its words; `${NAME}` is what the environment has."),
+            "env": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}},
+            "inherit": of("names", "Variables of the environment that it sees beside the usual ones."),
+            "directory": {"type": "string", "description": "Where it is started, relative to this file."},
+            "url": of("reference", "Where a server is that speaks HTTP."),
+            "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}},
+            "bearer": of("reference", "A token that is shown to it."),
+            "oauth": oauth,
+            "transport": {"enum": ["http", "sse"], "description": "`sse` is the transport of 2024-11-05."},
+            "prefix": {"type": "string", "description": "What the names of its tools begin with; its own name and `_` unless said."},
+            "undeclared": {"enum": ["deny", "ask", "open"], "description": "Tools that no table declares: not offered (unless said), asked about, or let through."},
+            "timeout": {"$ref": "#/$defs/duration"},
+            "concurrency": {"type": "integer", "minimum": 1},
+            "errors": {"type": "array", "items": error, "description": "What its words mean."},
+        }),
+        &[],
+    )
+}
+
+fn gateway() -> Value {
+    let token = object(
+        json!({"principal": {"type": "string"}, "sha256": {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}, "agents": {"$ref": "#/$defs/names"}}),
+        &["principal", "sha256"],
+    );
+    let jwt = object(
+        json!({
+            "issuer": {"type": "string"}, "audience": {"type": "string"}, "keys": {"type": "string", "description": "Where the keys are: an address, or a file."},
+            "principal": {"type": "string", "description": "The claim that says who comes; `sub` unless said."},
+            "session": {"type": "string", "description": "The claim that names the conversation."},
+            "agents": {"type": "string", "description": "The claim that lists the agents."},
+        }),
+        &["issuer", "audience", "keys"],
+    );
+    let rate = object(json!({"calls": {"type": "integer", "minimum": 0}, "per": {"$ref": "#/$defs/duration"}}), &["calls", "per"]);
+    object(
+        json!({
+            "listen": {"type": "string", "examples": ["127.0.0.1:7070"]},
+            "agent": {"type": "string", "description": "The agent of those who name none."},
+            "hosts": of("names", "Names that it is called by, beside those of this machine."),
+            "origins": of("names", "Web pages that may talk to it, as in `https://app.example.com:443`."),
+            "max_request": {"$ref": "#/$defs/bytes"},
+            "concurrency": {"type": "integer", "minimum": 1},
+            "rate": rate,
+            "idle": of("duration", "How long the conversation of a client that names none stays the same one."),
+            "tokens": {"type": "array", "items": token},
+            "jwt": jwt,
+            "tls": object(json!({"certificate": {"type": "string"}, "key": {"type": "string"}}), &["certificate", "key"]),
         }),
         &[],
     )

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::backend::Behind;
 use super::file::{Reader, positive};
 use super::read::Table;
 use crate::builtin;
@@ -20,14 +21,18 @@ enum Kind {
     Client,
     Builtin,
     Command,
+    Http,
+    Mcp,
 }
 
-const KINDS: [(&str, Kind); 3] = [("client", Kind::Client), ("builtin", Kind::Builtin), ("command", Kind::Command)];
+const KINDS: [(&str, Kind); 5] =
+    [("client", Kind::Client), ("builtin", Kind::Builtin), ("command", Kind::Command), ("http", Kind::Http), ("mcp", Kind::Mcp)];
 
-pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> Option<Tool> {
+pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> Option<(Tool, Option<Behind>)> {
     let kind = table.word("kind", &KINDS);
     let description = table.text("description").unwrap_or(name);
     let (input, output) = (table.value("input"), table.value("output"));
+    let mut behind = None;
     let mut tool = match kind {
         Some(Kind::Builtin) => built_in(name, table)?,
         Some(Kind::Client) => Tool::external(name, description, input),
@@ -36,11 +41,25 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
             let program = command(table, &input, reader)?;
             Tool::command(name, description, input, program)
         }
+        Some(Kind::Http) => {
+            let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
+            let (http, empty, retry) = reader.http(table, &input)?;
+            behind = Some(Behind::Http(Box::new(http)));
+            let tool = empty.into_iter().fold(Tool::declared(name, description, input), Tool::empty_on);
+            retry.map_or_else(|| tool.clone(), |(times, delay)| tool.clone().retry(times, delay))
+        }
+        Some(Kind::Mcp) => {
+            behind = Some(remote(name, table)?);
+            Tool::declared(name, description, serde_json::json!({"type": "object"}))
+        }
         None => Tool::declared(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
     };
     if kind == Some(Kind::Builtin) && (table.has("input") || table.has("output")) {
         let problem = Problem::new(format!("the built-in tool `{}` has schemas of its own", crate::names::shown(name)));
         table.wrong("kind", problem.help("take `input` and `output` out"));
+    }
+    if kind == Some(Kind::Mcp) && (table.has("input") || table.has("output")) {
+        table.wrong("kind", Problem::new("the upstream says what its tool takes and gives").help("take `input` and `output` out"));
     }
     if let Some(schema) = output {
         tool = tool.output_schema(schema);
@@ -95,7 +114,19 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     if let Some(bytes) = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok()) {
         tool = tool.max_output(bytes);
     }
-    Some(tool)
+    Some((tool, behind))
+}
+
+/// Which tool of which upstream.
+fn remote(name: &str, table: &Table<'_>) -> Option<Behind> {
+    if !table.has("upstream") {
+        table.wrong("kind", Problem::new("a tool of an MCP server names its `upstream`").help("like `upstream = \"git\"`"));
+    }
+    let upstream = table.text("upstream")?.to_owned();
+    // Without a word, it is called as it would be called undeclared.
+    let usual = name.strip_prefix(&format!("{upstream}_")).unwrap_or(name);
+    let tool = table.text("tool").unwrap_or(usual).to_owned();
+    Some(Behind::Mcp { upstream, tool, described: table.has("description") })
 }
 
 /// A tool that is built in.

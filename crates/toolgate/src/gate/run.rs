@@ -129,6 +129,7 @@ impl Toolgate {
             deadline: nearest(timeout, trail.deadline),
             remaining: passed.remaining,
             cancel: trail.cancel.clone(),
+            carried: trail.carried.clone(),
         });
         let work = AssertUnwindSafe(handler.run(&passed.permit, ctx.clone(), passed.permit.arguments())).catch_unwind();
         let result = tokio::select! {

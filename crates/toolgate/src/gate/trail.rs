@@ -38,6 +38,8 @@ pub(crate) struct Trail {
     pub(crate) spent: Option<Spend>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: CancellationToken,
+    /// What the door shares with the handler.
+    pub(crate) carried: Option<crate::call::Carried>,
     pub(crate) span: Span,
     /// What the client calls it, where its pass is kept for another process.
     pub(crate) kept: Option<String>,
@@ -98,6 +100,7 @@ impl Trail {
             spent: None,
             deadline: call.within.and_then(|within| Instant::now().checked_add(within)),
             cancel,
+            carried: call.carried.clone(),
             span: Span::none(),
             kept: None,
             asks: None,

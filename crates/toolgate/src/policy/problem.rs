@@ -117,7 +117,7 @@ impl Problem {
             None if self.help.is_some() || known.is_empty() => self,
             None => {
                 let (shown, more) =
-                    (known.iter().take(30).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "), known.len() > 30);
+                    (known.iter().take(40).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "), known.len() > 40);
                 self.help(format!("there is {shown}{}", if more { " and more" } else { "" }))
             }
         }

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
+use super::template::{Filled, Template};
 use super::{Failure, Handler};
 use crate::call::Judged;
 use crate::code;
@@ -21,13 +22,6 @@ use crate::sandbox::{NOT_RUN, Sandbox};
 
 /// What of the environment a program sees unless it is given more.
 const ENVIRONMENT: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"];
-
-/// A part of a word: as it stands, or the text of an argument.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
-    Text(String),
-    Argument(Pointer),
-}
 
 /// A program behind a tool. Its words may hold arguments of the call, as in `--order={/order_id}`; the arguments as JSON are on its
 /// standard input. What it prints is its result: JSON, or text.
@@ -42,7 +36,7 @@ enum Part {
 #[derive(Clone)]
 pub struct CommandTool {
     program: PathBuf,
-    args: Vec<Vec<Part>>,
+    args: Vec<Template>,
     env: BTreeMap<String, OsString>,
     inherit: Vec<String>,
     sandbox: Sandbox,
@@ -75,18 +69,7 @@ impl CommandTool {
     /// Adds a word. `{/path}` in it is the text of that argument.
     #[must_use]
     pub fn arg(mut self, word: &str) -> Self {
-        let mut parts = Vec::new();
-        let mut rest = word;
-        while let Some((before, after)) = rest.split_once("{/")
-            && let Some((path, behind)) = after.split_once('}')
-        {
-            parts.push(Part::Text(before.to_owned()));
-            parts.push(Part::Argument(format!("/{path}").as_str().into()));
-            rest = behind;
-        }
-        parts.push(Part::Text(rest.to_owned()));
-        parts.retain(|part| *part != Part::Text(String::new()));
-        self.args.push(parts);
+        self.args.push(Template::new(word));
         self
     }
 
@@ -121,30 +104,23 @@ impl CommandTool {
 
     /// The arguments that its words name.
     pub(crate) fn named(&self) -> impl Iterator<Item = &Pointer> {
-        self.args.iter().flatten().filter_map(|part| if let Part::Argument(path) = part { Some(path) } else { None })
+        self.args.iter().flat_map(Template::named)
     }
 
-    fn word(parts: &[Part], arguments: &Value) -> Result<OsString, Failure> {
+    fn word(template: &Template, arguments: &Value) -> Result<OsString, Failure> {
         let refuse = |message: String| Failure::of(code::INVALID_ARGUMENTS, message).effects(Effects::None);
         let mut word = String::new();
-        for part in parts {
+        for part in template.fill(arguments).map_err(|path| refuse(format!("`{path}` is needed")))? {
             match part {
-                Part::Text(text) => word.push_str(text),
-                Part::Argument(path) => {
-                    let text = match path.get(arguments) {
-                        Some(Value::String(text)) => text.clone(),
-                        Some(Value::Null) | None => return Err(refuse(format!("`{path}` is needed"))),
-                        Some(other) => other.to_string(),
-                    };
-                    // A value must not become a flag.
-                    if word.is_empty() && text.starts_with('-') {
-                        return Err(refuse(format!("`{path}` may not begin with `-`")));
-                    }
-                    if text.contains('\0') {
-                        return Err(refuse(format!("`{path}` holds a character that no program can be given")));
-                    }
-                    word.push_str(&text);
+                Filled::Text(text) => word.push_str(text),
+                // A value must not become a flag.
+                Filled::Argument(path, text) if word.is_empty() && text.starts_with('-') => {
+                    return Err(refuse(format!("`{path}` may not begin with `-`")));
                 }
+                Filled::Argument(path, text) if text.contains('\0') => {
+                    return Err(refuse(format!("`{path}` holds a character that no program can be given")));
+                }
+                Filled::Argument(_, text) => word.push_str(&text),
             }
         }
         Ok(word.into())
@@ -155,7 +131,7 @@ impl CommandTool {
 impl Handler for CommandTool {
     async fn run(&self, permit: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
         let not_begun = |message: String| Failure::of(code::INTERNAL_FAULT, message).effects(Effects::None);
-        let words: Vec<OsString> = self.args.iter().map(|parts| Self::word(parts, arguments.value())).collect::<Result<_, _>>()?;
+        let words: Vec<OsString> = self.args.iter().map(|word| Self::word(word, arguments.value())).collect::<Result<_, _>>()?;
         // A program does not know its call: it cannot say in the sandbox's name that it never ran.
         let sign = permit.call_id().to_string();
         let words = self.sandbox.words(&sign, self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;

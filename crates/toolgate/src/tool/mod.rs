@@ -4,6 +4,7 @@ mod command;
 mod failure;
 mod reconcile;
 mod spec;
+mod template;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ pub(crate) use failure::Kind;
 pub use failure::{Failure, classify_status};
 pub use reconcile::Reconcile;
 pub use spec::Spec;
+pub use template::{Filled, Template};
 
 use crate::call::Judged;
 use crate::code;
@@ -446,19 +448,28 @@ impl Tool {
         Self::with_handler(name, description, input, Arc::new(Nothing))
     }
 
-    /// Whether the client does not run it.
-    pub(crate) fn has_handler(&self) -> bool {
-        self.handler.is_some()
-    }
-
     /// The same tool, run by the client.
     pub(crate) fn run_by_client(self) -> Self {
         Self { spec: Spec { external: true, ..self.spec }, handler: None, program: None }
     }
 
     /// The same tool with other code behind it.
-    pub(crate) fn scripted(self, handler: Arc<dyn Handler>) -> Self {
-        Self { handler: Some(handler), ..self }
+    pub(crate) fn handled_by(self, handler: Arc<dyn Handler>) -> Self {
+        // One that the client runs stays the client's.
+        if self.spec.external { self } else { Self { handler: Some(handler), ..self } }
+    }
+
+    /// The same tool with other schemas.
+    pub(crate) fn as_described(mut self, input: Value, output: Option<Value>) -> Self {
+        self.spec.input = Some(input);
+        self.spec.output = output;
+        self
+    }
+
+    /// The same tool with another description.
+    pub(crate) fn description(mut self, description: &str) -> Self {
+        description.clone_into(&mut self.spec.description);
+        self
     }
 
     /// A tool as it is declared, with nothing behind it.

@@ -8,9 +8,13 @@ use toolgate::config::{Config, schema};
 /// The keys that the reader knows at a place, by what it says to one that it does not know.
 fn known(config: &str) -> BTreeSet<String> {
     let said = Config::parse("toolgate.toml", config).agents(None).err().map(|error| error.problems).unwrap_or_default();
-    let told = said.iter().find(|problem| problem.message.contains("`zzzzzzzzzz`")).unwrap_or_else(|| panic!("{config}: {said:?}"));
-    let help = told.help.clone().unwrap_or_default();
-    help.trim_start_matches("there is ").split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
+    let mut told = said.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
+    assert!(told.peek().is_some(), "{config}: {said:?}");
+    let names = |help: &str| {
+        let names = help.trim_start_matches("there is ").split(", ");
+        names.map(|name| name.trim_matches('`').to_owned()).collect::<Vec<_>>()
+    };
+    told.flat_map(|problem| names(problem.help.as_deref().unwrap_or_default())).collect()
 }
 
 fn keys(schema: &Value) -> BTreeSet<String> {
@@ -25,7 +29,6 @@ fn the_schema_has_the_keys_that_the_reader_has() {
     let cases = [
         ("the file", keys(&schema), format!("zzzzzzzzzz = 1\n{tool}")),
         ("an agent", at("agent"), "[agents.a]\nzzzzzzzzzz = 1\n".to_owned()),
-        ("a command tool", at("tool"), "[tools.run]\nkind = \"command\"\ncommand = \"x\"\npolicy = \"open\"\nzzzzzzzzzz = 1\n".to_owned()),
         (
             "a sandbox",
             at("sandbox"),
@@ -33,6 +36,12 @@ fn the_schema_has_the_keys_that_the_reader_has() {
         ),
         ("a hook", at("hook"), format!("{tool}[[hooks]]\nname = \"a\"\ncommand = \"b\"\nzzzzzzzzzz = 1\n")),
         ("a budget", at("budget"), format!("limits = {{ session = {{ zzzzzzzzzz = 1 }} }}\n{tool}")),
+        (
+            "an upstream",
+            at("upstream"),
+            format!("{tool}[upstreams.u]\ncommand = \"x\"\nzzzzzzzzzz = 1\n[upstreams.v]\nurl = \"http://x/\"\nzzzzzzzzzz = 1\n"),
+        ),
+        ("the gateway", at("gateway"), format!("{tool}[gateway]\nzzzzzzzzzz = 1\n")),
         ("limits", at("limits"), format!("limits = {{ zzzzzzzzzz = 1 }}\n{tool}")),
         ("the client", at("client"), format!("client = {{ zzzzzzzzzz = 1 }}\n{tool}")),
         ("a silence", at("lint"), format!("lint = [{{ allow = \"overlap\", reason = \"x\", zzzzzzzzzz = 1 }}]\n{tool}")),
@@ -40,6 +49,11 @@ fn the_schema_has_the_keys_that_the_reader_has() {
     for (name, wanted, config) in cases {
         assert_eq!(known(&config), wanted, "{name}");
     }
+    let mut all = BTreeSet::new();
+    for kind in ["kind = \"command\"\ncommand = \"x\"", "kind = \"http\"\nurl = \"https://x.example/\"", "kind = \"mcp\"\nupstream = \"u\""] {
+        all.extend(known(&format!("[tools.run]\npolicy = \"open\"\n{kind}\nzzzzzzzzzz = 1\n[upstreams.u]\ncommand = \"x\"\n")));
+    }
+    assert_eq!(all, at("tool"), "a tool");
     let rules = [
         "rule = \"require\"\ntools = [\"look\"]\nany_of = [\"look\"]",
         "rule = \"deny\"\ntools = [\"look\"]",

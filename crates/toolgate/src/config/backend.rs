@@ -1,0 +1,191 @@
+//! What stands behind the tools of a file that are run elsewhere.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::file::{Config, Declared, Entry};
+use super::http::HttpTool;
+use super::upstream::{Undeclared, Upstream};
+use super::{BUILT_IN, Rules};
+use crate::names::shown;
+use crate::policy::Problem;
+use crate::registry::Agent;
+use crate::tool::{Handler, Tool};
+
+/// Who runs tools that are requests to web services or tools of MCP servers.
+pub trait Backend {
+    /// The tools of an upstream as they were accepted; `None` where nobody has seen it yet.
+    fn tools(&self, upstream: &str) -> Option<Vec<Remote>>;
+    /// What calls a tool of an upstream.
+    fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
+    /// What makes a request.
+    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler>;
+}
+
+/// A tool as an upstream describes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Remote {
+    /// What the upstream calls it.
+    pub name: String,
+    /// What the upstream says of it.
+    pub description: String,
+    /// The schema of its arguments.
+    pub input: Value,
+    /// The schema of its result.
+    pub output: Option<Value>,
+}
+
+/// What a tool of a file is run by.
+#[derive(Debug, Clone)]
+pub(super) enum Behind {
+    Http(Box<HttpTool>),
+    Mcp { upstream: String, tool: String, described: bool },
+}
+
+/// A tool of an upstream, under the name that an agent has for it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Exposed {
+    /// The agent.
+    pub agent: String,
+    /// What it is called there.
+    pub name: String,
+    /// Where it comes from.
+    pub upstream: String,
+    /// What it is called there.
+    pub tool: String,
+}
+
+/// The longest description that a model is given.
+const LONGEST: usize = 1_024;
+
+impl Config {
+    /// With tools that really run: requests are made, and upstreams are called.
+    #[must_use]
+    pub fn behind(mut self, backend: &dyn Backend) -> Self {
+        let missing = self.upstreams.iter().flat_map(Upstream::references).chain(self.agents.iter().flat_map(|declared| {
+            declared.tools.iter().flat_map(|entry| match &entry.behind {
+                Some(Behind::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
+                _ => Vec::new(),
+            })
+        }));
+        let missing: Vec<Problem> = missing.filter_map(super::Reference::problem).collect();
+        self.problems.extend(missing);
+        let single = self.agents.len() == 1;
+        let mut agents = std::mem::take(&mut self.agents);
+        for declared in &mut agents {
+            for entry in &mut declared.tools {
+                match entry.behind.clone() {
+                    Some(Behind::Http(http)) => entry.tool = entry.tool.clone().handled_by(backend.http(&http)),
+                    Some(Behind::Mcp { upstream, tool, described }) => {
+                        self.connect(entry, &upstream, &tool, described, backend);
+                        let name = entry.tool.spec().name().to_owned();
+                        self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool });
+                    }
+                    None => {}
+                }
+            }
+            self.offer_undeclared(declared, single, backend);
+        }
+        self.agents = agents;
+        self
+    }
+
+    /// Puts a tool of an upstream behind one that is declared.
+    fn connect(&mut self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, backend: &dyn Backend) {
+        // An upstream that is not there was told when the file was read.
+        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return };
+        let handler = backend.remote(found, tool);
+        let mut connected = entry.tool.clone().handled_by(handler);
+        if let Some(tools) = backend.tools(upstream) {
+            match tools.iter().find(|remote| remote.name == tool) {
+                Some(remote) => {
+                    connected = connected.as_described(remote.input.clone(), remote.output.clone());
+                    if !described {
+                        connected = connected.description(&cut(&remote.description, &remote.name));
+                    }
+                }
+                None => {
+                    let problem = Problem::new(format!("`{upstream}` has no tool `{}` that was accepted", shown(tool)));
+                    let known = tools.iter().map(|remote| remote.name.as_str());
+                    let problem = problem.did_you_mean(tool, known).or_help("see `toolgate upstream list`");
+                    self.problems.push(Problem { place: Some(entry.place.clone()), ..problem });
+                }
+            }
+        }
+        entry.tool = connected;
+    }
+
+    /// Offers what no table declares, where the upstream's own table says so.
+    fn offer_undeclared(&mut self, declared: &mut Declared, single: bool, backend: &dyn Backend) {
+        let mut asks = Vec::new();
+        for upstream in &self.upstreams {
+            let taken = match &declared.upstreams {
+                Some(names) => names.contains(&upstream.name),
+                None => single,
+            };
+            if !taken || upstream.undeclared == Undeclared::Deny {
+                continue;
+            }
+            let remotes = backend.tools(&upstream.name).unwrap_or_default();
+            let names: Vec<String> = remotes.iter().map(|remote| format!("{}{}", upstream.prefix, remote.name)).collect();
+            let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
+            for (legal, foreign) in &mapped.names {
+                let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };
+                let declares = |entry: &Entry| {
+                    let own = matches!(&entry.behind, Some(Behind::Mcp { upstream: from, tool, .. }) if *from == upstream.name && *tool == remote.name);
+                    own || entry.tool.spec().name() == legal
+                };
+                if declared.tools.iter().any(declares) {
+                    continue;
+                }
+                let tool = Tool::with_handler(
+                    legal,
+                    &cut(&remote.description, &remote.name),
+                    remote.input.clone(),
+                    backend.remote(upstream, &remote.name),
+                )
+                .timeout(upstream.timeout);
+                let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
+                // One that no agent can be built with is held back, and takes nobody else along.
+                if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
+                    tracing::warn!(upstream = upstream.name, tool = remote.name, %error, "a tool is held back");
+                    continue;
+                }
+                let tool = if upstream.undeclared == Undeclared::Open { tool.open() } else { tool };
+                if upstream.undeclared == Undeclared::Ask {
+                    asks.push(legal.clone());
+                }
+                self.exposed.push(Exposed {
+                    agent: declared.name.clone(),
+                    name: legal.clone(),
+                    upstream: upstream.name.clone(),
+                    tool: remote.name.clone(),
+                });
+                let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
+                let behind = Some(Behind::Mcp { upstream: upstream.name.clone(), tool: remote.name.clone(), described: false });
+                declared.tools.push(Entry { tool, place, section: None, behind });
+            }
+        }
+        if !asks.is_empty() {
+            let text = format!(
+                "[[policy]]\nname = \"{BUILT_IN}undeclared\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
+                json!(asks),
+                json!("Nobody has said what this tool does, so a person must approve each call.")
+            );
+            declared.rules = std::mem::take(&mut declared.rules).and(Rules::parse("(built in)", &text));
+        }
+    }
+}
+
+/// A description that a model can be given: some words, and not too many.
+fn cut(description: &str, name: &str) -> String {
+    let description = description.trim();
+    if description.is_empty() {
+        return name.to_owned();
+    }
+    if description.chars().count() <= LONGEST {
+        return description.to_owned();
+    }
+    description.chars().take(LONGEST - 1).chain(['…']).collect()
+}

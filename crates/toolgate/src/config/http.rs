@@ -1,0 +1,163 @@
+//! Tools that are requests to a web service.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::file::{Reader, positive};
+use super::read::Table;
+use super::reference::Reference;
+use crate::policy::Problem;
+use crate::tool::Template;
+
+/// A request behind a tool. Whoever runs it makes sure that it goes where it may go, see [`HttpTool::hosts`].
+#[derive(Debug, Clone)]
+pub struct HttpTool {
+    /// The method, in capitals.
+    pub method: String,
+    /// Where to; arguments stand in its path and query only.
+    pub url: Template,
+    /// Parts of the query. One whose argument is absent is left out.
+    pub query: Vec<(String, Template)>,
+    /// Headers of the request.
+    pub headers: Vec<(String, Reference)>,
+    /// What is sent.
+    pub body: Body,
+    /// Hosts that it may talk to, also after a redirect; that of its address unless said.
+    pub hosts: Vec<String>,
+    /// Networks that it may reach though they are private or local: `10.0.0.0/8`, `127.0.0.1`.
+    pub networks: Vec<String>,
+    /// Most bytes of an answer.
+    pub most: usize,
+}
+
+/// What is sent.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Body {
+    /// Nothing.
+    None,
+    /// The arguments as JSON, without those that stand in the address.
+    Arguments,
+    /// JSON in which `"{/path}"` stands for an argument.
+    Json(Value),
+    /// A form in which `{/path}` stands for an argument. One whose argument is absent is left out.
+    Form(Vec<(String, Template)>),
+}
+
+impl Reader<'_> {
+    pub(super) fn http(&self, table: &Table<'_>, input: &Value) -> Option<(HttpTool, Vec<u16>, Option<(u32, Duration)>)> {
+        let method = table.text("method").unwrap_or("GET").to_ascii_uppercase();
+        if !["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"].contains(&method.as_str()) {
+            let problem = Problem::new(format!("there is no method `{}`", crate::names::shown(&method)));
+            table.wrong("method", problem.help("there are GET, HEAD, POST, PUT, PATCH, DELETE"));
+        }
+        let url = table.text("url");
+        if !table.has("url") {
+            let problem = Problem::new("an HTTP tool names its `url`");
+            table.wrong("kind", problem.help("like `url = \"https://api.example.com/orders/{/order_id}\"`"));
+        }
+        let url = url.map(Template::new);
+        let host = url.as_ref().and_then(|url| host_of(table, url));
+        let pairs = |key: &str| -> Vec<(String, Template)> {
+            let Some(inner) = table.table(key) else { return Vec::new() };
+            inner.keys().into_iter().filter_map(|name| inner.text(&name).map(|text| (name.clone(), Template::new(text)))).collect()
+        };
+        let (query, form) = (pairs("query"), pairs("form"));
+        let form = table.has("form").then_some(form);
+        let sends = matches!(method.as_str(), "POST" | "PUT" | "PATCH");
+        let body = match (table.value("body"), form) {
+            (Some(_), Some(_)) => {
+                table.wrong("form", Problem::new("a request has a `body` or a `form`, not both").help("take one out"));
+                Body::None
+            }
+            (Some(json), None) => Body::Json(json),
+            (None, Some(form)) => Body::Form(form),
+            (None, None) if sends => Body::Arguments,
+            (None, None) => Body::None,
+        };
+        let named = url.iter().chain(query.iter().map(|(_, value)| value)).chain(match &body {
+            Body::Form(form) => form.iter().map(|(_, value)| value).collect::<Vec<_>>(),
+            _ => Vec::new(),
+        });
+        let mut paths: Vec<(&str, String)> = named.flat_map(Template::named).map(|path| ("url", path.to_string())).collect();
+        if let Body::Json(json) = &body {
+            collect(json, &mut paths);
+        }
+        let properties = input.get("properties").and_then(Value::as_object);
+        for (key, path) in paths {
+            let first = path.split('/').nth(1).unwrap_or_default().to_owned();
+            if properties.is_none_or(|properties| !properties.contains_key(&first)) {
+                let problem = Problem::new(format!("`{path}` is no argument of this tool"));
+                let known = properties.into_iter().flat_map(|properties| properties.keys());
+                table.wrong(key, problem.did_you_mean(&first, known).or_help("declare it in `input`"));
+            }
+        }
+        let headers = self.references(table, "headers");
+        for (name, _) in &headers {
+            let legal = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+            if !legal || ["host", "content-length", "transfer-encoding", "connection"].contains(&name.to_ascii_lowercase().as_str()) {
+                let problem = Problem::new(format!("`{}` is no header that can be set", crate::names::shown(name)));
+                table.wrong("headers", problem.help("letters, digits and `-`; the host and the length are said by themselves"));
+            }
+        }
+        let hosts = table.names("hosts").map(|names| names.into_iter().map(str::to_ascii_lowercase).collect());
+        let networks: Vec<String> = table.names("networks").unwrap_or_default().into_iter().map(str::to_owned).collect();
+        for network in networks.iter().filter(|network| !is_network(network)) {
+            let problem = Problem::new(format!("`{}` is no network", crate::names::shown(network)));
+            table.wrong("networks", problem.help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
+        }
+        let most = table.bytes("max_response").and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
+        let empty = table.values("empty_on").unwrap_or_default().iter().filter_map(|status| status.as_u64()?.try_into().ok()).collect();
+        let retry = table.table("retry").map(|retry| {
+            let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(positive));
+            retry.finish("`retry`");
+            (times.and_then(|times| u32::try_from(times).ok()).unwrap_or(2), delay.unwrap_or(Duration::from_millis(200)))
+        });
+        let hosts = hosts.unwrap_or_else(|| host.into_iter().collect());
+        Some((HttpTool { method, url: url?, query, headers, body, hosts, networks, most }, empty, retry))
+    }
+}
+
+/// The host of an address. It is fixed: no argument may choose where a request goes.
+fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
+    let head = url.head();
+    let rest = head.strip_prefix("https://").or_else(|| head.strip_prefix("http://"));
+    let Some(rest) = rest else {
+        table.wrong("url", Problem::new("the address must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"));
+        return None;
+    };
+    let end = rest.find(['/', '?']);
+    let authority = end.and_then(|end| rest.get(..end)).unwrap_or(rest);
+    // Where the path has not begun, an argument would go on with the host.
+    if end.is_none() && url.named().next().is_some() {
+        let problem = Problem::new("an argument would choose the host");
+        table.wrong("url", problem.help("the host is fixed; arguments stand in the path or the query"));
+        return None;
+    }
+    if authority.is_empty() || authority.contains('@') || head.contains('#') {
+        table.wrong("url", Problem::new("the address has no host, or a user or a fragment in it").help("like `https://api.example.com/orders`"));
+        return None;
+    }
+    let host = match authority.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    Some(host.to_ascii_lowercase())
+}
+
+/// The arguments that a body names.
+fn collect(value: &Value, paths: &mut Vec<(&str, String)>) {
+    match value {
+        Value::String(text) => paths.extend(Template::new(text).named().map(|path| ("body", path.to_string()))),
+        Value::Array(items) => items.iter().for_each(|item| collect(item, paths)),
+        Value::Object(map) => map.values().for_each(|item| collect(item, paths)),
+        _ => {}
+    }
+}
+
+fn is_network(text: &str) -> bool {
+    let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+    let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    bits.is_none_or(|bits| bits.parse::<u8>().is_ok_and(|bits| bits <= most))
+}

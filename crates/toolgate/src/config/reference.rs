@@ -1,0 +1,121 @@
+//! Values that stand elsewhere: in the environment, or in a file of their own.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::file::Reader;
+use super::read::Table;
+use crate::policy::{Place, Problem};
+
+/// A value that may stand elsewhere: `${NAME}` in the environment, or `{ file = "…" }`. It is looked up when it is needed, and
+/// never shown.
+#[derive(Clone)]
+pub struct Reference {
+    parts: Vec<Part>,
+    place: Option<Place>,
+}
+
+#[derive(Clone)]
+enum Part {
+    Text(String),
+    Variable(String),
+    File(PathBuf),
+}
+
+impl fmt::Debug for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reference")
+    }
+}
+
+impl Reference {
+    /// A value as it stands, with `${NAME}` in it for what the environment has.
+    ///
+    /// # Errors
+    /// A `${` is not closed.
+    pub fn of(text: &str) -> Result<Self, String> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("${") {
+            let (name, behind) = after.split_once('}').ok_or("a `${` is not closed")?;
+            parts.push(Part::Text(before.to_owned()));
+            parts.push(Part::Variable(name.to_owned()));
+            rest = behind;
+        }
+        parts.push(Part::Text(rest.to_owned()));
+        Ok(Self { parts, place: None })
+    }
+
+    /// The value, as it is now.
+    ///
+    /// # Errors
+    /// What is missing, without saying what is there.
+    pub fn resolve(&self) -> Result<String, String> {
+        let one = |part: &Part| match part {
+            Part::Text(text) => Ok(text.clone()),
+            Part::Variable(written) => {
+                // As clients spell it: what stands behind `:-` is for where there is none.
+                let (name, otherwise) = written.split_once(":-").map_or((written.as_str(), None), |(name, other)| (name, Some(other)));
+                let missing = || format!("the environment has no `{}`", crate::names::shown(name));
+                std::env::var(name).ok().or_else(|| otherwise.map(str::to_owned)).ok_or_else(missing)
+            }
+            Part::File(path) => std::fs::read_to_string(path)
+                .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+                .map_err(|error| format!("{}: {error}", path.display())),
+        };
+        self.parts.iter().map(one).collect()
+    }
+
+    pub(super) fn at(self, place: Place) -> Self {
+        Self { place: Some(place), ..self }
+    }
+
+    /// What is wrong with it, at its place.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        let why = self.resolve().err()?;
+        let help = match self.parts.first() {
+            Some(Part::File(_)) => "a path is relative to this file",
+            _ => "set it where toolgate is started, or use `{ file = \"…\" }`",
+        };
+        Some(Problem { place: self.place.clone(), ..Problem::new(why).help(help) })
+    }
+}
+
+impl Reader<'_> {
+    /// A value that may stand elsewhere. What is wrong with it is said without saying what it is.
+    pub(super) fn reference(&self, table: &Table<'_>, key: &str) -> Option<Reference> {
+        if table.is_table(key) {
+            let inner = table.table(key)?;
+            let path = inner.text("file").map(|path| self.beside.join(path));
+            inner.finish("a reference");
+            let Some(path) = path else {
+                table.wrong(key, Problem::new("a reference names a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
+                return None;
+            };
+            return Some(Reference { parts: vec![Part::File(path)], place: Some(table.place_of(key)) });
+        }
+        match Reference::of(table.text(key)?) {
+            Ok(reference) => Some(reference.at(table.place_of(key))),
+            Err(why) => {
+                table.wrong(key, Problem::new(why).help("like `${API_KEY}`"));
+                None
+            }
+        }
+    }
+
+    /// The value itself, where it is needed at once.
+    pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<String> {
+        let reference = self.reference(table, key)?;
+        if let Some(problem) = reference.problem() {
+            table.wrong(key, problem);
+            return None;
+        }
+        reference.resolve().ok()
+    }
+
+    /// Values by name.
+    pub(super) fn references(&self, table: &Table<'_>, key: &str) -> Vec<(String, Reference)> {
+        let Some(inner) = table.table(key) else { return Vec::new() };
+        inner.keys().into_iter().filter_map(|name| self.reference(&inner, &name).map(|value| (name, value))).collect()
+    }
+}

@@ -1,0 +1,347 @@
+//! MCP servers that tools come from.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::file::{Reader, positive};
+use super::read::Table;
+use super::reference::Reference;
+use crate::error::{Category, Effects};
+use crate::policy::{Place, Problem};
+
+/// An MCP server that toolgate is a client of.
+#[derive(Debug, Clone)]
+pub struct Upstream {
+    /// Its name in this configuration.
+    pub name: String,
+    /// How it is reached.
+    pub reach: Reach,
+    /// What the names of its tools, prompts and resources begin with.
+    pub prefix: String,
+    /// What becomes of tools that no table declares.
+    pub undeclared: Undeclared,
+    /// How long it may take to answer, where a tool says nothing else.
+    pub timeout: Duration,
+    /// Most calls at the same time.
+    pub concurrency: usize,
+    /// How its failures are understood.
+    pub errors: Vec<ErrorPattern>,
+    pub(super) place: Option<Place>,
+}
+
+/// How an upstream is reached.
+#[derive(Debug, Clone)]
+pub enum Reach {
+    /// As a child process that speaks over its standard streams.
+    Command {
+        /// The program.
+        program: PathBuf,
+        /// Its words.
+        args: Vec<Reference>,
+        /// Variables that are set for it.
+        env: Vec<(String, Reference)>,
+        /// Variables of the environment that it sees beside the usual ones.
+        inherit: Vec<String>,
+        /// Where it is started.
+        directory: Option<PathBuf>,
+    },
+    /// Over HTTP.
+    Url {
+        /// Where.
+        url: Reference,
+        /// Headers of every request.
+        headers: Vec<(String, Reference)>,
+        /// How toolgate says who it is.
+        credentials: Credentials,
+        /// With the transport of 2024-11-05: one stream of events, and a second address to post to.
+        sse: bool,
+    },
+}
+
+/// How toolgate says who it is.
+#[derive(Debug, Clone, Default)]
+pub enum Credentials {
+    /// Not at all.
+    #[default]
+    None,
+    /// With a token.
+    Bearer(Reference),
+    /// With tokens that it fetches by client credentials (OAuth 2.1).
+    Client {
+        /// Where tokens are given.
+        token_url: String,
+        /// Who asks.
+        client_id: Reference,
+        /// With what.
+        client_secret: Reference,
+        /// For what.
+        scope: Option<String>,
+    },
+}
+
+/// What becomes of an upstream's tools that no table declares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Undeclared {
+    /// They are not offered.
+    #[default]
+    Deny,
+    /// They are offered, and a person is asked before each call.
+    Ask,
+    /// They are offered, and no rule need govern them.
+    Open,
+}
+
+/// What an upstream's words mean.
+#[derive(Debug, Clone)]
+pub struct ErrorPattern {
+    /// A regular expression over what it says.
+    pub matches: regex::Regex,
+    /// The category.
+    pub category: Category,
+    /// The code.
+    pub code: String,
+    /// What such a failure leaves behind; unless said, what it did before it failed stays done.
+    pub effects: Effects,
+}
+
+/// What a program sees of the environment unless it is given more: enough to find itself and its interpreter.
+pub const UPSTREAM_ENVIRONMENT: [&str; 10] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM"];
+
+const CATEGORIES: [(&str, Category); 4] = [
+    ("BUSINESS", Category::Business),
+    ("PERMISSION", Category::Permission),
+    ("VALIDATION", Category::Validation),
+    ("TRANSIENT", Category::Transient),
+];
+
+impl Upstream {
+    fn new(name: &str, reach: Reach) -> Self {
+        Self {
+            name: name.to_owned(),
+            reach,
+            prefix: format!("{name}_"),
+            undeclared: Undeclared::default(),
+            timeout: Duration::from_secs(60),
+            concurrency: 16,
+            errors: Vec::new(),
+            place: None,
+        }
+    }
+
+    /// What it is given of secrets.
+    pub(super) fn references(&self) -> Vec<&Reference> {
+        match &self.reach {
+            Reach::Command { args, env, .. } => args.iter().chain(env.iter().map(|(_, value)| value)).collect(),
+            Reach::Url { url, headers, credentials, .. } => {
+                let own: Vec<&Reference> = match credentials {
+                    Credentials::None => Vec::new(),
+                    Credentials::Bearer(token) => vec![token],
+                    Credentials::Client { client_id, client_secret, .. } => vec![client_id, client_secret],
+                };
+                [url].into_iter().chain(headers.iter().map(|(_, value)| value)).chain(own).collect()
+            }
+        }
+    }
+}
+
+impl Reader<'_> {
+    /// All upstreams of a file: those that it declares, and those of other files in the form that clients use.
+    pub(super) fn upstreams(&self, table: &Table<'_>) -> Vec<Upstream> {
+        let mut found: Vec<Upstream> = Vec::new();
+        if let Some(inner) = table.table("upstreams") {
+            for name in inner.keys() {
+                let Some(one) = inner.table(&name) else { continue };
+                found.extend(self.upstream(&name, &one));
+                one.finish("an upstream");
+            }
+        }
+        for path in table.names("mcp_servers").unwrap_or_default() {
+            let path = self.beside.join(path);
+            self.files.borrow_mut().push(path.clone());
+            match std::fs::read_to_string(&path).map_err(|error| error.to_string()).and_then(|text| mcp_servers(&text)) {
+                Ok(more) => {
+                    for one in more {
+                        // What this file says of one counts.
+                        if found.iter().all(|known| known.name != one.name) {
+                            found.push(Upstream { place: Some(table.place_of("mcp_servers")), ..one });
+                        }
+                    }
+                }
+                Err(why) => {
+                    let problem = Problem::new(format!("{}: {why}", path.display()));
+                    table.wrong("mcp_servers", problem.help("a JSON file with `mcpServers`, as clients have it; relative to this file"));
+                }
+            }
+        }
+        found
+    }
+
+    fn upstream(&self, name: &str, table: &Table<'_>) -> Option<Upstream> {
+        if !is_upstream_name(name) {
+            let problem = Problem::new(format!("`{}` is no name for an upstream", crate::names::shown(name)));
+            table.wrong("", problem.help("1 to 32 of a-z, 0-9, `_` and `-`"));
+            table.silence();
+            return None;
+        }
+        let reach = match (table.has("command"), table.has("url")) {
+            (true, false) => self.child(table),
+            (false, true) => self.address(table),
+            (both, _) => {
+                let message = if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
+                table.wrong(if both { "url" } else { "" }, Problem::new(message).help("like `command = \"mcp-server-git\"`"));
+                table.silence();
+                None
+            }
+        };
+        let mut upstream = Upstream { place: Some(table.place_of("")), ..Upstream::new(name, reach?) };
+        if let Some(prefix) = table.text("prefix") {
+            if prefix.is_empty() || is_upstream_name(prefix) {
+                upstream.prefix = prefix.to_owned();
+            } else {
+                table.wrong("prefix", Problem::new("names begin with a-z, 0-9, `_` or `-`").help("like `prefix = \"git_\"`, or `\"\"`"));
+            }
+        }
+        let words = [("deny", Undeclared::Deny), ("ask", Undeclared::Ask), ("open", Undeclared::Open)];
+        upstream.undeclared = table.word("undeclared", &words).unwrap_or_default();
+        upstream.timeout = table.duration("timeout").and_then(positive).unwrap_or(upstream.timeout);
+        if let Some(most) = table.count("concurrency") {
+            upstream.concurrency = usize::try_from(most).unwrap_or(usize::MAX).clamp(1, 4096);
+        }
+        upstream.errors = table.tables("errors").iter().filter_map(pattern).collect();
+        Some(upstream)
+    }
+
+    fn child(&self, table: &Table<'_>) -> Option<Reach> {
+        let program = table.text("command")?;
+        let words = table.names("args").unwrap_or_default();
+        let mut args = Vec::new();
+        for word in words {
+            match Reference::of(word) {
+                Ok(word) => args.push(word.at(table.place_of("args"))),
+                Err(why) => table.wrong("args", Problem::new(why).help("like `${HOME}/notes`")),
+            }
+        }
+        let inherit = table.names("inherit").unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let directory = table.text("directory").map(|path| self.beside.join(path));
+        Some(Reach::Command { program: self.program(program), args, env: self.references(table, "env"), inherit, directory })
+    }
+
+    fn address(&self, table: &Table<'_>) -> Option<Reach> {
+        let url = self.reference(table, "url");
+        let headers = self.references(table, "headers");
+        table.mark_read("bearer");
+        let credentials = match (table.has("bearer"), table.table("oauth")) {
+            (true, None) => self.reference(table, "bearer").map(Credentials::Bearer),
+            (false, Some(oauth)) => self.oauth(&oauth),
+            (true, Some(oauth)) => {
+                oauth.silence();
+                table.wrong("bearer", Problem::new("an upstream has `bearer` or `oauth`, not both").help("take one out"));
+                None
+            }
+            (false, None) => Some(Credentials::None),
+        };
+        let sse = table.word("transport", &[("http", false), ("sse", true)]).unwrap_or(false);
+        Some(Reach::Url { url: url?, headers, credentials: credentials?, sse })
+    }
+
+    fn oauth(&self, table: &Table<'_>) -> Option<Credentials> {
+        for key in ["token_url", "client_id", "client_secret"] {
+            if !table.has(key) {
+                table.wrong(key, Problem::new(format!("`oauth` needs a `{key}`")).help(format!("like `{key} = \"…\"`")));
+            }
+        }
+        let token_url = table.text("token_url").map(str::to_owned);
+        let (client_id, client_secret) = (
+            table.has("client_id").then(|| self.reference(table, "client_id")).flatten(),
+            table.has("client_secret").then(|| self.reference(table, "client_secret")).flatten(),
+        );
+        let scope = table.text("scope").map(str::to_owned);
+        table.finish("`oauth`");
+        Some(Credentials::Client { token_url: token_url?, client_id: client_id?, client_secret: client_secret?, scope })
+    }
+}
+
+fn is_upstream_name(name: &str) -> bool {
+    name.len() <= 32 && crate::names::is_tool_name(name)
+}
+
+fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
+    for (key, example) in [("matches", "matches = 'not found'"), ("category", "category = \"BUSINESS\""), ("code", "code = \"not_found\"")] {
+        if !table.has(key) {
+            table.wrong(key, Problem::new(format!("a pattern of `errors` needs a `{key}`")).help(format!("like `{example}`")));
+        }
+    }
+    let matches = table.text("matches").and_then(|text| match regex::Regex::new(text) {
+        Ok(regex) => Some(regex),
+        Err(_) => {
+            let problem = Problem::new(format!("`{}` is no regular expression", crate::names::shown(text)));
+            table.wrong("matches", problem.help("in the syntax of the `regex` crate"));
+            None
+        }
+    });
+    let category = table.word("category", &CATEGORIES);
+    let code = table.text("code").map(str::to_owned);
+    let words = [("none", Effects::None), ("done", Effects::Done), ("unknown", Effects::Unknown)];
+    let effects = table.word("effects", &words).unwrap_or(Effects::Done);
+    table.finish("a pattern of `errors`");
+    Some(ErrorPattern { matches: matches?, category: category?, code: code?, effects })
+}
+
+/// The servers of a file in the form that clients use: `{"mcpServers": {"name": {"command", "args", "env"} or {"url", "headers"}}}`.
+/// `${NAME}` in it stands for what the environment has. Their tools are offered, and a person is asked before each call.
+///
+/// # Errors
+/// What is wrong with it.
+///
+/// ```
+/// let text = r#"{"mcpServers": {"git": {"command": "uvx", "args": ["mcp-server-git"]}}}"#;
+/// assert_eq!(toolgate::config::mcp_servers(text).unwrap()[0].name, "git");
+/// ```
+pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
+    let document: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
+    // VS Code says `servers`.
+    let servers = document.get("mcpServers").or_else(|| document.get("servers")).and_then(serde_json::Value::as_object);
+    let servers = servers.ok_or("it has no `mcpServers`")?;
+    let mapped = crate::names::map_foreign(servers.keys().map(String::as_str));
+    if let Some(clash) = mapped.held_back.iter().next() {
+        return Err(format!("`{}` cannot be told from another server by its name", crate::names::shown(clash)));
+    }
+    let mut found = Vec::new();
+    for (legal, name) in &mapped.names {
+        let Some(server) = servers.get(name) else { continue };
+        let named = |why: String| format!("`{}`: {why}", crate::names::shown(name));
+        if server.get("disabled").and_then(serde_json::Value::as_bool) == Some(true) {
+            continue;
+        }
+        let legal: String = legal.chars().take(32).collect();
+        found.push(Upstream { undeclared: Undeclared::Ask, ..Upstream::new(&legal, server_of(server).map_err(named)?) });
+    }
+    Ok(found)
+}
+
+fn server_of(server: &serde_json::Value) -> Result<Reach, String> {
+    let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
+    let pairs = |key: &str| -> Result<Vec<(String, Reference)>, String> {
+        let Some(found) = server.get(key) else { return Ok(Vec::new()) };
+        let found = found.as_object().ok_or_else(|| format!("`{key}` is no object"))?;
+        let one = |(name, value): (&String, &serde_json::Value)| {
+            let value = value.as_str().ok_or_else(|| format!("`{key}.{name}` is no text"))?;
+            Ok((name.clone(), Reference::of(value)?))
+        };
+        found.iter().map(one).collect()
+    };
+    if let Some(command) = text("command") {
+        let args = server.get("args").and_then(serde_json::Value::as_array).cloned().unwrap_or_default();
+        let word = |word: &serde_json::Value| word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of);
+        return Ok(Reach::Command {
+            program: PathBuf::from(command),
+            args: args.iter().map(word).collect::<Result<_, _>>()?,
+            env: pairs("env")?,
+            inherit: Vec::new(),
+            directory: text("cwd").map(|path| Path::new(path).to_owned()),
+        });
+    }
+    let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("it has neither `command` nor `url`")?;
+    let sse = text("type").or_else(|| text("transport")) == Some("sse");
+    Ok(Reach::Url { url: Reference::of(url)?, headers: pairs("headers")?, credentials: Credentials::None, sse })
+}
