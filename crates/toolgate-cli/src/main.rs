@@ -46,6 +46,7 @@ enum Verb {
     Pause(command::pause::PauseArgs),
     Resume(command::pause::ResumeArgs),
     Replay(command::replay::Args),
+    Serve(command::serve::Args),
     Backtest(command::backtest::Args),
     /// Print a JSON Schema of toolgate.toml, for editors.
     #[command(after_help = "Examples:\n  toolgate schema > toolgate.schema.json")]
@@ -67,6 +68,7 @@ enum Verb {
 fn main() -> ExitCode {
     // Perhaps it is only the way into the room of another program.
     toolgate::sandbox::enter_if_asked();
+    toolgate_mcp::enter_if_asked();
     // A coding agent waits for this one at every step: what the whole command line needs is left out.
     if let Some(args) = command::hook::Args::quickly(std::env::args_os().skip(1)) {
         return command::hook::run(&args);
@@ -118,6 +120,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
             | Verb::Eject(_)
             | Verb::Trust(_)
             | Verb::Doctor(_)
+            | Verb::Serve(_)
             | Verb::Schema
             | Verb::Man { .. }
             | Verb::Completions { .. },
@@ -140,6 +143,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Pause(args) => command::pause::pause(&args, store),
         Verb::Resume(args) => command::pause::resume(&args, store),
         Verb::Replay(args) => command::replay::run(&args, store),
+        Verb::Serve(args) => command::serve::run(&args, store),
         Verb::Backtest(args) => command::backtest::run(&args, store),
         Verb::Schema => {
             writeln!(io::stdout().lock(), "{:#}", toolgate::config::schema())?;

@@ -223,6 +223,12 @@ impl ToolError {
         self
     }
 
+    /// What the model reads: in words, and as the contract has it.
+    #[must_use]
+    pub fn for_model(&self) -> String {
+        format!("{}\n{}", self.message, serde_json::json!(self))
+    }
+
     /// The bucket dialect: `{"is_error": true, "error": {"bucket", "code", "detail", "retryable", …}}`.
     #[must_use]
     pub fn to_bucket(&self) -> Value {

@@ -12,3 +12,4 @@ pub(crate) mod ledger;
 pub(crate) mod lint;
 pub(crate) mod pause;
 pub(crate) mod replay;
+pub(crate) mod serve;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::file::{Config, Declared, Entry};
 use super::http::HttpTool;
 use super::upstream::{Undeclared, Upstream};
-use super::{BUILT_IN, Rules};
+use super::Rules;
 use crate::names::shown;
 use crate::policy::Problem;
 use crate::registry::Agent;
@@ -169,7 +169,7 @@ impl Config {
         }
         if !asks.is_empty() {
             let text = format!(
-                "[[policy]]\nname = \"{BUILT_IN}undeclared\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
+                "[[policy]]\nname = \"undeclared_tool\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
                 json!(asks),
                 json!("Nobody has said what this tool does, so a person must approve each call.")
             );

@@ -1,6 +1,7 @@
 //! `toolgate.toml`: agents, their tools, rules and limits in one file.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -277,6 +278,12 @@ impl Config {
     /// The names of its agents.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.agents.iter().map(|agent| agent.name.as_str())
+    }
+
+    /// The upstreams that each agent names; `None` where it names none.
+    #[must_use]
+    pub fn upstreams_of_agents(&self) -> BTreeMap<String, Option<Vec<String>>> {
+        self.agents.iter().map(|declared| (declared.name.clone(), declared.upstreams.clone())).collect()
     }
 
     /// The files that it includes, and programs that it asks.

@@ -66,6 +66,15 @@ impl Reference {
         self.parts.iter().map(one).collect()
     }
 
+    /// What stands elsewhere in it: nobody may see that.
+    fn hidden(&self) -> impl Iterator<Item = String> {
+        let one = |part: &Part| match part {
+            Part::Text(_) => None,
+            other => Self { parts: vec![other.clone()], place: None }.resolve().ok(),
+        };
+        self.parts.iter().filter_map(one)
+    }
+
     pub(super) fn at(self, place: Place) -> Self {
         Self { place: Some(place), ..self }
     }
@@ -79,6 +88,12 @@ impl Reference {
         };
         Some(Problem { place: self.place.clone(), ..Problem::new(why).help(help) })
     }
+}
+
+/// A text without what stands elsewhere.
+pub(super) fn without<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
+    let hidden = references.into_iter().flat_map(Reference::hidden).filter(|value| value.len() >= 4);
+    hidden.fold(text.to_owned(), |text, value| text.replace(&value, "[redacted]"))
 }
 
 impl Reader<'_> {

@@ -290,6 +290,8 @@ fn upstream() -> Value {
             "transport": {"enum": ["http", "sse"], "description": "`sse` is the transport of 2024-11-05."},
             "prefix": {"type": "string", "description": "What the names of its tools begin with; its own name and `_` unless said."},
             "undeclared": {"enum": ["deny", "ask", "open"], "description": "Tools that no table declares: not offered (unless said), asked about, or let through."},
+            "prompts": {"type": "boolean", "description": "Whether its prompts are passed on; unless said, where undeclared tools are offered."},
+            "resources": {"type": "boolean", "description": "Whether its resources are passed on; unless said, where undeclared tools are offered."},
             "timeout": {"$ref": "#/$defs/duration"},
             "concurrency": {"type": "integer", "minimum": 1},
             "errors": {"type": "array", "items": error, "description": "What its words mean."},

@@ -26,6 +26,10 @@ pub struct Upstream {
     pub concurrency: usize,
     /// How its failures are understood.
     pub errors: Vec<ErrorPattern>,
+    /// Whether its prompts are passed on.
+    pub prompts: bool,
+    /// Whether its resources are passed on.
+    pub resources: bool,
     pub(super) place: Option<Place>,
 }
 
@@ -124,8 +128,33 @@ impl Upstream {
             timeout: Duration::from_secs(60),
             concurrency: 16,
             errors: Vec::new(),
+            prompts: false,
+            resources: false,
             place: None,
         }
+    }
+
+    /// Whether another one is reached and treated in the same way.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let shape = |upstream: &Self| {
+            let patterns: Vec<String> = upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect();
+            let reach = match &upstream.reach {
+                Reach::Command { program, env, inherit, directory, .. } => {
+                    format!("{program:?} {:?} {inherit:?} {directory:?}", env.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                }
+                Reach::Url { headers, sse, .. } => format!("{:?} {sse}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>()),
+            };
+            let values: Vec<_> = upstream.references().into_iter().map(Reference::resolve).collect();
+            (reach, values, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone())
+        };
+        shape(self) == shape(other)
+    }
+
+    /// A text without the secrets that it is given.
+    #[must_use]
+    pub fn without_secrets(&self, text: &str) -> String {
+        super::reference::without(self.references(), text)
     }
 
     /// What it is given of secrets.
@@ -203,6 +232,10 @@ impl Reader<'_> {
         }
         let words = [("deny", Undeclared::Deny), ("ask", Undeclared::Ask), ("open", Undeclared::Open)];
         upstream.undeclared = table.word("undeclared", &words).unwrap_or_default();
+        // What is offered unasked is offered as a whole.
+        let shares = upstream.undeclared != Undeclared::Deny;
+        upstream.prompts = table.bool("prompts").unwrap_or(shares);
+        upstream.resources = table.bool("resources").unwrap_or(shares);
         upstream.timeout = table.duration("timeout").and_then(positive).unwrap_or(upstream.timeout);
         if let Some(most) = table.count("concurrency") {
             upstream.concurrency = usize::try_from(most).unwrap_or(usize::MAX).clamp(1, 4096);
@@ -314,7 +347,7 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
             continue;
         }
         let legal: String = legal.chars().take(32).collect();
-        found.push(Upstream { undeclared: Undeclared::Ask, ..Upstream::new(&legal, server_of(server).map_err(named)?) });
+        found.push(Upstream { undeclared: Undeclared::Ask, prompts: true, resources: true, ..Upstream::new(&legal, server_of(server).map_err(named)?) });
     }
     Ok(found)
 }

@@ -105,6 +105,18 @@ impl Agent {
         self.order.iter().filter_map(|name| self.tools.get(name)).map(|tool| &tool.spec)
     }
 
+    /// Whether a principal may act as it.
+    #[must_use]
+    pub fn admits(&self, principal: &str) -> bool {
+        self.principals.as_ref().is_none_or(|who| who.contains(principal))
+    }
+
+    /// The tools that a principal sees, in the order of declaration.
+    pub fn tools_for<'a>(&'a self, principal: &'a str) -> impl Iterator<Item = &'a Spec> {
+        let seen = |tool: &&Arc<Registered>| tool.is_visible_to(principal);
+        self.order.iter().filter_map(|name| self.tools.get(name)).filter(seen).map(|tool| &tool.spec)
+    }
+
     /// What somebody should look at, though it does not keep the agent from working.
     #[must_use]
     pub fn warnings(&self) -> &[Problem] {

@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use serde_json::{Map, Value, json};
-use toolgate::ToolError;
 
 use super::event::{Client, Event, Kind};
 
@@ -208,11 +207,6 @@ impl Rendered {
             }
         }
     }
-}
-
-/// An error as a model reads it: in words, and as the contract has it.
-pub(crate) fn words(error: &ToolError) -> String {
-    format!("{}\n{}", error.message, json!(error))
 }
 
 /// A result that must not be read, in the shape that its client expects.

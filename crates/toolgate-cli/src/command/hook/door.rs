@@ -11,7 +11,7 @@ use toolgate::{Answer as Outcome, Call, Effect, Effects, Failure, Spec, Toolgate
 use toolgate_store::SqliteStore;
 
 use super::Args;
-use super::answer::{Answer, Decision, words};
+use super::answer::{Answer, Decision};
 use super::compiled::{Beside, Compiled};
 use super::event::{Client, Event, Kind};
 use crate::place::{self, InForce, State};
@@ -190,7 +190,7 @@ impl Door {
                 let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
                 let answer = gate.report_kept(self.call(&session, event), Err(failure)).await;
                 match answer.outcome.error().filter(|error| error.code != "client_tool_failed") {
-                    Some(error) if !self.is_undeclared(gate, event) => Answer::block(words(error)),
+                    Some(error) if !self.is_undeclared(gate, event) => Answer::block(error.for_model()),
                     _ => Answer::default(),
                 }
             }
@@ -247,8 +247,8 @@ impl Door {
             "unknown_tool" if self.settings.undeclared == Otherwise::Ask => {
                 Answer::ask(format!("{} is not declared in the configuration", event.tool))
             }
-            "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(words(error)),
-            _ => Answer::deny(words(error)),
+            "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(error.for_model()),
+            _ => Answer::deny(error.for_model()),
         }
     }
 
@@ -266,7 +266,7 @@ impl Door {
         let Some(error) = answer.outcome.error() else { return Answer::default() };
         match error.code.as_ref() {
             "not_admitted" if self.gate.as_ref().is_ok_and(|gate| self.is_undeclared(gate, event)) => Answer::default(),
-            _ => Answer::withhold(event, words(error)),
+            _ => Answer::withhold(event, error.for_model()),
         }
     }
 }

@@ -1,0 +1,207 @@
+//! `toolgate serve`: the gateway.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use toolgate::config::Config;
+use toolgate_mcp::{Gateway, Options, Starting, Status};
+use toolgate_store::SqliteStore;
+
+use super::ledger::{BOLD, DIM, GREEN, RED, counted};
+use crate::place::{self, InForce, Stamp, State, stamp};
+
+/// Serve as an MCP gateway: every call of every client takes the gates, and only then goes to the tool.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Clients connect to http://ADDR/mcp (or /mcp/AGENT, or /mcp/AGENT/SESSION), or start it themselves with --stdio.\nThe configuration is read again when it changes, and on SIGHUP. What does not load leaves the old one in force.\n\nExamples:\n  toolgate serve --config toolgate.toml                      listen at 127.0.0.1:7070\n  toolgate serve --config toolgate.toml --stdio              for a client that starts its servers itself\n  toolgate serve --listen 127.0.0.1:8080 --agent support     another port, and an agent for those who name none"
+)]
+pub(crate) struct Args {
+    /// The configuration. Without it: what is in force here.
+    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Speak MCP over standard input and output.
+    #[arg(long, conflicts_with = "listen")]
+    stdio: bool,
+    /// Where to listen; `listen` of the configuration unless said, else 127.0.0.1:7070.
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// The agent of those who name none.
+    #[arg(long)]
+    agent: Option<String>,
+    /// How long upstreams may take before the gateway is ready without them.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::ledger::duration)]
+    patience: toolgate::SignedDuration,
+}
+
+/// Where clients are listened to, unless somebody says otherwise.
+const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
+
+/// Where it is kept what the tools of upstreams looked like.
+pub(crate) fn pins(state: &State) -> PathBuf {
+    state.path().join("upstreams")
+}
+
+/// The configuration that is served, and the files that it comes from.
+pub(crate) struct Served {
+    given: Option<PathBuf>,
+    agent: Option<String>,
+    state: State,
+}
+
+impl Served {
+    pub(crate) fn new(given: Option<PathBuf>, agent: Option<String>) -> io::Result<Self> {
+        Ok(Self { given, agent, state: State::open()? })
+    }
+
+    pub(crate) fn find(&self) -> io::Result<InForce> {
+        InForce::find(self.given.as_deref(), &place::project()?, &self.state)
+    }
+
+    fn config(&self) -> io::Result<Config> {
+        let mut config = self.find()?.config;
+        if self.agent.is_some() {
+            config.gateway.agent.clone_from(&self.agent);
+        }
+        Ok(config)
+    }
+}
+
+pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let code = runtime.block_on(serve(args, store))?;
+    // Whoever reads standard input waits for a line that never comes.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(code)
+}
+
+async fn serve(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
+    let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
+    let found = served.find()?;
+    if let Some(notice) = &found.notice {
+        anstream::eprintln!("{notice}");
+    }
+    let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    // The one that opens the ledger for longer sweeps it.
+    drop(super::hook::open_store(&path, &served.state)?);
+    let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
+    let program = std::env::current_exe()?;
+    let options = Options {
+        store,
+        upstreams: Starting { pins: Some(pins(&served.state)), launcher: Some(program.clone()) },
+        patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
+        launcher: Some(program),
+        principal: place::user(),
+    };
+    let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
+    let address = args.listen.or(listen).unwrap_or(HERE);
+    let reader = Arc::clone(&served);
+    let gateway = Gateway::open(move || reader.config(), options).await?;
+    tokio::spawn({
+        let gateway = gateway.clone();
+        async move { gateway.watch_canary(Duration::from_secs(60)).await }
+    });
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at));
+    let ended = if args.stdio {
+        anstream::eprintln!("toolgate serves on standard streams");
+        tokio::select! {
+            ended = gateway.serve_stdio(args.agent.clone()) => ended,
+            () = told_to_end() => Ok(()),
+        }
+    } else {
+        let listening = gateway.listen(address).await;
+        match listening {
+            Ok(listening) => {
+                report(&gateway, listening.address)?;
+                told_to_end().await;
+                gateway.begin_to_end();
+                listening.ended().await;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    };
+    keeper.abort();
+    gateway.end().await;
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// One line when it is ready, and a few for a person.
+fn report(gateway: &Gateway, address: SocketAddr) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "toolgate serves at {BOLD}http://{address}/mcp{BOLD:#}")?;
+    out.flush()?;
+    let mut err = anstream::stderr().lock();
+    for (agent, tools) in gateway.offers() {
+        writeln!(err, "  {DIM}agent{DIM:#} {agent}: {}", counted(tools as u64, "tool"))?;
+    }
+    for health in gateway.health() {
+        match &health.status {
+            Status::Up { .. } => writeln!(err, "  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool"))?,
+            Status::Starting => writeln!(err, "  {DIM}… {}: still starting{DIM:#}", health.name)?,
+            Status::Down { why, .. } => writeln!(err, "  {RED}✗{RED:#} {}: {}", health.name, super::ledger::clean(why))?,
+        }
+        if !health.held.is_empty() {
+            let held = counted(health.held.len() as u64, "tool");
+            writeln!(err, "    {held} held back; look at it with `toolgate upstream diff`")?;
+        }
+    }
+    Ok(())
+}
+
+/// Until somebody wants it to end.
+async fn told_to_end() {
+    let terminate = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut told) => {
+                told.recv().await;
+            }
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = terminate => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+/// Reads the configuration again when it changes, when it is told to, and when an upstream offers something else.
+async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>) {
+    let Ok(mut hang_up) = signal(SignalKind::hangup()) else { return };
+    let mut files = files;
+    let mut look = tokio::time::interval(Duration::from_millis(500));
+    loop {
+        let because = tokio::select! {
+            _ = hang_up.recv() => "it was told to",
+            () = gateway.upstreams_changed() => "an upstream offers something else",
+            _ = look.tick() => {
+                if files.iter().all(|(file, was)| stamp(file) == *was) {
+                    continue;
+                }
+                // Whoever writes a file may not be done yet.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                "it has changed"
+            }
+        };
+        for (file, was) in &mut files {
+            *was = stamp(file);
+        }
+        let reader = Arc::clone(&served);
+        match gateway.reload(move || reader.config()).await {
+            Ok(()) => {
+                tracing::info!(because, "the configuration was read again");
+                if let Ok(found) = served.find() {
+                    files = found.looked_at;
+                }
+            }
+            Err(error) => anstream::eprintln!("error: the configuration stays in force as it was: {error}"),
+        }
+    }
+}

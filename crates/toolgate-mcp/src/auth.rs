@@ -1,0 +1,204 @@
+//! Who may come in: tokens that are known by their digests, and tokens that somebody else signs.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use http::HeaderMap;
+use jsonwebtoken::jwk::JwkSet;
+use jsonwebtoken::{Algorithm, DecodingKey, Validation};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use toolgate::config::{Gateway as Settings, Jwt};
+
+use crate::identity::Caller;
+use crate::parked::hex;
+
+/// How often keys are fetched at most, however many tokens are signed by unknown ones.
+const SOONEST: Duration = Duration::from_secs(30);
+/// How old they may become.
+const OLDEST: Duration = Duration::from_secs(10 * 60);
+/// Ways of signing that only the one who signs can do.
+const ALGORITHMS: [Algorithm; 9] = [
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::PS384,
+    Algorithm::PS512,
+    Algorithm::ES256,
+    Algorithm::ES384,
+    Algorithm::EdDSA,
+];
+
+/// Why somebody may not come in. What is told is told without saying which part was nearly right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NotLetIn {
+    /// There is no token.
+    Missing,
+    /// There is one, and it does not count.
+    Invalid(&'static str),
+}
+
+/// The keys of those who sign tokens.
+pub(crate) struct Keys {
+    jwt: RwLock<Option<Arc<Issuer>>>,
+}
+
+struct Issuer {
+    jwt: Jwt,
+    keys: RwLock<HashMap<String, (DecodingKey, Option<Algorithm>)>>,
+    fetched: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl Keys {
+    pub(crate) async fn new(settings: &Settings) -> io::Result<Self> {
+        let keys = Self { jwt: RwLock::new(None) };
+        keys.renew(settings).await?;
+        Ok(keys)
+    }
+
+    pub(crate) async fn renew(&self, settings: &Settings) -> io::Result<()> {
+        let issuer = match &settings.jwt {
+            None => None,
+            Some(jwt) => {
+                let issuer = Arc::new(Issuer { jwt: jwt.clone(), keys: RwLock::default(), fetched: tokio::sync::Mutex::new(None) });
+                // A file must be there; who cannot be reached yet is asked again when a token comes.
+                if let Err(error) = issuer.fetch(false).await {
+                    if !is_address(&jwt.keys) {
+                        return Err(io::Error::other(error));
+                    }
+                    tracing::warn!(error, "the keys for tokens cannot be fetched");
+                }
+                Some(issuer)
+            }
+        };
+        *self.jwt.write().unwrap_or_else(std::sync::PoisonError::into_inner) = issuer;
+        Ok(())
+    }
+
+    fn issuer(&self) -> Option<Arc<Issuer>> {
+        self.jwt.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// Who comes with these headers.
+    pub(crate) async fn caller(&self, settings: &Settings, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
+        let issuer = self.issuer();
+        if settings.tokens.is_empty() && issuer.is_none() {
+            return Ok(Caller { principal: local.to_owned(), agents: None, session: None });
+        }
+        let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
+        let value = values.next().ok_or(NotLetIn::Missing)?;
+        if values.next().is_some() {
+            return Err(NotLetIn::Invalid("there are two tokens"));
+        }
+        let value = value.to_str().map_err(|_| NotLetIn::Invalid("the token is no text"))?;
+        let token = value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")).ok_or(NotLetIn::Missing)?.trim();
+        let digest = hex(&Sha256::digest(token.as_bytes()));
+        // All are looked at, so that the time it takes tells nothing.
+        let mut found = None;
+        for known in &settings.tokens {
+            if same(known.sha256.as_bytes(), digest.as_bytes()) {
+                found = Some(known);
+            }
+        }
+        if let Some(known) = found {
+            return Ok(Caller { principal: known.principal.clone(), agents: known.agents.clone(), session: None });
+        }
+        match issuer {
+            Some(issuer) => issuer.caller(token).await,
+            None => Err(NotLetIn::Invalid("the token is not known")),
+        }
+    }
+}
+
+fn same(one: &[u8], other: &[u8]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+fn is_address(keys: &str) -> bool {
+    keys.starts_with("http://") || keys.starts_with("https://")
+}
+
+impl Issuer {
+    async fn caller(&self, token: &str) -> Result<Caller, NotLetIn> {
+        let header = jsonwebtoken::decode_header(token).map_err(|_| NotLetIn::Invalid("the token cannot be read"))?;
+        if !ALGORITHMS.contains(&header.alg) {
+            return Err(NotLetIn::Invalid("the token is not signed as it must be"));
+        }
+        let kid = header.kid.clone().unwrap_or_default();
+        let key = match self.key(&kid, header.alg) {
+            Some(key) => key,
+            None => {
+                let _ = self.fetch(true).await;
+                self.key(&kid, header.alg).ok_or(NotLetIn::Invalid("the token is signed by nobody who is known"))?
+            }
+        };
+        if self.fetched.lock().await.is_none_or(|at| at.elapsed() > OLDEST) {
+            let _ = self.fetch(true).await;
+        }
+        let mut validation = Validation::new(header.alg);
+        validation.set_audience(&[&self.jwt.audience]);
+        validation.set_issuer(&[&self.jwt.issuer]);
+        validation.set_required_spec_claims(&["exp", "aud", "iss"]);
+        validation.validate_nbf = true;
+        validation.leeway = 30;
+        let claims = jsonwebtoken::decode::<Value>(token, &key, &validation).map_err(|error| match error.kind() {
+            jsonwebtoken::errors::ErrorKind::ExpiredSignature => NotLetIn::Invalid("the token has expired"),
+            jsonwebtoken::errors::ErrorKind::InvalidAudience => NotLetIn::Invalid("the token is for somebody else"),
+            jsonwebtoken::errors::ErrorKind::InvalidIssuer => NotLetIn::Invalid("the token is from somebody else"),
+            _ => NotLetIn::Invalid("the token does not hold"),
+        })?;
+        let claim = |name: &str| claims.claims.get(name);
+        let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
+        let principal = principal.ok_or(NotLetIn::Invalid("the token does not say who comes"))?.to_owned();
+        let session = self.jwt.session.as_deref().and_then(claim).and_then(Value::as_str).map(str::to_owned);
+        let agents = match self.jwt.agents.as_deref() {
+            None => None,
+            // Where the claim is asked for and is not there, there are none.
+            Some(name) => Some(match claim(name) {
+                Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+                Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
+                _ => Vec::new(),
+            }),
+        };
+        Ok(Caller { principal, agents, session })
+    }
+
+    fn key(&self, kid: &str, algorithm: Algorithm) -> Option<DecodingKey> {
+        let keys = self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let found = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
+        // A key is for one way of signing, where it says so.
+        found.1.is_none_or(|own| own == algorithm).then(|| found.0.clone())
+    }
+
+    async fn fetch(&self, again: bool) -> Result<(), String> {
+        let mut fetched = self.fetched.lock().await;
+        if again && fetched.is_some_and(|at| at.elapsed() < SOONEST) {
+            return Ok(());
+        }
+        *fetched = Some(Instant::now());
+        let text = if is_address(&self.jwt.keys) {
+            let said = |error: reqwest::Error| format!("the keys for tokens: {error}");
+            let request = crate::http::client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
+            let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
+            answer.text().await.map_err(said)?
+        } else {
+            std::fs::read_to_string(&self.jwt.keys).map_err(|error| format!("{}: {error}", self.jwt.keys))?
+        };
+        let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the keys for tokens cannot be read: {error}"))?;
+        let mut keys = HashMap::new();
+        for jwk in &set.keys {
+            if let Ok(key) = DecodingKey::from_jwk(jwk) {
+                let algorithm = jwk.common.key_algorithm.and_then(|algorithm| algorithm.to_string().parse().ok());
+                keys.insert(jwk.common.key_id.clone().unwrap_or_default(), (key, algorithm));
+            }
+        }
+        if keys.is_empty() {
+            return Err("there is no key for tokens that can be used".to_owned());
+        }
+        *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! The client's side of a connection: what an upstream says unasked.
+
+use std::sync::{Arc, Weak};
+
+use rmcp::model::{
+    ClientCapabilities, ClientConfig, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, Implementation,
+    ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ResourceUpdatedNotificationParam,
+};
+use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
+use rmcp::{ClientHandler, ErrorData, RoleClient};
+use tokio::sync::oneshot;
+
+use crate::upstream::{FromUpstream, Link};
+
+/// Hears an upstream, and passes on what belongs to a call.
+pub(crate) struct Ears(Weak<Link>);
+
+impl Ears {
+    pub(crate) fn new(link: &Arc<Link>) -> Self {
+        Self(Arc::downgrade(link))
+    }
+
+    /// Asks the client of the call that this request belongs to.
+    async fn ask<T>(&self, context: &RequestContext<RoleClient>, ask: impl FnOnce(oneshot::Sender<Result<T, ErrorData>>) -> FromUpstream) -> Result<T, ErrorData> {
+        let nobody = || ErrorData::invalid_request("toolgate cannot tell which call this belongs to", None);
+        let link = self.0.upgrade().ok_or_else(nobody)?;
+        let origin = match context.extensions.get::<InboundStreamOrigin>() {
+            Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
+            _ => None,
+        };
+        let line = link.line_of(origin.as_ref()).await.ok_or_else(nobody)?;
+        let (reply, answer) = oneshot::channel();
+        line.send(ask(reply)).map_err(|_| nobody())?;
+        tokio::select! {
+            answer = answer => answer.unwrap_or_else(|_| Err(ErrorData::invalid_request("the client has hung up", None))),
+            () = context.ct.cancelled() => Err(ErrorData::invalid_request("the request was cancelled", None)),
+        }
+    }
+}
+
+impl ClientHandler for Ears {
+    fn get_info(&self) -> ClientConfig {
+        let capabilities = ClientCapabilities::builder().enable_elicitation().enable_sampling().enable_roots().build();
+        ClientConfig::new(capabilities, Implementation::new("toolgate", env!("CARGO_PKG_VERSION")))
+    }
+
+    async fn create_elicitation(&self, request: ElicitRequestParams, context: RequestContext<RoleClient>) -> Result<ElicitResult, ErrorData> {
+        self.ask(&context, |reply| FromUpstream::Elicit(Box::new(request), reply)).await
+    }
+
+    async fn create_message(&self, params: CreateMessageRequestParams, context: RequestContext<RoleClient>) -> Result<CreateMessageResult, ErrorData> {
+        self.ask(&context, |reply| FromUpstream::Sample(Box::new(params), reply)).await
+    }
+
+    async fn list_roots(&self, context: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
+        self.ask(&context, FromUpstream::Roots).await
+    }
+
+    async fn on_progress(&self, params: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
+        if let Some(link) = self.0.upgrade()
+            && let Some(line) = link.line_by_token(&params.progress_token).await
+        {
+            let _ = line.send(FromUpstream::Progress(params));
+        }
+    }
+
+    async fn on_logging_message(&self, params: LoggingMessageNotificationParam, _: NotificationContext<RoleClient>) {
+        if let Some(link) = self.0.upgrade()
+            && let Some(line) = link.line_of(None).await
+        {
+            let _ = line.send(FromUpstream::Log(params));
+        }
+    }
+
+    async fn on_resource_updated(&self, params: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
+        if let Some(link) = self.0.upgrade() {
+            let _ = link.updated.send(params.uri);
+        }
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.lists_changed();
+    }
+
+    async fn on_resource_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.lists_changed();
+    }
+
+    async fn on_prompt_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.lists_changed();
+    }
+}
+
+impl Ears {
+    fn lists_changed(&self) {
+        if let Some(link) = self.0.upgrade() {
+            link.lists_changed();
+        }
+    }
+}

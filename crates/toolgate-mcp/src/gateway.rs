@@ -1,0 +1,343 @@
+//! What the gateway holds: one reading of the configuration at a time, and what outlives it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use rmcp::RoleServer;
+use rmcp::service::Peer;
+use tokio_util::sync::CancellationToken;
+use toolgate::config::{Config, Exposed, Gateway as Settings, Rules};
+use toolgate::{Agent, Effect, Store, Timestamp, Tool, Toolgate};
+
+use crate::auth::Keys;
+use crate::metrics::Metrics;
+use crate::parked::Parked;
+use crate::upstream::{Link, Starting, Upstreams};
+
+/// The agent of the call that must be refused.
+const CANARY: &str = "toolgate-canary";
+
+/// How a gateway is opened.
+#[derive(Clone)]
+pub struct Options {
+    /// The ledger.
+    pub store: Arc<dyn Store>,
+    /// How upstreams are started.
+    pub upstreams: Starting,
+    /// How long upstreams may take before the gateway is ready without them.
+    pub patience: Duration,
+    /// The program that leads command tools into their rooms; see [`toolgate::sandbox::enter_if_asked`].
+    pub launcher: Option<PathBuf>,
+    /// Who calls over standard streams, or over HTTP where nobody needs a token.
+    pub principal: String,
+}
+
+/// A gateway: agents, their upstreams, and the doors to them. Cheap to clone.
+#[derive(Clone)]
+pub struct Gateway(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    options: Options,
+    running: RwLock<Arc<Running>>,
+    /// One reading at a time.
+    reading: tokio::sync::Mutex<()>,
+    /// Clients that want to hear of changes.
+    peers: Mutex<Vec<Peer<RoleServer>>>,
+    pub(crate) changes: tokio::sync::watch::Sender<u64>,
+    pub(crate) parked: Parked,
+    pub(crate) idle: Mutex<HashMap<(String, String), (String, std::time::Instant)>>,
+    pub(crate) metrics: Metrics,
+    pub(crate) keys: Keys,
+    pub(crate) subscriptions: tokio::sync::Mutex<HashMap<String, Vec<Peer<RoleServer>>>>,
+    canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
+    /// Nothing new is begun.
+    pub(crate) stop: CancellationToken,
+    /// Nobody is heard any more.
+    pub(crate) closed: CancellationToken,
+    /// How many calls are under way.
+    pub(crate) underway: tokio::sync::watch::Sender<usize>,
+}
+
+/// A call that is under way, for as long as it is.
+pub(crate) struct Counted(Gateway);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.0.underway.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
+/// One reading of the configuration.
+pub(crate) struct Running {
+    pub(crate) gate: Toolgate,
+    pub(crate) settings: Settings,
+    pub(crate) upstreams: Upstreams,
+    pub(crate) exposed: BTreeMap<(String, String), Exposed>,
+    /// The upstreams that an agent hears of.
+    pub(crate) shared: BTreeMap<String, Vec<Arc<Link>>>,
+    pub(crate) agents: Vec<String>,
+}
+
+impl Gateway {
+    /// Opens a gateway for a configuration: upstreams are started, agents are built, and the canary is refused.
+    ///
+    /// # Errors
+    /// The configuration does not load, or the gate does not hold.
+    pub async fn open(config: impl Fn() -> io::Result<Config> + Send, options: Options) -> io::Result<Self> {
+        let metrics = Metrics::new();
+        let read = config()?;
+        let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
+        let running = match Running::build(config()?, &options, upstreams.clone(), &metrics) {
+            Ok(running) => running,
+            Err(error) => {
+                upstreams.end().await;
+                return Err(error);
+            }
+        };
+        let keys = Keys::new(&running.settings).await?;
+        let gateway = Self(Arc::new(Inner {
+            options,
+            running: RwLock::new(Arc::new(running)),
+            reading: tokio::sync::Mutex::default(),
+            peers: Mutex::default(),
+            changes: tokio::sync::watch::Sender::new(0),
+            parked: Parked::new()?,
+            idle: Mutex::default(),
+            metrics,
+            keys,
+            subscriptions: tokio::sync::Mutex::default(),
+            canary: Mutex::default(),
+            stop: CancellationToken::new(),
+            closed: CancellationToken::new(),
+            underway: tokio::sync::watch::Sender::new(0),
+        }));
+        if let Err(why) = gateway.try_canary().await {
+            gateway.end().await;
+            return Err(io::Error::other(format!("the gate does not hold: {why}")));
+        }
+        Ok(gateway)
+    }
+
+    pub(crate) fn running(&self) -> Arc<Running> {
+        Arc::clone(&self.0.running.read().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// How the upstreams are.
+    #[must_use]
+    pub fn health(&self) -> Vec<crate::Health> {
+        self.running().upstreams.health()
+    }
+
+    /// How many tools each agent offers.
+    #[must_use]
+    pub fn offers(&self) -> Vec<(String, usize)> {
+        let running = self.running();
+        let count = |name: &String| (name.clone(), running.gate.agent(name).map_or(0, |agent| agent.tools().count()));
+        running.agents.iter().map(count).collect()
+    }
+
+    /// The runtime behind it, as it is now.
+    #[must_use]
+    pub fn gate(&self) -> Toolgate {
+        self.running().gate.clone()
+    }
+
+    /// Reads the configuration again. Calls that are under way go on as they began; where it does not load, nothing changes.
+    ///
+    /// # Errors
+    /// Why it does not load.
+    pub async fn reload(&self, config: impl Fn() -> io::Result<Config> + Send) -> io::Result<()> {
+        let _one = self.0.reading.lock().await;
+        let before = self.running();
+        let read = config()?;
+        let upstreams = before.upstreams.renewed(&read, &self.0.options.upstreams, self.0.options.patience).await?;
+        match Running::build(config()?, &self.0.options, upstreams.clone(), &self.0.metrics) {
+            Ok(running) => {
+                self.0.keys.renew(&running.settings).await?;
+                *self.0.running.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
+                self.tell_changed().await;
+                // Whoever still talks to one that is gone has some time to finish.
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_secs(2)).await;
+                    before.upstreams.end_but(&upstreams).await;
+                });
+                Ok(())
+            }
+            Err(error) => {
+                upstreams.end_but(&before.upstreams).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends when something that an upstream offers has changed.
+    pub async fn upstreams_changed(&self) {
+        let running = self.running();
+        let mut watches: Vec<_> = running.upstreams.links().map(|link| link.changed.subscribe()).collect();
+        if watches.is_empty() {
+            return std::future::pending().await;
+        }
+        let all = watches.iter_mut().map(|watch| Box::pin(async move { watch.changed().await.is_ok() }));
+        let _ = futures_util::future::select_all(all).await;
+    }
+
+    /// Makes the call that must be refused.
+    pub async fn try_canary(&self) -> Result<(), String> {
+        let session = self.gate().session(CANARY, "toolgate", "canary");
+        // Never twice the same, or it would be refused for that.
+        let answer = session.call("canary", serde_json::json!({"at": Timestamp::now().to_string()})).await;
+        let outcome = match answer.outcome.error() {
+            Some(error) if error.code == "canary" && answer.gate == toolgate::Gate::Policy => Ok(()),
+            Some(error) => Err(format!("a call that a rule must refuse got {} at another gate: {}", error.code, error.message)),
+            None => Err("a call that must be refused went through".to_owned()),
+        };
+        self.0.metrics.canary(outcome.is_ok());
+        *lock(&self.0.canary) = Some((Timestamp::now(), outcome.clone()));
+        outcome
+    }
+
+    /// Makes that call every minute, for as long as the gateway is there.
+    pub async fn watch_canary(&self, every: Duration) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(every) => {}
+                () = self.0.stop.cancelled() => return,
+            }
+            if let Err(why) = self.try_canary().await {
+                tracing::error!(why, "the gate does not hold");
+            }
+        }
+    }
+
+    /// Whether calls can be taken: the canary was refused, and not long ago.
+    pub(crate) fn ready(&self) -> Result<(), String> {
+        if self.0.stop.is_cancelled() {
+            return Err("it is ending".to_owned());
+        }
+        match &*lock(&self.0.canary) {
+            None => Err("the canary has not been tried".to_owned()),
+            Some((_, Err(why))) => Err(why.clone()),
+            Some((at, Ok(()))) if Timestamp::now().duration_since(*at) > toolgate::SignedDuration::from_secs(120) => {
+                Err("the canary has not been tried for two minutes".to_owned())
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Remembers a client that wants to hear of changes.
+    pub(crate) fn remember(&self, peer: Peer<RoleServer>) {
+        let mut peers = lock(&self.0.peers);
+        if peers.len() % 64 == 63 {
+            peers.retain(|peer| !peer.is_transport_closed());
+        }
+        peers.push(peer);
+    }
+
+    /// Tells clients that there is something else to see.
+    pub(crate) async fn tell_changed(&self) {
+        self.0.changes.send_modify(|times| *times += 1);
+        let peers = {
+            let mut peers = lock(&self.0.peers);
+            peers.retain(|peer| !peer.is_transport_closed());
+            peers.clone()
+        };
+        for peer in peers {
+            let _ = tokio::time::timeout(Duration::from_secs(1), async {
+                let _ = peer.notify_tool_list_changed().await;
+                let _ = peer.notify_prompt_list_changed().await;
+                let _ = peer.notify_resource_list_changed().await;
+            })
+            .await;
+        }
+    }
+
+    /// Takes no more calls; those that are under way go on.
+    pub fn begin_to_end(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Counts a call as under way.
+    pub(crate) fn count(&self) -> Counted {
+        self.0.underway.send_modify(|count| *count += 1);
+        Counted(self.clone())
+    }
+
+    /// Waits until nothing is under way any more, within reason.
+    pub(crate) async fn quiet(&self, patience: Duration) {
+        let mut underway = self.0.underway.subscribe();
+        let _ = tokio::time::timeout(patience, underway.wait_for(|count| *count == 0)).await;
+    }
+
+    /// Ends it: nothing new is begun, and what was started for it is gone.
+    pub async fn end(&self) {
+        self.0.stop.cancel();
+        self.quiet(Duration::from_secs(10)).await;
+        self.0.closed.cancel();
+        self.running().upstreams.end().await;
+    }
+
+    pub(crate) fn principal(&self) -> &str {
+        &self.0.options.principal
+    }
+}
+
+impl Running {
+    fn build(config: Config, options: &Options, upstreams: Upstreams, metrics: &Metrics) -> io::Result<Self> {
+        let config = match &options.launcher {
+            Some(launcher) => config.launcher(launcher),
+            None => config,
+        };
+        let takes: BTreeMap<String, Option<Vec<String>>> = config.upstreams_of_agents();
+        let config = config.behind(&upstreams);
+        let exposed: BTreeMap<_, _> = config.exposed().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
+        let (settings, redact) = (config.gateway.clone(), config.redact.clone());
+        let names: Vec<String> = config.names().map(str::to_owned).collect();
+        let agents = config.agents(None).map_err(|error| io::Error::other(format!("the configuration does not load\n\n{}", error.render(false))))?;
+        let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(canary()?);
+        for pattern in &redact {
+            builder = builder.redact(pattern).map_err(io::Error::other)?;
+        }
+        let heard = metrics.clone();
+        builder = builder.on_event(move |event| heard.hear(event));
+        let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build()?;
+        let shared = names
+            .iter()
+            .map(|name| {
+                let declared = exposed.values().filter(|one| one.agent == *name).map(|one| one.upstream.clone());
+                let taken: Vec<String> = match takes.get(name) {
+                    Some(Some(named)) => named.clone(),
+                    _ if names.len() == 1 => upstreams.links().map(|link| link.upstream.name.clone()).collect(),
+                    _ => declared.collect(),
+                };
+                let links = upstreams.links().filter(|link| taken.contains(&link.upstream.name)).cloned().collect();
+                (name.clone(), links)
+            })
+            .collect();
+        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names })
+    }
+
+    /// The agent of those who name none.
+    pub(crate) fn default_agent(&self) -> Option<&str> {
+        self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
+    }
+}
+
+/// An agent whose only tool a rule refuses: whoever gets through to it knows that the gate is off.
+fn canary() -> io::Result<Agent> {
+    let tool = Tool::dynamic("canary", "Must be refused.", serde_json::json!({"type": "object", "properties": {"at": {"type": "string"}}}), |_, _| async {
+        Ok(serde_json::json!({"dead": true}))
+    })
+    .effect(Effect::Destructive);
+    let rules = Rules::parse(
+        "(built in)",
+        "[[policy]]\nname = \"canary\"\nrule = \"deny\"\ntools = [\"canary\"]\nwhen = \"true\"\ncategory = \"PERMISSION\"\ncode = \"canary\"\nreason = \"This call must be refused.\"\n",
+    );
+    Agent::builder(CANARY).tool(tool).rules(rules).principals(["toolgate"]).build().map_err(io::Error::other)
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,137 @@
+//! Who is calling, as which agent, and in which conversation.
+
+use std::time::Instant;
+
+use http::request::Parts;
+use rmcp::model::RequestMetaObject;
+use rmcp::service::RequestContext;
+use rmcp::{ErrorData, RoleServer};
+use toolgate::SessionKey;
+
+use crate::gateway::{Gateway, Running, lock};
+
+/// The header that names a conversation.
+pub(crate) const SESSION_HEADER: &str = "toolgate-session";
+/// The metadata that does.
+pub(crate) const SESSION_META: &str = "toolgate/session";
+
+/// Who came in, and what the token says beside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(crate) principal: String,
+    /// As which agents; all unless said.
+    pub(crate) agents: Option<Vec<String>>,
+    /// The conversation that the token names.
+    pub(crate) session: Option<String>,
+}
+
+/// What the address says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Asked {
+    pub(crate) agent: Option<String>,
+    pub(crate) session: Option<String>,
+}
+
+/// A door that belongs to one process: standard streams.
+#[derive(Debug, Clone)]
+pub(crate) struct Fixed {
+    pub(crate) caller: Caller,
+    pub(crate) agent: Option<String>,
+    pub(crate) session: String,
+}
+
+fn refuse(message: impl Into<String>) -> ErrorData {
+    ErrorData::invalid_request(message.into(), None)
+}
+
+/// The caller and the agent of a request.
+pub(crate) fn caller(running: &Running, fixed: Option<&Fixed>, context: &RequestContext<RoleServer>) -> Result<(Caller, String), ErrorData> {
+    let parts = context.extensions.get::<Parts>();
+    let caller = match (fixed, parts) {
+        (Some(fixed), _) => fixed.caller.clone(),
+        (None, Some(parts)) => parts.extensions.get::<Caller>().cloned().ok_or_else(|| refuse("nobody has let this request in"))?,
+        (None, None) => return Err(refuse("it is not known who asks")),
+    };
+    let asked = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.agent.clone());
+    agent(running, &caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone())).as_deref()).map(|agent| (caller, agent)).map_err(refuse)
+}
+
+/// The agent that a caller acts as.
+pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> Result<String, String> {
+    let agent = match asked.or_else(|| running.default_agent()) {
+        Some(agent) => agent.to_owned(),
+        None => return Err(format!("there are several agents ({}); name one in the address, as in /mcp/{{agent}}", running.agents.join(", "))),
+    };
+    let known = running.agents.contains(&agent);
+    let may = caller.agents.as_ref().is_none_or(|agents| agents.contains(&agent)) && running.gate.agent(&agent).is_some_and(|agent| agent.admits(&caller.principal));
+    // Who may not act as an agent does not learn whether there is one.
+    if known && may { Ok(agent) } else { Err(format!("`{}` may not act as the agent `{}`", caller.principal, clean(&agent))) }
+}
+
+fn clean(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
+/// The conversation of a request.
+pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed>, context: &RequestContext<RoleServer>) -> Result<SessionKey, ErrorData> {
+    let (caller, agent) = caller(running, fixed, context)?;
+    let parts = context.extensions.get::<Parts>();
+    let name = named(&caller, meta(&context.meta)?, parts).map_err(refuse)?;
+    let name = match (name, fixed) {
+        (Some(name), _) => name,
+        (None, Some(fixed)) => fixed.session.clone(),
+        (None, None) => match parts.and_then(|parts| parts.headers.get("mcp-session-id")).and_then(|id| id.to_str().ok()) {
+            Some(id) => id.to_owned(),
+            None => idle(gateway, running, &caller.principal, &agent),
+        },
+    };
+    Ok(SessionKey::new(agent, caller.principal, name))
+}
+
+/// The conversation that metadata names.
+fn meta(meta: &RequestMetaObject) -> Result<Option<&str>, ErrorData> {
+    match meta.get(SESSION_META) {
+        None => Ok(None),
+        Some(serde_json::Value::String(name)) => Ok(Some(name)),
+        Some(_) => Err(refuse(format!("`{SESSION_META}` must be text"))),
+    }
+}
+
+/// The conversation that somebody names: the token, the metadata, a header, the address. Those who name one must agree.
+pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, String> {
+    let mut values = parts.into_iter().flat_map(|parts| parts.headers.get_all(SESSION_HEADER));
+    let header = values.next().map(|value| value.to_str().map_err(|_| format!("the header `{SESSION_HEADER}` is no text"))).transpose()?;
+    if values.next().is_some() {
+        return Err(format!("the header `{SESSION_HEADER}` is there twice"));
+    }
+    let path = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.session.as_deref());
+    let mut said = [caller.session.as_deref(), meta, header, path].into_iter().flatten();
+    let Some(first) = said.next() else { return Ok(None) };
+    if said.any(|other| other != first) {
+        return Err("the request names two conversations; name one".to_owned());
+    }
+    let legal = !first.is_empty() && first.len() <= 128 && first.chars().all(|c| c.is_ascii_graphic());
+    if !legal {
+        return Err("the name of a conversation has 1 to 128 letters, digits and signs".to_owned());
+    }
+    Ok(Some(first.to_owned()))
+}
+
+/// The conversation of a caller who names none: the same one until nothing has been said for a while.
+fn idle(gateway: &Gateway, running: &Running, principal: &str, agent: &str) -> String {
+    let mut idle = lock(&gateway.0.idle);
+    let now = Instant::now();
+    if idle.len() > 10_000 {
+        idle.retain(|_, (_, last)| now.duration_since(*last) < running.settings.idle);
+    }
+    let entry = idle.entry((principal.to_owned(), agent.to_owned())).or_insert_with(|| (fresh(), now));
+    if now.duration_since(entry.1) >= running.settings.idle {
+        entry.0 = fresh();
+    }
+    entry.1 = now;
+    entry.0.clone()
+}
+
+fn fresh() -> String {
+    format!("idle-{}", toolgate::Timestamp::now().as_millisecond())
+}

@@ -1,0 +1,177 @@
+//! A client on standard streams: one message a line, and none that is not looked at before it is read.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rmcp::model::{ClientJsonRpcMessage, ErrorCode, ErrorData, JsonRpcError, RequestId, ServerJsonRpcMessage};
+use rmcp::transport::Transport;
+use rmcp::{RoleServer, ServiceExt};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::Mutex;
+use toolgate::json::Bounds;
+
+use crate::door::Door;
+use crate::gateway::Gateway;
+use crate::identity::{Caller, Fixed};
+
+/// What a message may be: larger than arguments may be, because more is around them.
+pub(crate) const fn bounds(bytes: usize) -> Bounds {
+    Bounds { bytes, depth: 96, nodes: 400_000 }
+}
+
+/// Lines in, lines out.
+struct Lines<R, W> {
+    input: BufReader<R>,
+    output: Arc<Mutex<W>>,
+    /// The line so far; kept here, because whoever reads may be interrupted at any time.
+    line: Vec<u8>,
+    /// The line is too long, and is read to its end and dropped.
+    over: bool,
+    most: usize,
+}
+
+impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send> Lines<R, W> {
+    /// The next line; `None` at the end.
+    async fn next(&mut self) -> Option<Result<Vec<u8>, &'static str>> {
+        loop {
+            let chunk = self.input.fill_buf().await.ok()?;
+            if chunk.is_empty() {
+                return None;
+            }
+            let end = chunk.iter().position(|byte| *byte == b'\n');
+            let taken = end.map_or(chunk.len(), |end| end + 1);
+            if !self.over {
+                self.line.extend(chunk.iter().take(end.unwrap_or(chunk.len())));
+            }
+            self.input.consume(taken);
+            if self.line.len() > self.most {
+                self.over = true;
+                self.line = Vec::new();
+            }
+            if end.is_some() {
+                if std::mem::take(&mut self.over) {
+                    return Some(Err("the message is too large"));
+                }
+                return Some(Ok(std::mem::take(&mut self.line)));
+            }
+        }
+    }
+
+    async fn refuse(output: &Mutex<W>, id: Option<RequestId>, code: ErrorCode, why: String) {
+        let error = JsonRpcError::new(id, ErrorData::new(code, why, None));
+        if let Ok(text) = serde_json::to_vec(&error) {
+            let _ = write(output, text).await;
+        }
+    }
+}
+
+async fn write<W: AsyncWrite + Unpin>(output: &Mutex<W>, mut text: Vec<u8>) -> io::Result<()> {
+    text.push(b'\n');
+    let mut output = output.lock().await;
+    output.write_all(&text).await?;
+    output.flush().await
+}
+
+/// The name of a request, where it has one.
+pub(crate) fn id_of(message: &Value) -> Option<RequestId> {
+    message.get("id").and_then(|id| serde_json::from_value(id.clone()).ok())
+}
+
+impl<R, W> Transport<RoleServer> for Lines<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    type Error = io::Error;
+
+    fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        let output = Arc::clone(&self.output);
+        async move { write(&output, serde_json::to_vec(&item)?).await }
+    }
+
+    async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
+        loop {
+            let line = match self.next().await? {
+                Ok(line) => line,
+                Err(why) => {
+                    Self::refuse(&self.output, None, ErrorCode::INVALID_REQUEST, why.to_owned()).await;
+                    continue;
+                }
+            };
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            let value = match toolgate::json::parse(&line, &bounds(self.most)) {
+                Ok(value) => value,
+                Err(error) => {
+                    Self::refuse(&self.output, None, ErrorCode::PARSE_ERROR, error.message).await;
+                    continue;
+                }
+            };
+            match serde_json::from_slice(&line) {
+                Ok(message) => return Some(message),
+                Err(_) => {
+                    // Whoever wants no answer gets none.
+                    if value.get("id").is_some() || value.get("method").is_none() {
+                        Self::refuse(&self.output, id_of(&value), ErrorCode::INVALID_REQUEST, "this is no message of the protocol".to_owned()).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn close(&mut self) -> io::Result<()> {
+        self.output.lock().await.shutdown().await
+    }
+}
+
+impl Gateway {
+    /// Serves one client over standard streams, until it hangs up.
+    ///
+    /// # Errors
+    /// The streams break.
+    pub async fn serve_stdio(&self, agent: Option<String>) -> io::Result<()> {
+        self.serve_streams(tokio::io::stdin(), tokio::io::stdout(), agent).await
+    }
+
+    /// Serves one client over any two streams.
+    ///
+    /// # Errors
+    /// The streams break.
+    pub async fn serve_streams(
+        &self,
+        input: impl AsyncRead + Send + Unpin + 'static,
+        output: impl AsyncWrite + Send + Unpin + 'static,
+        agent: Option<String>,
+    ) -> io::Result<()> {
+        let caller = Caller { principal: self.principal().to_owned(), agents: None, session: None };
+        // The life of the process is the conversation.
+        let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
+        let most = self.running().settings.max_request;
+        let lines =
+            Lines { input: BufReader::new(input), output: Arc::new(Mutex::new(output)), line: Vec::new(), over: false, most };
+        let door = Door::new(self.clone(), Some(Fixed { caller, agent, session }));
+        let service = tokio::select! {
+            served = door.serve(lines) => match served {
+                Ok(service) => service,
+                // Whoever hangs up before a word is gone, and that is all.
+                Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
+                Err(error) => return Err(io::Error::other(error.to_string())),
+            },
+            () = self.0.stop.cancelled() => return Ok(()),
+        };
+        let end = service.cancellation_token();
+        let mut waiting = Box::pin(service.waiting());
+        tokio::select! {
+            ended = &mut waiting => ended.map(|_| ()).map_err(io::Error::other),
+            () = self.0.stop.cancelled() => {
+                self.quiet(Duration::from_secs(10)).await;
+                end.cancel();
+                let _ = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+                Ok(())
+            }
+        }
+    }
+}

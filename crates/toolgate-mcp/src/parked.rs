@@ -1,0 +1,118 @@
+//! Calls that wait for their client to answer something. A client of 2026-07-28 is asked by an answer of its own, and comes back
+//! with what it was asked for.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use toolgate::{Answer, SessionKey};
+
+use crate::gateway::lock;
+use crate::upstream::FromUpstream;
+
+/// How long a client may take.
+const LIFE: Duration = Duration::from_secs(15 * 60);
+/// Most calls that wait.
+const MOST: usize = 10_000;
+
+/// A call that waits.
+pub(crate) enum Waits {
+    /// For a person to approve it.
+    Approval { id: String, digest: String },
+    /// For something that its upstream wants to know.
+    Upstream(Box<Underway>),
+}
+
+/// A call in the middle of its run.
+pub(crate) struct Underway {
+    pub(crate) task: JoinHandle<Answer>,
+    pub(crate) heard: mpsc::UnboundedReceiver<FromUpstream>,
+    pub(crate) line: std::sync::Arc<crate::upstream::Line>,
+    pub(crate) cancel: CancellationToken,
+    pub(crate) asked: Option<FromUpstream>,
+    pub(crate) digest: String,
+}
+
+/// Nobody comes back for it.
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(Waits::Upstream(underway)) = &self.waits {
+            underway.cancel.cancel();
+        }
+    }
+}
+
+struct Entry {
+    key: SessionKey,
+    since: Instant,
+    waits: Option<Waits>,
+}
+
+pub(crate) struct Parked {
+    secret: [u8; 32],
+    calls: Mutex<HashMap<String, Entry>>,
+}
+
+impl Parked {
+    pub(crate) fn new() -> io::Result<Self> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(io::Error::other)?;
+        Ok(Self { secret, calls: Mutex::default() })
+    }
+
+    /// Parks a call. What comes back is for its client only, and is good for one answer.
+    pub(crate) fn park(&self, key: &SessionKey, waits: Waits) -> Option<String> {
+        let mut nonce = [0; 16];
+        getrandom::fill(&mut nonce).ok()?;
+        let nonce = hex(&nonce);
+        let mut calls = lock(&self.calls);
+        if calls.len() >= MOST {
+            calls.retain(|_, entry| entry.since.elapsed() < LIFE);
+        }
+        if calls.len() >= MOST {
+            return None;
+        }
+        let signed = format!("{nonce}.{}", hex(&self.sign(&nonce, key)));
+        calls.insert(nonce, Entry { key: key.clone(), since: Instant::now(), waits: Some(waits) });
+        Some(signed)
+    }
+
+    /// Takes a call back, once.
+    pub(crate) fn take(&self, key: &SessionKey, state: &str) -> Option<Waits> {
+        let (nonce, sign) = state.split_once('.')?;
+        let sign = unhex(sign)?;
+        self.mac(nonce, key)?.verify_slice(&sign).ok()?;
+        let mut calls = lock(&self.calls);
+        let mut entry = calls.remove(nonce)?;
+        if entry.key == *key && entry.since.elapsed() < LIFE { entry.waits.take() } else { None }
+    }
+
+    fn mac(&self, nonce: &str, key: &SessionKey) -> Option<Hmac<Sha256>> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).ok()?;
+        for part in [nonce, &key.agent, &key.principal, &key.session] {
+            mac.update(&(part.len() as u64).to_be_bytes());
+            mac.update(part.as_bytes());
+        }
+        Some(mac)
+    }
+
+    fn sign(&self, nonce: &str, key: &SessionKey) -> Vec<u8> {
+        self.mac(nonce, key).map(|mac| mac.finalize().into_bytes().to_vec()).unwrap_or_default()
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u8> = text.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect::<Option<_>>()?;
+    let (pairs, rest) = digits.as_chunks::<2>();
+    rest.is_empty().then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
+}

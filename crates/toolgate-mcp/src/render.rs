@@ -1,0 +1,94 @@
+//! From specs to tools as clients see them, and from outcomes to results.
+
+use std::sync::Arc;
+
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject, Tool as McpTool, ToolAnnotations};
+use serde_json::{Value, json};
+use toolgate::{Answer, Effect, Outcome, Spec};
+
+use crate::upstream::Line;
+
+/// A tool as a client sees it. What an upstream says of its effects is a hint; what the configuration says holds.
+pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
+    let schema = match spec.input_schema() {
+        Some(Value::Object(schema)) => schema.clone(),
+        _ => JsonObject::from_iter([("type".to_owned(), json!("object"))]),
+    };
+    let mut tool = McpTool::new(spec.name().to_owned(), spec.description().to_owned(), Arc::new(schema));
+    if let Some(Value::Object(schema)) = spec.output_schema() {
+        tool.output_schema = Some(Arc::new(schema.clone()));
+    }
+    let mut annotations = ToolAnnotations::new();
+    annotations.read_only_hint = Some(spec.effect() == Effect::Read);
+    annotations.destructive_hint = Some(spec.effect() == Effect::Destructive);
+    annotations.idempotent_hint = Some(spec.is_idempotent());
+    if let Some(remote) = remote {
+        tool.title.clone_from(&remote.title);
+        tool.icons.clone_from(&remote.icons);
+        tool.meta = remote.meta.clone().map(clean);
+        annotations.title = remote.annotations.as_ref().and_then(|hints| hints.title.clone());
+        annotations.open_world_hint = remote.annotations.as_ref().and_then(|hints| hints.open_world_hint);
+    }
+    tool.annotations = Some(annotations);
+    tool
+}
+
+/// Metadata of an upstream, without what only toolgate writes.
+fn clean(mut meta: MetaObject) -> MetaObject {
+    meta.retain(|key, _| !key.starts_with("toolgate/"));
+    meta
+}
+
+/// What a call came to, as a client reads it.
+pub(crate) fn result(answer: &Answer, line: &Line) -> CallToolResult {
+    let mut result = match &answer.outcome {
+        Outcome::Error(error) => {
+            let mut result = CallToolResult::structured_error(serde_json::to_value(error).unwrap_or_default());
+            let mut text = error.message.clone();
+            if let Some(said) = error.upstream.as_ref().and_then(|upstream| upstream.get("said").or_else(|| upstream.get("message"))).and_then(Value::as_str)
+                && !said.is_empty()
+            {
+                text = format!("{text}. It said: {said}");
+            }
+            result.content = vec![ContentBlock::text(text), ContentBlock::text(serde_json::to_string(error).unwrap_or_default())];
+            result
+        }
+        Outcome::Success(output) => {
+            let answered = line.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            match answered {
+                // As the upstream said it, where nothing on the way has changed it.
+                Some((value, said)) if value == output.value && !output.hidden && output.stored.is_none() && !output.replayed => {
+                    let mut said = *said;
+                    said.meta = said.meta.map(clean);
+                    if let Some(message) = &output.message {
+                        said.content.push(ContentBlock::text(message.clone()));
+                    }
+                    said
+                }
+                _ => {
+                    let mut result = CallToolResult::success(vec![ContentBlock::text(output.for_model())]);
+                    if output.value.is_object() && !output.hidden {
+                        result.structured_content = Some(output.value.clone());
+                    }
+                    result
+                }
+            }
+        }
+        Outcome::Signal(signal) => CallToolResult::structured(serde_json::to_value(signal).unwrap_or_default()),
+    };
+    let mut meta = result.meta.take().unwrap_or_default();
+    meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
+    if let Some(receipt) = answer.receipt() {
+        meta.insert("toolgate/receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
+    }
+    if let Outcome::Success(output) = &answer.outcome {
+        if output.replayed {
+            meta.insert("toolgate/replayed".to_owned(), json!(true));
+        }
+        if let Some(stored) = &output.stored {
+            meta.insert("toolgate/stored".to_owned(), serde_json::to_value(stored).unwrap_or_default());
+        }
+    }
+    result.meta = Some(meta);
+    result
+}

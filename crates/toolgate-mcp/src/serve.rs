@@ -1,0 +1,399 @@
+//! The gateway's door over HTTP.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig as TlsConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::auth::NotLetIn;
+use crate::door::Door;
+use crate::gateway::{Gateway, Running, lock};
+use crate::identity::{Asked, Caller};
+use crate::lines::{bounds, id_of};
+
+/// How long a client may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Most connections at the same time.
+const CONNECTIONS: usize = 16_384;
+/// How long a session of an older client lives without a word.
+const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
+
+pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
+
+/// What all requests share.
+pub(crate) struct Http {
+    pub(crate) gateway: Gateway,
+    mcp: StreamableHttpService<Door, LocalSessionManager>,
+    seats: Arc<Semaphore>,
+    /// When principals have asked, of late.
+    rates: Mutex<HashMap<String, VecDeque<Instant>>>,
+    /// Whose a session of an older client is.
+    owners: Mutex<HashMap<String, (Caller, Option<String>, Instant)>>,
+}
+
+/// A gateway that listens.
+pub struct Listening {
+    /// Where.
+    pub address: SocketAddr,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Listening {
+    /// Ends when it listens no more, and all that it was asked is answered.
+    pub async fn ended(self) {
+        let _ = self.task.await;
+    }
+}
+
+impl Gateway {
+    /// Listens for clients over HTTP: `/mcp`, the decision API under `/v1`, and the pages for those who watch.
+    ///
+    /// # Errors
+    /// The address cannot be listened at, or is not local and nobody needs a token.
+    pub async fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
+        let running = self.running();
+        let open = running.settings.tokens.is_empty() && running.settings.jwt.is_none();
+        if open && !address.ip().is_loopback() {
+            return Err(io::Error::other(format!(
+                "{address} can be reached from elsewhere, and nobody needs a token; add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen at 127.0.0.1"
+            )));
+        }
+        let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls(certificate, key)).transpose()?;
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let http = Arc::new(Http::new(self.clone(), &running, address));
+        let gateway = self.clone();
+        let task = tokio::spawn(async move { accept(listener, http, tls, gateway).await });
+        Ok(Listening { address, task })
+    }
+}
+
+fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
+    let named = |path: &Path, error: String| io::Error::other(format!("{}: {error}", path.display()));
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect)
+        .map_err(|error| named(certificate, error.to_string()))?;
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| named(key, error.to_string()))?;
+    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
+    let config = TlsConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_no_client_auth()
+        .with_single_cert(chain, secret)
+        .map_err(|error| named(certificate, error.to_string()))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
+    let seats = Arc::new(Semaphore::new(CONNECTIONS));
+    let graceful = hyper_util::server::graceful::GracefulShutdown::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = gateway.0.stop.cancelled() => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            // No more descriptors: others have to go first.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else { continue };
+        let _ = stream.set_nodelay(true);
+        let (http, tls, watcher) = (Arc::clone(&http), tls.clone(), graceful.watcher());
+        tokio::spawn(async move {
+            let _seat = seat;
+            connection(stream, http, tls, watcher).await;
+        });
+    }
+    drop(listener);
+    // What was asked is answered, within reason; then those who only listen are told that it is over.
+    gateway.quiet(Duration::from_secs(10)).await;
+    gateway.0.closed.cancel();
+    let _ = tokio::time::timeout(Duration::from_secs(2), graceful.shutdown()).await;
+}
+
+async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let http = Arc::clone(&http);
+        async move { Ok::<_, Infallible>(http.answer(request).await) }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
+    match tls {
+        None => {
+            let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
+        }
+        Some(tls) => {
+            let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, tls.accept(stream)).await else { return };
+            let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
+        }
+    }
+}
+
+impl Http {
+    fn new(gateway: Gateway, running: &Running, address: SocketAddr) -> Self {
+        let settings = &running.settings;
+        let mut sessions = LocalSessionManager::default();
+        sessions.session_config.keep_alive = Some(SESSION_LIFE);
+        let own = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).chain([address.ip().to_string()]);
+        let mut config = StreamableHttpServerConfig::default()
+            .with_allowed_hosts(own.chain(settings.hosts.iter().cloned()))
+            .with_allowed_origins(settings.origins.iter().cloned())
+            .enforce_origin_validation()
+            .with_max_request_body_bytes(settings.max_request)
+            .with_json_response(true)
+            .with_cancellation_token(gateway.0.closed.child_token());
+        config.sse_retry = None;
+        let doors = gateway.clone();
+        let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::new(sessions), config);
+        let seats = Arc::new(Semaphore::new(settings.concurrency));
+        Self { gateway, mcp, seats, rates: Mutex::default(), owners: Mutex::default() }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        match self.route(request).await {
+            Ok(answer) => answer,
+            Err(refused) => {
+                self.gateway.0.metrics.turned_away();
+                *refused
+            }
+        }
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Result<Answer, Box<Answer>> {
+        let running = self.gateway.running();
+        let (mut parts, body) = request.into_parts();
+        self.check_headers(&parts)?;
+        let path = parts.uri.path().to_owned();
+        let words: Vec<&str> = path.split('/').filter(|word| !word.is_empty()).collect();
+        match words.as_slice() {
+            ["healthz"] => return Ok(text(StatusCode::OK, "ok\n")),
+            ["readyz"] => {
+                return Ok(match self.gateway.ready() {
+                    Ok(()) => text(StatusCode::OK, "ready\n"),
+                    Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: {why}\n")),
+                });
+            }
+            ["openapi.json"] => return Ok(json_answer(StatusCode::OK, &crate::api::description())),
+            [".well-known", "oauth-protected-resource", ..] => return Ok(self.resource_metadata(&running, &parts)),
+            _ => {}
+        }
+        if self.gateway.0.stop.is_cancelled() {
+            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "this is ending", Some(5)));
+        }
+        let caller = self.let_in(&running, &parts).await?;
+        self.hold_rate(&running, &caller)?;
+        let _seat = Arc::clone(&self.seats)
+            .try_acquire_owned()
+            .map_err(|_| refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests at the same time", Some(1)))?;
+        match words.as_slice() {
+            ["metrics"] => {
+                let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
+                answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8"));
+                Ok(answer)
+            }
+            ["mcp", rest @ ..] => {
+                let asked = match rest {
+                    [] => Asked::default(),
+                    [agent] => Asked { agent: Some((*agent).to_owned()), session: None },
+                    [agent, session] => Asked { agent: Some((*agent).to_owned()), session: Some((*session).to_owned()) },
+                    _ => return Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
+                };
+                self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
+                let body = self.read(&running, &parts, body).await?;
+                parts.extensions.insert(caller.clone());
+                parts.extensions.insert(asked.clone());
+                let answer = self.mcp.handle(Request::from_parts(parts, Full::new(body))).await;
+                self.own_session(&answer, caller, asked.agent);
+                Ok(answer)
+            }
+            ["v1", "calls", verb] if parts.method == Method::POST => {
+                let body = self.read(&running, &parts, body).await?;
+                let body: Value = serde_json::from_slice(&body).map_err(|_| refusal(StatusCode::BAD_REQUEST, "the body is no JSON", None))?;
+                crate::api::call(&running, verb, &caller, &parts, body).await.map(|answer| json_answer(StatusCode::OK, &answer)).map_err(|(status, why)| refusal(status, &why, None))
+            }
+            _ => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp", None)),
+        }
+    }
+
+    /// What can be known from the headers alone.
+    fn check_headers(&self, parts: &Parts) -> Result<(), Box<Answer>> {
+        let once = |name: &http::HeaderName| parts.headers.get_all(name).iter().count() <= 1;
+        if !once(&HOST) || !once(&CONTENT_LENGTH) || !once(&TRANSFER_ENCODING) || !once(&ORIGIN) || !once(&CONTENT_TYPE) {
+            return Err(refusal(StatusCode::BAD_REQUEST, "a header is there twice", None));
+        }
+        if parts.headers.contains_key(TRANSFER_ENCODING) && parts.headers.contains_key(CONTENT_LENGTH) {
+            return Err(refusal(StatusCode::BAD_REQUEST, "the request says twice how long it is", None));
+        }
+        // Nothing is unpacked here.
+        if parts.headers.contains_key(CONTENT_ENCODING) {
+            return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "packed requests are not taken", None));
+        }
+        let allowed = &self.mcp.config.allowed_hosts;
+        let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| parts.uri.authority().map(http::uri::Authority::as_str));
+        let host = host.and_then(|host| host.parse::<http::uri::Authority>().ok());
+        let bare = |host: &http::uri::Authority| host.host().trim_matches(['[', ']']).to_ascii_lowercase();
+        let known = host.as_ref().is_some_and(|host| allowed.iter().any(|known| *known == bare(host) || known == host.as_str()));
+        if !known {
+            return Err(refusal(StatusCode::FORBIDDEN, "this is not called by that name", None));
+        }
+        if let Some(origin) = parts.headers.get(ORIGIN) {
+            let origin = origin.to_str().unwrap_or_default();
+            if !self.mcp.config.allowed_origins.iter().any(|known| known.trim_end_matches(":443").trim_end_matches(":80") == origin.trim_end_matches(":443").trim_end_matches(":80")) {
+                return Err(refusal(StatusCode::FORBIDDEN, "web pages from there may not talk to this", None));
+            }
+        }
+        Ok(())
+    }
+
+    async fn let_in(&self, running: &Running, parts: &Parts) -> Result<Caller, Box<Answer>> {
+        let found = self.gateway.0.keys.caller(&running.settings, &parts.headers, self.gateway.principal()).await;
+        found.map_err(|why| {
+            let (said, error) = match why {
+                NotLetIn::Missing => ("a token is needed", ""),
+                NotLetIn::Invalid(why) => (why, ", error=\"invalid_token\""),
+            };
+            let mut answer = refusal(StatusCode::UNAUTHORIZED, said, None);
+            let metadata = running.settings.jwt.as_ref().map(|_| format!(" resource_metadata=\"{}/.well-known/oauth-protected-resource\"{error}", base(running, parts)));
+            if let Ok(value) = format!("Bearer{}", metadata.unwrap_or_default()).parse() {
+                answer.headers_mut().insert(WWW_AUTHENTICATE, value);
+            }
+            answer
+        })
+    }
+
+    fn hold_rate(&self, running: &Running, caller: &Caller) -> Result<(), Box<Answer>> {
+        let Some(rate) = running.settings.rate else { return Ok(()) };
+        let mut rates = lock(&self.rates);
+        let now = Instant::now();
+        if rates.len() > 10_000 {
+            rates.retain(|_, asked| asked.back().is_some_and(|last| now.duration_since(*last) < rate.per));
+        }
+        let asked = rates.entry(caller.principal.clone()).or_default();
+        while asked.front().is_some_and(|first| now.duration_since(*first) >= rate.per) {
+            asked.pop_front();
+        }
+        if asked.len() >= rate.calls as usize {
+            let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
+            return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many requests in a short time", Some(wait.as_secs() + 1)));
+        }
+        asked.push_back(now);
+        Ok(())
+    }
+
+    /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.
+    fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
+        let Some(id) = headers.get("mcp-session-id") else { return Ok(()) };
+        let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
+        let mut owners = lock(&self.owners);
+        match owners.get_mut(id) {
+            Some((owner, of, last)) if owner == caller && of.as_deref() == agent => {
+                *last = Instant::now();
+                Ok(())
+            }
+            // Whose it is, nobody else learns.
+            _ => Err(refusal(StatusCode::NOT_FOUND, "there is no such session", None)),
+        }
+    }
+
+    fn own_session(&self, answer: &Answer, caller: Caller, agent: Option<String>) {
+        let Some(id) = answer.headers().get("mcp-session-id").and_then(|id| id.to_str().ok()) else { return };
+        let mut owners = lock(&self.owners);
+        if owners.len() % 1024 == 1023 {
+            owners.retain(|_, (_, _, last)| last.elapsed() < SESSION_LIFE);
+        }
+        owners.insert(id.to_owned(), (caller, agent, Instant::now()));
+    }
+
+    /// The body of a request: not too large, not too deep, and nothing in it twice.
+    async fn read(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<Bytes, Box<Answer>> {
+        if parts.method != Method::POST {
+            return Ok(Bytes::new());
+        }
+        let most = running.settings.max_request;
+        let collected = tokio::time::timeout(PATIENCE, Limited::new(body, most).collect()).await;
+        let collected = collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))?;
+        let bytes = match collected {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {most} bytes"), None));
+            }
+            Err(_) => return Err(refusal(StatusCode::BAD_REQUEST, "the request broke off", None)),
+        };
+        match toolgate::json::parse(&bytes, &bounds(most)) {
+            Ok(message) => {
+                let _ = id_of(&message);
+                Ok(bytes)
+            }
+            Err(error) => {
+                let said = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": error.message}});
+                Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &said)))
+            }
+        }
+    }
+
+    /// RFC 9728.
+    fn resource_metadata(&self, running: &Running, parts: &Parts) -> Answer {
+        match &running.settings.jwt {
+            None => *refusal(StatusCode::NOT_FOUND, "no token of anybody else is taken here", None),
+            Some(jwt) => json_answer(
+                StatusCode::OK,
+                &json!({"resource": jwt.audience, "authorization_servers": [jwt.issuer], "bearer_methods_supported": ["header"],
+                    "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", base(running, parts))}),
+            ),
+        }
+    }
+}
+
+/// How a client calls this place.
+fn base(running: &Running, parts: &Parts) -> String {
+    let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    format!("{}://{host}", if running.settings.tls.is_some() { "https" } else { "http" })
+}
+
+fn body(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
+    Full::new(text.into()).boxed()
+}
+
+fn text(status: StatusCode, said: &str) -> Answer {
+    let mut answer = Response::new(body(said.to_owned()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer
+}
+
+fn json_answer(status: StatusCode, said: &Value) -> Answer {
+    let mut answer = Response::new(body(said.to_string()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
+    answer
+}
+
+fn refusal(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {
+    let mut answer = json_answer(status, &json!({"error": why}));
+    if let Some(seconds) = retry {
+        answer.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    Box::new(answer)
+}

@@ -1,0 +1,104 @@
+//! The transport of 2024-11-05, for servers that know no other: one stream of events, and an address to post to.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Url};
+use rmcp::RoleClient;
+use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
+use rmcp::transport::Transport;
+use sse_stream::SseStream;
+use tokio::sync::mpsc;
+
+/// Longest that a server may take to say where to post to.
+const HELLO: Duration = Duration::from_secs(15);
+
+pub(crate) struct SseTransport {
+    client: Client,
+    post: Url,
+    headers: HeaderMap,
+    incoming: mpsc::Receiver<ServerJsonRpcMessage>,
+    listener: tokio::task::JoinHandle<()>,
+}
+
+/// It did not get through.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct SseError(String);
+
+impl SseTransport {
+    pub(crate) async fn open(client: Client, url: &str, custom: HashMap<HeaderName, HeaderValue>, token: Option<String>) -> Result<Self, String> {
+        let base: Url = url.parse().map_err(|error| format!("the address cannot be read: {error}"))?;
+        let mut headers: HeaderMap = custom.into_iter().collect();
+        if let Some(token) = token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the token cannot be sent".to_owned())?;
+            value.set_sensitive(true);
+            headers.insert(reqwest::header::AUTHORIZATION, value);
+        }
+        let request = client.get(base.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
+        let answer = request.send().await.map_err(|error| format!("it cannot be reached: {}", error.without_url()))?;
+        if !answer.status().is_success() {
+            return Err(format!("it answered with status {}", answer.status().as_u16()));
+        }
+        let mut events = SseStream::from_byte_stream(answer.bytes_stream());
+        let endpoint = async {
+            while let Some(Ok(event)) = events.next().await {
+                if event.event.as_deref() == Some("endpoint") {
+                    return event.data;
+                }
+            }
+            None
+        };
+        let said = tokio::time::timeout(HELLO, endpoint).await.ok().flatten().ok_or("it does not say where to post to")?;
+        let post = base.join(said.trim()).map_err(|error| format!("where to post to cannot be read: {error}"))?;
+        // Credentials are for the server that they were given for.
+        if post.origin() != base.origin() {
+            return Err("it wants its posts at another server".to_owned());
+        }
+        let (heard, incoming) = mpsc::channel(64);
+        let listener = tokio::spawn(async move {
+            while let Some(Ok(event)) = events.next().await {
+                let message = event.data.filter(|_| event.event.as_deref().is_none_or(|kind| kind == "message"));
+                let Some(message) = message.and_then(|text| serde_json::from_str(&text).ok()) else { continue };
+                if heard.send(message).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { client, post, headers, incoming, listener })
+    }
+}
+
+impl Transport<RoleClient> for SseTransport {
+    type Error = SseError;
+
+    fn send(&mut self, item: ClientJsonRpcMessage) -> impl Future<Output = Result<(), SseError>> + Send + 'static {
+        let body = serde_json::to_vec(&item);
+        let request = self.client.post(self.post.clone()).headers(self.headers.clone()).header(CONTENT_TYPE, "application/json");
+        async move {
+            let body = body.map_err(|error| SseError(error.to_string()))?;
+            let answer = request.body(body).send().await.map_err(|error| SseError(error.without_url().to_string()))?;
+            match answer.status().is_success() {
+                true => Ok(()),
+                false => Err(SseError(format!("it answered with status {}", answer.status().as_u16()))),
+            }
+        }
+    }
+
+    async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
+        self.incoming.recv().await
+    }
+
+    async fn close(&mut self) -> Result<(), SseError> {
+        self.listener.abort();
+        Ok(())
+    }
+}
+
+impl Drop for SseTransport {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}

@@ -1,0 +1,184 @@
+//! How an upstream is reached.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{HeaderName, HeaderValue};
+use rmcp::model::ProtocolVersion;
+use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
+use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
+use rmcp::{ClientHandler, RoleClient};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
+
+/// Largest message that an upstream may send over its standard output.
+const LONGEST_LINE: usize = 16 << 20;
+
+/// A connection that stands.
+pub(super) struct Connection<H: ClientHandler> {
+    pub(super) service: RunningService<RoleClient, H>,
+    /// The process behind it; gone with all that it has started when this is dropped.
+    pub(super) child: Option<Process>,
+}
+
+/// A child process with everything that it has started.
+pub(super) struct Process {
+    child: Child,
+    group: Option<u32>,
+}
+
+impl Process {
+    /// Lets it end by itself, now that nobody talks to it, and ends it where it does not.
+    pub(super) async fn end(mut self, patience: Duration) {
+        let _ = tokio::time::timeout(patience, self.child.wait()).await;
+        self.kill();
+        let _ = tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await;
+    }
+
+    fn kill(&mut self) {
+        if let Some(group) = self.group.and_then(|group| i32::try_from(group).ok()).and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.start_kill();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Connects. What it says of itself on standard error goes to `hear`.
+pub(super) async fn connect<H: ClientHandler>(
+    upstream: &Upstream,
+    handler: H,
+    launcher: Option<&Path>,
+    probing: bool,
+    hear: Arc<dyn Fn(String) + Send + Sync>,
+) -> Result<Connection<H>, String> {
+    match &upstream.reach {
+        Reach::Command { program, args, env, inherit, directory } => {
+            let words = args.iter().map(Reference::resolve).collect::<Result<Vec<_>, _>>()?;
+            let mut command = match launcher {
+                Some(launcher) => {
+                    let mut command = Command::new(launcher);
+                    command.arg(crate::child::WORD).arg(program);
+                    command
+                }
+                None => Command::new(program),
+            };
+            command.args(words).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let seen = UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));
+            command.envs(seen.filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
+            for (name, value) in env {
+                command.env(name, value.resolve()?);
+            }
+            if let Some(directory) = directory {
+                command.current_dir(directory);
+            }
+            command.process_group(0).kill_on_drop(true);
+            let mut child = command.spawn().map_err(|error| format!("`{}` cannot be started: {error}", program.display()))?;
+            let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+            let process = Process { group: child.id(), child };
+            let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned()) };
+            if let Some(stderr) = stderr {
+                tokio::spawn(listen(stderr, hear));
+            }
+            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST_LINE);
+            let service = serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| error.to_string())?;
+            Ok(Connection { service, child: Some(process) })
+        }
+        Reach::Url { url, headers, credentials, sse } => {
+            let url = url.resolve()?;
+            let client = crate::http::client().map_err(|error| error.to_string())?;
+            let mut custom = HashMap::new();
+            for (name, value) in headers {
+                let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is no header"))?;
+                let mut value = HeaderValue::from_str(&value.resolve()?).map_err(|_| format!("`{name}` cannot be sent"))?;
+                value.set_sensitive(true);
+                custom.insert(name, value);
+            }
+            let token = match credentials {
+                Credentials::None => None,
+                Credentials::Bearer(token) => Some(token.resolve()?),
+                Credentials::Client { token_url, client_id, client_secret, scope } => {
+                    Some(token(&client, token_url, &client_id.resolve()?, &client_secret.resolve()?, scope.as_deref()).await?)
+                }
+            };
+            if *sse {
+                let transport = crate::sse::SseTransport::open(client, &url, custom, token).await?;
+                let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize)
+                    .await
+                    .map_err(|error| error.to_string())?;
+                return Ok(Connection { service, child: None });
+            }
+            let mut config = StreamableHttpClientTransportConfig::with_uri(url)
+                .custom_headers(custom)
+                .max_concurrent_requests(upstream.concurrency)
+                // A lost session is begun anew by whoever supervises, who knows what may be repeated.
+                .reinit_on_expired_session(false);
+            if let Some(token) = token {
+                config = config.auth_header(token);
+            }
+            let transport = StreamableHttpClientTransport::with_client(client, config);
+            let service = serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| error.to_string())?;
+            Ok(Connection { service, child: None })
+        }
+    }
+}
+
+/// Both eras: `server/discover` first, `initialize` for those who do not know it.
+fn lifecycle(probing: bool) -> ClientLifecycleMode {
+    if !probing {
+        return ClientLifecycleMode::Initialize;
+    }
+    ClientLifecycleMode::Auto {
+        preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+        legacy_version: Some(ProtocolVersion::V_2025_11_25),
+    }
+}
+
+/// A token for client credentials.
+async fn token(client: &reqwest::Client, url: &str, id: &str, secret: &str, scope: Option<&str>) -> Result<String, String> {
+    let form: Vec<(&str, &str)> =
+        [("grant_type", "client_credentials")].into_iter().chain(scope.map(|scope| ("scope", scope))).collect();
+    let request = client.post(url).basic_auth(id, Some(secret)).form(&form).timeout(Duration::from_secs(20));
+    let answer = request.send().await.map_err(|error| format!("no token: {}", error.without_url()))?;
+    let status = answer.status();
+    if !status.is_success() {
+        return Err(format!("no token: the token service answered with status {}", status.as_u16()));
+    }
+    let answer: serde_json::Value = answer.json().await.map_err(|error| format!("no token: {}", error.without_url()))?;
+    let token = answer.get("access_token").and_then(serde_json::Value::as_str);
+    token.map(str::to_owned).ok_or_else(|| "no token: the token service gave none".to_owned())
+}
+
+/// Hears what a process says, line by line.
+async fn listen(stderr: tokio::process::ChildStderr, hear: Arc<dyn Fn(String) + Send + Sync>) {
+    let mut lines = BufReader::new(stderr);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut lines).take_line(&mut line).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => hear(String::from_utf8_lossy(&line).trim_end().to_owned()),
+        }
+    }
+}
+
+/// Lines of bounded length.
+trait TakeLine {
+    async fn take_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize>;
+}
+
+impl<R: tokio::io::AsyncBufRead + Unpin> TakeLine for R {
+    async fn take_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize> {
+        use tokio::io::AsyncReadExt;
+        self.take(8 << 10).read_until(b'\n', line).await
+    }
+}

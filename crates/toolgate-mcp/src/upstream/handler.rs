@@ -1,0 +1,349 @@
+//! A tool of an upstream, as the gate runs it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientRequest,
+    ContentBlock, ErrorCode, InputRequest, InputRequiredResult, InputResponses, RequestId, RequestMetaObject, ResourceContents, ServerResult,
+};
+use rmcp::service::{Peer, PeerRequestOptions};
+use rmcp::transport::streamable_http_client::StreamableHttpError;
+use rmcp::{ErrorData, RoleClient, ServiceError};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
+
+use super::link::{Link, Status};
+use super::route::{FromUpstream, Line};
+
+/// How often an upstream may ask back before it is through.
+const ROUNDS: usize = 10;
+
+pub(super) struct RemoteTool {
+    link: Arc<Link>,
+    tool: String,
+}
+
+/// What stands behind a tool of an upstream that is not there.
+pub(super) struct Nobody(pub(super) String);
+
+#[async_trait]
+impl Handler for Nobody {
+    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+        Err(Failure::transient("upstream_unavailable", format!("the upstream `{}` is not connected here", self.0)).effects(Effects::None))
+    }
+}
+
+impl RemoteTool {
+    pub(super) fn new(link: Arc<Link>, tool: &str) -> Self {
+        Self { link, tool: tool.to_owned() }
+    }
+
+    /// Why it cannot be called now.
+    fn away(&self) -> Failure {
+        let name = &self.link.upstream.name;
+        let (message, wait) = match self.link.status() {
+            Status::Starting => (format!("the upstream `{name}` is still starting"), Duration::from_secs(1)),
+            Status::Up { .. } => (format!("the upstream `{name}` has just gone away"), Duration::from_secs(1)),
+            Status::Down { since, why, next } => {
+                let wait = Duration::try_from(next.duration_since(Timestamp::now())).unwrap_or_default();
+                let since = since.strftime("%Y-%m-%d %H:%M:%SZ");
+                // What it said may be anything.
+                let why: String = why.chars().take(200).collect();
+                (format!("the upstream `{name}` has been away since {since}, and is tried again in {} ms: {why}", wait.as_millis()), wait)
+            }
+        };
+        let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(100);
+        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms)
+    }
+
+    async fn call(&self, ctx: &Ctx, arguments: &Judged, line: Option<&Line>) -> Result<CallToolResult, Failure> {
+        let link = &self.link;
+        if let Some(rest) = link.rests() {
+            let message = format!("the upstream `{}` has failed again and again, and is left alone for a while", link.upstream.name);
+            let ms = u64::try_from(rest.as_millis()).unwrap_or(u64::MAX);
+            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
+        }
+        let peer = link.peer().ok_or_else(|| self.away())?;
+        if !link.pins.holds(&self.tool) {
+            let message = format!("`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it", self.tool, link.upstream.name);
+            return Err(Failure::permission("definition_changed", message).effects(Effects::None));
+        }
+        // Whoever waits for a seat has not been sent.
+        let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
+        let seat = tokio::time::timeout(patience, link.seats.acquire()).await;
+        let Ok(Ok(_seat)) = seat else {
+            let message = format!("the upstream `{}` has as many calls as it takes", link.upstream.name);
+            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(1_000));
+        };
+        let mut params = CallToolRequestParams::new(self.tool.clone());
+        params.arguments = match arguments.value() {
+            Value::Object(map) => Some(map.clone()),
+            _ => None,
+        };
+        for _ in 0..ROUNDS {
+            match self.once(&peer, params.clone(), line).await? {
+                ServerResult::CallToolResult(result) => return Ok(result),
+                ServerResult::InputRequiredResult(asked) => {
+                    (params.input_responses, params.request_state) = self.ask_back(asked, line).await?;
+                }
+                _ => {
+                    link.answered();
+                    return Err(Failure::business("upstream_rejected", format!("the upstream `{}` answered something that is no result", link.upstream.name)));
+                }
+            }
+        }
+        Err(Failure::business("upstream_rejected", format!("the upstream `{}` asks back without end", link.upstream.name)))
+    }
+
+    /// One request and its answer. Whoever is not waited for any more is told so.
+    async fn once(&self, peer: &Peer<RoleClient>, params: CallToolRequestParams, line: Option<&Line>) -> Result<ServerResult, Failure> {
+        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+        let mut options = PeerRequestOptions::no_options();
+        if let Some(line) = line {
+            options = options.with_meta(passed_on(&line.meta));
+        }
+        let send = peer.send_request_with_option(request, options);
+        let handle = self.link.routes.open(line, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
+        let handle = handle.map_err(|error| self.understand(error, false))?;
+        let mut waiting = Waiting { peer: peer.clone(), link: Arc::clone(&self.link), id: handle.id.clone(), routed: line.is_some(), over: false };
+        let answer = handle.await_response().await;
+        waiting.over = true;
+        match answer {
+            Ok(result) => {
+                self.link.answered();
+                Ok(result)
+            }
+            Err(error) => Err(self.understand(error, true)),
+        }
+    }
+
+    /// What went wrong between here and there.
+    fn understand(&self, error: ServiceError, sent: bool) -> Failure {
+        let name = &self.link.upstream.name;
+        let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
+        match error {
+            ServiceError::McpError(error) => {
+                self.link.answered();
+                self.protocol_error(&error)
+            }
+            ServiceError::TransportSend(why) => {
+                let trouble = Trouble::of(&why);
+                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
+                match trouble {
+                    Trouble::Lost => self.link.lost(),
+                    _ => self.link.failed(),
+                }
+                let failure = match trouble {
+                    Trouble::Status(status) => Failure::http(status, ""),
+                    _ => Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached")),
+                };
+                // A request that was refused at the door, or that found nobody, was not carried out.
+                if matches!(trouble, Trouble::Unclear) { failure } else { failure.effects(Effects::None) }
+            }
+            ServiceError::TransportClosed => {
+                self.link.failed();
+                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` hung up in the middle of the call")))
+            }
+            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
+                self.link.failed();
+                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not answer")))
+            }
+            other => {
+                self.link.answered();
+                tracing::warn!(upstream = name, error = %other, "an upstream answered something else");
+                Failure::business("upstream_rejected", format!("the upstream `{name}` answered something that cannot be understood"))
+            }
+        }
+    }
+
+    fn protocol_error(&self, error: &ErrorData) -> Failure {
+        let name = &self.link.upstream.name;
+        let said = json!({"code": error.code.0, "message": error.message, "data": error.data});
+        let message = |what: &str| format!("the upstream `{name}` {what}");
+        let failure = match error.code {
+            // It never began: that is what these say.
+            ErrorCode::INVALID_PARAMS => Failure::validation("upstream_invalid", message("could not make sense of the request")).effects(Effects::None),
+            ErrorCode::METHOD_NOT_FOUND => Failure::validation("upstream_invalid", message("does not know this tool")).effects(Effects::None),
+            ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => Failure::validation("upstream_invalid", message("could not read the request")),
+            _ => self.by_pattern(&error.message).unwrap_or_else(|| Failure::business("tool_failed", message("reported a failure"))),
+        };
+        failure.upstream(said)
+    }
+
+    /// What its words mean, where somebody has said so.
+    fn by_pattern(&self, said: &str) -> Option<Failure> {
+        let pattern = self.link.upstream.errors.iter().find(|pattern| pattern.matches.is_match(said))?;
+        let message = format!("the upstream `{}` reported a failure", self.link.upstream.name);
+        Some(Failure::new(pattern.category, pattern.code.clone(), message).effects(pattern.effects))
+    }
+
+    /// Asks the client what an upstream wants to know.
+    async fn ask_back(&self, asked: InputRequiredResult, line: Option<&Line>) -> Result<(Option<InputResponses>, Option<String>), Failure> {
+        let refuse = |why: &str| Failure::business("upstream_rejected", format!("the upstream `{}` asks for something that {why}", self.link.upstream.name));
+        let mut responses = InputResponses::new();
+        for (key, request) in asked.input_requests.unwrap_or_default() {
+            let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
+            let answer = match request {
+                InputRequest::Elicitation(request) => put(line, |reply| FromUpstream::Elicit(Box::new(request.params), reply)).await,
+                InputRequest::CreateMessage(request) => put(line, |reply| FromUpstream::Sample(Box::new(request.params), reply)).await,
+                InputRequest::ListRoots(_) => put(line, FromUpstream::Roots).await,
+                _ => Err(ErrorData::invalid_request("this is not known here", None)),
+            };
+            responses.insert(key, answer.map_err(|_| refuse("the client does not give"))?);
+        }
+        Ok(((!responses.is_empty()).then_some(responses), asked.request_state))
+    }
+}
+
+/// Why a request did not get through.
+#[derive(Clone, Copy)]
+enum Trouble {
+    /// Its session is not known there any more.
+    Lost,
+    /// Nobody was there.
+    Nobody,
+    /// It was turned away.
+    Status(u16),
+    /// It may have been heard.
+    Unclear,
+}
+
+impl Trouble {
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+                Some(StreamableHttpError::SessionExpired) => return Self::Lost,
+                Some(StreamableHttpError::AuthRequired(_)) => return Self::Status(401),
+                Some(StreamableHttpError::InsufficientScope(_)) => return Self::Status(403),
+                Some(StreamableHttpError::HttpStatus(status)) if (400..500).contains(&status.status) => return Self::Status(status.status),
+                _ => {}
+            }
+            if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) {
+                return Self::Nobody;
+            }
+            cause = error.source();
+        }
+        Self::Unclear
+    }
+}
+
+/// Puts a question to the client.
+async fn put<T: serde::Serialize>(line: &Line, ask: impl FnOnce(oneshot::Sender<Result<T, ErrorData>>) -> FromUpstream) -> Result<Value, ErrorData> {
+    let gone = || ErrorData::invalid_request("the client has hung up", None);
+    let (reply, answer) = oneshot::channel();
+    line.to_client.send(ask(reply)).map_err(|_| gone())?;
+    let answer = answer.await.map_err(|_| gone())??;
+    serde_json::to_value(answer).map_err(|_| gone())
+}
+
+/// Metadata of a client that an upstream may see.
+fn passed_on(meta: &RequestMetaObject) -> RequestMetaObject {
+    let mut meta = meta.clone();
+    meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
+    meta
+}
+
+/// A request that is waited for. Whoever stops waiting says so.
+struct Waiting {
+    peer: Peer<RoleClient>,
+    link: Arc<Link>,
+    id: RequestId,
+    routed: bool,
+    over: bool,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.over && !self.routed {
+            return;
+        }
+        let (peer, link, id, over) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone(), self.over);
+        tokio::spawn(async move {
+            link.routes.close(&id).await;
+            if !over {
+                link.failed();
+                let gone = CancelledNotificationParam::new(Some(id), Some("nobody waits for it any more".to_owned()));
+                let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
+            }
+        });
+    }
+}
+
+#[async_trait]
+impl Handler for RemoteTool {
+    async fn run(&self, _: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+        let line = ctx.carried::<Line>();
+        let result = self.call(&ctx, arguments, line.as_deref()).await?;
+        let said = words(&result);
+        if result.is_error == Some(true) {
+            let message = format!("`{}` of the upstream `{}` reported a failure", self.tool, self.link.upstream.name);
+            // It ran and is over: what it changed before it failed, it changed.
+            let failure = self.by_pattern(&said).unwrap_or_else(|| Failure::business("tool_failed", message).effects(Effects::Done));
+            let structured = result.structured_content.unwrap_or_default();
+            return Err(failure.upstream(json!({"said": said, "structured": structured})));
+        }
+        // Some say in a success that they failed.
+        if let Some(failure) = self.by_pattern(&said) {
+            return Err(failure.upstream(json!({"said": said})));
+        }
+        let value = value_of(&result);
+        if let Some(line) = &line {
+            *line.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some((value.clone(), Box::new(result)));
+        }
+        Ok(value)
+    }
+}
+
+/// The text of a result.
+fn words(result: &CallToolResult) -> String {
+    let texts = result.content.iter().filter_map(|block| block.as_text().map(|text| text.text.as_str()));
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+/// What a result says, as a value that rules can look into: what is structured; else JSON, where the text is some; else text. Of
+/// what is no text, a description.
+fn value_of(result: &CallToolResult) -> Value {
+    if let Some(structured) = &result.structured_content {
+        return structured.clone();
+    }
+    match result.content.as_slice() {
+        [] => Value::Null,
+        [ContentBlock::Text(text)] => text_value(&text.text),
+        blocks if blocks.iter().all(|block| block.as_text().is_some()) => Value::String(words(result)),
+        blocks => Value::Array(blocks.iter().map(described).collect()),
+    }
+}
+
+fn text_value(text: &str) -> Value {
+    let bounds = toolgate::json::Bounds { bytes: 4 << 20, ..toolgate::json::Bounds::default() };
+    let structured = text.trim_start().starts_with(['{', '[']);
+    structured.then(|| toolgate::json::parse(text.as_bytes(), &bounds).ok()).flatten().unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+/// A part of a result, with a digest in place of what nobody reads.
+fn described(block: &ContentBlock) -> Value {
+    let binary = |kind: &str, mime: Option<&str>, data: &str| {
+        json!({"type": kind, "mimeType": mime, "base64Length": data.len(), "sha256": toolgate::json::Digest::of(data.as_bytes()).to_string()})
+    };
+    match block {
+        ContentBlock::Text(text) => json!({"type": "text", "text": text.text}),
+        ContentBlock::Image(image) => binary("image", Some(&image.mime_type), &image.data),
+        ContentBlock::Audio(audio) => binary("audio", Some(&audio.mime_type), &audio.data),
+        ContentBlock::Resource(embedded) => match &embedded.resource {
+            ResourceContents::TextResourceContents { uri, text, .. } => json!({"type": "resource", "uri": uri, "text": text}),
+            ResourceContents::BlobResourceContents { uri, blob, mime_type, .. } => {
+                let mut described = binary("resource", mime_type.as_deref(), blob);
+                if let Some(fields) = described.as_object_mut() {
+                    fields.insert("uri".to_owned(), uri.clone().into());
+                }
+                described
+            }
+            _ => json!({"type": "resource"}),
+        },
+        other => serde_json::to_value(other).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,387 @@
+//! One upstream, supervised: started, watched, started again, and known to be away while it is.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rmcp::model::{ProgressToken, Prompt, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
+use rmcp::service::Peer;
+use rmcp::{RoleClient, ServiceError};
+use serde::Serialize;
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use toolgate::Timestamp;
+use toolgate::config::{Remote, Upstream};
+
+use super::connect::connect;
+use super::pins::{Change, Pins};
+use super::route::{FromUpstream, Routes};
+use super::scan::{Suspicion, mentions};
+use crate::client::Ears;
+
+/// How long an upstream may take to say hello.
+const HELLO: Duration = Duration::from_secs(30);
+/// How often it is asked whether it is there.
+const PULSE: Duration = Duration::from_secs(30);
+/// So many failures in a row, and it is left alone for a while.
+const PATIENCE: u32 = 5;
+const REST: Duration = Duration::from_secs(5);
+/// The shortest and the longest wait before it is started again.
+const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// How an upstream is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Status {
+    /// It has not answered yet.
+    Starting,
+    /// It is there.
+    Up {
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It is away.
+    Down {
+        /// Since when.
+        since: Timestamp,
+        /// Why.
+        why: String,
+        /// When it is tried again.
+        next: Timestamp,
+    },
+}
+
+/// How an upstream is, and what of it is held back.
+#[derive(Debug, Clone, Serialize)]
+pub struct Health {
+    /// Its name.
+    pub name: String,
+    /// How it is.
+    #[serde(flatten)]
+    pub status: Status,
+    /// How often it was started.
+    pub starts: u32,
+    /// How many tools of it were accepted.
+    pub tools: usize,
+    /// Tools that have changed, or that are odd.
+    pub held: Vec<Change>,
+}
+
+/// What an upstream offers.
+#[derive(Debug, Clone, Default)]
+pub struct Offer {
+    /// Tools, as they were accepted.
+    pub tools: Vec<Tool>,
+    /// Prompts.
+    pub prompts: Vec<Prompt>,
+    /// Resources.
+    pub resources: Vec<Resource>,
+    /// Resources by pattern.
+    pub templates: Vec<ResourceTemplate>,
+    /// What it can do beside.
+    pub capabilities: ServerCapabilities,
+    /// What it says about its use.
+    pub instructions: Option<String>,
+}
+
+pub(crate) struct Link {
+    pub(crate) upstream: Upstream,
+    pub(super) pins: Pins,
+    pub(super) routes: Routes,
+    pub(super) seats: Semaphore,
+    launcher: Option<PathBuf>,
+    status: watch::Sender<Status>,
+    peer: Mutex<Option<Peer<RoleClient>>>,
+    offer: Mutex<Offer>,
+    /// Something that it offers has changed.
+    pub(crate) changed: watch::Sender<u64>,
+    /// A resource of it has changed.
+    pub(crate) updated: tokio::sync::broadcast::Sender<String>,
+    relist: Notify,
+    again: Notify,
+    starts: AtomicU32,
+    failures: AtomicU32,
+    rests_until: Mutex<Option<tokio::time::Instant>>,
+    last_words: Mutex<std::collections::VecDeque<String>>,
+    stop: CancellationToken,
+    ended: watch::Sender<bool>,
+}
+
+impl Link {
+    pub(super) fn start(upstream: Upstream, pins: Pins, launcher: Option<PathBuf>) -> Arc<Self> {
+        let offer = Offer { tools: pins.accepted().unwrap_or_default(), ..Offer::default() };
+        let link = Arc::new(Self {
+            seats: Semaphore::new(upstream.concurrency),
+            upstream,
+            pins,
+            routes: Routes::default(),
+            launcher,
+            status: watch::Sender::new(Status::Starting),
+            peer: Mutex::default(),
+            offer: Mutex::new(offer),
+            changed: watch::Sender::new(0),
+            updated: tokio::sync::broadcast::Sender::new(256),
+            relist: Notify::new(),
+            again: Notify::new(),
+            starts: AtomicU32::new(0),
+            failures: AtomicU32::new(0),
+            rests_until: Mutex::default(),
+            last_words: Mutex::default(),
+            stop: CancellationToken::new(),
+            ended: watch::Sender::new(false),
+        });
+        tokio::spawn(Arc::clone(&link).supervise());
+        link
+    }
+
+    /// Whether it is the one that a configuration speaks of.
+    pub(super) fn is_for(&self, upstream: &Upstream) -> bool {
+        // References are compared by what they come to.
+        self.upstream.is_same(upstream)
+    }
+
+    /// Waits until it has answered or failed.
+    pub(super) async fn settled(&self) {
+        let mut status = self.status.subscribe();
+        let _ = status.wait_for(|status| *status != Status::Starting).await;
+    }
+
+    /// Ends it, and what was started for it.
+    pub(crate) async fn end(&self) {
+        self.stop.cancel();
+        let mut ended = self.ended.subscribe();
+        let _ = tokio::time::timeout(Duration::from_secs(10), ended.wait_for(|ended| *ended)).await;
+    }
+
+    /// Starts it, watches it, and starts it again.
+    async fn supervise(self: Arc<Self>) {
+        let mut tries: u32 = 0;
+        while !self.stop.is_cancelled() {
+            self.starts.fetch_add(1, Ordering::Relaxed);
+            let why = tokio::select! {
+                () = self.stop.cancelled() => break,
+                why = self.once(&mut tries) => why,
+            };
+            *lock(&self.peer) = None;
+            if self.stop.is_cancelled() {
+                break;
+            }
+            let wait = WAITS.0.saturating_mul(1 << tries.min(10)).min(WAITS.1);
+            tries = tries.saturating_add(1);
+            let now = Timestamp::now();
+            let next = now.checked_add(wait).unwrap_or(now);
+            let why = self.with_last_words(why);
+            tracing::warn!(upstream = self.upstream.name, why, "an upstream is away");
+            self.status.send_modify(|status| {
+                let since = if let Status::Down { since, .. } = status { *since } else { now };
+                *status = Status::Down { since, why, next };
+            });
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.stop.cancelled() => {}
+            }
+        }
+        self.ended.send_replace(true);
+    }
+
+    /// One life of it. Says why it ended.
+    async fn once(self: &Arc<Self>, tries: &mut u32) -> String {
+        let own = Arc::downgrade(self);
+        let hear = Arc::new(move |line: String| {
+            if let Some(link) = own.upgrade() {
+                link.hear(line);
+            }
+        });
+        // Some servers do not survive a question from the other era: every other try is without it.
+        let probing = *tries % 2 == 0;
+        let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, hear);
+        let mut connection = match tokio::time::timeout(HELLO, connecting).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(why)) => return why,
+            Err(_) => return format!("it did not say hello within {HELLO:?}"),
+        };
+        let peer = connection.service.peer().clone();
+        if let Err(why) = self.list(&peer).await {
+            let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
+            return format!("it does not say what it offers: {why}");
+        }
+        *tries = 0;
+        self.failures.store(0, Ordering::Relaxed);
+        *lock(&self.rests_until) = None;
+        *lock(&self.peer) = Some(peer.clone());
+        self.status.send_replace(Status::Up { since: Timestamp::now() });
+        tracing::info!(upstream = self.upstream.name, "an upstream is there");
+        let why = self.watch(&connection.service, &peer).await;
+        *lock(&self.peer) = None;
+        let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
+        if let Some(child) = connection.child.take() {
+            child.end(Duration::from_secs(if self.stop.is_cancelled() { 2 } else { 0 })).await;
+        }
+        why
+    }
+
+    /// Until something is wrong with it.
+    async fn watch(self: &Arc<Self>, service: &rmcp::service::RunningService<RoleClient, Ears>, peer: &Peer<RoleClient>) -> String {
+        let mut pulse = tokio::time::interval(PULSE);
+        pulse.tick().await;
+        let mut look = tokio::time::interval(Duration::from_millis(50));
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
+                () = self.again.notified() => return "it has lost the thread".to_owned(),
+                () = self.relist.notified() => {
+                    if let Err(why) = self.list(peer).await {
+                        return format!("it does not say what it offers: {why}");
+                    }
+                }
+                _ = look.tick() => {
+                    if service.is_closed() || peer.is_transport_closed() {
+                        return "it has hung up".to_owned();
+                    }
+                }
+                _ = pulse.tick() => {
+                    // What it offers is looked at again, also where it says nothing of a change.
+                    if let Err(why) = self.list(peer).await {
+                        return format!("it does not answer: {why}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks what it offers.
+    async fn list(&self, peer: &Peer<RoleClient>) -> Result<(), String> {
+        let limit = Duration::from_secs(30);
+        let asked = tokio::time::timeout(limit, async {
+            let info = peer.peer_info();
+            let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
+            let said = |error: ServiceError| error.to_string();
+            let tools = if capabilities.tools.is_some() { peer.list_all_tools().await.map_err(said)? } else { Vec::new() };
+            // Whoever claims to have prompts and resources and does not, has none.
+            let prompts = if capabilities.prompts.is_some() { peer.list_all_prompts().await.unwrap_or_default() } else { Vec::new() };
+            let (mut resources, mut templates) = (Vec::new(), Vec::new());
+            if capabilities.resources.is_some() {
+                resources = peer.list_all_resources().await.unwrap_or_default();
+                templates = peer.list_all_resource_templates().await.unwrap_or_default();
+            }
+            let instructions = info.as_ref().and_then(|info| info.instructions.clone());
+            Ok::<_, String>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
+        });
+        let (tools, offer) = asked.await.map_err(|_| format!("not within {limit:?}"))??;
+        self.pins.note(&tools);
+        *lock(&self.offer) = Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer };
+        self.changed.send_modify(|times| *times += 1);
+        Ok(())
+    }
+
+    /// It says that its lists have changed.
+    pub(crate) fn lists_changed(&self) {
+        self.relist.notify_one();
+    }
+
+    /// It is somebody else than it was: its session is lost.
+    pub(super) fn lost(&self) {
+        self.again.notify_one();
+    }
+
+    fn hear(&self, line: String) {
+        let line = self.upstream.without_secrets(&line);
+        tracing::info!(upstream = self.upstream.name, "{line}");
+        let mut words = lock(&self.last_words);
+        words.push_back(line);
+        while words.len() > 5 {
+            words.pop_front();
+        }
+    }
+
+    /// Why, with the last that it said itself.
+    fn with_last_words(&self, why: String) -> String {
+        let words: Vec<String> = std::mem::take(&mut *lock(&self.last_words)).into();
+        let why = self.upstream.without_secrets(&why);
+        match words.last().filter(|word| !word.is_empty()) {
+            Some(word) => format!("{why} (it said: {})", word.chars().take(200).collect::<String>()),
+            None => why,
+        }
+    }
+
+    /// Whom to talk to.
+    pub(crate) fn peer(&self) -> Option<Peer<RoleClient>> {
+        lock(&self.peer).clone()
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    pub(crate) fn offer(&self) -> Offer {
+        lock(&self.offer).clone()
+    }
+
+    /// Its tools as they were accepted; `None` where it was never seen.
+    pub(super) fn remotes(&self) -> Option<Vec<Remote>> {
+        let tools = self.pins.accepted().or_else(|| matches!(self.status(), Status::Up { .. }).then(Vec::new))?;
+        let one = |tool: Tool| Remote {
+            name: tool.name.to_string(),
+            description: tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default().to_owned(),
+            input: serde_json::Value::Object((*tool.input_schema).clone()),
+            output: tool.output_schema.as_ref().map(|schema| serde_json::Value::Object((**schema).clone())),
+        };
+        Some(tools.into_iter().map(one).collect())
+    }
+
+    pub(super) fn health(&self) -> Health {
+        Health {
+            name: self.upstream.name.clone(),
+            status: self.status(),
+            starts: self.starts.load(Ordering::Relaxed),
+            tools: self.pins.accepted().map_or(0, |tools| tools.len()),
+            held: self.pins.changes(),
+        }
+    }
+
+    pub(super) fn hold_shadows(&self, others: &[&str]) {
+        for tool in self.pins.accepted().unwrap_or_default() {
+            if let Some(other) = others.iter().find(|other| **other != tool.name && mentions(&tool, other)) {
+                self.pins.hold(&tool.name, Suspicion::Shadow { tool: (*other).to_owned() });
+            }
+        }
+        lock(&self.offer).tools = self.pins.accepted().unwrap_or_default();
+    }
+
+    /// Whether it is to be left alone for now; for how long.
+    pub(super) fn rests(&self) -> Option<Duration> {
+        let until = (*lock(&self.rests_until))?;
+        until.checked_duration_since(tokio::time::Instant::now()).filter(|rest| !rest.is_zero())
+    }
+
+    /// It has answered, whatever it said.
+    pub(super) fn answered(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+    }
+
+    /// It has not answered. After some of these it is left alone for a while, and asked whether it is there at all.
+    pub(super) fn failed(&self) {
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
+            self.failures.store(0, Ordering::Relaxed);
+            *lock(&self.rests_until) = tokio::time::Instant::now().checked_add(REST);
+            tracing::warn!(upstream = self.upstream.name, "an upstream is left alone for a while");
+            // Whether it is there at all, its list tells.
+            self.relist.notify_one();
+        }
+    }
+
+    /// Whom a request of the upstream is for.
+    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+        self.routes.of(origin).await
+    }
+
+    /// Whose progress it is.
+    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+        self.routes.by_token(token).await
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,141 @@
+//! MCP servers that toolgate is a client of: each supervised on its own, so that one that dies takes nobody along.
+
+mod connect;
+mod handler;
+mod link;
+mod pins;
+mod route;
+mod scan;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use toolgate::Handler;
+use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
+
+pub use link::{Health, Offer, Status};
+pub(crate) use link::Link;
+pub use pins::{Change, Pins};
+pub(crate) use route::{FromUpstream, Line};
+pub use scan::{Suspicion, scan};
+
+use crate::http::HttpRunner;
+
+/// All upstreams of a configuration.
+#[derive(Clone)]
+pub struct Upstreams {
+    links: Arc<BTreeMap<String, Arc<Link>>>,
+    http: HttpRunner,
+}
+
+/// How upstreams are started.
+#[derive(Debug, Clone, Default)]
+pub struct Starting {
+    /// Where it is kept what tools looked like when they were first seen. In memory only, unless said.
+    pub pins: Option<PathBuf>,
+    /// A program that sees to it that child processes end with this one; see [`enter_if_asked`](crate::enter_if_asked).
+    pub launcher: Option<PathBuf>,
+}
+
+impl Upstreams {
+    /// Starts all of a configuration, and waits until each has answered or failed once, or the time is over.
+    pub async fn start(config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
+        let mut links = BTreeMap::new();
+        for upstream in &config.upstreams {
+            let pins = Pins::open(starting.pins.as_deref(), upstream)?;
+            links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone()));
+        }
+        let all = Self { links: Arc::new(links), http: HttpRunner::default() };
+        let settled = futures_util::future::join_all(all.links.values().map(|link| link.settled()));
+        let _ = tokio::time::timeout(wait, settled).await;
+        all.look_for_shadows();
+        Ok(all)
+    }
+
+    /// None at all.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { links: Arc::default(), http: HttpRunner::default() }
+    }
+
+    /// How each of them is.
+    #[must_use]
+    pub fn health(&self) -> Vec<Health> {
+        self.links.values().map(|link| link.health()).collect()
+    }
+
+    /// One of them.
+    pub(crate) fn link(&self, name: &str) -> Option<&Arc<Link>> {
+        self.links.get(name)
+    }
+
+    pub(crate) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.links.values()
+    }
+
+    /// Takes over what is the same in another configuration, so that a reload ends no call.
+    pub(crate) async fn renewed(&self, config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
+        let mut links = BTreeMap::new();
+        let mut fresh = Vec::new();
+        for upstream in &config.upstreams {
+            let same = self.links.get(&upstream.name).filter(|link| link.is_for(upstream));
+            let link = match same {
+                Some(link) => Arc::clone(link),
+                None => {
+                    let pins = Pins::open(starting.pins.as_deref(), upstream)?;
+                    let link = Link::start(upstream.clone(), pins, starting.launcher.clone());
+                    fresh.push(Arc::clone(&link));
+                    link
+                }
+            };
+            links.insert(upstream.name.clone(), link);
+        }
+        let _ = tokio::time::timeout(wait, futures_util::future::join_all(fresh.iter().map(|link| link.settled()))).await;
+        let all = Self { links: Arc::new(links), http: self.http.clone() };
+        all.look_for_shadows();
+        Ok(all)
+    }
+
+    /// Ends those that another set does not have.
+    pub(crate) async fn end_but(&self, others: &Self) {
+        let gone = self.links.values().filter(|link| !others.links.values().any(|other| Arc::ptr_eq(link, other)));
+        futures_util::future::join_all(gone.map(|link| link.end())).await;
+    }
+
+    /// Ends all of them: no child process is left.
+    pub async fn end(&self) {
+        futures_util::future::join_all(self.links.values().map(|link| link.end())).await;
+    }
+
+    /// Holds back tools whose words speak of another upstream's.
+    fn look_for_shadows(&self) {
+        let names: Vec<(String, String)> = self
+            .links
+            .iter()
+            .flat_map(|(name, link)| link.offer().tools.into_iter().map(|tool| (name.clone(), tool.name.to_string())))
+            .collect();
+        for (name, link) in self.links.iter() {
+            let others: Vec<&str> = names.iter().filter(|(from, _)| from != name).map(|(_, tool)| tool.as_str()).collect();
+            link.hold_shadows(&others);
+        }
+    }
+}
+
+impl Backend for Upstreams {
+    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+        self.links.get(upstream).and_then(|link| link.remotes())
+    }
+
+    fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler> {
+        match self.links.get(&upstream.name) {
+            Some(link) => Arc::new(handler::RemoteTool::new(Arc::clone(link), tool)),
+            None => Arc::new(handler::Nobody(upstream.name.clone())),
+        }
+    }
+
+    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
+        self.http.tool(tool)
+    }
+}

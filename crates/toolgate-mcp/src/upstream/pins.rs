@@ -1,0 +1,218 @@
+//! What tools looked like when they were first seen. One that looks otherwise is held back until somebody has accepted it.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use rmcp::model::Tool;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use toolgate::Timestamp;
+use toolgate::config::{Reach, Upstream};
+use toolgate::json::Digest;
+
+use super::scan::{Suspicion, scan};
+
+/// What is known of an upstream's tools.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Known {
+    upstream: String,
+    tools: BTreeMap<String, Pin>,
+}
+
+/// What is known of one tool.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Pin {
+    /// As it was accepted; `None` where it never was.
+    accepted: Option<Tool>,
+    /// As it looks now, where that is something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seen: Option<Tool>,
+    /// Why somebody should look at it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    why: Vec<Suspicion>,
+    first: Timestamp,
+}
+
+/// The tools of one upstream as they were accepted.
+pub struct Pins {
+    file: Option<PathBuf>,
+    known: Mutex<Known>,
+}
+
+/// A tool that is held back, and why.
+#[derive(Debug, Clone, Serialize)]
+pub struct Change {
+    /// The upstream.
+    pub upstream: String,
+    /// The tool.
+    pub tool: String,
+    /// As it was accepted; nothing where it is new.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<Value>,
+    /// As it looks now.
+    pub now: Value,
+    /// What is odd about it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub why: Vec<Suspicion>,
+}
+
+/// Everything about a tool that a model or a client goes by.
+pub(super) fn digest(tool: &Tool) -> Digest {
+    let mut written = serde_json::to_value(tool).unwrap_or_default();
+    if let Some(fields) = written.as_object_mut() {
+        fields.retain(|key, _| matches!(key.as_str(), "name" | "title" | "description" | "inputSchema" | "outputSchema" | "annotations"));
+    }
+    Digest::of(&toolgate::json::canonical(&written))
+}
+
+/// What names an upstream, whatever it is called: how it is reached.
+fn identity(upstream: &Upstream) -> String {
+    // References stand for themselves: a new token does not make another server.
+    let reach = match &upstream.reach {
+        Reach::Command { program, args, .. } => {
+            json!([program, args.iter().map(|word| word.resolve().unwrap_or_default()).collect::<Vec<_>>()])
+        }
+        Reach::Url { url, .. } => json!(url.resolve().unwrap_or_default()),
+    };
+    let digest = Digest::of(&toolgate::json::canonical(&json!([upstream.name, reach]))).to_string();
+    digest.chars().take(16).collect()
+}
+
+impl Pins {
+    /// Reads what is known of an upstream. What cannot be read is not begun anew: somebody may have broken it on purpose.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
+        let file = directory.map(|directory| directory.join(format!("{}-{}.json", upstream.name, identity(upstream))));
+        let mut known = Known { upstream: upstream.name.clone(), tools: BTreeMap::new() };
+        if let Some(path) = &file {
+            let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+            match std::fs::read(path) {
+                Ok(text) => {
+                    let spoiled = |error| named(io::Error::other(format!("it is spoiled ({error}); `toolgate upstream accept` begins anew")));
+                    known = serde_json::from_slice(&text).map_err(spoiled)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(named(error)),
+            }
+        }
+        Ok(Self { file, known: Mutex::new(known) })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back. Says whether
+    /// anything that is accepted is new.
+    pub(super) fn note(&self, tools: &[Tool]) -> bool {
+        let mut known = self.lock();
+        let mut news = false;
+        for tool in tools {
+            let name = tool.name.to_string();
+            let found = known.tools.get(&name);
+            let same = |other: &Option<Tool>| other.as_ref().is_some_and(|other| digest(other) == digest(tool));
+            let pin = match found {
+                Some(pin) if same(&pin.accepted) => Pin { seen: None, why: Vec::new(), ..pin.clone() },
+                Some(pin) if same(&pin.seen) => continue,
+                Some(pin) => Pin { seen: Some(tool.clone()), why: scan(tool), ..pin.clone() },
+                None => {
+                    let why = scan(tool);
+                    news |= why.is_empty();
+                    let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
+                    Pin { accepted, seen, why, first: Timestamp::now() }
+                }
+            };
+            known.tools.insert(name, pin);
+        }
+        self.keep(&known);
+        news
+    }
+
+    /// Holds a tool back, though nobody has changed it.
+    pub(super) fn hold(&self, tool: &str, why: Suspicion) {
+        let mut known = self.lock();
+        if let Some(pin) = known.tools.get_mut(tool)
+            && !pin.why.contains(&why)
+            && pin.seen.is_none()
+        {
+            pin.why.push(why);
+            pin.seen = pin.accepted.take();
+        }
+        self.keep(&known);
+    }
+
+    /// The tools as they were accepted; `None` where nothing was ever seen.
+    pub(super) fn accepted(&self) -> Option<Vec<Tool>> {
+        let known = self.lock();
+        (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
+    }
+
+    /// Whether a tool is now as it was accepted.
+    pub(super) fn holds(&self, tool: &str) -> bool {
+        self.lock().tools.get(tool).is_some_and(|pin| pin.accepted.is_some() && pin.seen.is_none())
+    }
+
+    /// What is held back.
+    #[must_use]
+    pub fn changes(&self) -> Vec<Change> {
+        let known = self.lock();
+        let one = |(name, pin): (&String, &Pin)| {
+            let written = |tool: &Tool| serde_json::to_value(tool).unwrap_or_default();
+            Some(Change {
+                upstream: known.upstream.clone(),
+                tool: name.clone(),
+                before: pin.accepted.as_ref().map(written),
+                now: written(pin.seen.as_ref()?),
+                why: pin.why.clone(),
+            })
+        };
+        known.tools.iter().filter_map(one).collect()
+    }
+
+    /// Accepts tools as they look now: one, or all. Says which.
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    pub fn accept(&self, tool: Option<&str>) -> io::Result<Vec<String>> {
+        let mut known = self.lock();
+        let mut done = Vec::new();
+        for (name, pin) in &mut known.tools {
+            if tool.is_none_or(|tool| tool == name)
+                && let Some(seen) = pin.seen.take()
+            {
+                pin.accepted = Some(seen);
+                pin.why.clear();
+                done.push(name.clone());
+            }
+        }
+        self.write(&known)?;
+        Ok(done)
+    }
+
+    fn keep(&self, known: &Known) {
+        if let Err(error) = self.write(known) {
+            tracing::error!(%error, "what tools look like cannot be written down");
+        }
+    }
+
+    fn write(&self, known: &Known) -> io::Result<()> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let text = serde_json::to_vec_pretty(known)?;
+        if std::fs::read(path).is_ok_and(|before| before == text) {
+            return Ok(());
+        }
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let draft = path.with_extension(format!("new-{}", std::process::id()));
+        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        std::fs::rename(draft, path)
+    }
+}

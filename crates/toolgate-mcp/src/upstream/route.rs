@@ -1,0 +1,72 @@
+//! What an upstream says in the middle of a call, and who hears it.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use rmcp::ErrorData;
+use rmcp::model::{
+    CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, ListRootsResult, LoggingMessageNotificationParam,
+    ProgressNotificationParam, ProgressToken, RequestId,
+};
+use tokio::sync::{mpsc, oneshot};
+
+/// Where to answer.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, ErrorData>>;
+
+/// What an upstream says while it works on a call.
+pub(crate) enum FromUpstream {
+    Progress(ProgressNotificationParam),
+    Log(LoggingMessageNotificationParam),
+    Elicit(Box<ElicitRequestParams>, Reply<ElicitResult>),
+    Sample(Box<CreateMessageRequestParams>, Reply<CreateMessageResult>),
+    Roots(Reply<ListRootsResult>),
+}
+
+/// The line from the client of a call to its upstream: it travels with the call.
+pub(crate) struct Line {
+    pub(crate) to_client: mpsc::UnboundedSender<FromUpstream>,
+    /// Metadata of the request, as the client sent it.
+    pub(crate) meta: rmcp::model::RequestMetaObject,
+    /// What the upstream answered, word for word.
+    pub(crate) answered: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
+}
+
+/// The calls that are under way at one upstream.
+#[derive(Default)]
+pub(super) struct Routes {
+    /// Held while a request is sent, so that no word about it comes too early.
+    calls: tokio::sync::Mutex<HashMap<RequestId, (ProgressToken, mpsc::UnboundedSender<FromUpstream>)>>,
+}
+
+impl Routes {
+    pub(super) async fn open<T, E>(
+        &self,
+        line: Option<&Line>,
+        send: impl Future<Output = Result<T, E>>,
+        id: impl FnOnce(&T) -> (RequestId, ProgressToken),
+    ) -> Result<T, E> {
+        let Some(line) = line else { return send.await };
+        let mut calls = self.calls.lock().await;
+        let sent = send.await?;
+        let (id, token) = id(&sent);
+        calls.insert(id, (token, line.to_client.clone()));
+        Ok(sent)
+    }
+
+    pub(super) async fn close(&self, id: &RequestId) {
+        self.calls.lock().await.remove(id);
+    }
+
+    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+        self.calls.lock().await.values().find(|(known, _)| known == token).map(|(_, line)| line.clone())
+    }
+
+    /// Whom a request of the upstream is for: the call that it came in answer to; else the only one there is.
+    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+        let calls = self.calls.lock().await;
+        match origin {
+            Some(id) => calls.get(id).map(|(_, line)| line.clone()),
+            None => calls.values().next().filter(|_| calls.len() == 1).map(|(_, line)| line.clone()),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What should make a person look at a tool before a model reads it.
+
+use std::sync::LazyLock;
+
+use regex::RegexSet;
+use rmcp::model::Tool;
+use serde::{Deserialize, Serialize};
+
+/// Something odd about a tool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Suspicion {
+    /// Letters that nobody sees, or that turn the direction of a line.
+    Invisible {
+        /// Where.
+        part: String,
+    },
+    /// Words that are meant for the model, and not to describe the tool.
+    Instruction {
+        /// Where.
+        part: String,
+        /// The words.
+        words: String,
+    },
+    /// It speaks of another upstream's tool.
+    Shadow {
+        /// Which.
+        tool: String,
+    },
+}
+
+/// What is never needed to say what a tool does.
+static ORDERS: LazyLock<Option<RegexSet>> = LazyLock::new(|| {
+    RegexSet::new([
+        r"(?i)\b(ignore|disregard|forget|override)\b.{0,30}\b(previous|prior|above|earlier|other|all|any|your)\b.{0,30}\b(instruction|prompt|rule|message|tool|guideline)s?",
+        r"(?i)\b(do not|don't|never|without)\b.{0,20}\b(tell|mention|inform|notify|reveal|show|ask|telling|informing|mentioning|asking)\b.{0,25}\b(user|human|anyone|them|person)\b",
+        r"(?i)<\s*/?\s*(important|system|secret|instructions?|admin|assistant|hidden)\s*>",
+        r"(?i)\b(system|developer)\s+(prompt|message)\b",
+        r"(?i)\b(before|instead of|prior to)\b.{0,20}\b(using|calling|invoking|running)\b.{0,20}\b(any|every|other|another|all)\b.{0,20}\btools?\b",
+        r"(?i)\byou (must|should|shall|have to|need to) (always|first|also|now|silently|secretly)\b",
+        r"(?i)(~/\.ssh|id_rsa|\.aws/credentials|/etc/passwd|mcp\.json|\.env\b.{0,30}\b(read|content|pass|include))",
+        r"(?i)\b(pass|include|send|attach|put|append)\b.{0,60}\b(api[ _-]?keys?|passwords?|credentials?|private keys?|conversation history|chat history|previous messages)\b",
+        r"(?i)\bsidenote\b|\bside note\b",
+    ])
+    .ok()
+});
+
+/// Letters that nobody sees: of no width, of direction, of the block of tags.
+fn is_invisible(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}'
+        | '\u{fff0}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
+        || (c.is_control() && !matches!(c, '\n' | '\r' | '\t'))
+}
+
+/// What is odd about a tool, in all that a model reads of it.
+#[must_use]
+pub fn scan(tool: &Tool) -> Vec<Suspicion> {
+    let mut found = Vec::new();
+    let mut texts = vec![("name".to_owned(), tool.name.to_string())];
+    texts.extend(tool.title.clone().map(|title| ("title".to_owned(), title)));
+    texts.extend(tool.description.as_ref().map(|text| ("description".to_owned(), text.to_string())));
+    collect(&serde_json::Value::Object((*tool.input_schema).clone()), "input", &mut texts);
+    if let Some(output) = &tool.output_schema {
+        collect(&serde_json::Value::Object((**output).clone()), "output", &mut texts);
+    }
+    for (part, text) in texts {
+        if text.chars().any(is_invisible) {
+            found.push(Suspicion::Invisible { part: part.clone() });
+        }
+        if let Some(orders) = ORDERS.as_ref()
+            && let Some(line) = text.split_inclusive(['\n', '.']).find(|line| orders.is_match(line)).or_else(|| orders.is_match(&text).then_some(&*text))
+        {
+            let words: String = line.trim().chars().take(160).filter(|c| !is_invisible(*c)).collect();
+            found.push(Suspicion::Instruction { part, words });
+        }
+    }
+    found
+}
+
+/// The texts of a schema.
+fn collect(value: &serde_json::Value, at: &str, texts: &mut Vec<(String, String)>) {
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, item) in map {
+                texts.push((format!("{at} name"), key.clone()));
+                collect(item, &format!("{at}/{key}"), texts);
+            }
+        }
+        serde_json::Value::Array(items) => items.iter().for_each(|item| collect(item, at, texts)),
+        serde_json::Value::String(text) => texts.push((at.to_owned(), text.clone())),
+        _ => {}
+    }
+}
+
+/// Whether the words of a tool name another upstream's, as a name of its own.
+pub(super) fn mentions(tool: &Tool, name: &str) -> bool {
+    // A common word is no name.
+    let telling = name.len() >= 6 && name.contains(['_', '-', '.']);
+    let text = tool.description.as_deref().unwrap_or_default();
+    let bounded = |at: usize| {
+        let letter = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+        let before = text.get(..at).and_then(|before| before.chars().next_back());
+        let after = text.get(at + name.len()..).and_then(|after| after.chars().next());
+        !before.is_some_and(letter) && !after.is_some_and(letter)
+    };
+    telling && text.match_indices(name).any(|(at, _)| bounded(at))
+}
