@@ -36,7 +36,7 @@ impl Client {
         }
     }
 
-    /// The file that holds its hooks: of a project, or of the user.
+    /// The file that holds its hooks, or its servers: of a project, or of the user.
     pub(crate) fn file(self, project: Option<&Path>) -> io::Result<PathBuf> {
         let home = || std::env::home_dir().ok_or_else(|| io::Error::other("there is no home directory"));
         let moved = |variable: &str, usual: &str| match std::env::var_os(variable).filter(|path| !path.is_empty()) {
@@ -52,10 +52,11 @@ impl Client {
             (Self::Cursor, None) => home()?.join(".cursor/hooks.json"),
             (Self::Vscode, Some(project)) => project.join(".github/hooks/toolgate.json"),
             (Self::Vscode, None) => home()?.join(".copilot/hooks/toolgate.json"),
+            // It has one file, whatever one works on.
             (Self::ClaudeDesktop, _) => {
-                return Err(io::Error::other(
-                    "Claude Desktop has no hooks, and takes toolgate only as a server, which this version is not yet; use `--for claude-code`",
-                ));
+                let usual = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".config" };
+                let base = if cfg!(target_os = "macos") { home()?.join(usual) } else { moved("XDG_CONFIG_HOME", usual)? };
+                base.join("Claude/claude_desktop_config.json")
             }
         })
     }
@@ -165,7 +166,7 @@ impl Client {
     }
 }
 
-fn parse(text: &str) -> Result<CstRootNode, String> {
+pub(crate) fn parse(text: &str) -> Result<CstRootNode, String> {
     let text = text.trim_start_matches('\u{feff}');
     let text = if text.trim().is_empty() { "{}" } else { text };
     let root = CstRootNode::parse(text, &ParseOptions::default()).map_err(|error| error.to_string())?;
@@ -179,7 +180,7 @@ pub(crate) fn json(text: &str) -> Result<Value, String> {
     Ok(parse(text)?.to_serde_value().unwrap_or_default())
 }
 
-fn ended(root: &CstRootNode) -> String {
+pub(crate) fn ended(root: &CstRootNode) -> String {
     let text = root.to_string();
     if text.ends_with('\n') { text } else { format!("{text}\n") }
 }

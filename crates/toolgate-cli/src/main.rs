@@ -3,6 +3,7 @@
 mod client;
 mod command;
 mod place;
+mod servers;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -47,6 +48,8 @@ enum Verb {
     Resume(command::pause::ResumeArgs),
     Replay(command::replay::Args),
     Serve(command::serve::Args),
+    Token(command::token::Args),
+    Upstream(command::upstream::Args),
     Backtest(command::backtest::Args),
     /// Print a JSON Schema of toolgate.toml, for editors.
     #[command(after_help = "Examples:\n  toolgate schema > toolgate.schema.json")]
@@ -121,6 +124,8 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
             | Verb::Trust(_)
             | Verb::Doctor(_)
             | Verb::Serve(_)
+            | Verb::Token(_)
+            | Verb::Upstream(_)
             | Verb::Schema
             | Verb::Man { .. }
             | Verb::Completions { .. },
@@ -144,6 +149,8 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Resume(args) => command::pause::resume(&args, store),
         Verb::Replay(args) => command::replay::run(&args, store),
         Verb::Serve(args) => command::serve::run(&args, store),
+        Verb::Token(args) => command::token::run(&args),
+        Verb::Upstream(args) => command::upstream::run(&args),
         Verb::Backtest(args) => command::backtest::run(&args, store),
         Verb::Schema => {
             writeln!(io::stdout().lock(), "{:#}", toolgate::config::schema())?;

@@ -131,6 +131,12 @@ impl Gateway {
         self.running().upstreams.health()
     }
 
+    /// Files in which somebody may accept what is held back.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.running().upstreams.links().filter_map(|link| link.file().map(std::path::Path::to_owned)).collect()
+    }
+
     /// How many tools each agent offers.
     #[must_use]
     pub fn offers(&self) -> Vec<(String, usize)> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject, Tool as McpTool, ToolAnnotations};
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject, ResultType, Tool as McpTool, ToolAnnotations};
 use serde_json::{Value, json};
 use toolgate::{Answer, Effect, Outcome, Spec};
 
@@ -44,13 +44,7 @@ pub(crate) fn result(answer: &Answer, line: &Line) -> CallToolResult {
     let mut result = match &answer.outcome {
         Outcome::Error(error) => {
             let mut result = CallToolResult::structured_error(serde_json::to_value(error).unwrap_or_default());
-            let mut text = error.message.clone();
-            if let Some(said) = error.upstream.as_ref().and_then(|upstream| upstream.get("said").or_else(|| upstream.get("message"))).and_then(Value::as_str)
-                && !said.is_empty()
-            {
-                text = format!("{text}. It said: {said}");
-            }
-            result.content = vec![ContentBlock::text(text), ContentBlock::text(serde_json::to_string(error).unwrap_or_default())];
+            result.content = vec![ContentBlock::text(error.for_model())];
             result
         }
         Outcome::Success(output) => {
@@ -59,6 +53,8 @@ pub(crate) fn result(answer: &Answer, line: &Line) -> CallToolResult {
                 // As the upstream said it, where nothing on the way has changed it.
                 Some((value, said)) if value == output.value && !output.hidden && output.stored.is_none() && !output.replayed => {
                     let mut said = *said;
+                    // A server of an earlier revision does not say that this is all.
+                    said.result_type = Some(ResultType::COMPLETE);
                     said.meta = said.meta.map(clean);
                     if let Some(message) = &output.message {
                         said.content.push(ContentBlock::text(message.clone()));

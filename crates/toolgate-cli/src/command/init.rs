@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use super::ledger::{BOLD, DIM, GREEN, RED, counted};
 use crate::client::Client;
 use crate::place::{self, FILE, InForce, State};
+use crate::servers;
 
 /// Put toolgate into a project: a commented configuration, and its hook in the client's own settings.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate init                             a configuration, and nothing else\n  toolgate init --for claude-code           and its hooks in .claude/settings.json\n  toolgate init --for codex --dry-run       only show what would change"
+    after_help = "Examples:\n  toolgate init                             a configuration, and nothing else\n  toolgate init --for claude-code           and its hooks in .claude/settings.json\n  toolgate init --for codex --dry-run       only show what would change\n  toolgate init --for claude-desktop        as its MCP server, with its other servers behind it\n  toolgate init --import .mcp.json          for `toolgate serve`, with these servers behind it"
 )]
 pub(crate) struct InitArgs {
     /// The client to register with.
@@ -21,6 +22,9 @@ pub(crate) struct InitArgs {
     /// In the settings of the user, for all projects.
     #[arg(long, requires = "client")]
     user: bool,
+    /// MCP servers that the configuration takes in: a file with `mcpServers`, as clients have it.
+    #[arg(long, value_name = "FILE")]
+    import: Option<PathBuf>,
     /// Show what would change, and change nothing.
     #[arg(long)]
     dry_run: bool,
@@ -62,23 +66,44 @@ pub(crate) struct TrustArgs {
 pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = anstream::stdout().lock();
+    let config = if args.user { place::own().ok_or_else(|| io::Error::other("there is no home directory"))? } else { project.join(FILE) };
     // A client that cannot be registered is known before anything is written.
     let settings = match args.client {
         Some(client) => {
             let path = client.file((!args.user).then_some(&*project))?;
             let program = std::env::current_exe()?.display().to_string();
             let before = read(&path)?;
-            let after = client.with_hooks(&before, &program).map_err(|why| io::Error::other(format!("{}: {why}", path.display())))?;
+            let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
+            let after = match client {
+                Client::ClaudeDesktop => servers::with_toolgate(&before, &program, &config.display().to_string()).map_err(named)?,
+                _ => client.with_hooks(&before, &program).map_err(named)?,
+            };
             Some((path, before, after))
         }
         None => None,
     };
-    let config = if args.user { place::own().ok_or_else(|| io::Error::other("there is no home directory"))? } else { project.join(FILE) };
     let is_new = !config.exists();
+    // What a client has of servers stands behind toolgate from now on.
+    let behind = settings.as_ref().filter(|(_, _, after)| args.client == Some(Client::ClaudeDesktop) && after.contains(servers::BEHIND));
+    let import = match (&args.import, behind) {
+        (Some(file), _) => {
+            let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
+            toolgate::config::mcp_servers(&read(file)?).map_err(named)?;
+            Some(std::path::absolute(file)?)
+        }
+        (None, Some((path, ..))) => Some(path.clone()),
+        (None, None) => None,
+    };
     if is_new {
-        change(&mut out, &config, "", &template(args.client, store), args.dry_run)?;
+        change(&mut out, &config, "", &template(args.client, store, import.as_deref()), args.dry_run)?;
     } else {
         writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
+        if let Some(import) = &import {
+            let line = format!("mcp_servers = [{}]", serde_json::json!(import));
+            if !read(&config)?.contains(&line) {
+                writeln!(out, "add this at its top, so that the servers are there: {BOLD}{line}{BOLD:#}")?;
+            }
+        }
     }
     if let Some((path, before, after)) = &settings {
         change(&mut out, path, before, after, args.dry_run)?;
@@ -102,8 +127,10 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     super::hook::open_store(&found.store, &state)?;
     writeln!(out, "the ledger is {}", found.store.display())?;
     match args.client {
+        Some(Client::ClaudeDesktop) => writeln!(out, "start Claude Desktop again; what its agent may do is in {}", config.display())?,
         Some(Client::Codex) => writeln!(out, "Codex runs no hook that was not reviewed: start it and say {BOLD}/hooks{BOLD:#}")?,
         Some(_) => writeln!(out, "look whether it holds with {BOLD}toolgate doctor{BOLD:#}")?,
+        None if args.import.is_some() => writeln!(out, "see what they offer with {BOLD}toolgate upstream list{BOLD:#}, and serve with {BOLD}toolgate serve{BOLD:#}")?,
         None => writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?,
     }
     Ok(ExitCode::SUCCESS)
@@ -112,17 +139,23 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
 pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = anstream::stdout().lock();
-    let clients = args.client.map_or_else(|| Client::HOOKED.to_vec(), |client| vec![client]);
+    let clients = args.client.map_or_else(|| Client::HOOKED.into_iter().chain([Client::ClaudeDesktop]).collect(), |client| vec![client]);
     let mut found = false;
     for client in clients {
         let path = client.file((!args.user).then_some(&*project))?;
         let before = read(&path)?;
         let why = |why: String| io::Error::other(format!("{}: {why}", path.display()));
-        if before.is_empty() || Client::registered(&before).map_err(why)?.is_empty() {
+        let is_server = client == Client::ClaudeDesktop;
+        let registered = match is_server {
+            _ if before.is_empty() => false,
+            true => servers::registered(&before).map_err(why)?.is_some(),
+            false => !Client::registered(&before).map_err(why)?.is_empty(),
+        };
+        if !registered {
             continue;
         }
         found = true;
-        let after = Client::without_hooks(&before).map_err(why)?;
+        let after = if is_server { servers::without_toolgate(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
         change(&mut out, &path, &before, &after, args.dry_run)?;
     }
     if !found {
@@ -230,14 +263,18 @@ pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// The configuration to begin with.
-fn template(client: Option<Client>, store: Option<&Path>) -> String {
+fn template(client: Option<Client>, store: Option<&Path>, import: Option<&Path>) -> String {
     let text = match client {
-        Some(Client::ClaudeCode | Client::ClaudeDesktop) => include_str!("init/claude-code.toml"),
+        Some(Client::ClaudeDesktop) => include_str!("init/server.toml"),
+        None if import.is_some() => include_str!("init/server.toml"),
+        Some(Client::ClaudeCode) => include_str!("init/claude-code.toml"),
         Some(Client::Codex) => include_str!("init/codex.toml"),
         Some(Client::Cursor) => include_str!("init/cursor.toml"),
         Some(Client::Vscode) => include_str!("init/vscode.toml"),
         None => include_str!("init/bare.toml"),
     };
+    let line = import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
+    let text = &text.replace("#IMPORT#", &line);
     let Some(store) = store else { return text.to_owned() };
     // The line that names a ledger, or stands where one would be named.
     let line = |line: &str| match line.trim_start_matches("# ").starts_with("store = ") {

@@ -13,3 +13,5 @@ pub(crate) mod lint;
 pub(crate) mod pause;
 pub(crate) mod replay;
 pub(crate) mod serve;
+pub(crate) mod token;
+pub(crate) mod upstream;

@@ -175,7 +175,11 @@ async fn told_to_end() {
 /// Reads the configuration again when it changes, when it is told to, and when an upstream offers something else.
 async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>) {
     let Ok(mut hang_up) = signal(SignalKind::hangup()) else { return };
-    let mut files = files;
+    let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
+        let pins = gateway.files().into_iter().map(|file| (file.clone(), stamp(&file)));
+        files.into_iter().chain(pins).collect::<Vec<_>>()
+    };
+    let mut files = with_pins(files);
     let mut look = tokio::time::interval(Duration::from_millis(500));
     loop {
         let because = tokio::select! {
@@ -198,7 +202,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
             Ok(()) => {
                 tracing::info!(because, "the configuration was read again");
                 if let Ok(found) = served.find() {
-                    files = found.looked_at;
+                    files = with_pins(found.looked_at);
                 }
             }
             Err(error) => anstream::eprintln!("error: the configuration stays in force as it was: {error}"),

@@ -13,6 +13,7 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
 use super::link::{Link, Status};
@@ -24,6 +25,8 @@ const ROUNDS: usize = 10;
 pub(super) struct RemoteTool {
     link: Arc<Link>,
     tool: String,
+    /// What it looked like when the rules for it were read.
+    accepted: Option<Digest>,
 }
 
 /// What stands behind a tool of an upstream that is not there.
@@ -38,7 +41,8 @@ impl Handler for Nobody {
 
 impl RemoteTool {
     pub(super) fn new(link: Arc<Link>, tool: &str) -> Self {
-        Self { link, tool: tool.to_owned() }
+        let accepted = link.pins.digest_of(tool);
+        Self { link, tool: tool.to_owned(), accepted }
     }
 
     /// Why it cannot be called now.
@@ -67,7 +71,7 @@ impl RemoteTool {
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
         }
         let peer = link.peer().ok_or_else(|| self.away())?;
-        if !link.pins.holds(&self.tool) {
+        if !link.pins.holds(&self.tool, self.accepted) {
             let message = format!("`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it", self.tool, link.upstream.name);
             return Err(Failure::permission("definition_changed", message).effects(Effects::None));
         }

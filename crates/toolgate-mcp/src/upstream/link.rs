@@ -318,6 +318,15 @@ impl Link {
         lock(&self.offer).clone()
     }
 
+    pub(crate) fn file(&self) -> Option<&std::path::Path> {
+        self.pins.file()
+    }
+
+    /// Somebody may have accepted what was held back.
+    pub(super) fn look_again(&self) {
+        lock(&self.offer).tools = self.pins.accepted().unwrap_or_default();
+    }
+
     /// Its tools as they were accepted; `None` where it was never seen.
     pub(super) fn remotes(&self) -> Option<Vec<Remote>> {
         let tools = self.pins.accepted().or_else(|| matches!(self.status(), Status::Up { .. }).then(Vec::new))?;

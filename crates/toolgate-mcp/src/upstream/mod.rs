@@ -82,7 +82,10 @@ impl Upstreams {
         for upstream in &config.upstreams {
             let same = self.links.get(&upstream.name).filter(|link| link.is_for(upstream));
             let link = match same {
-                Some(link) => Arc::clone(link),
+                Some(link) => {
+                    link.look_again();
+                    Arc::clone(link)
+                }
                 None => {
                     let pins = Pins::open(starting.pins.as_deref(), upstream)?;
                     let link = Link::start(upstream.clone(), pins, starting.launcher.clone());

@@ -27,6 +27,9 @@ struct Known {
 struct Pin {
     /// As it was accepted; `None` where it never was.
     accepted: Option<Tool>,
+    /// Its digest, once it was asked for.
+    #[serde(skip)]
+    known_digest: std::sync::OnceLock<Option<Digest>>,
     /// As it looks now, where that is something else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Tool>,
@@ -40,6 +43,8 @@ struct Pin {
 pub struct Pins {
     file: Option<PathBuf>,
     known: Mutex<Known>,
+    /// How the file was when it was read.
+    stamp: Mutex<Option<(std::time::SystemTime, u64)>>,
 }
 
 /// A tool that is held back, and why.
@@ -88,23 +93,39 @@ impl Pins {
     /// The file is there and cannot be read.
     pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}-{}.json", upstream.name, identity(upstream))));
-        let mut known = Known { upstream: upstream.name.clone(), tools: BTreeMap::new() };
-        if let Some(path) = &file {
-            let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-            match std::fs::read(path) {
-                Ok(text) => {
-                    let spoiled = |error| named(io::Error::other(format!("it is spoiled ({error}); `toolgate upstream accept` begins anew")));
-                    known = serde_json::from_slice(&text).map_err(spoiled)?;
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(named(error)),
-            }
+        let known = Known { upstream: upstream.name.clone(), tools: BTreeMap::new() };
+        let pins = Self { file, known: Mutex::new(known), stamp: Mutex::default() };
+        pins.read()?;
+        Ok(pins)
+    }
+
+    /// The file that it is kept in.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Reads the file, where somebody else has written it since.
+    fn read(&self) -> io::Result<()> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let now = std::fs::metadata(path).ok().and_then(|file| Some((file.modified().ok()?, file.len())));
+        let mut stamp = crate::gateway::lock(&self.stamp);
+        if now.is_none() || *stamp == now {
+            return Ok(());
         }
-        Ok(Self { file, known: Mutex::new(known) })
+        let text = std::fs::read(path).map_err(named)?;
+        let spoiled = |error| named(io::Error::other(format!("it is spoiled ({error}); remove it to see all tools anew")));
+        *crate::gateway::lock(&self.known) = serde_json::from_slice(&text).map_err(spoiled)?;
+        *stamp = now;
+        Ok(())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        if let Err(error) = self.read() {
+            tracing::error!(%error, "what tools looked like cannot be read");
+        }
+        crate::gateway::lock(&self.known)
     }
 
     /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back. Says whether
@@ -124,7 +145,7 @@ impl Pins {
                     let why = scan(tool);
                     news |= why.is_empty();
                     let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
-                    Pin { accepted, seen, why, first: Timestamp::now() }
+                    Pin { accepted, seen, why, first: Timestamp::now(), known_digest: std::sync::OnceLock::new() }
                 }
             };
             known.tools.insert(name, pin);
@@ -142,6 +163,7 @@ impl Pins {
         {
             pin.why.push(why);
             pin.seen = pin.accepted.take();
+            pin.known_digest.take();
         }
         self.keep(&known);
     }
@@ -152,9 +174,18 @@ impl Pins {
         (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
-    /// Whether a tool is now as it was accepted.
-    pub(super) fn holds(&self, tool: &str) -> bool {
-        self.lock().tools.get(tool).is_some_and(|pin| pin.accepted.is_some() && pin.seen.is_none())
+    /// What a tool looked like when it was accepted.
+    pub(super) fn digest_of(&self, tool: &str) -> Option<Digest> {
+        self.lock().tools.get(tool).and_then(|pin| pin.accepted.as_ref().map(digest))
+    }
+
+    /// Whether a tool is now as it was when somebody looked at it: no other one is called in its place.
+    pub(super) fn holds(&self, tool: &str, accepted: Option<Digest>) -> bool {
+        let known = crate::gateway::lock(&self.known);
+        known.tools.get(tool).is_some_and(|pin| {
+            let own = *pin.known_digest.get_or_init(|| pin.accepted.as_ref().map(digest));
+            pin.seen.is_none() && accepted.is_some() && own == accepted
+        })
     }
 
     /// What is held back.
@@ -186,6 +217,7 @@ impl Pins {
                 && let Some(seen) = pin.seen.take()
             {
                 pin.accepted = Some(seen);
+                pin.known_digest.take();
                 pin.why.clear();
                 done.push(name.clone());
             }
@@ -213,6 +245,8 @@ impl Pins {
         let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         file.write_all(&text)?;
         file.sync_all()?;
-        std::fs::rename(draft, path)
+        std::fs::rename(draft, path)?;
+        *crate::gateway::lock(&self.stamp) = std::fs::metadata(path).ok().and_then(|file| Some((file.modified().ok()?, file.len())));
+        Ok(())
     }
 }

@@ -40,7 +40,12 @@ pub struct Remote {
 #[derive(Debug, Clone)]
 pub(super) enum Behind {
     Http(Box<HttpTool>),
-    Mcp { upstream: String, tool: String, described: bool },
+    Mcp {
+        upstream: String,
+        /// What it may be called there; the first that is there is meant.
+        tools: Vec<String>,
+        described: bool,
+    },
 }
 
 /// A tool of an upstream, under the name that an agent has for it.
@@ -77,8 +82,12 @@ impl Config {
             for entry in &mut declared.tools {
                 match entry.behind.clone() {
                     Some(Behind::Http(http)) => entry.tool = entry.tool.clone().handled_by(backend.http(&http)),
-                    Some(Behind::Mcp { upstream, tool, described }) => {
+                    Some(Behind::Mcp { upstream, tools, described }) => {
+                        let known = backend.tools(&upstream).unwrap_or_default();
+                        let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
+                        let Some(tool) = meant.cloned() else { continue };
                         self.connect(entry, &upstream, &tool, described, backend);
+                        entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described });
                         let name = entry.tool.spec().name().to_owned();
                         self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool });
                     }
@@ -128,12 +137,16 @@ impl Config {
                 continue;
             }
             let remotes = backend.tools(&upstream.name).unwrap_or_default();
-            let names: Vec<String> = remotes.iter().map(|remote| format!("{}{}", upstream.prefix, remote.name)).collect();
+            let named = |remote: &Remote| match remote.name.starts_with(&upstream.prefix) {
+                true => remote.name.clone(),
+                false => format!("{}{}", upstream.prefix, remote.name),
+            };
+            let names: Vec<String> = remotes.iter().map(named).collect();
             let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
             for (legal, foreign) in &mapped.names {
                 let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };
                 let declares = |entry: &Entry| {
-                    let own = matches!(&entry.behind, Some(Behind::Mcp { upstream: from, tool, .. }) if *from == upstream.name && *tool == remote.name);
+                    let own = matches!(&entry.behind, Some(Behind::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
                     own || entry.tool.spec().name() == legal
                 };
                 if declared.tools.iter().any(declares) {
@@ -163,7 +176,7 @@ impl Config {
                     tool: remote.name.clone(),
                 });
                 let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
-                let behind = Some(Behind::Mcp { upstream: upstream.name.clone(), tool: remote.name.clone(), described: false });
+                let behind = Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false });
                 declared.tools.push(Entry { tool, place, section: None, behind });
             }
         }

@@ -123,10 +123,12 @@ fn remote(name: &str, table: &Table<'_>) -> Option<Behind> {
         table.wrong("kind", Problem::new("a tool of an MCP server names its `upstream`").help("like `upstream = \"git\"`"));
     }
     let upstream = table.text("upstream")?.to_owned();
-    // Without a word, it is called as it would be called undeclared.
-    let usual = name.strip_prefix(&format!("{upstream}_")).unwrap_or(name);
-    let tool = table.text("tool").unwrap_or(usual).to_owned();
-    Some(Behind::Mcp { upstream, tool, described: table.has("description") })
+    let tools = match table.text("tool") {
+        Some(tool) => vec![tool.to_owned()],
+        // Without a word: as it would be called undeclared.
+        None => name.strip_prefix(&format!("{upstream}_")).into_iter().chain([name]).map(str::to_owned).collect(),
+    };
+    Some(Behind::Mcp { upstream, tools, described: table.has("description") })
 }
 
 /// A tool that is built in.

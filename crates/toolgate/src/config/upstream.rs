@@ -331,17 +331,19 @@ fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
 /// assert_eq!(toolgate::config::mcp_servers(text).unwrap()[0].name, "git");
 /// ```
 pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
-    let document: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
-    // VS Code says `servers`.
-    let servers = document.get("mcpServers").or_else(|| document.get("servers")).and_then(serde_json::Value::as_object);
-    let servers = servers.ok_or("it has no `mcpServers`")?;
+    // Some clients take comments in it.
+    let parsed: Result<serde_json::Value, _> = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
+    let document = parsed.map_err(|error| format!("it is no JSON: {error}"))?;
+    // Behind toolgate stands what stood there before it; VS Code says `servers`.
+    let servers = [BEHIND_TOOLGATE, "mcpServers", "servers"].into_iter().find_map(|key| document.get(key));
+    let servers = servers.and_then(serde_json::Value::as_object).ok_or("it has no `mcpServers`")?;
     let mapped = crate::names::map_foreign(servers.keys().map(String::as_str));
     if let Some(clash) = mapped.held_back.iter().next() {
         return Err(format!("`{}` cannot be told from another server by its name", crate::names::shown(clash)));
     }
     let mut found = Vec::new();
     for (legal, name) in &mapped.names {
-        let Some(server) = servers.get(name) else { continue };
+        let Some(server) = servers.get(name).filter(|server| !is_toolgate(server)) else { continue };
         let named = |why: String| format!("`{}`: {why}", crate::names::shown(name));
         if server.get("disabled").and_then(serde_json::Value::as_bool) == Some(true) {
             continue;
@@ -351,6 +353,15 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
     }
     Ok(found)
 }
+
+/// Whether it is toolgate itself, which does not stand behind itself.
+fn is_toolgate(server: &serde_json::Value) -> bool {
+    let program = server.get("command").and_then(serde_json::Value::as_str).map(Path::new).and_then(Path::file_name);
+    program.is_some_and(|name| name == "toolgate")
+}
+
+/// Where a client's file keeps the servers that toolgate stands before.
+pub const BEHIND_TOOLGATE: &str = "mcpServersBehindToolgate";
 
 fn server_of(server: &serde_json::Value) -> Result<Reach, String> {
     let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);

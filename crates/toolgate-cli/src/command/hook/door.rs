@@ -294,7 +294,7 @@ struct Protected {
 }
 
 /// Verbs that answer for a person, or switch toolgate off.
-const VERBS: [&str; 13] = [
+const VERBS: [&str; 14] = [
     "toolgate approvals approve",
     "toolgate approvals deny",
     "toolgate audit settle",
@@ -307,6 +307,7 @@ const VERBS: [&str; 13] = [
     "toolgate lint --fix",
     "toolgate pause",
     "toolgate resume",
+    "toolgate upstream accept",
     "toolgate trust",
 ];
 

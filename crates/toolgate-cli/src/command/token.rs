@@ -1,0 +1,43 @@
+//! `toolgate token`: a token for a client of the gateway.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::ledger::{BOLD, DIM};
+
+/// Make a token for a client of the gateway. It is shown once; what is kept of it is its digest.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  toolgate token ci                          a token for whoever calls itself ci\n  toolgate token ci --agents support,billing  and may act as these two")]
+pub(crate) struct Args {
+    /// Who comes with it.
+    principal: String,
+    /// As which agents; all unless said.
+    #[arg(long, value_delimiter = ',', value_name = "AGENT")]
+    agents: Option<Vec<String>>,
+    /// One JSON object: {"token", "principal", "sha256"}.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret).map_err(io::Error::other)?;
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let token = format!("tg_{}", hex(&secret));
+    let digest = hex(&Sha256::digest(token.as_bytes()));
+    let mut out = anstream::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", json!({"token": token, "principal": args.principal, "sha256": digest, "agents": args.agents}))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    writeln!(out, "{BOLD}{token}{BOLD:#}")?;
+    writeln!(out, "{DIM}it is not shown again; give it to the client, and this to the configuration:{DIM:#}\n")?;
+    writeln!(out, "[[gateway.tokens]]\nprincipal = {}\nsha256 = \"{digest}\"", json!(args.principal))?;
+    if let Some(agents) = &args.agents {
+        writeln!(out, "agents = {}", json!(agents))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

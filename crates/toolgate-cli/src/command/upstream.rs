@@ -1,0 +1,203 @@
+//! `toolgate upstream`: what MCP servers offer, and whether it is still what somebody looked at.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use toolgate::config::{Config, Undeclared, Upstream};
+use toolgate_mcp::{Change, Pins, Starting, Status, Suspicion, Upstreams};
+
+use super::ledger::{BOLD, DIM, GREEN, RED, Table, YELLOW, clean, counted};
+use super::serve::{Served, pins};
+use crate::place::State;
+
+/// Look at the MCP servers behind the gateway: whether they answer, what they offer, and what has changed since somebody
+/// looked at it.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  toolgate upstream list                     ask all of them what they offer\n  toolgate upstream diff                     what is held back, and why\n  toolgate upstream accept git git_commit    it is fine as it is now"
+)]
+pub(crate) struct Args {
+    /// The configuration. Without it: what is in force here.
+    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG", global = true)]
+    config: Option<PathBuf>,
+    /// One JSON document.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Start them, ask what they offer, and end them.
+    #[command(after_help = "Examples:\n  toolgate upstream list\n  toolgate upstream list --json")]
+    List,
+    /// Show tools that are held back: they have changed, or there is something odd about them. Exit code 1 if there are any.
+    #[command(after_help = "Examples:\n  toolgate upstream diff\n  toolgate upstream diff git")]
+    Diff {
+        /// Only of this one.
+        upstream: Option<String>,
+    },
+    /// Accept tools as they look now.
+    #[command(after_help = "Examples:\n  toolgate upstream accept git               all that is held back of it\n  toolgate upstream accept git git_commit    one tool")]
+    Accept {
+        /// Of which upstream.
+        upstream: String,
+        /// Which tool; all that are held back unless said.
+        tool: Option<String>,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
+    let served = Served::new(args.config.clone(), None)?;
+    let config = served.find()?.config;
+    let state = State::open()?;
+    match &args.verb {
+        Verb::List => list(config, &state, args.json),
+        Verb::Diff { upstream } => diff(&config, &state, upstream.as_deref(), args.json),
+        Verb::Accept { upstream, tool } => accept(&config, &state, upstream, tool.as_deref(), args.json),
+    }
+}
+
+fn list(config: Config, state: &State, as_json: bool) -> io::Result<ExitCode> {
+    let starting = Starting { pins: Some(pins(state)), launcher: Some(std::env::current_exe()?) };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let (health, exposed) = runtime.block_on(async {
+        let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(20)).await?;
+        let health = upstreams.health();
+        let undeclared: Vec<(String, Undeclared)> = config.upstreams.iter().map(|one| (one.name.clone(), one.undeclared)).collect();
+        let offers: Vec<(String, Vec<String>)> = config
+            .upstreams
+            .iter()
+            .map(|one| (one.name.clone(), toolgate::config::Backend::tools(&upstreams, &one.name).unwrap_or_default().into_iter().map(|tool| tool.name).collect()))
+            .collect();
+        let connected = config.behind(&upstreams);
+        let exposed = connected.exposed().to_vec();
+        upstreams.end().await;
+        Ok::<_, io::Error>((health, (undeclared, offers, exposed)))
+    })?;
+    let (undeclared, offers, exposed) = exposed;
+    let mut out = anstream::stdout().lock();
+    if as_json {
+        let tools = |name: &str| offers.iter().find(|(own, _)| own == name).map(|(_, tools)| tools.clone()).unwrap_or_default();
+        let all: Vec<Value> = health
+            .iter()
+            .map(|one| {
+                let mut shown = json!(one);
+                let offered: Vec<Value> = tools(&one.name)
+                    .into_iter()
+                    .map(|tool| json!({"tool": tool, "as": exposed.iter().filter(|e| e.upstream == one.name && e.tool == tool).map(|e| json!({"agent": e.agent, "name": e.name})).collect::<Vec<_>>()}))
+                    .collect();
+                if let Some(fields) = shown.as_object_mut() {
+                    fields.insert("offers".to_owned(), json!(offered));
+                }
+                shown
+            })
+            .collect();
+        writeln!(out, "{}", json!(all))?;
+    } else {
+        for one in &health {
+            match &one.status {
+                Status::Up { .. } => writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", one.name)?,
+                Status::Starting => writeln!(out, "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet", one.name)?,
+                Status::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, clean(why))?,
+            }
+            let mut table = Table::new(&["  tool", "offered as", "agent"]).cutting(1, 12);
+            for tool in offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools) {
+                let found: Vec<_> = exposed.iter().filter(|e| e.upstream == one.name && e.tool == *tool).collect();
+                if found.is_empty() {
+                    table.plain([format!("  {}", clean(tool)), "not offered: no table declares it".to_owned(), String::new()]);
+                }
+                for exposed in found {
+                    table.plain([format!("  {}", clean(tool)), exposed.name.clone(), exposed.agent.clone()]);
+                }
+            }
+            table.print(&mut out)?;
+            for change in &one.held {
+                writeln!(out, "  {RED}held back{RED:#} {}: {}", clean(&change.tool), why(change))?;
+            }
+            if undeclared.iter().any(|(name, how)| *name == one.name && *how == Undeclared::Deny) {
+                let hidden = offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
+                let hidden = hidden.filter(|tool| !exposed.iter().any(|e| e.upstream == one.name && e.tool == **tool)).count();
+                if hidden > 0 {
+                    writeln!(out, "  {DIM}declare one with `[tools.{}_…]`, `kind = \"mcp\"`, `upstream = \"{}\"`{DIM:#}", one.name, one.name)?;
+                }
+            }
+            writeln!(out)?;
+        }
+        if health.is_empty() {
+            writeln!(out, "the configuration names no upstream; add one with `[upstreams.NAME]`")?;
+        }
+    }
+    let all_up = health.iter().all(|one| matches!(one.status, Status::Up { .. }));
+    Ok(if all_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn why(change: &Change) -> String {
+    if change.why.is_empty() {
+        return "it is not what it was when it was accepted".to_owned();
+    }
+    let one = |suspicion: &Suspicion| match suspicion {
+        Suspicion::Invisible { part } => format!("letters that nobody sees in its {part}"),
+        Suspicion::Instruction { part, words } => format!("words meant for the model in its {part}: “{}”", clean(words)),
+        Suspicion::Shadow { tool } => format!("it speaks of `{}`, a tool of another upstream", clean(tool)),
+    };
+    change.why.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+fn known<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Upstream>> {
+    let found: Vec<&Upstream> = config.upstreams.iter().filter(|one| wanted.is_none_or(|wanted| wanted == one.name)).collect();
+    match wanted {
+        Some(wanted) if found.is_empty() => {
+            let names: Vec<&str> = config.upstreams.iter().map(|one| one.name.as_str()).collect();
+            Err(io::Error::other(format!("there is no upstream `{wanted}`; there are {}", names.join(", "))))
+        }
+        _ => Ok(found),
+    }
+}
+
+fn diff(config: &Config, state: &State, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+    let mut changes = Vec::new();
+    for upstream in known(config, wanted)? {
+        changes.extend(Pins::open(Some(&pins(state)), upstream)?.changes());
+    }
+    let mut out = anstream::stdout().lock();
+    if as_json {
+        writeln!(out, "{}", json!(changes))?;
+    } else if changes.is_empty() {
+        writeln!(out, "nothing is held back")?;
+    } else {
+        for change in &changes {
+            writeln!(out, "{BOLD}{} {}{BOLD:#}: {}", change.upstream, clean(&change.tool), why(change))?;
+            let text = |value: &Value| serde_json::to_string_pretty(value).unwrap_or_default();
+            let before = change.before.as_ref().map(text).unwrap_or_default();
+            let now = text(&change.now);
+            for line in similar::TextDiff::from_lines(&before, &now).iter_all_changes().filter(|line| line.tag() != similar::ChangeTag::Equal) {
+                let said = clean(line.value().trim_end_matches('\n'));
+                match line.tag() {
+                    similar::ChangeTag::Delete => writeln!(out, "  {RED}-{said}{RED:#}")?,
+                    _ => writeln!(out, "  {GREEN}+{said}{GREEN:#}")?,
+                }
+            }
+        }
+        writeln!(out, "\naccept what is fine with {BOLD}toolgate upstream accept UPSTREAM TOOL{BOLD:#}")?;
+    }
+    Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn accept(config: &Config, state: &State, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+    let mut done = Vec::new();
+    for upstream in known(config, Some(upstream))? {
+        done.extend(Pins::open(Some(&pins(state)), upstream)?.accept(tool)?);
+    }
+    let mut out = anstream::stdout().lock();
+    match (as_json, done.is_empty()) {
+        (true, _) => writeln!(out, "{}", json!({"upstream": upstream, "accepted": done}))?,
+        (false, true) => writeln!(out, "nothing of that is held back")?,
+        (false, false) => writeln!(out, "{GREEN}accepted{GREEN:#} {}: {}", counted(done.len() as u64, "tool"), clean(&done.join(", ")))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

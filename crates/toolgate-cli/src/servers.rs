@@ -1,0 +1,86 @@
+//! Files in which clients keep their MCP servers: how toolgate is put before them, and taken out again.
+
+use jsonc_parser::cst::{CstInputValue, CstObject};
+use serde_json::Value;
+
+use crate::client::{ended, parse};
+
+/// Where the servers stand that toolgate stands before.
+pub(crate) const BEHIND: &str = toolgate::config::BEHIND_TOOLGATE;
+/// What toolgate is called among them.
+const NAME: &str = "toolgate";
+
+/// The file with toolgate as its only server. The others stand behind it, in the same file.
+pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<String, String> {
+    let root = parse(text)?;
+    let top = root.object_value_or_create().ok_or("it is no JSON object")?;
+    let servers = top.object_value_or_create("mcpServers").ok_or("its `mcpServers` are no object")?;
+    let others: Vec<(String, Value)> = members(&servers).into_iter().filter(|(name, _)| name != NAME).collect();
+    if !others.is_empty() {
+        let behind = top.object_value_or_create(BEHIND).ok_or_else(|| format!("its `{BEHIND}` are no object"))?;
+        for (name, server) in &others {
+            if behind.get(name).is_some() {
+                return Err(format!("`{name}` is in `mcpServers` and in `{BEHIND}`; take one out"));
+            }
+            behind.append(name, input(server));
+        }
+        behind.ensure_multiline();
+    }
+    for property in servers.properties() {
+        property.remove();
+    }
+    let words = ["serve", "--stdio", "--config", config];
+    let args = CstInputValue::Array(words.into_iter().map(|word| CstInputValue::String(word.to_owned())).collect());
+    servers.append(NAME, CstInputValue::Object(vec![("command".to_owned(), CstInputValue::String(program.to_owned())), ("args".to_owned(), args)]));
+    servers.ensure_multiline();
+    Ok(ended(&root))
+}
+
+/// The file as it was: the servers in their place, and no toolgate.
+pub(crate) fn without_toolgate(text: &str) -> Result<String, String> {
+    let root = parse(text)?;
+    let Some(top) = root.object_value() else { return Ok(ended(&root)) };
+    if let Some(servers) = top.object_value("mcpServers") {
+        if let Some(own) = servers.get(NAME) {
+            own.remove();
+        }
+        if let Some(behind) = top.object_value(BEHIND) {
+            for (name, server) in members(&behind) {
+                if servers.get(&name).is_none() {
+                    servers.append(&name, input(&server));
+                }
+            }
+            servers.ensure_multiline();
+        }
+    }
+    if let Some(behind) = top.get(BEHIND) {
+        behind.remove();
+    }
+    Ok(ended(&root))
+}
+
+/// The program and the configuration of toolgate among the servers of a file.
+pub(crate) fn registered(text: &str) -> Result<Option<(String, Option<String>)>, String> {
+    let file = crate::client::json(text)?;
+    let Some(own) = file.pointer(&format!("/mcpServers/{NAME}")) else { return Ok(None) };
+    let program = own.get("command").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let args: Vec<&str> = own.get("args").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let config = args.iter().position(|word| *word == "--config").and_then(|at| args.get(at + 1)).map(|path| (*path).to_owned());
+    Ok(Some((program, config)))
+}
+
+fn members(object: &CstObject) -> Vec<(String, Value)> {
+    let one = |property: &jsonc_parser::cst::CstObjectProp| Some((property.decoded_name()?, property.to_serde_value().unwrap_or_default()));
+    object.properties().iter().filter_map(one).collect()
+}
+
+fn input(value: &Value) -> CstInputValue {
+    match value {
+        Value::Null => CstInputValue::Null,
+        Value::Bool(value) => CstInputValue::Bool(*value),
+        Value::Number(number) => CstInputValue::Number(number.to_string()),
+        Value::String(text) => CstInputValue::String(text.clone()),
+        Value::Array(items) => CstInputValue::Array(items.iter().map(input).collect()),
+        Value::Object(map) => CstInputValue::Object(map.iter().map(|(key, value)| (key.clone(), input(value))).collect()),
+    }
+}
