@@ -2,8 +2,10 @@
 
 .PHONY: run test test-clients bench soak deny deps
 
-run: ## Build and start the demonstration, on embedded defaults
-	cargo run --quiet --package toolgate-cli -- demo
+run: ## Build and start the gateway with a refund desk behind it, and an agent that works through it
+	cargo build --quiet --package toolgate-cli --package refund-desk
+	rm -rf target/refund-desk
+	TOOLGATE_STATE=target/refund-desk/state target/debug/refund-agent target/debug/toolgate examples/refund-desk/toolgate.toml
 
 test: deps ## Install what is missing, then check everything
 	cargo fmt --all --check

@@ -64,13 +64,15 @@ pub(super) async fn connect<H: ClientHandler>(
     match &upstream.reach {
         Reach::Command { program, args, env, inherit, directory } => {
             let words = args.iter().map(Reference::resolve).collect::<Result<Vec<_>, _>>()?;
+            // A name is looked for where all programs are; a path stays the same wherever it is started.
+            let program = if program.components().count() > 1 { std::path::absolute(program).unwrap_or_else(|_| program.clone()) } else { program.clone() };
             let mut command = match launcher {
                 Some(launcher) => {
                     let mut command = Command::new(launcher);
-                    command.arg(crate::child::WORD).arg(program);
+                    command.arg(crate::child::WORD).arg(&program);
                     command
                 }
-                None => Command::new(program),
+                None => Command::new(&program),
             };
             command.args(words).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
             let seen = UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));

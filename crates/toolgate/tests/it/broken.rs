@@ -67,7 +67,7 @@ fn any_file_is_read_or_refused() {
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
     let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let named = ["refund_desk", "file_editor", "deployment", "bank_transfers"].map(|name| examples.join(name).join("policy.toml"));
+    let named = ["refund-desk", "file_editor", "deployment", "bank_transfers"].map(|name| examples.join(name).join("policy.toml"));
     let files = std::fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -6,28 +6,29 @@ use toolgate::{Agent, BuildError};
 mod play;
 
 macro_rules! example {
-    ($name:ident) => {
+    ($name:ident, $directory:literal) => {
         #[path = "."]
         mod $name {
             #[path = "../../../../examples/"]
             mod root {
+                #[path = $directory]
                 pub(super) mod $name {
                     pub(in super::super) mod tools;
                 }
             }
             #[tokio::test]
             async fn goes_as_its_script_says() {
-                super::goes(root::$name::tools::agent(), include_str!(concat!("../../../../examples/", stringify!($name), "/calls.txt")))
+                super::goes(root::$name::tools::agent(), include_str!(concat!("../../../../examples/", $directory, "/calls.txt")))
                     .await;
             }
         }
     };
 }
 
-example!(refund_desk);
-example!(file_editor);
-example!(deployment);
-example!(bank_transfers);
+example!(refund_desk, "refund-desk");
+example!(file_editor, "file_editor");
+example!(deployment, "deployment");
+example!(bank_transfers, "bank_transfers");
 
 async fn goes(agent: Result<Agent, BuildError>, script: &str) {
     let agent = agent.unwrap_or_else(|error| panic!("{}", error.render(false)));

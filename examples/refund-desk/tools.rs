@@ -71,6 +71,6 @@ pub(crate) fn agent() -> Result<Agent, BuildError> {
             .open()
             .revokes("verify_customer"),
         )
-        .rules(Rules::parse("refund_desk/policy.toml", include_str!("policy.toml")))
+        .rules(Rules::parse("refund-desk/policy.toml", include_str!("policy.toml")))
         .build()
 }

@@ -1,0 +1,113 @@
+//! A scripted agent that works through the gateway as any MCP client does. It does its work; then it tries to break out.
+//!
+//! `refund-agent TOOLGATE CONFIG [--once]` starts the gateway, works, and leaves the gateway running for you.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use anstyle::{AnsiColor, Style};
+use rmcp::ServiceExt;
+use rmcp::model::{CallToolRequestParams, CallToolResult, ClientConfig};
+use rmcp::transport::StreamableHttpClientTransport;
+use serde_json::{Value, json};
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+const GREEN: Style = AnsiColor::Green.on_default();
+const RED: Style = AnsiColor::Red.on_default();
+
+/// What the agent thinks, and what it asks for.
+fn script() -> Vec<(&'static str, &'static str, Value)> {
+    let refund = |order: &str, customer: &str, amount: &str| -> Value {
+        let amount: Value = amount.parse().map_or(Value::Null, Value::Number);
+        json!({"order_id": order, "customer_id": customer, "amount_usd": amount})
+    };
+    vec![
+        ("Ada's lamp arrived broken. I just refund it.", "issue_refund", refund("A-1", "C-1", "120.00")),
+        ("Then I verify her first.", "verify_customer", json!({"customer_id": "C-1"})),
+        ("And look her order up.", "lookup_order", json!({"order_id": "A-1"})),
+        ("Now it must work.", "issue_refund", refund("A-1", "C-1", "120.00")),
+        ("She asks again. Why not.", "issue_refund", refund("A-1", "C-1", "120.00")),
+        ("The rug, too: a cent more than was paid.", "lookup_order", json!({"order_id": "A-2"})),
+        ("Nobody counts cents.", "issue_refund", refund("A-2", "C-1", "80.51")),
+        ("Ben's order on Ada's account.", "lookup_order", json!({"order_id": "B-1"})),
+        ("She is verified, after all.", "issue_refund", refund("B-1", "C-1", "499")),
+        ("The sofa was 900. All of it, at once.", "lookup_order", json!({"order_id": "A-3"})),
+        ("Go big.", "issue_refund", refund("A-3", "C-1", "900")),
+        ("Just below, then.", "issue_refund", refund("A-3", "C-1", "499.99")),
+        ("Perhaps another tool can.", "refund_now", json!({"order_id": "A-3"})),
+        ("I hand it over.", "escalate_to_human", json!({"order_id": "A-3", "why": "the sofa is broken, too"})),
+    ]
+}
+
+/// The gateway, for as long as this lives.
+struct Gateway(Child);
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // It is asked, not killed: what is under way ends.
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (Some(program), Some(config)) = (words.first(), words.get(1)) else { return Err("refund-agent TOOLGATE CONFIG [--once]".into()) };
+    let once = words.iter().any(|word| word == "--once");
+    let mut command = Command::new(program);
+    command.args(["serve", "--config", config]).stdout(Stdio::piped());
+    if once {
+        command.args(["--listen", "127.0.0.1:0"]);
+    }
+    let mut gateway = Gateway(command.spawn()?);
+    let mut ready = String::new();
+    BufReader::new(gateway.0.stdout.take().ok_or("the gateway says nothing")?).read_line(&mut ready)?;
+    let url = ready.split_whitespace().find(|word| word.starts_with("http://")).ok_or("the gateway did not start")?.to_owned();
+    work(&url).await?;
+    if !once {
+        let mut out = anstream::stdout();
+        writeln!(out, "\n{BOLD}The gateway is at {url}{BOLD:#}; end it with Ctrl-C. Connect a client:")?;
+        writeln!(out, "  claude mcp add --transport http desk {url}")?;
+        writeln!(out, "  npx @modelcontextprotocol/inspector --cli {url} --method tools/list")?;
+        writeln!(out, "Look at what happened:")?;
+        let state = std::env::var("TOOLGATE_STATE").map(|state| format!("TOOLGATE_STATE={state} ")).unwrap_or_default();
+        writeln!(out, "  {state}{program} audit query --store target/refund-desk/ledger.db")?;
+        tokio::signal::ctrl_c().await?;
+    }
+    Ok(())
+}
+
+async fn work(url: &str) -> Result<(), Box<dyn Error>> {
+    let client = ClientConfig::default().serve(StreamableHttpClientTransport::from_uri(url)).await?;
+    let mut out = anstream::stdout();
+    let (mut ran, mut refused) = (0, 0);
+    writeln!(out, "\n{BOLD}An agent at the refund desk{BOLD:#}, through {url}")?;
+    for (thinks, tool, arguments) in script() {
+        let mut call = CallToolRequestParams::new(tool);
+        call.arguments = arguments.as_object().cloned();
+        let result = client.call_tool(call).await?;
+        writeln!(out, "\n{DIM}“{thinks}”{DIM:#}\n  {tool} {arguments}")?;
+        match told(&result) {
+            Ok(value) => {
+                ran += 1;
+                writeln!(out, "  {GREEN}✓{GREEN:#} {value}")?;
+            }
+            Err((code, message)) => {
+                refused += 1;
+                writeln!(out, "  {RED}✗ {code}{RED:#} {message}")?;
+            }
+        }
+    }
+    writeln!(out, "\n{BOLD}{ran} calls ran, {refused} were refused.{BOLD:#} Each has its row in the ledger.")?;
+    client.cancel().await?;
+    Ok(())
+}
+
+fn told(result: &CallToolResult) -> Result<String, (String, String)> {
+    let said = result.structured_content.clone().unwrap_or_default();
+    let text = |key: &str| said.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    if result.is_error == Some(true) { Err((text("code"), text("message"))) } else { Ok(said.to_string()) }
+}
