@@ -75,7 +75,7 @@ impl ClientHandler for Ears {
 
     async fn on_resource_updated(&self, params: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
         if let Some(link) = self.0.upgrade() {
-            let _ = link.updated.send(params.uri);
+            link.updated(params.uri);
         }
     }
 

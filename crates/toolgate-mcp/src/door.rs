@@ -161,6 +161,13 @@ impl ServerHandler for Door {
         self.begin(&running, call, &request, &context).await
     }
 
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        // Which agent is meant is not known here; a name is the same tool wherever it is offered.
+        let running = self.gateway.running();
+        let spec = |agent: &String| running.gate.agent(agent)?.tools().find(|spec| spec.name() == name).map(|spec| render::tool(spec, None));
+        running.agents.iter().find_map(spec)
+    }
+
     async fn list_prompts(&self, request: Option<PaginatedRequestParams>, context: RequestContext<RoleServer>) -> Result<ListPromptsResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
@@ -246,18 +253,13 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
-        let peer = link.peer().ok_or_else(away)?;
-        let known = {
+        {
             let mut subscriptions = self.gateway.0.subscriptions.lock().await;
             let peers = subscriptions.entry(request.uri.clone()).or_default();
             peers.retain(|peer| !peer.is_transport_closed());
             peers.push(context.peer.clone());
-            peers.len() > 1
-        };
-        if known {
-            return Ok(());
         }
-        peer.subscribe(request).await.map_err(passed)
+        link.subscribe(&request.uri, true).await.map_err(passed)
     }
 
     async fn unsubscribe(&self, request: UnsubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
@@ -270,10 +272,7 @@ impl ServerHandler for Door {
             peers.pop();
             peers.is_empty()
         };
-        match (last, link.peer()) {
-            (true, Some(peer)) => peer.unsubscribe(request).await.map_err(passed),
-            _ => Ok(()),
-        }
+        if last { link.subscribe(&request.uri, false).await.map_err(passed) } else { Ok(()) }
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
@@ -283,17 +282,16 @@ impl ServerHandler for Door {
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let running = self.gateway.running();
         let mut changes = self.gateway.0.changes.subscribe();
-        let mut updates = futures_util::stream::select_all(running.upstreams.links().map(|link| Box::pin(tokio_stream::wrappers::BroadcastStream::new(link.updated.subscribe()))));
+        let mut updates = running.upstreams.updates().subscribe();
         let accepted = context.accepted().clone();
         let wanted: Vec<String> = accepted.resource_subscriptions.clone().unwrap_or_default();
         for uri in &wanted {
             let (_, agent) = self.agent(&running, context.request_context())?;
-            if let Some(peer) = resource_of(&running, &agent, uri).and_then(|link| link.peer()) {
-                let _ = peer.subscribe(SubscribeRequestParams::new(uri.clone())).await;
+            if let Some(link) = resource_of(&running, &agent, uri) {
+                let _ = link.subscribe(uri, true).await;
             }
         }
         loop {
-            use futures_util::StreamExt;
             tokio::select! {
                 () = context.cancelled() => return Ok(()),
                 () = self.gateway.0.stop.cancelled() => return Ok(()),
@@ -306,7 +304,7 @@ impl ServerHandler for Door {
                     let _ = sink.notify_prompt_list_changed().await;
                     let _ = sink.notify_resource_list_changed().await;
                 }
-                Some(Ok(uri)) = updates.next(), if !updates.is_empty() => {
+                Ok(uri) = updates.recv() => {
                     if wanted.contains(&uri) {
                         let _ = context.sink().notify_resource_updated(uri).await;
                     }
@@ -358,11 +356,26 @@ fn digest(request: &CallToolRequestParams) -> String {
     toolgate::json::Digest::of(&toolgate::json::canonical(&json!([request.name, arguments]))).to_string()
 }
 
+/// Whether a client is of 2026-07-28 or later.
+fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+    context.protocol_version().is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
+}
+
 impl Door {
+    /// The line from a client to the upstream of its call.
+    fn line(&self, to_client: mpsc::UnboundedSender<FromUpstream>, context: &RequestContext<RoleServer>) -> Line {
+        let level = match is_modern(context) {
+            true => context.meta.log_level(),
+            false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
+        };
+        let capabilities = context.client_capabilities().unwrap_or_default();
+        Line { to_client, meta: context.meta.clone(), capabilities, level, answered: Mutex::default() }
+    }
+
     /// Begins a call, and sees it through.
     async fn begin(&self, running: &Running, call: Call, request: &CallToolRequestParams, context: &RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
         let (to_client, heard) = mpsc::unbounded_channel();
-        let line = Arc::new(Line { to_client, meta: context.meta.clone(), answered: Mutex::default() });
+        let line = Arc::new(self.line(to_client, context));
         let gate = running.gate.clone();
         let key = call.key.clone();
         let cancel = CancellationToken::new();
@@ -381,7 +394,7 @@ impl Door {
         mut underway: Underway,
         context: &RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let modern = context.protocol_version().is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
+        let modern = is_modern(context);
         // Whoever hangs up cancels the call; whoever is asked something does not.
         let hang_up = underway.cancel.clone().drop_guard();
         loop {
@@ -391,6 +404,7 @@ impl Door {
                 Some(said) = underway.heard.recv() => match said {
                     FromUpstream::Progress(progress) => self.progress(progress, context).await,
                     FromUpstream::Log(message) => self.log(message, context).await,
+                    question if !can_answer(&question, &underway.line.capabilities) => decline(question),
                     question if modern => match self.park(&key, question, underway) {
                         Some(asked) => {
                             hang_up.disarm();
@@ -421,6 +435,13 @@ impl Door {
         modern: bool,
         context: &RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
+        // What the protocol has a word for is not the tool's failure.
+        if let Some(said) = answer.outcome.error().and_then(|error| error.upstream.as_ref())
+            && said.get("code").and_then(Value::as_i64) == Some(i64::from(ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY.0))
+        {
+            let message = said.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
+            return Err(ErrorData::new(ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY, message, said.get("data").cloned()));
+        }
         let plain = || Ok(render::result(&answer, line).into());
         let Some(waits) = answer.outcome.error().filter(|error| error.code == "approval_required").and_then(|error| error.approval.clone()) else {
             return plain();
@@ -459,7 +480,7 @@ impl Door {
         if yes {
             call = call.approval(id);
         }
-        let line = Line { to_client: mpsc::unbounded_channel().0, meta: context.meta.clone(), answered: Mutex::default() };
+        let line = self.line(mpsc::unbounded_channel().0, context);
         Box::pin(async move {
             if yes {
                 return self.begin(running, call, request, context).await;
@@ -490,9 +511,16 @@ impl Door {
                 if underway.digest != digest(&request) {
                     return Err(ErrorData::invalid_params("this is another call than the one that was asked about", None));
                 }
-                if let Some(asked) = underway.asked.take() {
-                    let said = responses.remove("input").ok_or_else(|| ErrorData::invalid_params("the answer is missing", None))?;
-                    reply(asked, said);
+                match underway.asked.take() {
+                    // What is missing in it, whoever asked knows best.
+                    Some(FromUpstream::Inputs(_, reply)) => {
+                        let _ = reply.send(Ok(responses));
+                    }
+                    Some(asked) => {
+                        let said = responses.remove("input").ok_or_else(|| ErrorData::invalid_params("the answer is missing", None))?;
+                        reply(asked, said);
+                    }
+                    None => {}
                 }
                 self.accompany(running, key, &request, *underway, context).await
             }
@@ -501,15 +529,16 @@ impl Door {
 
     /// Parks a call whose upstream wants to know something.
     fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway) -> Option<CallToolResponse> {
-        let request = match &question {
-            FromUpstream::Elicit(params, _) => InputRequest::Elicitation(ElicitRequest::new((**params).clone())),
-            FromUpstream::Sample(params, _) => InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone())),
-            FromUpstream::Roots(_) => InputRequest::ListRoots(ListRootsRequest::default()),
+        let one = |request| InputRequests::from([("input".to_owned(), request)]);
+        let requests = match &question {
+            FromUpstream::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
+            FromUpstream::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),
+            FromUpstream::Roots(_) => one(InputRequest::ListRoots(ListRootsRequest::default())),
+            FromUpstream::Inputs(requests, _) => requests.clone(),
             FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
         };
         let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), ..underway }));
         let state = self.gateway.0.parked.park(key, waits)?;
-        let requests = InputRequests::from([("input".to_owned(), request)]);
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
     }
 
@@ -566,6 +595,54 @@ async fn ask(question: FromUpstream, context: &RequestContext<RoleServer>) {
         FromUpstream::Roots(reply) => {
             let _ = reply.send(context.peer.list_roots().await.map_err(cannot));
         }
+        FromUpstream::Inputs(requests, reply) => {
+            let _ = reply.send(ask_all(requests, context).await);
+        }
+        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+    }
+}
+
+/// Asks a client of an earlier revision one thing after the other.
+async fn ask_all(requests: InputRequests, context: &RequestContext<RoleServer>) -> Result<InputResponses, ErrorData> {
+    let unread = |_| ErrorData::internal_error("the client's answer cannot be passed on", None);
+    let mut responses = InputResponses::new();
+    for (key, request) in requests {
+        let said = match request {
+            InputRequest::Elicitation(request) => serde_json::to_value(context.peer.create_elicitation(request.params).await.map_err(passed)?),
+            InputRequest::CreateMessage(request) => serde_json::to_value(context.peer.create_message(request.params).await.map_err(passed)?),
+            InputRequest::ListRoots(_) => serde_json::to_value(context.peer.list_roots().await.map_err(passed)?),
+            _ => return Err(ErrorData::invalid_request("this is not known here", None)),
+        };
+        responses.insert(key, said.map_err(unread)?);
+    }
+    Ok(responses)
+}
+
+/// Whether a client can be asked this.
+fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilities) -> bool {
+    let can = |request: &InputRequest| match request {
+        InputRequest::Elicitation(_) => capabilities.elicitation.is_some(),
+        InputRequest::CreateMessage(_) => capabilities.sampling.is_some(),
+        InputRequest::ListRoots(_) => capabilities.roots.is_some(),
+        _ => false,
+    };
+    match question {
+        FromUpstream::Elicit(..) => capabilities.elicitation.is_some(),
+        FromUpstream::Sample(..) => capabilities.sampling.is_some(),
+        FromUpstream::Roots(_) => capabilities.roots.is_some(),
+        FromUpstream::Inputs(requests, _) => requests.values().all(can),
+        FromUpstream::Progress(_) | FromUpstream::Log(_) => true,
+    }
+}
+
+/// The client cannot be asked.
+fn decline(question: FromUpstream) {
+    let cannot = || ErrorData::invalid_request("the client cannot be asked this", None);
+    match question {
+        FromUpstream::Elicit(_, reply) => drop(reply.send(Err(cannot()))),
+        FromUpstream::Sample(_, reply) => drop(reply.send(Err(cannot()))),
+        FromUpstream::Roots(reply) => drop(reply.send(Err(cannot()))),
+        FromUpstream::Inputs(_, reply) => drop(reply.send(Err(cannot()))),
         FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
@@ -583,6 +660,6 @@ fn reply(asked: FromUpstream, said: Value) {
         FromUpstream::Roots(reply) => {
             let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
         }
-        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+        FromUpstream::Inputs(..) | FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }

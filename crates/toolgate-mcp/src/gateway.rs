@@ -114,6 +114,7 @@ impl Gateway {
             closed: CancellationToken::new(),
             underway: tokio::sync::watch::Sender::new(0),
         }));
+        tokio::spawn(gateway.clone().forward_updates());
         if let Err(why) = gateway.try_canary().await {
             gateway.end().await;
             return Err(io::Error::other(format!("the gate does not hold: {why}")));
@@ -240,6 +241,28 @@ impl Gateway {
             peers.retain(|peer| !peer.is_transport_closed());
         }
         peers.push(peer);
+    }
+
+    /// Tells those who want to know that a resource has changed.
+    async fn forward_updates(self) {
+        let mut updates = self.running().upstreams.updates().subscribe();
+        loop {
+            let uri = tokio::select! {
+                uri = updates.recv() => uri,
+                () = self.0.stop.cancelled() => return,
+            };
+            let uri = match uri {
+                Ok(uri) => uri,
+                // So many at once: those who listen look again at the next.
+                Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
+                Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
+            };
+            let peers = self.0.subscriptions.lock().await.get(&uri).cloned().unwrap_or_default();
+            for peer in peers {
+                let told = peer.notify_resource_updated(rmcp::model::ResourceUpdatedNotificationParam::new(uri.clone()));
+                let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+            }
+        }
     }
 
     /// Tells clients that there is something else to see.

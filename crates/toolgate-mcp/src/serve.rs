@@ -159,7 +159,7 @@ impl Http {
         let own = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).chain([address.ip().to_string()]);
         let mut config = StreamableHttpServerConfig::default()
             .with_allowed_hosts(own.chain(settings.hosts.iter().cloned()))
-            .with_allowed_origins(settings.origins.iter().cloned())
+            .with_allowed_origins(own_origins(address).chain(settings.origins.iter().cloned()))
             .enforce_origin_validation()
             .with_max_request_body_bytes(settings.max_request)
             .with_json_response(true)
@@ -364,6 +364,12 @@ impl Http {
             ),
         }
     }
+}
+
+/// Pages that this place itself would serve.
+fn own_origins(address: SocketAddr) -> impl Iterator<Item = String> {
+    let port = address.port();
+    ["localhost", "127.0.0.1", "[::1]"].into_iter().map(move |host| format!("http://{host}:{port}"))
 }
 
 /// How a client calls this place.

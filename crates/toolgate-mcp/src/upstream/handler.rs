@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientRequest,
-    ContentBlock, ErrorCode, InputRequest, InputRequiredResult, InputResponses, RequestId, RequestMetaObject, ResourceContents, ServerResult,
+    ContentBlock, ErrorCode, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ResourceContents, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -107,7 +107,7 @@ impl RemoteTool {
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
         let mut options = PeerRequestOptions::no_options();
         if let Some(line) = line {
-            options = options.with_meta(passed_on(&line.meta));
+            options = options.with_meta(passed_on(line, is_modern(peer)));
         }
         let send = peer.send_request_with_option(request, options);
         let handle = self.link.routes.open(line, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
@@ -187,17 +187,11 @@ impl RemoteTool {
     /// Asks the client what an upstream wants to know.
     async fn ask_back(&self, asked: InputRequiredResult, line: Option<&Line>) -> Result<(Option<InputResponses>, Option<String>), Failure> {
         let refuse = |why: &str| Failure::business("upstream_rejected", format!("the upstream `{}` asks for something that {why}", self.link.upstream.name));
-        let mut responses = InputResponses::new();
-        for (key, request) in asked.input_requests.unwrap_or_default() {
-            let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
-            let answer = match request {
-                InputRequest::Elicitation(request) => put(line, |reply| FromUpstream::Elicit(Box::new(request.params), reply)).await,
-                InputRequest::CreateMessage(request) => put(line, |reply| FromUpstream::Sample(Box::new(request.params), reply)).await,
-                InputRequest::ListRoots(_) => put(line, FromUpstream::Roots).await,
-                _ => Err(ErrorData::invalid_request("this is not known here", None)),
-            };
-            responses.insert(key, answer.map_err(|_| refuse("the client does not give"))?);
-        }
+        let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
+        let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
+        let (reply, answer) = oneshot::channel();
+        line.to_client.send(FromUpstream::Inputs(requests, reply)).map_err(|_| refuse("nobody is there to give"))?;
+        let responses = answer.await.map_err(|_| refuse("nobody is there to give"))?.map_err(|_| refuse("the client does not give"))?;
         Ok(((!responses.is_empty()).then_some(responses), asked.request_state))
     }
 }
@@ -235,19 +229,21 @@ impl Trouble {
     }
 }
 
-/// Puts a question to the client.
-async fn put<T: serde::Serialize>(line: &Line, ask: impl FnOnce(oneshot::Sender<Result<T, ErrorData>>) -> FromUpstream) -> Result<Value, ErrorData> {
-    let gone = || ErrorData::invalid_request("the client has hung up", None);
-    let (reply, answer) = oneshot::channel();
-    line.to_client.send(ask(reply)).map_err(|_| gone())?;
-    let answer = answer.await.map_err(|_| gone())??;
-    serde_json::to_value(answer).map_err(|_| gone())
+fn is_modern(peer: &Peer<RoleClient>) -> bool {
+    peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
 }
 
 /// Metadata of a client that an upstream may see.
-fn passed_on(meta: &RequestMetaObject) -> RequestMetaObject {
-    let mut meta = meta.clone();
+fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
+    let mut meta = line.meta.clone();
     meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
+    if modern {
+        // What the client cannot do, nobody does for it.
+        meta.set_client_capabilities(line.capabilities.clone());
+        if let Some(level) = line.level {
+            meta.set_log_level(level);
+        }
+    }
     meta
 }
 

@@ -1,11 +1,15 @@
 //! One upstream, supervised: started, watched, started again, and known to be away while it is.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rmcp::model::{ProgressToken, Prompt, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
+use rmcp::model::{
+    ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, ServerNotification, SubscribeRequestParams,
+    SubscriptionFilter, Tool, UnsubscribeRequestParams,
+};
 use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
 use serde::Serialize;
@@ -29,6 +33,9 @@ const PATIENCE: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
 /// The shortest and the longest wait before it is started again.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// Where it is told that a resource has changed.
+pub(crate) type Updates = tokio::sync::broadcast::Sender<String>;
 
 /// How an upstream is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -69,7 +76,7 @@ pub struct Health {
 }
 
 /// What an upstream offers.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Offer {
     /// Tools, as they were accepted.
     pub tools: Vec<Tool>,
@@ -96,8 +103,13 @@ pub(crate) struct Link {
     offer: Mutex<Offer>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
-    /// A resource of it has changed.
-    pub(crate) updated: tokio::sync::broadcast::Sender<String>,
+    /// Resources that have changed, of whatever upstream.
+    updates: Updates,
+    /// Resources that somebody wants to hear of.
+    wanted: Mutex<BTreeSet<String>>,
+    resubscribe: Notify,
+    /// It says itself that something has changed.
+    told: AtomicBool,
     relist: Notify,
     again: Notify,
     starts: AtomicU32,
@@ -109,7 +121,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(super) fn start(upstream: Upstream, pins: Pins, launcher: Option<PathBuf>) -> Arc<Self> {
+    pub(super) fn start(upstream: Upstream, pins: Pins, launcher: Option<PathBuf>, updates: Updates) -> Arc<Self> {
         let offer = Offer { tools: pins.accepted().unwrap_or_default(), ..Offer::default() };
         let link = Arc::new(Self {
             seats: Semaphore::new(upstream.concurrency),
@@ -121,7 +133,10 @@ impl Link {
             peer: Mutex::default(),
             offer: Mutex::new(offer),
             changed: watch::Sender::new(0),
-            updated: tokio::sync::broadcast::Sender::new(256),
+            updates,
+            wanted: Mutex::default(),
+            resubscribe: Notify::new(),
+            told: AtomicBool::new(false),
             relist: Notify::new(),
             again: Notify::new(),
             starts: AtomicU32::new(0),
@@ -226,8 +241,10 @@ impl Link {
         let mut pulse = tokio::time::interval(PULSE);
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
+        let mut changes = Box::pin(self.hear_changes(peer));
         loop {
             tokio::select! {
+                () = &mut changes => return "it has hung up".to_owned(),
                 () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
                 () = self.again.notified() => return "it has lost the thread".to_owned(),
                 () = self.relist.notified() => {
@@ -247,6 +264,58 @@ impl Link {
                     }
                 }
             }
+        }
+    }
+
+    /// Hears of changes from one of 2026-07-28: those before say them unasked.
+    async fn hear_changes(&self, peer: &Peer<RoleClient>) {
+        let modern = peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
+        while modern {
+            let mut filter = SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
+            let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
+            filter.resource_subscriptions = (!wanted.is_empty()).then_some(wanted);
+            let Ok(Ok(mut subscription)) = tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)).await else { break };
+            loop {
+                let said = tokio::select! {
+                    said = subscription.next() => said,
+                    () = self.resubscribe.notified() => break,
+                };
+                match said {
+                    Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
+                    Ok(Some(_)) => self.lists_changed(),
+                    Ok(None) | Err(_) => {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                        break;
+                    }
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// A resource of it has changed.
+    pub(crate) fn updated(&self, uri: String) {
+        let _ = self.updates.send(uri);
+    }
+
+    /// Somebody wants to hear of a resource, or nobody does any more.
+    pub(crate) async fn subscribe(&self, uri: &str, wants: bool) -> Result<(), ServiceError> {
+        let peer = self.peer().ok_or(ServiceError::TransportClosed)?;
+        let news = match wants {
+            true => lock(&self.wanted).insert(uri.to_owned()),
+            false => lock(&self.wanted).remove(uri),
+        };
+        if !news {
+            return Ok(());
+        }
+        let modern = peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
+        match (modern, wants) {
+            (true, _) => {
+                self.resubscribe.notify_one();
+                Ok(())
+            }
+            (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
+            (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
         }
     }
 
@@ -270,13 +339,17 @@ impl Link {
         });
         let (tools, offer) = asked.await.map_err(|_| format!("not within {limit:?}"))??;
         self.pins.note(&tools);
-        *lock(&self.offer) = Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer };
-        self.changed.send_modify(|times| *times += 1);
+        let offer = Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer };
+        let before = std::mem::replace(&mut *lock(&self.offer), offer.clone());
+        if self.told.swap(false, Ordering::Relaxed) || before != offer {
+            self.changed.send_modify(|times| *times += 1);
+        }
         Ok(())
     }
 
     /// It says that its lists have changed.
     pub(crate) fn lists_changed(&self) {
+        self.told.store(true, Ordering::Relaxed);
         self.relist.notify_one();
     }
 

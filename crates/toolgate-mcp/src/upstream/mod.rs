@@ -16,7 +16,7 @@ use toolgate::Handler;
 use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
 
 pub use link::{Health, Offer, Status};
-pub(crate) use link::Link;
+pub(crate) use link::{Link, Updates};
 pub use pins::{Change, Pins};
 pub(crate) use route::{FromUpstream, Line};
 pub use scan::{Suspicion, scan};
@@ -28,6 +28,7 @@ use crate::http::HttpRunner;
 pub struct Upstreams {
     links: Arc<BTreeMap<String, Arc<Link>>>,
     http: HttpRunner,
+    updates: Updates,
 }
 
 /// How upstreams are started.
@@ -43,11 +44,12 @@ impl Upstreams {
     /// Starts all of a configuration, and waits until each has answered or failed once, or the time is over.
     pub async fn start(config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
         let mut links = BTreeMap::new();
+        let updates = Updates::new(256);
         for upstream in &config.upstreams {
             let pins = Pins::open(starting.pins.as_deref(), upstream)?;
-            links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone()));
+            links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()));
         }
-        let all = Self { links: Arc::new(links), http: HttpRunner::default() };
+        let all = Self { links: Arc::new(links), http: HttpRunner, updates };
         let settled = futures_util::future::join_all(all.links.values().map(|link| link.settled()));
         let _ = tokio::time::timeout(wait, settled).await;
         all.look_for_shadows();
@@ -57,13 +59,18 @@ impl Upstreams {
     /// None at all.
     #[must_use]
     pub fn none() -> Self {
-        Self { links: Arc::default(), http: HttpRunner::default() }
+        Self { links: Arc::default(), http: HttpRunner, updates: Updates::new(1) }
     }
 
     /// How each of them is.
     #[must_use]
     pub fn health(&self) -> Vec<Health> {
         self.links.values().map(|link| link.health()).collect()
+    }
+
+    /// Where it is told that a resource has changed.
+    pub(crate) const fn updates(&self) -> &Updates {
+        &self.updates
     }
 
     /// One of them.
@@ -88,7 +95,7 @@ impl Upstreams {
                 }
                 None => {
                     let pins = Pins::open(starting.pins.as_deref(), upstream)?;
-                    let link = Link::start(upstream.clone(), pins, starting.launcher.clone());
+                    let link = Link::start(upstream.clone(), pins, starting.launcher.clone(), self.updates.clone());
                     fresh.push(Arc::clone(&link));
                     link
                 }
@@ -96,7 +103,7 @@ impl Upstreams {
             links.insert(upstream.name.clone(), link);
         }
         let _ = tokio::time::timeout(wait, futures_util::future::join_all(fresh.iter().map(|link| link.settled()))).await;
-        let all = Self { links: Arc::new(links), http: self.http.clone() };
+        let all = Self { links: Arc::new(links), http: self.http.clone(), updates: self.updates.clone() };
         all.look_for_shadows();
         Ok(all)
     }

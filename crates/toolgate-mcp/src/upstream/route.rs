@@ -5,7 +5,8 @@ use std::sync::Mutex;
 
 use rmcp::ErrorData;
 use rmcp::model::{
-    CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, ListRootsResult, LoggingMessageNotificationParam,
+    ClientCapabilities, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, InputRequests, InputResponses, ListRootsResult, LoggingLevel,
+    LoggingMessageNotificationParam,
     ProgressNotificationParam, ProgressToken, RequestId,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -20,6 +21,8 @@ pub(crate) enum FromUpstream {
     Elicit(Box<ElicitRequestParams>, Reply<ElicitResult>),
     Sample(Box<CreateMessageRequestParams>, Reply<CreateMessageResult>),
     Roots(Reply<ListRootsResult>),
+    /// What one of 2026-07-28 wants to know, all at once.
+    Inputs(InputRequests, Reply<InputResponses>),
 }
 
 /// The line from the client of a call to its upstream: it travels with the call.
@@ -27,6 +30,10 @@ pub(crate) struct Line {
     pub(crate) to_client: mpsc::UnboundedSender<FromUpstream>,
     /// Metadata of the request, as the client sent it.
     pub(crate) meta: rmcp::model::RequestMetaObject,
+    /// What the client can do.
+    pub(crate) capabilities: ClientCapabilities,
+    /// How much it wants to hear of what goes on; `None` is nothing.
+    pub(crate) level: Option<LoggingLevel>,
     /// What the upstream answered, word for word.
     pub(crate) answered: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
 }

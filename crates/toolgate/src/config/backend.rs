@@ -11,7 +11,7 @@ use super::Rules;
 use crate::names::shown;
 use crate::policy::Problem;
 use crate::registry::Agent;
-use crate::tool::{Handler, Tool};
+use crate::tool::{Effect, Handler, Tool};
 
 /// Who runs tools that are requests to web services or tools of MCP servers.
 pub trait Backend {
@@ -165,7 +165,11 @@ impl Config {
                     tracing::warn!(upstream = upstream.name, tool = remote.name, %error, "a tool is held back");
                     continue;
                 }
-                let tool = if upstream.undeclared == Undeclared::Open { tool.open() } else { tool };
+                let tool = match upstream.undeclared {
+                    Undeclared::Open => tool.open(),
+                    Undeclared::Read => tool.effect(Effect::Read),
+                    Undeclared::Ask | Undeclared::Deny => tool,
+                };
                 if upstream.undeclared == Undeclared::Ask {
                     asks.push(legal.clone());
                 }

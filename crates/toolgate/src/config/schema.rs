@@ -289,7 +289,7 @@ fn upstream() -> Value {
             "oauth": oauth,
             "transport": {"enum": ["http", "sse"], "description": "`sse` is the transport of 2024-11-05."},
             "prefix": {"type": "string", "description": "What the names of its tools begin with; its own name and `_` unless said."},
-            "undeclared": {"enum": ["deny", "ask", "open"], "description": "Tools that no table declares: not offered (unless said), asked about, or let through."},
+            "undeclared": {"enum": ["deny", "ask", "open", "read"], "description": "Tools that no table declares: not offered (unless said), asked about, let through, or let through as reads."},
             "prompts": {"type": "boolean", "description": "Whether its prompts are passed on; unless said, where undeclared tools are offered."},
             "resources": {"type": "boolean", "description": "Whether its resources are passed on; unless said, where undeclared tools are offered."},
             "timeout": {"$ref": "#/$defs/duration"},

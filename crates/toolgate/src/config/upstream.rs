@@ -93,6 +93,8 @@ pub enum Undeclared {
     Ask,
     /// They are offered, and no rule need govern them.
     Open,
+    /// They are offered, and change nothing.
+    Read,
 }
 
 /// What an upstream's words mean.
@@ -230,7 +232,7 @@ impl Reader<'_> {
                 table.wrong("prefix", Problem::new("names begin with a-z, 0-9, `_` or `-`").help("like `prefix = \"git_\"`, or `\"\"`"));
             }
         }
-        let words = [("deny", Undeclared::Deny), ("ask", Undeclared::Ask), ("open", Undeclared::Open)];
+        let words = [("deny", Undeclared::Deny), ("ask", Undeclared::Ask), ("open", Undeclared::Open), ("read", Undeclared::Read)];
         upstream.undeclared = table.word("undeclared", &words).unwrap_or_default();
         // What is offered unasked is offered as a whole.
         let shares = upstream.undeclared != Undeclared::Deny;

@@ -1,0 +1,221 @@
+//! What a client sees: tools, results, errors, sessions, approvals.
+
+use serde_json::{Value, json};
+
+use crate::support::{Gate, with_fixture};
+
+const OPEN: &str = "undeclared = \"open\"";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_goes_through_and_says_so() {
+    let gate = Gate::open(&with_fixture(OPEN)).await;
+    let client = gate.client();
+    assert!(client.tools().await.contains(&"echo".to_owned()));
+    let result = client.call("echo", json!({"text": "hello"})).await;
+    assert_eq!(result["structuredContent"], json!({"text": "hello"}));
+    assert_eq!(result["_meta"]["toolgate/receipt"]["decision"], "succeeded");
+    assert_eq!(result["resultType"], "complete");
+    // Exactly as many digits as were sent.
+    let sum = client.call("add", json!({"a": 0.1, "b": 0.2})).await;
+    assert_eq!(sum["isError"], json!(false), "{sum}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_failure_is_the_one_contract() {
+    let config = with_fixture(&format!("{OPEN}\nerrors = [{{ matches = 'no such order', category = \"VALIDATION\", code = \"no_such_order\", effects = \"none\" }}]"));
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    for (tool, arguments, code, category) in [
+        ("ecko", json!({}), "unknown_tool", "VALIDATION"),
+        ("echo", json!({"txt": "x"}), "invalid_arguments", "VALIDATION"),
+        ("fail", json!({"message": "it is Sunday"}), "tool_failed", "BUSINESS"),
+        ("fail", json!({"message": "no such order: 7"}), "no_such_order", "VALIDATION"),
+    ] {
+        let result = client.call(tool, arguments).await;
+        let error = &result["structuredContent"];
+        assert_eq!((error["code"].as_str(), error["errorCategory"].as_str()), (Some(code), Some(category)), "{result}");
+        assert_eq!(result["isError"], json!(true));
+        assert_eq!(result["_meta"]["toolgate/receipt"]["tool"].as_str().is_some(), true);
+    }
+    let said = client.call("fail", json!({"message": "it is Sunday again"})).await;
+    assert_eq!(said["structuredContent"]["upstream"]["said"], "it is Sunday again");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_see_arguments_evidence_and_sessions() {
+    let config = with_fixture("")
+        + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\nentities = { text = \"/text\" }\nproves = [\"/text\"]\n\
+           [tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+           [[policy]]\nname = \"echo_first\"\nrule = \"require\"\ntools = [\"count\"]\nany_of = [\"echo\"]\nreason = \"Echo first.\"\n\
+           [[policy]]\nname = \"short\"\nrule = \"deny\"\ntools = [\"echo\"]\nwhen = 'size(input.text) > 5'\nreason = \"Too long.\"\n";
+    let gate = Gate::open(&config).await;
+    // What nobody declares is not offered.
+    assert_eq!(gate.client().tools().await, ["count", "echo"]);
+    let (one, other) = (gate.client().in_session("one"), gate.client().in_session("other"));
+    assert_eq!(one.code("count", json!({})).await, "prerequisite_missing");
+    assert_eq!(one.code("echo", json!({"text": "much too long"})).await, "policy_denied");
+    assert_eq!(one.code("echo", json!({"text": "hi"})).await, "ok");
+    assert_eq!(one.code("count", json!({})).await, "ok");
+    assert_eq!(other.code("count", json!({})).await, "prerequisite_missing");
+    assert_eq!(one.code("env", json!({"name": "PATH"})).await, "unknown_tool");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_names_for_a_conversation_are_refused() {
+    let gate = Gate::open(&with_fixture(OPEN)).await;
+    let client = gate.client().in_session("one");
+    let call = |session: &str| json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": session}});
+    assert!(client.ask("tools/call", call("one")).await.1.get("result").is_some());
+    let (_, refused) = client.ask("tools/call", call("two")).await;
+    assert!(refused["error"]["message"].as_str().unwrap().contains("two conversations"), "{refused}");
+    let mut at = gate.client().in_session("one");
+    at.url = format!("{}/default/two", at.url);
+    assert!(at.ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}})).await.1["error"].is_object());
+    for bad in [json!(7), json!(""), json!("a b"), json!("x".repeat(129))] {
+        let (_, answer) = gate.client().ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": bad}})).await;
+        assert!(answer["error"].is_object(), "{bad}: {answer}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_makes_two_calls_one() {
+    let config = with_fixture("") + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n";
+    let gate = Gate::open(&config).await;
+    let client = gate.client().in_session("s");
+    let call = |key: &str| json!({"name": "count", "arguments": {}, "_meta": {"toolgate/idempotencyKey": key}});
+    let first = client.ask("tools/call", call("k")).await.1;
+    let again = client.ask("tools/call", call("k")).await.1;
+    assert_eq!(first["result"]["structuredContent"], again["result"]["structuredContent"], "{again}");
+    assert_eq!(again["result"]["_meta"]["toolgate/replayed"], json!(true));
+    let other = client.ask("tools/call", call("l")).await.1;
+    assert_ne!(first["result"]["structuredContent"], other["result"]["structuredContent"]);
+    gate.end().await;
+}
+
+const ASKED: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+    [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+
+fn elicits() -> Value {
+    json!({"elicitation": {}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_asked_and_its_answer_counts_once() {
+    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
+    let client = gate.client().in_session("s").who_can(elicits());
+    let call = |state: Option<&str>, answer: Value| {
+        let mut params = json!({"name": "count", "arguments": {}});
+        if let Some(state) = state {
+            params["requestState"] = json!(state);
+            params["inputResponses"] = json!({"toolgate_approval": answer});
+        }
+        params
+    };
+    let asked = client.ask("tools/call", call(None, Value::Null)).await.1;
+    assert_eq!(asked["result"]["resultType"], "input_required", "{asked}");
+    let question = &asked["result"]["inputRequests"]["toolgate_approval"];
+    assert!(question["params"]["message"].as_str().unwrap().starts_with("A person decides."), "{asked}");
+    let state = asked["result"]["requestState"].as_str().unwrap().to_owned();
+    let yes = json!({"action": "accept", "content": {"approve": true}});
+    // Somebody else's answer, and one that was made up.
+    let stranger = gate.client().in_session("t").who_can(elicits());
+    assert!(stranger.ask("tools/call", call(Some(&state), yes.clone())).await.1["error"].is_object());
+    let forged = format!("{}0", &state[..state.len() - 1]);
+    assert!(forged == state || client.ask("tools/call", call(Some(&forged), yes.clone())).await.1["error"].is_object());
+    let done = client.ask("tools/call", call(Some(&state), yes.clone())).await.1;
+    assert_eq!(done["result"]["structuredContent"]["count"], json!(1), "{done}");
+    // A second time it is not an answer to anything.
+    let again = client.ask("tools/call", call(Some(&state), yes)).await.1;
+    assert!(again["error"].is_object(), "{again}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edited_call_is_a_new_call() {
+    let config = with_fixture("")
+        + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+           [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"echo\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(&config).await;
+    let client = gate.client().in_session("s").who_can(elicits());
+    let asked = client.ask("tools/call", json!({"name": "echo", "arguments": {"text": "small"}})).await.1;
+    let state = asked["result"]["requestState"].as_str().unwrap();
+    let yes = json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
+    let edited = json!({"name": "echo", "arguments": {"text": "large"}, "requestState": state, "inputResponses": yes});
+    let answer = client.ask("tools/call", edited).await.1;
+    assert_eq!(answer["result"]["resultType"], "input_required", "{answer}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_cannot_ask_or_may_not_gets_an_id() {
+    let destructive = ASKED.replace("effect = \"write\"\n", "");
+    let named = ASKED.replace("reason =", "approvers = [\"lead\"]\nreason =");
+    let left = destructive.replace("reason =", "approvers = [\"client\"]\nreason =");
+    for (rules, capabilities, is_asked) in [(ASKED, json!({}), false), (&destructive, elicits(), false), (&named, elicits(), false), (&left, elicits(), true)] {
+        let gate = Gate::open(&(with_fixture("") + rules)).await;
+        let client = gate.client().in_session("s").who_can(capabilities);
+        let answer = client.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+        assert_eq!(answer["result"]["resultType"] == "input_required", is_asked, "{rules}: {answer}");
+        if !is_asked {
+            let id = answer["result"]["structuredContent"]["approval"]["id"].as_str().unwrap().to_owned();
+            assert!(gate.gateway.gate().answer_approval(&id, true, "lead").await.unwrap());
+            assert_eq!(client.code("count", json!({})).await, "ok");
+        }
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_means_no() {
+    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
+    let client = gate.client().in_session("s").who_can(elicits());
+    let asked = client.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+    let state = asked["result"]["requestState"].clone();
+    let no = json!({"toolgate_approval": {"action": "decline"}});
+    let answer = client.ask("tools/call", json!({"name": "count", "arguments": {}, "requestState": state, "inputResponses": no})).await.1;
+    assert_eq!(answer["result"]["structuredContent"]["code"], "approval_denied", "{answer}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_two_halves_of_the_path() {
+    let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
+        [[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 10 }]\nreason = \"Too much.\"\n";
+    let gate = Gate::open(config).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let post = async |verb: &str, body: Value| -> (u16, Value) {
+        let answer = http.post(format!("{}/v1/calls/{verb}", gate.url)).json(&body).send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    };
+    let call = |id: &str, amount: i32| json!({"id": id, "session": "s", "tool": "pay", "arguments": {"amount": amount}});
+    let (_, refused) = post("check", call("1", 50)).await;
+    assert_eq!((refused["decision"].as_str(), refused["rule"].as_str(), refused["error"]["message"].as_str()), (Some("deny"), Some("cap"), Some("Too much. Repeating this call does not help.")));
+    let (_, allowed) = post("check", call("2", 5)).await;
+    assert_eq!(allowed["decision"], "allow", "{allowed}");
+    let mut report = call("2", 5);
+    report["result"] = json!({"paid": true});
+    let (_, told) = post("report", report.clone()).await;
+    assert_eq!(told["outcome"]["isError"], json!(false), "{told}");
+    let (_, again) = post("report", report).await;
+    assert_eq!(again["outcome"]["code"], "not_admitted", "{again}");
+    for (verb, body, status) in [
+        ("check", json!({"id": "3", "tool": "pay"}), 400),
+        ("check", json!({"id": "", "session": "s", "tool": "pay"}), 400),
+        ("check", json!({"id": "3", "session": "s", "tool": "pay", "colour": 1}), 400),
+        ("check", json!({"id": "3", "session": "s", "tool": "pay", "agent": "other"}), 403),
+        ("report", json!({"id": "3", "session": "s", "tool": "pay"}), 400),
+        ("cancel", json!({}), 404),
+    ] {
+        assert_eq!(post(verb, body.clone()).await.0, status, "{verb} {body}");
+    }
+    for page in ["healthz", "readyz", "metrics", "openapi.json"] {
+        assert_eq!(http.get(format!("{}/{page}", gate.url)).send().await.unwrap().status().as_u16(), 200, "{page}");
+    }
+    let metrics = http.get(format!("{}/metrics", gate.url)).send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("toolgate_calls_total{") && metrics.contains("toolgate_canary_refused 1"), "{metrics}");
+    gate.end().await;
+}

@@ -1,0 +1,204 @@
+//! Tools that are requests to a web service.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::support::Gate;
+
+/// A web service that remembers what it was asked.
+struct Service {
+    port: u16,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Service {
+    async fn open() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let seen = Arc::clone(&seen);
+                tokio::spawn(async move {
+                    let mut request = Vec::new();
+                    let mut chunk = [0; 4096];
+                    loop {
+                        let read = stream.read(&mut chunk).await.unwrap_or(0);
+                        request.extend_from_slice(&chunk[..read]);
+                        let text = String::from_utf8_lossy(&request).into_owned();
+                        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+                            if read == 0 {
+                                return;
+                            }
+                            continue;
+                        };
+                        let length = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok()).unwrap_or(0);
+                        if body.len() < length {
+                            continue;
+                        }
+                        seen.lock().unwrap().push(text.clone());
+                        let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
+                        let answer = answer(&path, port);
+                        let _ = stream.write_all(answer.as_bytes()).await;
+                        let _ = stream.shutdown().await;
+                        return;
+                    }
+                });
+            }
+        });
+        Self { port, asked }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+fn answer(path: &str, port: u16) -> String {
+    let say = |status: &str, headers: &str, body: &str| format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+    match path.split('?').next().unwrap_or_default() {
+        "/status/404" => say("404 Not Found", "", "nothing here"),
+        "/status/422" => say("422 Unprocessable", "", "not today, s3cr3t-token"),
+        "/status/429" => say("429 Too Many", "retry-after: 7\r\n", ""),
+        "/status/403" => say("403 Forbidden", "", ""),
+        "/status/503" => say("503 Unavailable", "", ""),
+        "/big" => say("200 OK", "", &"x".repeat(3000)),
+        "/text" => say("200 OK", "", "just words"),
+        "/empty" => say("204 No Content", "", ""),
+        "/to-self" => say("302 Found", "location: /text\r\n", ""),
+        "/to-localhost" => say("302 Found", &format!("location: http://localhost:{port}/text\r\n"), ""),
+        "/to-metadata" => say("302 Found", "location: http://169.254.169.254/latest/meta-data\r\n", ""),
+        "/to-file" => say("302 Found", "location: file:///etc/passwd\r\n", ""),
+        "/round" => say("302 Found", "location: /round\r\n", ""),
+        _ => say("200 OK", "content-type: application/json\r\n", &json!({"path": path, "price": 1.10}).to_string()),
+    }
+}
+
+/// A tool that asks the service.
+fn tool(name: &str, service: &Service, path: &str, more: &str) -> String {
+    format!(
+        "[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{}{path}\"\nretry = {{ times = 0 }}\n{more}\n",
+        service.port
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_stand_where_the_template_says() {
+    let service = Service::open().await;
+    let input = "input = { type = \"object\", properties = { id = { type = \"string\" }, expand = { type = \"string\" }, note = { type = \"string\" }, amount = { type = \"number\" } }, required = [\"id\"] }\n";
+    let config = tool("get", &service, "/orders/{/id}", &format!("{input}query = {{ expand = \"{{/expand}}\", v = \"2\" }}\nheaders = {{ x-key = \"${{PATH}}\" }}"))
+        + &tool("post", &service, "/orders/{/id}", &format!("{input}method = \"POST\""))
+        + &tool("shaped", &service, "/pay", &format!("{input}method = \"PUT\"\nbody = {{ order = {{ id = \"{{/id}}\", amount = \"{{/amount}}\", label = \"order {{/id}}\", note = \"{{/note}}\" }}, fixed = true }}"))
+        + &tool("form", &service, "/form", &format!("{input}method = \"POST\"\nform = {{ id = \"{{/id}}\", note = \"{{/note}}\" }}"));
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    let got = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
+    assert_eq!(got["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2", "{got}");
+    // As many digits as were sent.
+    assert!(got["content"][0]["text"].as_str().unwrap().contains("1.10") || got["structuredContent"]["price"].to_string() == "1.1", "{got}");
+    client.call("get", json!({"id": "B"})).await;
+    client.call("post", json!({"id": "B", "note": "n", "amount": 1.50})).await;
+    client.call("shaped", json!({"id": "B", "amount": 1.50})).await;
+    client.call("form", json!({"id": "B&C", "note": "ü"})).await;
+    let asked = service.asked();
+    assert!(asked[0].to_ascii_lowercase().contains(&format!("x-key: {}", std::env::var("PATH").unwrap().to_ascii_lowercase())));
+    assert!(asked[1].starts_with("GET /orders/B?v=2 "), "{}", asked[1]);
+    assert!(asked[2].ends_with(r#"{"amount":1.5,"note":"n"}"#), "{}", asked[2]);
+    assert!(asked[3].ends_with(r#"{"fixed":true,"order":{"amount":1.5,"id":"B","label":"order B"}}"#), "{}", asked[3]);
+    assert!(asked[4].ends_with("id=B%26C&note=%C3%BC"), "{}", asked[4]);
+    for (id, code) in [("..", "invalid_arguments"), (".", "invalid_arguments"), ("%2e%2e", "ok"), ("../../admin", "ok")] {
+        assert_eq!(client.code("get", json!({"id": id})).await, code, "{id}");
+    }
+    assert!(service.asked().iter().all(|request| !request.starts_with("GET /admin")));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statuses_mean_what_they_mean_everywhere() {
+    let service = Service::open().await;
+    let mut config = String::new();
+    for status in [404, 422, 429, 403, 503] {
+        config += &tool(&format!("s{status}"), &service, &format!("/status/{status}"), "headers = { authorization = \"s3cr3t-token\" }");
+    }
+    config += &tool("none", &service, "/status/404", "empty_on = [404]");
+    config += &tool("big", &service, "/big", "max_response = 1000");
+    config += &(tool("text", &service, "/text", "") + &tool("empty", &service, "/empty", ""));
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    for (tool, code) in [
+        ("s404", "upstream_invalid"),
+        ("s422", "upstream_rejected"),
+        ("s429", "upstream_unavailable"),
+        ("s403", "upstream_forbidden"),
+        ("s503", "upstream_unavailable"),
+        ("none", "ok"),
+        ("big", "invalid_result"),
+        ("text", "ok"),
+        ("empty", "ok"),
+    ] {
+        assert_eq!(client.code(tool, json!({})).await, code, "{tool}");
+    }
+    let refused = client.call("s422", json!({})).await;
+    assert!(!refused.to_string().contains("s3cr3t"), "{refused}");
+    assert!(refused.to_string().contains("not today"), "{refused}");
+    let busy = client.call("s429", json!({})).await;
+    assert_eq!(busy["structuredContent"]["retryAfterMs"], json!(7000), "{busy}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_leads_where_it_may_not_go() {
+    let service = Service::open().await;
+    let port = service.port;
+    let anywhere = |name: &str, url: &str, more: &str| format!("[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{more}\n");
+    let config = anywhere("loopback", &format!("http://127.0.0.1:{port}/text"), "")
+        + &anywhere("named", &format!("http://localhost:{port}/text"), "")
+        + &anywhere("odd", &format!("http://2130706433:{port}/text"), "")
+        + &anywhere("v6", &format!("http://[::ffff:127.0.0.1]:{port}/text"), "")
+        + &anywhere("zero", &format!("http://0.0.0.0:{port}/text"), "")
+        + &anywhere("allowed", &format!("http://localhost:{port}/text"), "networks = [\"127.0.0.1\", \"::1\"]")
+        + &tool("to_self", &service, "/to-self", "")
+        + &tool("to_localhost", &service, "/to-localhost", "")
+        + &tool("to_localhost_allowed", &service, "/to-localhost", "hosts = [\"127.0.0.1\", \"localhost\"]\nheaders = { x-key = \"k3y-for-one-host\" }")
+        + &tool("to_metadata", &service, "/to-metadata", "hosts = [\"127.0.0.1\", \"169.254.169.254\"]")
+        + &tool("to_file", &service, "/to-file", "")
+        + &tool("round", &service, "/round", "");
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    for (tool, code) in [
+        ("loopback", "path_forbidden"),
+        ("named", "path_forbidden"),
+        ("odd", "path_forbidden"),
+        ("v6", "path_forbidden"),
+        ("zero", "path_forbidden"),
+        ("allowed", "ok"),
+        ("to_self", "ok"),
+        ("to_localhost", "path_forbidden"),
+        ("to_localhost_allowed", "ok"),
+        ("to_metadata", "path_forbidden"),
+        ("to_file", "path_forbidden"),
+        ("round", "tool_failed"),
+    ] {
+        assert_eq!(client.code(tool, json!({})).await, code, "{tool}");
+    }
+    // What is for one host is not told to another.
+    let with_key = service.asked().iter().filter(|request| request.contains("k3y-for-one-host")).count();
+    assert_eq!(with_key, 1);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_away_may_be_asked_again() {
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = gone.local_addr().unwrap().port();
+    drop(gone);
+    let config = format!("[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{port}/\"\nretry = {{ times = 0 }}\n");
+    let gate = Gate::open(&config).await;
+    let error: Value = gate.client().call("pay", json!({})).await["structuredContent"].clone();
+    assert_eq!((error["code"].as_str(), error["effects"].as_str(), error["isRetryable"].as_bool()), (Some("upstream_unavailable"), Some("none"), Some(true)), "{error}");
+    gate.end().await;
+}

@@ -1,0 +1,6 @@
+//! The gateway, tried from outside.
+
+mod door;
+mod http;
+mod security;
+mod support;

@@ -1,0 +1,330 @@
+//! Who gets in, and what is turned away before it is a call.
+
+use std::time::Duration;
+
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{Client, Gate};
+
+const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
+
+fn digest(token: &str) -> String {
+    Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes to the gateway as they are, and what it says to that.
+async fn raw(gate: &Gate, request: &[u8]) -> String {
+    let address = gate.url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(Duration::from_secs(3), stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+async fn calc(client: &Client) -> (u16, Value) {
+    client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "1+1"}})).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_known_by_their_digests() {
+    let config = format!(
+        "[agents.a.tools.calc]\nkind = \"builtin\"\n[agents.b.tools.calc]\nkind = \"builtin\"\n[gateway]\nagent = \"a\"\n\
+         [[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n[[gateway.tokens]]\nprincipal = \"bob\"\nsha256 = \"{}\"\nagents = [\"b\"]\n",
+        digest("ann-token"),
+        digest("bob-token").to_uppercase()
+    );
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    let at = |token: &str, agent: &str| {
+        let mut client = client.with_token(token);
+        client.url = format!("{}/mcp/{agent}", gate.url);
+        client
+    };
+    assert_eq!(calc(&client).await.0, 401);
+    assert_eq!(calc(&client.with_token("nobody")).await.0, 401);
+    assert_eq!(calc(&client.with_token(&digest("ann-token"))).await.0, 401);
+    assert_eq!(calc(&at("ann-token", "a")).await.1["result"]["isError"], json!(false));
+    assert_eq!(calc(&at("ann-token", "b")).await.1["result"]["isError"], json!(false));
+    assert_eq!(calc(&at("bob-token", "b")).await.1["result"]["isError"], json!(false));
+    for (token, agent) in [("bob-token", "a"), ("ann-token", "c"), ("ann-token", "toolgate-canary")] {
+        let (_, answer) = calc(&at(token, agent)).await;
+        assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("may not act as"), "{answer}");
+    }
+    // Pages for those who watch: two need no token, and tell nothing.
+    for (page, status) in [("healthz", 200), ("readyz", 200), ("metrics", 401), ("v1/calls/check", 401)] {
+        assert_eq!(reqwest::get(format!("{}/{page}", gate.url)).await.unwrap().status().as_u16(), status, "{page}");
+    }
+    let rows = gate.gateway.gate().session("b", "bob", "x").rows().await.unwrap();
+    assert!(rows.is_empty());
+    gate.end().await;
+}
+
+/// Keys for tokens: one to sign with, and the set that says so.
+fn signer(kid: &str) -> (EncodingKey, Value) {
+    // Fixed keys of P-256, made for this test.
+    let (private, x, y) = match kid {
+        "one" => (ONE.0, ONE.1, ONE.2),
+        _ => (TWO.0, TWO.1, TWO.2),
+    };
+    let key = EncodingKey::from_ec_pem(private.as_bytes()).unwrap();
+    (key, json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": kid, "x": x, "y": y}))
+}
+
+include!("keys.rs");
+
+fn jwt(kid: &str, claims: &Value) -> String {
+    let mut header = Header::new(Algorithm::ES256);
+    header.kid = Some(kid.to_owned());
+    jsonwebtoken::encode(&header, claims, &signer(kid).0).unwrap()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let bits = chunk.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        for place in 0..=chunk.len() {
+            text.push(char::from(LETTERS[(bits >> (18 - 6 * place) & 63) as usize]));
+        }
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signed_tokens_hold_only_as_a_whole() {
+    let home = tempfile::tempdir().unwrap();
+    let keys = home.path().join("keys.json");
+    std::fs::write(&keys, json!({"keys": [signer("one").1]}).to_string()).unwrap();
+    let config = format!(
+        "{CALC}[gateway.jwt]\nissuer = \"https://login.example/\"\naudience = \"https://gate.example/mcp\"\nkeys = {}\nsession = \"conversation\"\nagents = \"agents\"\n",
+        json!(keys)
+    );
+    let gate = Gate::open(&config).await;
+    let now = toolgate::Timestamp::now().as_second();
+    let good = || json!({"iss": "https://login.example/", "aud": "https://gate.example/mcp", "sub": "ann", "exp": now + 600, "agents": ["default"]});
+    let but = |key: &str, value: Value| {
+        let mut claims = good();
+        claims[key] = value;
+        claims
+    };
+    let client = gate.client();
+    assert_eq!(calc(&client.with_token(&jwt("one", &good()))).await.1["result"]["isError"], json!(false));
+    let without = |key: &str| {
+        let mut claims = good();
+        claims.as_object_mut().unwrap().remove(key);
+        claims
+    };
+    let none = format!("{}.{}.", base64(br#"{"alg":"none","typ":"JWT"}"#), base64(good().to_string().as_bytes()));
+    let hs = {
+        // The public key as a secret: the oldest trick.
+        let header = Header::new(Algorithm::HS256);
+        jsonwebtoken::encode(&header, &good(), &EncodingKey::from_secret(signer("one").1["x"].as_str().unwrap().as_bytes())).unwrap()
+    };
+    let mut edited = jwt("one", &good());
+    let middle = edited.split('.').nth(1).unwrap().to_owned();
+    edited = edited.replace(&middle, &base64(but("sub", json!("root")).to_string().as_bytes()));
+    let bad = [
+        ("expired", jwt("one", &but("exp", json!(now - 600)))),
+        ("not yet", jwt("one", &but("nbf", json!(now + 600)))),
+        ("for somebody else", jwt("one", &but("aud", json!("https://other.example/mcp")))),
+        ("from somebody else", jwt("one", &but("iss", json!("https://evil.example/")))),
+        ("without an end", jwt("one", &without("exp"))),
+        ("without an audience", jwt("one", &without("aud"))),
+        ("of nobody", jwt("one", &without("sub"))),
+        ("signed by another key", jwt("two", &good())),
+        ("not signed", none),
+        ("signed with what everybody knows", hs),
+        ("edited", edited),
+        ("junk", "a.b.c".to_owned()),
+    ];
+    for (what, token) in bad {
+        let (status, answer) = calc(&client.with_token(&token)).await;
+        assert_eq!(status, 401, "{what}: {answer}");
+        assert!(!answer.to_string().contains(&token), "{what}");
+    }
+    let (_, refused) = calc(&client.with_token(&jwt("one", &but("agents", json!(["other"]))))).await;
+    assert!(refused["error"].is_object(), "{refused}");
+    let (_, refused) = calc(&client.with_token(&jwt("one", &without("agents")))).await;
+    assert!(refused["error"].is_object(), "{refused}");
+    // The token names the conversation; nobody else may name another.
+    let (_, refused) = calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1")))).in_session("c-2")).await;
+    assert!(refused["error"].is_object(), "{refused}");
+    assert_eq!(calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1"))))).await.1["result"]["isError"], json!(false));
+    assert_eq!(gate.gateway.gate().session("default", "ann", "c-1").rows().await.unwrap().len(), 1);
+    // RFC 9728: where tokens are to be had.
+    let answer = reqwest::Client::new().post(format!("{}/mcp", gate.url)).body("{}").send().await.unwrap();
+    let challenge = answer.headers()["www-authenticate"].to_str().unwrap().to_owned();
+    assert!(challenge.contains("resource_metadata=\"http://"), "{challenge}");
+    let metadata: Value = reqwest::get(format!("{}/.well-known/oauth-protected-resource", gate.url)).await.unwrap().json().await.unwrap();
+    assert_eq!((metadata["resource"].as_str(), metadata["authorization_servers"][0].as_str()), (Some("https://gate.example/mcp"), Some("https://login.example/")));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_may_be_turned() {
+    let home = tempfile::tempdir().unwrap();
+    let keys = home.path().join("keys.json");
+    std::fs::write(&keys, json!({"keys": [signer("one").1]}).to_string()).unwrap();
+    let config = format!("{CALC}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n", json!(keys));
+    let gate = Gate::open(&config).await;
+    let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
+    assert_eq!(calc(&gate.client().with_token(&jwt("two", &claims))).await.0, 401);
+    std::fs::write(&keys, json!({"keys": [signer("two").1]}).to_string()).unwrap();
+    gate.reload(&config).await.unwrap();
+    assert_eq!(calc(&gate.client().with_token(&jwt("two", &claims))).await.0, 200);
+    assert_eq!(calc(&gate.client().with_token(&jwt("one", &claims))).await.0, 401);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_listens_to_the_world_without_a_token() {
+    let gate = Gate::open(CALC).await;
+    let error = gate.gateway.listen("0.0.0.0:0".parse().unwrap()).await.err().unwrap();
+    assert!(error.to_string().contains("nobody needs a token"), "{error}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_and_pages_that_are_not_ours() {
+    let config = format!("{CALC}[gateway]\nhosts = [\"gate.example\"]\norigins = [\"https://app.example:443\"]\n");
+    let gate = Gate::open(&config).await;
+    let host = gate.url.trim_start_matches("http://").to_owned();
+    let ask = async |headers: &str| {
+        let answer = raw(&gate, format!("GET /healthz HTTP/1.1\r\n{headers}connection: close\r\n\r\n").as_bytes()).await;
+        answer.split_whitespace().nth(1).unwrap_or_default().parse::<u16>().unwrap_or(0)
+    };
+    for (headers, is_let_in) in [
+        (format!("host: {host}\r\n"), true),
+        ("host: localhost\r\n".to_owned(), true),
+        ("host: gate.example\r\n".to_owned(), true),
+        ("host: evil.example\r\n".to_owned(), false),
+        ("host: 127.0.0.1.evil.example\r\n".to_owned(), false),
+        (String::new(), false),
+        (format!("host: {host}\r\norigin: https://app.example\r\n"), true),
+        (format!("host: {host}\r\norigin: https://evil.example\r\n"), false),
+        (format!("host: {host}\r\norigin: null\r\n"), false),
+        (format!("host: {host}\r\norigin: http://localhost\r\n"), false),
+        (format!("host: {host}\r\nhost: localhost\r\n"), false),
+    ] {
+        let status = ask(&headers).await;
+        assert_eq!(!matches!(status, 400 | 403 | 0), is_let_in, "{headers:?}: {status}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_request_is_turned_away() {
+    let config = format!("{CALC}[gateway]\nmax_request = 20000\n");
+    let gate = Gate::open(&config).await;
+    let host = gate.url.trim_start_matches("http://").to_owned();
+    let head = |more: &str| format!("POST /mcp HTTP/1.1\r\nhost: {host}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\nconnection: close\r\n{more}\r\n");
+    let with = |body: &str| head(&format!("content-length: {}\r\n", body.len())) + body;
+    let deep = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{{\"name\":\"calc\",\"arguments\":{}1{}}}}}", "[".repeat(5000), "]".repeat(5000));
+    let twice = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"calc","arguments":{"expression":"1","expression":"2"}}}"#;
+    let cases = [
+        ("too large", with(&format!("{{\"a\":\"{}\"}}", "x".repeat(30_000))), "413"),
+        ("too deep", with(&deep), "400"),
+        ("a key twice", with(twice), "400"),
+        ("no JSON", with("hello"), "400"),
+        ("half a JSON", with("{\"jsonrpc\":"), "400"),
+        ("packed", head("content-encoding: gzip\r\ncontent-length: 3\r\n") + "abc", "415"),
+        ("two lengths", head("content-length: 3\r\ncontent-length: 4\r\n") + "abcd", "400"),
+        ("a length and chunks", head("content-length: 4\r\ntransfer-encoding: chunked\r\n") + "0\r\n\r\n", "400"),
+        ("odd chunks", head("transfer-encoding: xchunked\r\n") + "0\r\n\r\n", "400"),
+        ("endless chunks", head("transfer-encoding: chunked\r\n") + &format!("{:x}\r\n{}\r\n", 30_000, "x".repeat(30_000)), "413"),
+        ("no HTTP", "hello\r\n\r\n".to_owned(), "400"),
+    ];
+    for (what, request, status) in cases {
+        let answer = raw(&gate, request.as_bytes()).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{what}: {answer:.200}");
+    }
+    // A request behind a request that was turned away is not heard.
+    let smuggled = head("content-length: 4\r\ntransfer-encoding: chunked\r\n") + "0\r\n\r\n" + &with(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#);
+    let answer = raw(&gate, smuggled.as_bytes()).await;
+    assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
+    // It is there for others all the time.
+    assert_eq!(calc(&gate.client()).await.0, 200);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_header_says_the_body_says() {
+    let gate = Gate::open(CALC).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": {}});
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "calc", "arguments": {"expression": "1"}, "_meta": meta}});
+    for (version, method, name, status) in [
+        ("2026-07-28", "tools/call", "calc", 200),
+        ("2026-07-28", "tools/list", "calc", 400),
+        ("2026-07-28", "tools/call", "other", 400),
+        ("2025-06-18", "tools/call", "calc", 400),
+    ] {
+        let request = http.post(format!("{}/mcp", gate.url)).header("accept", "application/json, text/event-stream");
+        let request = request.header("mcp-protocol-version", version).header("mcp-method", method).header("mcp-name", name).json(&body);
+        assert_eq!(request.send().await.unwrap().status().as_u16(), status, "{version} {method} {name}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_of_an_older_client_is_its_own() {
+    let config = format!(
+        "{CALC}[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n[[gateway.tokens]]\nprincipal = \"bob\"\nsha256 = \"{}\"\n",
+        digest("ann-token"),
+        digest("bob-token")
+    );
+    let gate = Gate::open(&config).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let post = |token: &str, session: Option<&str>, body: Value| {
+        let mut request = http.post(format!("{}/mcp", gate.url)).header("accept", "application/json, text/event-stream").bearer_auth(token).json(&body);
+        if let Some(session) = session {
+            request = request.header("mcp-session-id", session).header("mcp-protocol-version", "2025-06-18");
+        }
+        async move { request.send().await.unwrap() }
+    };
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let session = post("ann-token", None, hello).await.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+    let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
+    assert_eq!(post("ann-token", Some(&session), list.clone()).await.status().as_u16(), 200);
+    assert_eq!(post("bob-token", Some(&session), list.clone()).await.status().as_u16(), 404);
+    assert_eq!(post("ann-token", Some("made-up"), list).await.status().as_u16(), 404);
+    // Nor can he listen to it, or end it.
+    for method in [reqwest::Method::GET, reqwest::Method::DELETE] {
+        let request = http.request(method.clone(), format!("{}/mcp", gate.url)).header("accept", "text/event-stream").bearer_auth("bob-token");
+        assert_eq!(request.header("mcp-session-id", &session).send().await.unwrap().status().as_u16(), 404, "{method}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_too_much_is_told_when_to_come_back() {
+    let config = format!("{CALC}[gateway]\nrate = {{ calls = 3, per = \"60s\" }}\n");
+    let gate = Gate::open(&config).await;
+    for _ in 0..3 {
+        assert_eq!(calc(&gate.client()).await.0, 200);
+    }
+    assert_eq!(calc(&gate.client()).await.0, 429);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_dawdles_does_not_keep_others_waiting() {
+    let gate = Gate::open(CALC).await;
+    let address = gate.url.trim_start_matches("http://").to_owned();
+    let mut slow = Vec::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\nx-slow: ").await.unwrap();
+        slow.push(stream);
+    }
+    for _ in 0..20 {
+        assert_eq!(calc(&gate.client()).await.0, 200);
+    }
+    drop(slow);
+    gate.end().await;
+}

@@ -1,0 +1,197 @@
+//! A gateway for tests, the fixture behind it, and a lean client before it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use toolgate::Store;
+use toolgate::config::Config;
+use toolgate_mcp::{Gateway, Listening, Options, Starting};
+use toolgate_store::SqliteStore;
+
+/// The fixture: a server for upstreams to be.
+pub(crate) fn fixture() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.parent().unwrap().parent().unwrap().join("examples/fixture");
+    assert!(path.exists(), "build it with `cargo build --example fixture`: {}", path.display());
+    path
+}
+
+/// A configuration with the fixture as an upstream over standard streams.
+pub(crate) fn with_fixture(more: &str) -> String {
+    format!("[upstreams.fix]\ncommand = {}\nargs = [\"--stdio\"]\nprefix = \"\"\n{more}\n", json!(fixture()))
+}
+
+pub(crate) struct Gate {
+    pub(crate) gateway: Gateway,
+    pub(crate) url: String,
+    pub(crate) home: tempfile::TempDir,
+    pub(crate) store: Arc<SqliteStore>,
+    listening: Option<Listening>,
+}
+
+impl Gate {
+    pub(crate) async fn open(config: &str) -> Self {
+        Self::try_open(config).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    pub(crate) async fn try_open(config: &str) -> std::io::Result<Self> {
+        let home = tempfile::tempdir()?;
+        std::fs::write(home.path().join("toolgate.toml"), config)?;
+        let store = Arc::new(SqliteStore::open(home.path().join("ledger.db")).map_err(std::io::Error::other)?);
+        let options = Options {
+            store: Arc::clone(&store) as Arc<dyn Store>,
+            upstreams: Starting { pins: Some(home.path().join("pins")), launcher: None },
+            patience: Duration::from_secs(10),
+            launcher: None,
+            principal: "local".to_owned(),
+        };
+        let path = home.path().join("toolgate.toml");
+        let gateway = Gateway::open(move || Config::load(&path), options).await?;
+        let listening = gateway.listen("127.0.0.1:0".parse().unwrap()).await?;
+        let url = format!("http://{}", listening.address);
+        Ok(Self { gateway, url, home, store, listening: Some(listening) })
+    }
+
+    pub(crate) async fn reload(&self, config: &str) -> std::io::Result<()> {
+        let path = self.home.path().join("toolgate.toml");
+        std::fs::write(&path, config)?;
+        self.gateway.reload(move || Config::load(&path)).await
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.url)
+    }
+
+    pub(crate) async fn end(mut self) {
+        self.gateway.end().await;
+        if let Some(listening) = self.listening.take() {
+            listening.ended().await;
+        }
+    }
+
+    pub(crate) fn pins(&self) -> PathBuf {
+        self.home.path().join("pins")
+    }
+}
+
+/// A client of 2026-07-28, as plain as can be.
+#[derive(Clone)]
+pub(crate) struct Client {
+    http: reqwest::Client,
+    pub(crate) url: String,
+    pub(crate) token: Option<String>,
+    pub(crate) session: Option<String>,
+    pub(crate) capabilities: Value,
+}
+
+impl Client {
+    pub(crate) fn new(base: &str) -> Self {
+        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        Self { http, url: format!("{base}/mcp"), token: None, session: None, capabilities: json!({}) }
+    }
+
+    pub(crate) fn in_session(&self, session: &str) -> Self {
+        Self { session: Some(session.to_owned()), ..self.clone() }
+    }
+
+    pub(crate) fn with_token(&self, token: &str) -> Self {
+        Self { token: Some(token.to_owned()), ..self.clone() }
+    }
+
+    pub(crate) fn who_can(&self, capabilities: Value) -> Self {
+        Self { capabilities, ..self.clone() }
+    }
+
+    /// Any request. The status, and what is in the body.
+    pub(crate) async fn ask(&self, method: &str, mut params: Value) -> (u16, Value) {
+        let meta = params.as_object_mut().unwrap().entry("_meta").or_insert_with(|| json!({})).as_object_mut().unwrap();
+        meta.insert("io.modelcontextprotocol/protocolVersion".to_owned(), json!("2026-07-28"));
+        meta.insert("io.modelcontextprotocol/clientInfo".to_owned(), json!({"name": "test", "version": "1"}));
+        meta.insert("io.modelcontextprotocol/clientCapabilities".to_owned(), self.capabilities.clone());
+        let mut request = self
+            .http
+            .post(&self.url)
+            .header("accept", "application/json, text/event-stream")
+            .header("mcp-protocol-version", "2026-07-28")
+            .header("mcp-method", method);
+        if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str) {
+            request = request.header("mcp-name", name);
+        }
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        if let Some(session) = &self.session {
+            request = request.header("toolgate-session", session);
+        }
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        let answer = request.json(&body).send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, last_message(&answer.text().await.unwrap()))
+    }
+
+    /// A call of a tool: its result.
+    pub(crate) async fn call(&self, tool: &str, arguments: Value) -> Value {
+        let (status, answer) = self.ask("tools/call", json!({"name": tool, "arguments": arguments})).await;
+        assert_eq!(status, 200, "{answer}");
+        assert!(answer.get("result").is_some(), "{answer}");
+        answer["result"].clone()
+    }
+
+    /// A call that must be refused or fail: its code.
+    pub(crate) async fn code(&self, tool: &str, arguments: Value) -> String {
+        let result = self.call(tool, arguments).await;
+        result["structuredContent"]["code"].as_str().unwrap_or("ok").to_owned()
+    }
+
+    pub(crate) async fn tools(&self) -> Vec<String> {
+        let (_, answer) = self.ask("tools/list", json!({})).await;
+        answer["result"]["tools"].as_array().unwrap_or_else(|| panic!("{answer}")).iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// The last message of an answer: the body itself, or the last event of a stream.
+pub(crate) fn last_message(text: &str) -> Value {
+    if let Ok(value) = serde_json::from_str(text) {
+        return value;
+    }
+    let last = text.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok()).last();
+    last.unwrap_or_else(|| json!({"text": text}))
+}
+
+/// The children of this process, and theirs.
+pub(crate) fn children() -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    let mut look = vec![std::process::id()];
+    while let Some(parent) = look.pop() {
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+            let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+            let mut fields = rest.split_whitespace();
+            let (state, of) = (fields.next().unwrap_or_default().to_owned(), fields.next().and_then(|of| of.parse::<u32>().ok()));
+            if of == Some(parent) && state != "Z" {
+                let words = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default().replace('\0', " ");
+                found.push((pid, words));
+                look.push(pid);
+            }
+        }
+    }
+    found
+}
+
+/// Waits until something is so.
+pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+    for _ in 0..200 {
+        if is().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("it never came to that {what}");
+}
+
+pub(crate) fn lines(path: &Path) -> usize {
+    std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
