@@ -7,8 +7,8 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject, ListToolsResult, PaginatedRequestParams,
-    ServerCapabilities, ServerConfig, Tool,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject, ListToolsResult,
+    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt};
@@ -78,7 +78,9 @@ impl Desk {
         Ok(match name {
             "verify_customer" => {
                 let id = text("customer_id");
-                let found = books.query_row("SELECT name, active FROM customers WHERE id = ?1", [id], |row| Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?)));
+                let found = books.query_row("SELECT name, active FROM customers WHERE id = ?1", [id], |row| {
+                    Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?))
+                });
                 match found.optional()? {
                     Some((name, active)) => json!({"customer_id": id, "name": name, "active": active}),
                     None => json!({"customer_id": id, "active": false}),

@@ -31,7 +31,10 @@ pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<S
     }
     let words = ["serve", "--stdio", "--config", config];
     let args = CstInputValue::Array(words.into_iter().map(|word| CstInputValue::String(word.to_owned())).collect());
-    servers.append(NAME, CstInputValue::Object(vec![("command".to_owned(), CstInputValue::String(program.to_owned())), ("args".to_owned(), args)]));
+    servers.append(
+        NAME,
+        CstInputValue::Object(vec![("command".to_owned(), CstInputValue::String(program.to_owned())), ("args".to_owned(), args)]),
+    );
     servers.ensure_multiline();
     Ok(ended(&root))
 }

@@ -21,7 +21,11 @@ impl Ears {
     }
 
     /// Asks the client of the call that this request belongs to.
-    async fn ask<T>(&self, context: &RequestContext<RoleClient>, ask: impl FnOnce(oneshot::Sender<Result<T, ErrorData>>) -> FromUpstream) -> Result<T, ErrorData> {
+    async fn ask<T>(
+        &self,
+        context: &RequestContext<RoleClient>,
+        ask: impl FnOnce(oneshot::Sender<Result<T, ErrorData>>) -> FromUpstream,
+    ) -> Result<T, ErrorData> {
         let nobody = || ErrorData::invalid_request("toolgate cannot tell which call this belongs to", None);
         let link = self.0.upgrade().ok_or_else(nobody)?;
         let origin = match context.extensions.get::<InboundStreamOrigin>() {
@@ -44,11 +48,19 @@ impl ClientHandler for Ears {
         ClientConfig::new(capabilities, Implementation::new("toolgate", env!("CARGO_PKG_VERSION")))
     }
 
-    async fn create_elicitation(&self, request: ElicitRequestParams, context: RequestContext<RoleClient>) -> Result<ElicitResult, ErrorData> {
+    async fn create_elicitation(
+        &self,
+        request: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
         self.ask(&context, |reply| FromUpstream::Elicit(Box::new(request), reply)).await
     }
 
-    async fn create_message(&self, params: CreateMessageRequestParams, context: RequestContext<RoleClient>) -> Result<CreateMessageResult, ErrorData> {
+    async fn create_message(
+        &self,
+        params: CreateMessageRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<CreateMessageResult, ErrorData> {
         self.ask(&context, |reply| FromUpstream::Sample(Box::new(params), reply)).await
     }
 

@@ -55,8 +55,11 @@ impl Door {
             if link.upstream.prompts && offer.capabilities.prompts.is_some() {
                 capabilities.prompts = Some(changing(PromptsCapability::default(), |prompts| &mut prompts.list_changed));
             }
-            if link.upstream.resources && let Some(theirs) = &offer.capabilities.resources {
-                let subscribe = theirs.subscribe == Some(true) || capabilities.resources.as_ref().is_some_and(|ours| ours.subscribe == Some(true));
+            if link.upstream.resources
+                && let Some(theirs) = &offer.capabilities.resources
+            {
+                let subscribe =
+                    theirs.subscribe == Some(true) || capabilities.resources.as_ref().is_some_and(|ours| ours.subscribe == Some(true));
                 let mut ours = changing(ResourcesCapability::default(), |resources| &mut resources.list_changed);
                 ours.subscribe = Some(subscribe);
                 capabilities.resources = Some(ours);
@@ -88,7 +91,11 @@ fn changing<T>(mut capability: T, list_changed: impl FnOnce(&mut T) -> &mut Opti
 fn page<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Result<(Vec<T>, Option<String>), ErrorData> {
     let begin = match request.and_then(|request| request.cursor.as_deref()) {
         None => 0,
-        Some(cursor) => cursor.parse::<usize>().ok().filter(|at| *at <= all.len()).ok_or_else(|| ErrorData::invalid_params("this cursor is not known", None))?,
+        Some(cursor) => cursor
+            .parse::<usize>()
+            .ok()
+            .filter(|at| *at <= all.len())
+            .ok_or_else(|| ErrorData::invalid_params("this cursor is not known", None))?,
     };
     let part: Vec<T> = all.iter().skip(begin).take(PAGE).cloned().collect();
     let next = begin + part.len();
@@ -108,7 +115,11 @@ impl ServerHandler for Door {
         self.info(&self.gateway.running(), self.fixed.as_ref().and_then(|fixed| fixed.agent.as_deref()))
     }
 
-    async fn initialize(&self, request: InitializeRequestParams, context: RequestContext<RoleServer>) -> Result<InitializeResult, ErrorData> {
+    async fn initialize(
+        &self,
+        request: InitializeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<InitializeResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         context.peer.set_peer_info(request.clone());
@@ -128,7 +139,11 @@ impl ServerHandler for Door {
         self.gateway.remember(context.peer);
     }
 
-    async fn list_tools(&self, request: Option<PaginatedRequestParams>, context: RequestContext<RoleServer>) -> Result<ListToolsResult, ErrorData> {
+    async fn list_tools(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
         let running = self.gateway.running();
         let (principal, name) = self.agent(&running, &context)?;
         let agent = running.gate.agent(&name).ok_or_else(|| ErrorData::invalid_request("there is no such agent", None))?;
@@ -164,11 +179,16 @@ impl ServerHandler for Door {
     fn get_tool(&self, name: &str) -> Option<Tool> {
         // Which agent is meant is not known here; a name is the same tool wherever it is offered.
         let running = self.gateway.running();
-        let spec = |agent: &String| running.gate.agent(agent)?.tools().find(|spec| spec.name() == name).map(|spec| render::tool(spec, None));
+        let spec =
+            |agent: &String| running.gate.agent(agent)?.tools().find(|spec| spec.name() == name).map(|spec| render::tool(spec, None));
         running.agents.iter().find_map(spec)
     }
 
-    async fn list_prompts(&self, request: Option<PaginatedRequestParams>, context: RequestContext<RoleServer>) -> Result<ListPromptsResult, ErrorData> {
+    async fn list_prompts(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let mut prompts: Vec<Prompt> = Vec::new();
@@ -184,16 +204,25 @@ impl ServerHandler for Door {
         Ok(result)
     }
 
-    async fn get_prompt(&self, mut request: GetPromptRequestParams, context: RequestContext<RoleServer>) -> Result<GetPromptResponse, ErrorData> {
+    async fn get_prompt(
+        &self,
+        mut request: GetPromptRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        let (link, name) = prompt_of(&running, &agent, &request.name).ok_or_else(|| ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None))?;
+        let (link, name) = prompt_of(&running, &agent, &request.name)
+            .ok_or_else(|| ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None))?;
         request.name = name;
         let peer = link.peer().ok_or_else(away)?;
         peer.get_prompt_once(request).await.map_err(passed)
     }
 
-    async fn list_resources(&self, request: Option<PaginatedRequestParams>, context: RequestContext<RoleServer>) -> Result<ListResourcesResult, ErrorData> {
+    async fn list_resources(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
@@ -204,7 +233,11 @@ impl ServerHandler for Door {
         Ok(result)
     }
 
-    async fn list_resource_templates(&self, request: Option<PaginatedRequestParams>, context: RequestContext<RoleServer>) -> Result<ListResourceTemplatesResult, ErrorData> {
+    async fn list_resource_templates(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
@@ -215,10 +248,16 @@ impl ServerHandler for Door {
         Ok(result)
     }
 
-    async fn read_resource(&self, request: ReadResourceRequestParams, context: RequestContext<RoleServer>) -> Result<ReadResourceResponse, ErrorData> {
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), Some(json!({"uri": request.uri}))))?;
+        let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| {
+            ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), Some(json!({"uri": request.uri})))
+        })?;
         link.peer().ok_or_else(away)?.read_resource_once(request).await.map_err(passed)
     }
 
@@ -242,7 +281,9 @@ impl ServerHandler for Door {
         let (_, agent) = self.agent(&running, &context)?;
         *lock(&self.level) = Some(request.level);
         for link in running.shared.get(&agent).into_iter().flatten() {
-            if link.offer().capabilities.logging.is_some() && let Some(peer) = link.peer() {
+            if link.offer().capabilities.logging.is_some()
+                && let Some(peer) = link.peer()
+            {
                 let _ = peer.set_level(request.clone()).await;
             }
         }
@@ -252,7 +293,8 @@ impl ServerHandler for Door {
     async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
+        let link = resource_of(&running, &agent, &request.uri)
+            .ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
         {
             let mut subscriptions = self.gateway.0.subscriptions.lock().await;
             let peers = subscriptions.entry(request.uri.clone()).or_default();
@@ -265,7 +307,8 @@ impl ServerHandler for Door {
     async fn unsubscribe(&self, request: UnsubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
+        let link = resource_of(&running, &agent, &request.uri)
+            .ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
         let last = {
             let mut subscriptions = self.gateway.0.subscriptions.lock().await;
             let Some(peers) = subscriptions.get_mut(&request.uri) else { return Ok(()) };
@@ -328,7 +371,8 @@ fn prompt_of(running: &Running, agent: &str, name: &str) -> Option<(Arc<crate::u
 
 /// The upstream that has a resource: by its name, by a pattern, or because there is no other.
 fn resource_of(running: &Running, agent: &str, uri: &str) -> Option<Arc<crate::upstream::Link>> {
-    let links: Vec<_> = running.shared.get(agent)?.iter().filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect();
+    let links: Vec<_> =
+        running.shared.get(agent)?.iter().filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect();
     let named = links.iter().find(|link| link.offer().resources.iter().any(|resource| resource.uri == uri));
     let fits = |template: &str| {
         let head = template.split('{').next().unwrap_or_default();
@@ -363,19 +407,32 @@ fn is_modern(context: &RequestContext<RoleServer>) -> bool {
 
 impl Door {
     /// The line from a client to the upstream of its call.
-    fn line(&self, to_client: mpsc::UnboundedSender<FromUpstream>, context: &RequestContext<RoleServer>) -> Line {
+    fn line(
+        &self,
+        to_client: mpsc::UnboundedSender<FromUpstream>,
+        inputs: Option<InputResponses>,
+        context: &RequestContext<RoleServer>,
+    ) -> Line {
         let level = match is_modern(context) {
             true => context.meta.log_level(),
             false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
         };
         let capabilities = context.client_capabilities().unwrap_or_default();
-        Line { to_client, meta: context.meta.clone(), capabilities, level, answered: Mutex::default() }
+        Line { to_client, meta: context.meta.clone(), capabilities, level, inputs, answered: Mutex::default() }
     }
 
     /// Begins a call, and sees it through.
-    async fn begin(&self, running: &Running, call: Call, request: &CallToolRequestParams, context: &RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+    async fn begin(
+        &self,
+        running: &Running,
+        call: Call,
+        request: &CallToolRequestParams,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
         let (to_client, heard) = mpsc::unbounded_channel();
-        let line = Arc::new(self.line(to_client, context));
+        // What it answers to a question of ours was for us.
+        let inputs = request.input_responses.clone().filter(|_| request.request_state.is_none());
+        let line = Arc::new(self.line(to_client, inputs, context));
         let gate = running.gate.clone();
         let key = call.key.clone();
         let cancel = CancellationToken::new();
@@ -437,18 +494,25 @@ impl Door {
     ) -> Result<CallToolResponse, ErrorData> {
         // What the protocol has a word for is not the tool's failure.
         if let Some(said) = answer.outcome.error().and_then(|error| error.upstream.as_ref())
-            && said.get("code").and_then(Value::as_i64) == Some(i64::from(ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY.0))
+            && let Some(code) = said.get("code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok()).map(ErrorCode)
+            && (code == ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY
+                || (code == ErrorCode::INVALID_PARAMS && request.input_responses.is_some()))
         {
             let message = said.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
-            return Err(ErrorData::new(ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY, message, said.get("data").cloned()));
+            return Err(ErrorData::new(code, message, said.get("data").filter(|data| !data.is_null()).cloned()));
         }
         let plain = || Ok(render::result(&answer, line).into());
-        let Some(waits) = answer.outcome.error().filter(|error| error.code == "approval_required").and_then(|error| error.approval.clone()) else {
+        let Some(waits) = answer.outcome.error().filter(|error| error.code == "approval_required").and_then(|error| error.approval.clone())
+        else {
             return plain();
         };
         let can_ask = context.client_capabilities().is_some_and(|capabilities| capabilities.elicitation.is_some());
         let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return plain() };
-        let effect = running.gate.agent(&key.agent).and_then(|agent| agent.tools().find(|spec| spec.name() == &*approval.tool)).map(toolgate::Spec::effect);
+        let effect = running
+            .gate
+            .agent(&key.agent)
+            .and_then(|agent| agent.tools().find(|spec| spec.name() == &*approval.tool))
+            .map(toolgate::Spec::effect);
         let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
         let left_to_client = if approval.approvers.is_empty() { effect != Some(toolgate::Effect::Destructive) } else { named };
         if !can_ask || !left_to_client {
@@ -466,12 +530,25 @@ impl Door {
     }
 
     /// A client's user has answered.
-    async fn decide(&self, running: &Running, key: SessionKey, request: &CallToolRequestParams, id: &str, said: &ElicitResult, context: &RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
-        let yes = said.action == ElicitationAction::Accept && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
+    async fn decide(
+        &self,
+        running: &Running,
+        key: SessionKey,
+        request: &CallToolRequestParams,
+        id: &str,
+        said: &ElicitResult,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let yes = said.action == ElicitationAction::Accept
+            && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
         // Whoever closes the question has not refused: it can still be answered elsewhere.
         if yes || said.action == ElicitationAction::Decline || said.action == ElicitationAction::Accept {
             let approval = running.gate.approval(id).await.ok().flatten();
-            let by = if approval.is_some_and(|approval| approval.approvers.is_empty()) { format!("the client of {}", key.principal) } else { CLIENT.to_owned() };
+            let by = if approval.is_some_and(|approval| approval.approvers.is_empty()) {
+                format!("the client of {}", key.principal)
+            } else {
+                CLIENT.to_owned()
+            };
             if let Err(error) = running.gate.answer_approval(id, yes, &by).await {
                 tracing::error!(%error, "an answer cannot be written down");
             }
@@ -480,7 +557,7 @@ impl Door {
         if yes {
             call = call.approval(id);
         }
-        let line = self.line(mpsc::unbounded_channel().0, context);
+        let line = self.line(mpsc::unbounded_channel().0, None, context);
         Box::pin(async move {
             if yes {
                 return self.begin(running, call, request, context).await;
@@ -492,7 +569,14 @@ impl Door {
     }
 
     /// A client comes back with what it was asked for.
-    async fn resume(&self, running: &Running, key: SessionKey, request: CallToolRequestParams, waits: Waits, context: &RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+    async fn resume(
+        &self,
+        running: &Running,
+        key: SessionKey,
+        request: CallToolRequestParams,
+        waits: Waits,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
         let mut responses = request.input_responses.clone().unwrap_or_default();
         match waits {
             Waits::Approval { id, digest: shown } => {
@@ -579,7 +663,11 @@ fn question(approval: &toolgate::store::Approval) -> ElicitRequestParams {
     let shown: String = shown.chars().take(2_000).collect();
     let message = format!("{}\n\nThe agent wants to call `{}` with\n{shown}", approval.reason, approval.tool);
     let schema = ElicitationSchema::builder().required_bool("approve").build();
-    ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema: schema.unwrap_or_else(|_| ElicitationSchema::new(Default::default())) }
+    ElicitRequestParams::FormElicitationParams {
+        meta: None,
+        message,
+        requested_schema: schema.unwrap_or_else(|_| ElicitationSchema::new(Default::default())),
+    }
 }
 
 /// Asks a client of an earlier revision, in the middle of its request.
@@ -608,8 +696,12 @@ async fn ask_all(requests: InputRequests, context: &RequestContext<RoleServer>) 
     let mut responses = InputResponses::new();
     for (key, request) in requests {
         let said = match request {
-            InputRequest::Elicitation(request) => serde_json::to_value(context.peer.create_elicitation(request.params).await.map_err(passed)?),
-            InputRequest::CreateMessage(request) => serde_json::to_value(context.peer.create_message(request.params).await.map_err(passed)?),
+            InputRequest::Elicitation(request) => {
+                serde_json::to_value(context.peer.create_elicitation(request.params).await.map_err(passed)?)
+            }
+            InputRequest::CreateMessage(request) => {
+                serde_json::to_value(context.peer.create_message(request.params).await.map_err(passed)?)
+            }
             InputRequest::ListRoots(_) => serde_json::to_value(context.peer.list_roots().await.map_err(passed)?),
             _ => return Err(ErrorData::invalid_request("this is not known here", None)),
         };

@@ -324,7 +324,8 @@ impl Running {
         let exposed: BTreeMap<_, _> = config.exposed().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
         let (settings, redact) = (config.gateway.clone(), config.redact.clone());
         let names: Vec<String> = config.names().map(str::to_owned).collect();
-        let agents = config.agents(None).map_err(|error| io::Error::other(format!("the configuration does not load\n\n{}", error.render(false))))?;
+        let agents =
+            config.agents(None).map_err(|error| io::Error::other(format!("the configuration does not load\n\n{}", error.render(false))))?;
         let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(canary()?);
         for pattern in &redact {
             builder = builder.redact(pattern).map_err(io::Error::other)?;
@@ -356,9 +357,12 @@ impl Running {
 
 /// An agent whose only tool a rule refuses: whoever gets through to it knows that the gate is off.
 fn canary() -> io::Result<Agent> {
-    let tool = Tool::dynamic("canary", "Must be refused.", serde_json::json!({"type": "object", "properties": {"at": {"type": "string"}}}), |_, _| async {
-        Ok(serde_json::json!({"dead": true}))
-    })
+    let tool = Tool::dynamic(
+        "canary",
+        "Must be refused.",
+        serde_json::json!({"type": "object", "properties": {"at": {"type": "string"}}}),
+        |_, _| async { Ok(serde_json::json!({"dead": true})) },
+    )
     .effect(Effect::Destructive);
     let rules = Rules::parse(
         "(built in)",

@@ -45,7 +45,11 @@ fn refuse(message: impl Into<String>) -> ErrorData {
 }
 
 /// The caller and the agent of a request.
-pub(crate) fn caller(running: &Running, fixed: Option<&Fixed>, context: &RequestContext<RoleServer>) -> Result<(Caller, String), ErrorData> {
+pub(crate) fn caller(
+    running: &Running,
+    fixed: Option<&Fixed>,
+    context: &RequestContext<RoleServer>,
+) -> Result<(Caller, String), ErrorData> {
     let parts = context.extensions.get::<Parts>();
     let caller = match (fixed, parts) {
         (Some(fixed), _) => fixed.caller.clone(),
@@ -53,17 +57,22 @@ pub(crate) fn caller(running: &Running, fixed: Option<&Fixed>, context: &Request
         (None, None) => return Err(refuse("it is not known who asks")),
     };
     let asked = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.agent.clone());
-    agent(running, &caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone())).as_deref()).map(|agent| (caller, agent)).map_err(refuse)
+    agent(running, &caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone())).as_deref())
+        .map(|agent| (caller, agent))
+        .map_err(refuse)
 }
 
 /// The agent that a caller acts as.
 pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> Result<String, String> {
     let agent = match asked.or_else(|| running.default_agent()) {
         Some(agent) => agent.to_owned(),
-        None => return Err(format!("there are several agents ({}); name one in the address, as in /mcp/{{agent}}", running.agents.join(", "))),
+        None => {
+            return Err(format!("there are several agents ({}); name one in the address, as in /mcp/{{agent}}", running.agents.join(", ")));
+        }
     };
     let known = running.agents.contains(&agent);
-    let may = caller.agents.as_ref().is_none_or(|agents| agents.contains(&agent)) && running.gate.agent(&agent).is_some_and(|agent| agent.admits(&caller.principal));
+    let may = caller.agents.as_ref().is_none_or(|agents| agents.contains(&agent))
+        && running.gate.agent(&agent).is_some_and(|agent| agent.admits(&caller.principal));
     // Who may not act as an agent does not learn whether there is one.
     if known && may { Ok(agent) } else { Err(format!("`{}` may not act as the agent `{}`", caller.principal, clean(&agent))) }
 }
@@ -73,7 +82,12 @@ fn clean(text: &str) -> String {
 }
 
 /// The conversation of a request.
-pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed>, context: &RequestContext<RoleServer>) -> Result<SessionKey, ErrorData> {
+pub(crate) fn session(
+    gateway: &Gateway,
+    running: &Running,
+    fixed: Option<&Fixed>,
+    context: &RequestContext<RoleServer>,
+) -> Result<SessionKey, ErrorData> {
     let (caller, agent) = caller(running, fixed, context)?;
     let parts = context.extensions.get::<Parts>();
     let name = named(&caller, meta(&context.meta)?, parts).map_err(refuse)?;

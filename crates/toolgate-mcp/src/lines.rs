@@ -115,7 +115,13 @@ where
                 Err(_) => {
                     // Whoever wants no answer gets none.
                     if value.get("id").is_some() || value.get("method").is_none() {
-                        Self::refuse(&self.output, id_of(&value), ErrorCode::INVALID_REQUEST, "this is no message of the protocol".to_owned()).await;
+                        Self::refuse(
+                            &self.output,
+                            id_of(&value),
+                            ErrorCode::INVALID_REQUEST,
+                            "this is no message of the protocol".to_owned(),
+                        )
+                        .await;
                     }
                 }
             }
@@ -150,8 +156,7 @@ impl Gateway {
         // The life of the process is the conversation.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.running().settings.max_request;
-        let lines =
-            Lines { input: BufReader::new(input), output: Arc::new(Mutex::new(output)), line: Vec::new(), over: false, most };
+        let lines = Lines { input: BufReader::new(input), output: Arc::new(Mutex::new(output)), line: Vec::new(), over: false, most };
         let door = Door::new(self.clone(), Some(Fixed { caller, agent, session }));
         let service = tokio::select! {
             served = door.serve(lines) => match served {

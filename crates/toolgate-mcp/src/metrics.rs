@@ -74,7 +74,9 @@ impl Metrics {
         let tool = if code == "unknown_tool" { "(unknown)".to_owned() } else { row.tool.to_string() };
         let gate = row.gate.name();
         self.calls.get_or_create(&CallLabels { agent: agent.clone(), tool: tool.clone(), decision: row.decision.name(), gate, code }).inc();
-        self.seconds.get_or_create(&AgentLabels { agent, tool }).observe(std::time::Duration::from_nanos(row.latency.total()).as_secs_f64());
+        self.seconds
+            .get_or_create(&AgentLabels { agent, tool })
+            .observe(std::time::Duration::from_nanos(row.latency.total()).as_secs_f64());
     }
 
     pub(crate) fn canary(&self, held: bool) {

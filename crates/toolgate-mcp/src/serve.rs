@@ -91,9 +91,8 @@ impl Gateway {
 
 fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
     let named = |path: &Path, error: String| io::Error::other(format!("{}: {error}", path.display()));
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect)
-        .map_err(|error| named(certificate, error.to_string()))?;
+    let chain: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect).map_err(|error| named(certificate, error.to_string()))?;
     let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| named(key, error.to_string()))?;
     let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
     let config = TlsConfig::builder_with_provider(provider)
@@ -157,14 +156,12 @@ impl Http {
         let mut sessions = LocalSessionManager::default();
         sessions.session_config.keep_alive = Some(SESSION_LIFE);
         let own = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).chain([address.ip().to_string()]);
-        let mut config = StreamableHttpServerConfig::default()
+        let config = StreamableHttpServerConfig::default()
             .with_allowed_hosts(own.chain(settings.hosts.iter().cloned()))
             .with_allowed_origins(own_origins(address).chain(settings.origins.iter().cloned()))
             .enforce_origin_validation()
             .with_max_request_body_bytes(settings.max_request)
-            .with_json_response(true)
             .with_cancellation_token(gateway.0.closed.child_token());
-        config.sse_retry = None;
         let doors = gateway.clone();
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::new(sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency));
@@ -210,7 +207,9 @@ impl Http {
         match words.as_slice() {
             ["metrics"] => {
                 let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
-                answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8"));
+                answer
+                    .headers_mut()
+                    .insert(CONTENT_TYPE, http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8"));
                 Ok(answer)
             }
             ["mcp", rest @ ..] => {
@@ -230,8 +229,12 @@ impl Http {
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let body = self.read(&running, &parts, body).await?;
-                let body: Value = serde_json::from_slice(&body).map_err(|_| refusal(StatusCode::BAD_REQUEST, "the body is no JSON", None))?;
-                crate::api::call(&running, verb, &caller, &parts, body).await.map(|answer| json_answer(StatusCode::OK, &answer)).map_err(|(status, why)| refusal(status, &why, None))
+                let body: Value =
+                    serde_json::from_slice(&body).map_err(|_| refusal(StatusCode::BAD_REQUEST, "the body is no JSON", None))?;
+                crate::api::call(&running, verb, &caller, &parts, body)
+                    .await
+                    .map(|answer| json_answer(StatusCode::OK, &answer))
+                    .map_err(|(status, why)| refusal(status, &why, None))
             }
             _ => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp", None)),
         }
@@ -251,7 +254,8 @@ impl Http {
             return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "packed requests are not taken", None));
         }
         let allowed = &self.mcp.config.allowed_hosts;
-        let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| parts.uri.authority().map(http::uri::Authority::as_str));
+        let host =
+            parts.headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| parts.uri.authority().map(http::uri::Authority::as_str));
         let host = host.and_then(|host| host.parse::<http::uri::Authority>().ok());
         let bare = |host: &http::uri::Authority| host.host().trim_matches(['[', ']']).to_ascii_lowercase();
         let known = host.as_ref().is_some_and(|host| allowed.iter().any(|known| *known == bare(host) || known == host.as_str()));
@@ -260,7 +264,9 @@ impl Http {
         }
         if let Some(origin) = parts.headers.get(ORIGIN) {
             let origin = origin.to_str().unwrap_or_default();
-            if !self.mcp.config.allowed_origins.iter().any(|known| known.trim_end_matches(":443").trim_end_matches(":80") == origin.trim_end_matches(":443").trim_end_matches(":80")) {
+            if !self.mcp.config.allowed_origins.iter().any(|known| {
+                known.trim_end_matches(":443").trim_end_matches(":80") == origin.trim_end_matches(":443").trim_end_matches(":80")
+            }) {
                 return Err(refusal(StatusCode::FORBIDDEN, "web pages from there may not talk to this", None));
             }
         }
@@ -275,7 +281,11 @@ impl Http {
                 NotLetIn::Invalid(why) => (why, ", error=\"invalid_token\""),
             };
             let mut answer = refusal(StatusCode::UNAUTHORIZED, said, None);
-            let metadata = running.settings.jwt.as_ref().map(|_| format!(" resource_metadata=\"{}/.well-known/oauth-protected-resource\"{error}", base(running, parts)));
+            let metadata = running
+                .settings
+                .jwt
+                .as_ref()
+                .map(|_| format!(" resource_metadata=\"{}/.well-known/oauth-protected-resource\"{error}", base(running, parts)));
             if let Ok(value) = format!("Bearer{}", metadata.unwrap_or_default()).parse() {
                 answer.headers_mut().insert(WWW_AUTHENTICATE, value);
             }

@@ -29,7 +29,12 @@ pub(crate) struct SseTransport {
 pub(crate) struct SseError(String);
 
 impl SseTransport {
-    pub(crate) async fn open(client: Client, url: &str, custom: HashMap<HeaderName, HeaderValue>, token: Option<String>) -> Result<Self, String> {
+    pub(crate) async fn open(
+        client: Client,
+        url: &str,
+        custom: HashMap<HeaderName, HeaderValue>,
+        token: Option<String>,
+    ) -> Result<Self, String> {
         let base: Url = url.parse().map_err(|error| format!("the address cannot be read: {error}"))?;
         let mut headers: HeaderMap = custom.into_iter().collect();
         if let Some(token) = token {

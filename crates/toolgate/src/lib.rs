@@ -47,7 +47,9 @@ pub use registry::{Agent, AgentBuilder, BuildError, Definition, Excerpt, Section
 pub use resource::{HostFs, MemoryFs};
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
-pub use tool::{CommandTool, Effect, Example, Extra, Failure, Filled, Handler, Polling, Reconcile, Retry, Spec, Template, Tool, classify_status};
+pub use tool::{
+    CommandTool, Effect, Example, Extra, Failure, Filled, Handler, Polling, Reconcile, Retry, Spec, Template, Tool, classify_status,
+};
 
 /// A lock that a panic elsewhere cannot close: what it guards is only ever changed whole.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -130,7 +130,9 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         Some(Client::ClaudeDesktop) => writeln!(out, "start Claude Desktop again; what its agent may do is in {}", config.display())?,
         Some(Client::Codex) => writeln!(out, "Codex runs no hook that was not reviewed: start it and say {BOLD}/hooks{BOLD:#}")?,
         Some(_) => writeln!(out, "look whether it holds with {BOLD}toolgate doctor{BOLD:#}")?,
-        None if args.import.is_some() => writeln!(out, "see what they offer with {BOLD}toolgate upstream list{BOLD:#}, and serve with {BOLD}toolgate serve{BOLD:#}")?,
+        None if args.import.is_some() => {
+            writeln!(out, "see what they offer with {BOLD}toolgate upstream list{BOLD:#}, and serve with {BOLD}toolgate serve{BOLD:#}")?
+        }
         None => writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?,
     }
     Ok(ExitCode::SUCCESS)
@@ -273,7 +275,8 @@ fn template(client: Option<Client>, store: Option<&Path>, import: Option<&Path>)
         Some(Client::Vscode) => include_str!("init/vscode.toml"),
         None => include_str!("init/bare.toml"),
     };
-    let line = import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
+    let line =
+        import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
     let text = &text.replace("#IMPORT#", &line);
     let Some(store) = store else { return text.to_owned() };
     // The line that names a ledger, or stands where one would be named.

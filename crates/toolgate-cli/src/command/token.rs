@@ -10,7 +10,9 @@ use super::ledger::{BOLD, DIM};
 
 /// Make a token for a client of the gateway. It is shown once; what is kept of it is its digest.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  toolgate token ci                          a token for whoever calls itself ci\n  toolgate token ci --agents support,billing  and may act as these two")]
+#[command(
+    after_help = "Examples:\n  toolgate token ci                          a token for whoever calls itself ci\n  toolgate token ci --agents support,billing  and may act as these two"
+)]
 pub(crate) struct Args {
     /// Who comes with it.
     principal: String,

@@ -42,7 +42,9 @@ enum Verb {
         upstream: Option<String>,
     },
     /// Accept tools as they look now.
-    #[command(after_help = "Examples:\n  toolgate upstream accept git               all that is held back of it\n  toolgate upstream accept git git_commit    one tool")]
+    #[command(
+        after_help = "Examples:\n  toolgate upstream accept git               all that is held back of it\n  toolgate upstream accept git git_commit    one tool"
+    )]
     Accept {
         /// Of which upstream.
         upstream: String,
@@ -72,7 +74,12 @@ fn list(config: Config, state: &State, as_json: bool) -> io::Result<ExitCode> {
         let offers: Vec<(String, Vec<String>)> = config
             .upstreams
             .iter()
-            .map(|one| (one.name.clone(), toolgate::config::Backend::tools(&upstreams, &one.name).unwrap_or_default().into_iter().map(|tool| tool.name).collect()))
+            .map(|one| {
+                (
+                    one.name.clone(),
+                    toolgate::config::Backend::tools(&upstreams, &one.name).unwrap_or_default().into_iter().map(|tool| tool.name).collect(),
+                )
+            })
             .collect();
         let connected = config.behind(&upstreams);
         let exposed = connected.exposed().to_vec();
@@ -123,7 +130,11 @@ fn list(config: Config, state: &State, as_json: bool) -> io::Result<ExitCode> {
                 let hidden = offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
                 let hidden = hidden.filter(|tool| !exposed.iter().any(|e| e.upstream == one.name && e.tool == **tool)).count();
                 if hidden > 0 {
-                    writeln!(out, "  {DIM}declare one with `[tools.{}_…]`, `kind = \"mcp\"`, `upstream = \"{}\"`{DIM:#}", one.name, one.name)?;
+                    writeln!(
+                        out,
+                        "  {DIM}declare one with `[tools.{}_…]`, `kind = \"mcp\"`, `upstream = \"{}\"`{DIM:#}",
+                        one.name, one.name
+                    )?;
                 }
             }
             writeln!(out)?;
@@ -175,7 +186,9 @@ fn diff(config: &Config, state: &State, wanted: Option<&str>, as_json: bool) -> 
             let text = |value: &Value| serde_json::to_string_pretty(value).unwrap_or_default();
             let before = change.before.as_ref().map(text).unwrap_or_default();
             let now = text(&change.now);
-            for line in similar::TextDiff::from_lines(&before, &now).iter_all_changes().filter(|line| line.tag() != similar::ChangeTag::Equal) {
+            for line in
+                similar::TextDiff::from_lines(&before, &now).iter_all_changes().filter(|line| line.tag() != similar::ChangeTag::Equal)
+            {
                 let said = clean(line.value().trim_end_matches('\n'));
                 match line.tag() {
                     similar::ChangeTag::Delete => writeln!(out, "  {RED}-{said}{RED:#}")?,

@@ -38,7 +38,8 @@ pub(crate) struct HttpRunner;
 
 impl HttpRunner {
     pub(crate) fn tool(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        let networks = tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
+        let networks =
+            tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
         Arc::new(Runner { networks: networks.collect(), tool: tool.clone(), client: OnceLock::new() })
     }
 }
@@ -74,7 +75,8 @@ impl Runner {
             .connect_timeout(Duration::from_secs(10))
             .user_agent(concat!("toolgate/", env!("CARGO_PKG_VERSION")))
             .build();
-        let built = built.map_err(|error| Failure::business("internal_fault", format!("no request can be made: {error}")).effects(Effects::None))?;
+        let built = built
+            .map_err(|error| Failure::business("internal_fault", format!("no request can be made: {error}")).effects(Effects::None))?;
         Ok(self.client.get_or_init(|| built))
     }
 
@@ -88,16 +90,21 @@ impl Runner {
         }
         let mut headers = HeaderMap::new();
         for (name, value) in &tool.headers {
-            let missing = |why: String| Failure::business("internal_fault", format!("the header `{name}` cannot be sent: {why}")).effects(Effects::None);
+            let missing = |why: String| {
+                Failure::business("internal_fault", format!("the header `{name}` cannot be sent: {why}")).effects(Effects::None)
+            };
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|error| missing(error.to_string()))?;
-            let mut value = HeaderValue::from_str(&value.resolve().map_err(missing)?).map_err(|_| missing("its value is no text for a header".to_owned()))?;
+            let mut value = HeaderValue::from_str(&value.resolve().map_err(missing)?)
+                .map_err(|_| missing("its value is no text for a header".to_owned()))?;
             value.set_sensitive(true);
             headers.insert(name, value);
         }
         let body = match &tool.body {
             Body::None => None,
             Body::Arguments => Some((toolgate::json::canonical(&rest(arguments, tool)), "application/json")),
-            Body::Json(template) => Some((toolgate::json::canonical(&filled(template, arguments).unwrap_or(Value::Null)), "application/json")),
+            Body::Json(template) => {
+                Some((toolgate::json::canonical(&filled(template, arguments).unwrap_or(Value::Null)), "application/json"))
+            }
             Body::Form(fields) => {
                 let mut form = url::form_urlencoded::Serializer::new(String::new());
                 for (name, template) in fields {
@@ -126,7 +133,8 @@ impl Runner {
         // A value like `..` would be resolved, and the path would be another one.
         let written = text.split_once("://").and_then(|(_, rest)| rest.split_once(['/', '?'])).map_or("", |(_, rest)| rest);
         let path = written.split('?').next().unwrap_or_default();
-        let begins_with_path = text.split_once("://").is_some_and(|(_, rest)| rest.find(['/', '?']).and_then(|at| rest.get(at..=at)) == Some("/"));
+        let begins_with_path =
+            text.split_once("://").is_some_and(|(_, rest)| rest.find(['/', '?']).and_then(|at| rest.get(at..=at)) == Some("/"));
         if begins_with_path && url.path() != format!("/{path}") {
             return Err(refused("invalid_arguments", "an argument would lead to another path".to_owned()));
         }
@@ -182,12 +190,17 @@ impl Handler for Runner {
         let ready = self.ready(arguments.value())?;
         let answer = self.send(ready).await?;
         let status = answer.status();
-        let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(|value| value.parse::<u64>().ok());
+        let retry_after =
+            answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(|value| value.parse::<u64>().ok());
         let (text, more) = read(answer, self.tool.most).await?;
         if !status.is_success() {
             let said = String::from_utf8_lossy(&text);
             let failure = Failure::http(status.as_u16(), &super::http::without(&self.tool.headers, &said));
-            let failure = if status.is_redirection() { Failure::business("tool_failed", "the service leads elsewhere, and does not say where") } else { failure };
+            let failure = if status.is_redirection() {
+                Failure::business("tool_failed", "the service leads elsewhere, and does not say where")
+            } else {
+                failure
+            };
             return Err(match retry_after {
                 Some(seconds) => failure.retry_after_ms(seconds.saturating_mul(1_000)),
                 None => failure,
@@ -247,7 +260,15 @@ fn unreachable(error: &reqwest::Error) -> Failure {
 /// A template, where all of its arguments are there.
 fn optional(template: &Template, arguments: &Value) -> Option<String> {
     let parts = template.fill(arguments).ok()?;
-    Some(parts.into_iter().map(|part| match part { Filled::Text(text) => text.to_owned(), Filled::Argument(_, text) => text }).collect())
+    Some(
+        parts
+            .into_iter()
+            .map(|part| match part {
+                Filled::Text(text) => text.to_owned(),
+                Filled::Argument(_, text) => text,
+            })
+            .collect(),
+    )
 }
 
 /// JSON with the arguments in it; `None` where one is absent.
@@ -261,7 +282,9 @@ fn filled(template: &Value, arguments: &Value) -> Option<Value> {
             }
         }
         Value::Array(items) => Some(Value::Array(items.iter().filter_map(|item| filled(item, arguments)).collect())),
-        Value::Object(map) => Some(Value::Object(map.iter().filter_map(|(key, item)| Some((key.clone(), filled(item, arguments)?))).collect())),
+        Value::Object(map) => {
+            Some(Value::Object(map.iter().filter_map(|(key, item)| Some((key.clone(), filled(item, arguments)?))).collect()))
+        }
         other => Some(other.clone()),
     }
 }
@@ -270,6 +293,7 @@ fn filled(template: &Value, arguments: &Value) -> Option<Value> {
 fn rest(arguments: &Value, tool: &HttpTool) -> Value {
     let Value::Object(map) = arguments else { return arguments.clone() };
     let named = tool.url.named().chain(tool.query.iter().flat_map(|(_, template)| template.named()));
-    let used: Vec<String> = named.filter_map(|path| path.to_string().strip_prefix('/').filter(|name| !name.contains('/')).map(str::to_owned)).collect();
+    let used: Vec<String> =
+        named.filter_map(|path| path.to_string().strip_prefix('/').filter(|name| !name.contains('/')).map(str::to_owned)).collect();
     Value::Object(map.iter().filter(|(key, _)| !used.contains(key)).map(|(key, value)| (key.clone(), value.clone())).collect())
 }

@@ -65,7 +65,11 @@ pub(super) async fn connect<H: ClientHandler>(
         Reach::Command { program, args, env, inherit, directory } => {
             let words = args.iter().map(Reference::resolve).collect::<Result<Vec<_>, _>>()?;
             // A name is looked for where all programs are; a path stays the same wherever it is started.
-            let program = if program.components().count() > 1 { std::path::absolute(program).unwrap_or_else(|_| program.clone()) } else { program.clone() };
+            let program = if program.components().count() > 1 {
+                std::path::absolute(program).unwrap_or_else(|_| program.clone())
+            } else {
+                program.clone()
+            };
             let mut command = match launcher {
                 Some(launcher) => {
                     let mut command = Command::new(launcher);
@@ -147,8 +151,7 @@ fn lifecycle(probing: bool) -> ClientLifecycleMode {
 
 /// A token for client credentials.
 async fn token(client: &reqwest::Client, url: &str, id: &str, secret: &str, scope: Option<&str>) -> Result<String, String> {
-    let form: Vec<(&str, &str)> =
-        [("grant_type", "client_credentials")].into_iter().chain(scope.map(|scope| ("scope", scope))).collect();
+    let form: Vec<(&str, &str)> = [("grant_type", "client_credentials")].into_iter().chain(scope.map(|scope| ("scope", scope))).collect();
     let request = client.post(url).basic_auth(id, Some(secret)).form(&form).timeout(Duration::from_secs(20));
     let answer = request.send().await.map_err(|error| format!("no token: {}", error.without_url()))?;
     let status = answer.status();

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientRequest,
-    ContentBlock, ErrorCode, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ResourceContents, ServerResult,
+    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientRequest, ContentBlock,
+    ErrorCode, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ResourceContents, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -72,7 +72,10 @@ impl RemoteTool {
         }
         let peer = link.peer().ok_or_else(|| self.away())?;
         if !link.pins.holds(&self.tool, self.accepted) {
-            let message = format!("`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it", self.tool, link.upstream.name);
+            let message = format!(
+                "`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it",
+                self.tool, link.upstream.name
+            );
             return Err(Failure::permission("definition_changed", message).effects(Effects::None));
         }
         // Whoever waits for a seat has not been sent.
@@ -87,6 +90,7 @@ impl RemoteTool {
             Value::Object(map) => Some(map.clone()),
             _ => None,
         };
+        params.input_responses = line.and_then(|line| line.inputs.clone());
         for _ in 0..ROUNDS {
             match self.once(&peer, params.clone(), line).await? {
                 ServerResult::CallToolResult(result) => return Ok(result),
@@ -95,7 +99,10 @@ impl RemoteTool {
                 }
                 _ => {
                     link.answered();
-                    return Err(Failure::business("upstream_rejected", format!("the upstream `{}` answered something that is no result", link.upstream.name)));
+                    return Err(Failure::business(
+                        "upstream_rejected",
+                        format!("the upstream `{}` answered something that is no result", link.upstream.name),
+                    ));
                 }
             }
         }
@@ -112,7 +119,8 @@ impl RemoteTool {
         let send = peer.send_request_with_option(request, options);
         let handle = self.link.routes.open(line, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
         let handle = handle.map_err(|error| self.understand(error, false))?;
-        let mut waiting = Waiting { peer: peer.clone(), link: Arc::clone(&self.link), id: handle.id.clone(), routed: line.is_some(), over: false };
+        let mut waiting =
+            Waiting { peer: peer.clone(), link: Arc::clone(&self.link), id: handle.id.clone(), routed: line.is_some(), over: false };
         let answer = handle.await_response().await;
         waiting.over = true;
         match answer {
@@ -169,9 +177,15 @@ impl RemoteTool {
         let message = |what: &str| format!("the upstream `{name}` {what}");
         let failure = match error.code {
             // It never began: that is what these say.
-            ErrorCode::INVALID_PARAMS => Failure::validation("upstream_invalid", message("could not make sense of the request")).effects(Effects::None),
-            ErrorCode::METHOD_NOT_FOUND => Failure::validation("upstream_invalid", message("does not know this tool")).effects(Effects::None),
-            ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => Failure::validation("upstream_invalid", message("could not read the request")),
+            ErrorCode::INVALID_PARAMS => {
+                Failure::validation("upstream_invalid", message("could not make sense of the request")).effects(Effects::None)
+            }
+            ErrorCode::METHOD_NOT_FOUND => {
+                Failure::validation("upstream_invalid", message("does not know this tool")).effects(Effects::None)
+            }
+            ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => {
+                Failure::validation("upstream_invalid", message("could not read the request"))
+            }
             _ => self.by_pattern(&error.message).unwrap_or_else(|| Failure::business("tool_failed", message("reported a failure"))),
         };
         failure.upstream(said)
@@ -186,7 +200,9 @@ impl RemoteTool {
 
     /// Asks the client what an upstream wants to know.
     async fn ask_back(&self, asked: InputRequiredResult, line: Option<&Line>) -> Result<(Option<InputResponses>, Option<String>), Failure> {
-        let refuse = |why: &str| Failure::business("upstream_rejected", format!("the upstream `{}` asks for something that {why}", self.link.upstream.name));
+        let refuse = |why: &str| {
+            Failure::business("upstream_rejected", format!("the upstream `{}` asks for something that {why}", self.link.upstream.name))
+        };
         let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
         let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
         let (reply, answer) = oneshot::channel();
@@ -326,9 +342,7 @@ fn text_value(text: &str) -> Value {
 
 /// A part of a result, with a digest in place of what nobody reads.
 fn described(block: &ContentBlock) -> Value {
-    let binary = |kind: &str, mime: Option<&str>, data: &str| {
-        json!({"type": kind, "mimeType": mime, "base64Length": data.len(), "sha256": toolgate::json::Digest::of(data.as_bytes()).to_string()})
-    };
+    let binary = |kind: &str, mime: Option<&str>, data: &str| json!({"type": kind, "mimeType": mime, "base64Length": data.len(), "sha256": toolgate::json::Digest::of(data.as_bytes()).to_string()});
     match block {
         ContentBlock::Text(text) => json!({"type": "text", "text": text.text}),
         ContentBlock::Image(image) => binary("image", Some(&image.mime_type), &image.data),

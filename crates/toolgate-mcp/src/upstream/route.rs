@@ -5,9 +5,8 @@ use std::sync::Mutex;
 
 use rmcp::ErrorData;
 use rmcp::model::{
-    ClientCapabilities, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, InputRequests, InputResponses, ListRootsResult, LoggingLevel,
-    LoggingMessageNotificationParam,
-    ProgressNotificationParam, ProgressToken, RequestId,
+    ClientCapabilities, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, InputRequests, InputResponses,
+    ListRootsResult, LoggingLevel, LoggingMessageNotificationParam, ProgressNotificationParam, ProgressToken, RequestId,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -34,6 +33,8 @@ pub(crate) struct Line {
     pub(crate) capabilities: ClientCapabilities,
     /// How much it wants to hear of what goes on; `None` is nothing.
     pub(crate) level: Option<LoggingLevel>,
+    /// What the client answers to something that it was not asked here.
+    pub(crate) inputs: Option<InputResponses>,
     /// What the upstream answered, word for word.
     pub(crate) answered: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
 }

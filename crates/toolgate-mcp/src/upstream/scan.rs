@@ -70,7 +70,8 @@ pub fn scan(tool: &Tool) -> Vec<Suspicion> {
             found.push(Suspicion::Invisible { part: part.clone() });
         }
         if let Some(orders) = ORDERS.as_ref()
-            && let Some(line) = text.split_inclusive(['\n', '.']).find(|line| orders.is_match(line)).or_else(|| orders.is_match(&text).then_some(&*text))
+            && let Some(line) =
+                text.split_inclusive(['\n', '.']).find(|line| orders.is_match(line)).or_else(|| orders.is_match(&text).then_some(&*text))
         {
             let words: String = line.trim().chars().take(160).filter(|c| !is_invisible(*c)).collect();
             found.push(Suspicion::Instruction { part, words });

@@ -36,7 +36,10 @@ impl Service {
                             }
                             continue;
                         };
-                        let length = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok()).unwrap_or(0);
+                        let length = head
+                            .lines()
+                            .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok())
+                            .unwrap_or(0);
                         if body.len() < length {
                             continue;
                         }
@@ -59,7 +62,9 @@ impl Service {
 }
 
 fn answer(path: &str, port: u16) -> String {
-    let say = |status: &str, headers: &str, body: &str| format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+    let say = |status: &str, headers: &str, body: &str| {
+        format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+    };
     match path.split('?').next().unwrap_or_default() {
         "/status/404" => say("404 Not Found", "", "nothing here"),
         "/status/422" => say("422 Unprocessable", "", "not today, s3cr3t-token"),
@@ -90,16 +95,30 @@ fn tool(name: &str, service: &Service, path: &str, more: &str) -> String {
 async fn arguments_stand_where_the_template_says() {
     let service = Service::open().await;
     let input = "input = { type = \"object\", properties = { id = { type = \"string\" }, expand = { type = \"string\" }, note = { type = \"string\" }, amount = { type = \"number\" } }, required = [\"id\"] }\n";
-    let config = tool("get", &service, "/orders/{/id}", &format!("{input}query = {{ expand = \"{{/expand}}\", v = \"2\" }}\nheaders = {{ x-key = \"${{PATH}}\" }}"))
-        + &tool("post", &service, "/orders/{/id}", &format!("{input}method = \"POST\""))
-        + &tool("shaped", &service, "/pay", &format!("{input}method = \"PUT\"\nbody = {{ order = {{ id = \"{{/id}}\", amount = \"{{/amount}}\", label = \"order {{/id}}\", note = \"{{/note}}\" }}, fixed = true }}"))
+    let config = tool(
+        "get",
+        &service,
+        "/orders/{/id}",
+        &format!("{input}query = {{ expand = \"{{/expand}}\", v = \"2\" }}\nheaders = {{ x-key = \"${{PATH}}\" }}"),
+    ) + &tool("post", &service, "/orders/{/id}", &format!("{input}method = \"POST\""))
+        + &tool(
+            "shaped",
+            &service,
+            "/pay",
+            &format!(
+                "{input}method = \"PUT\"\nbody = {{ order = {{ id = \"{{/id}}\", amount = \"{{/amount}}\", label = \"order {{/id}}\", note = \"{{/note}}\" }}, fixed = true }}"
+            ),
+        )
         + &tool("form", &service, "/form", &format!("{input}method = \"POST\"\nform = {{ id = \"{{/id}}\", note = \"{{/note}}\" }}"));
     let gate = Gate::open(&config).await;
     let client = gate.client();
     let got = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
     assert_eq!(got["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2", "{got}");
     // As many digits as were sent.
-    assert!(got["content"][0]["text"].as_str().unwrap().contains("1.10") || got["structuredContent"]["price"].to_string() == "1.1", "{got}");
+    assert!(
+        got["content"][0]["text"].as_str().unwrap().contains("1.10") || got["structuredContent"]["price"].to_string() == "1.1",
+        "{got}"
+    );
     client.call("get", json!({"id": "B"})).await;
     client.call("post", json!({"id": "B", "note": "n", "amount": 1.50})).await;
     client.call("shaped", json!({"id": "B", "amount": 1.50})).await;
@@ -154,7 +173,9 @@ async fn statuses_mean_what_they_mean_everywhere() {
 async fn nothing_leads_where_it_may_not_go() {
     let service = Service::open().await;
     let port = service.port;
-    let anywhere = |name: &str, url: &str, more: &str| format!("[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{more}\n");
+    let anywhere = |name: &str, url: &str, more: &str| {
+        format!("[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{more}\n")
+    };
     let config = anywhere("loopback", &format!("http://127.0.0.1:{port}/text"), "")
         + &anywhere("named", &format!("http://localhost:{port}/text"), "")
         + &anywhere("odd", &format!("http://2130706433:{port}/text"), "")
@@ -163,7 +184,12 @@ async fn nothing_leads_where_it_may_not_go() {
         + &anywhere("allowed", &format!("http://localhost:{port}/text"), "networks = [\"127.0.0.1\", \"::1\"]")
         + &tool("to_self", &service, "/to-self", "")
         + &tool("to_localhost", &service, "/to-localhost", "")
-        + &tool("to_localhost_allowed", &service, "/to-localhost", "hosts = [\"127.0.0.1\", \"localhost\"]\nheaders = { x-key = \"k3y-for-one-host\" }")
+        + &tool(
+            "to_localhost_allowed",
+            &service,
+            "/to-localhost",
+            "hosts = [\"127.0.0.1\", \"localhost\"]\nheaders = { x-key = \"k3y-for-one-host\" }",
+        )
         + &tool("to_metadata", &service, "/to-metadata", "hosts = [\"127.0.0.1\", \"169.254.169.254\"]")
         + &tool("to_file", &service, "/to-file", "")
         + &tool("round", &service, "/round", "");
@@ -196,9 +222,15 @@ async fn a_service_that_is_away_may_be_asked_again() {
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = gone.local_addr().unwrap().port();
     drop(gone);
-    let config = format!("[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{port}/\"\nretry = {{ times = 0 }}\n");
+    let config = format!(
+        "[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{port}/\"\nretry = {{ times = 0 }}\n"
+    );
     let gate = Gate::open(&config).await;
     let error: Value = gate.client().call("pay", json!({})).await["structuredContent"].clone();
-    assert_eq!((error["code"].as_str(), error["effects"].as_str(), error["isRetryable"].as_bool()), (Some("upstream_unavailable"), Some("none"), Some(true)), "{error}");
+    assert_eq!(
+        (error["code"].as_str(), error["effects"].as_str(), error["isRetryable"].as_bool()),
+        (Some("upstream_unavailable"), Some("none"), Some(true)),
+        "{error}"
+    );
     gate.end().await;
 }

@@ -161,7 +161,10 @@ async fn signed_tokens_hold_only_as_a_whole() {
     let challenge = answer.headers()["www-authenticate"].to_str().unwrap().to_owned();
     assert!(challenge.contains("resource_metadata=\"http://"), "{challenge}");
     let metadata: Value = reqwest::get(format!("{}/.well-known/oauth-protected-resource", gate.url)).await.unwrap().json().await.unwrap();
-    assert_eq!((metadata["resource"].as_str(), metadata["authorization_servers"][0].as_str()), (Some("https://gate.example/mcp"), Some("https://login.example/")));
+    assert_eq!(
+        (metadata["resource"].as_str(), metadata["authorization_servers"][0].as_str()),
+        (Some("https://gate.example/mcp"), Some("https://login.example/"))
+    );
     gate.end().await;
 }
 
@@ -222,10 +225,19 @@ async fn what_is_no_request_is_turned_away() {
     let config = format!("{CALC}[gateway]\nmax_request = 20000\n");
     let gate = Gate::open(&config).await;
     let host = gate.url.trim_start_matches("http://").to_owned();
-    let head = |more: &str| format!("POST /mcp HTTP/1.1\r\nhost: {host}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\nconnection: close\r\n{more}\r\n");
+    let head = |more: &str| {
+        format!(
+            "POST /mcp HTTP/1.1\r\nhost: {host}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\nconnection: close\r\n{more}\r\n"
+        )
+    };
     let with = |body: &str| head(&format!("content-length: {}\r\n", body.len())) + body;
-    let deep = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{{\"name\":\"calc\",\"arguments\":{}1{}}}}}", "[".repeat(5000), "]".repeat(5000));
-    let twice = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"calc","arguments":{"expression":"1","expression":"2"}}}"#;
+    let deep = format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{{\"name\":\"calc\",\"arguments\":{}1{}}}}}",
+        "[".repeat(5000),
+        "]".repeat(5000)
+    );
+    let twice =
+        r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"calc","arguments":{"expression":"1","expression":"2"}}}"#;
     let cases = [
         ("too large", with(&format!("{{\"a\":\"{}\"}}", "x".repeat(30_000))), "413"),
         ("too deep", with(&deep), "400"),
@@ -244,7 +256,8 @@ async fn what_is_no_request_is_turned_away() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{what}: {answer:.200}");
     }
     // A request behind a request that was turned away is not heard.
-    let smuggled = head("content-length: 4\r\ntransfer-encoding: chunked\r\n") + "0\r\n\r\n" + &with(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#);
+    let smuggled =
+        head("content-length: 4\r\ntransfer-encoding: chunked\r\n") + "0\r\n\r\n" + &with(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#);
     let answer = raw(&gate, smuggled.as_bytes()).await;
     assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
     // It is there for others all the time.
@@ -281,7 +294,8 @@ async fn a_session_of_an_older_client_is_its_own() {
     let gate = Gate::open(&config).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let post = |token: &str, session: Option<&str>, body: Value| {
-        let mut request = http.post(format!("{}/mcp", gate.url)).header("accept", "application/json, text/event-stream").bearer_auth(token).json(&body);
+        let mut request =
+            http.post(format!("{}/mcp", gate.url)).header("accept", "application/json, text/event-stream").bearer_auth(token).json(&body);
         if let Some(session) = session {
             request = request.header("mcp-session-id", session).header("mcp-protocol-version", "2025-06-18");
         }
@@ -295,7 +309,8 @@ async fn a_session_of_an_older_client_is_its_own() {
     assert_eq!(post("ann-token", Some("made-up"), list).await.status().as_u16(), 404);
     // Nor can he listen to it, or end it.
     for method in [reqwest::Method::GET, reqwest::Method::DELETE] {
-        let request = http.request(method.clone(), format!("{}/mcp", gate.url)).header("accept", "text/event-stream").bearer_auth("bob-token");
+        let request =
+            http.request(method.clone(), format!("{}/mcp", gate.url)).header("accept", "text/event-stream").bearer_auth("bob-token");
         assert_eq!(request.header("mcp-session-id", &session).send().await.unwrap().status().as_u16(), 404, "{method}");
     }
     gate.end().await;

@@ -147,7 +147,12 @@ impl Client {
 
     pub(crate) async fn tools(&self) -> Vec<String> {
         let (_, answer) = self.ask("tools/list", json!({})).await;
-        answer["result"]["tools"].as_array().unwrap_or_else(|| panic!("{answer}")).iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+        answer["result"]["tools"]
+            .as_array()
+            .unwrap_or_else(|| panic!("{answer}"))
+            .iter()
+            .map(|tool| tool["name"].as_str().unwrap().to_owned())
+            .collect()
     }
 }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::Rules;
 use super::file::{Config, Declared, Entry};
 use super::http::HttpTool;
 use super::upstream::{Undeclared, Upstream};
-use super::Rules;
 use crate::names::shown;
 use crate::policy::Problem;
 use crate::registry::Agent;

@@ -246,7 +246,10 @@ impl Config {
         if let Some(agent) = self.gateway.agent.as_ref().filter(|agent| self.agents.iter().all(|known| known.name != **agent)) {
             let problem = Problem::new(format!("there is no agent `{}`", crate::names::shown(agent)));
             let problem = problem.did_you_mean(agent, self.agents.iter().map(|known| known.name.as_str()));
-            say(problem.or_help("name one of `[agents.NAME]`"), &table.table("gateway").map_or_else(|| self.whole.clone(), |gateway| gateway.place_of("agent")));
+            say(
+                problem.or_help("name one of `[agents.NAME]`"),
+                &table.table("gateway").map_or_else(|| self.whole.clone(), |gateway| gateway.place_of("agent")),
+            );
         }
     }
 
@@ -309,7 +312,8 @@ impl Config {
     pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
         let program = program.into();
         for declared in &mut self.agents {
-            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(|tool| tool.launched_by(&program))).collect();
+            declared.tools =
+                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(|tool| tool.launched_by(&program))).collect();
         }
         self
     }

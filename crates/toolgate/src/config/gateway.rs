@@ -131,7 +131,10 @@ fn token(table: &Table<'_>) -> Option<Token> {
     let principal = table.text("principal").map(str::to_owned);
     let sha256 = table.text("sha256").map(str::to_ascii_lowercase);
     if sha256.as_ref().is_some_and(|digest| digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit())) {
-        table.wrong("sha256", Problem::new("a digest has 64 digits of 0-9 and a-f").help("`toolgate token NAME` makes a token and its digest"));
+        table.wrong(
+            "sha256",
+            Problem::new("a digest has 64 digits of 0-9 and a-f").help("`toolgate token NAME` makes a token and its digest"),
+        );
     }
     let agents = table.names("agents").map(|names| names.into_iter().map(str::to_owned).collect());
     table.finish("a token");

@@ -123,7 +123,10 @@ fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
     let head = url.head();
     let rest = head.strip_prefix("https://").or_else(|| head.strip_prefix("http://"));
     let Some(rest) = rest else {
-        table.wrong("url", Problem::new("the address must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"));
+        table.wrong(
+            "url",
+            Problem::new("the address must begin with `https://` or `http://`").help("like `https://api.example.com/orders`"),
+        );
         return None;
     };
     let end = rest.find(['/', '?']);
@@ -135,7 +138,10 @@ fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
         return None;
     }
     if authority.is_empty() || authority.contains('@') || head.contains('#') {
-        table.wrong("url", Problem::new("the address has no host, or a user or a fragment in it").help("like `https://api.example.com/orders`"));
+        table.wrong(
+            "url",
+            Problem::new("the address has no host, or a user or a fragment in it").help("like `https://api.example.com/orders`"),
+        );
         return None;
     }
     let host = match authority.strip_prefix('[') {

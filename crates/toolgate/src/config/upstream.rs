@@ -140,7 +140,8 @@ impl Upstream {
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let shape = |upstream: &Self| {
-            let patterns: Vec<String> = upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect();
+            let patterns: Vec<String> =
+                upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect();
             let reach = match &upstream.reach {
                 Reach::Command { program, env, inherit, directory, .. } => {
                     format!("{program:?} {:?} {inherit:?} {directory:?}", env.iter().map(|(name, _)| name).collect::<Vec<_>>())
@@ -218,7 +219,8 @@ impl Reader<'_> {
             (true, false) => self.child(table),
             (false, true) => self.address(table),
             (both, _) => {
-                let message = if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
+                let message =
+                    if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
                 table.wrong(if both { "url" } else { "" }, Problem::new(message).help("like `command = \"mcp-server-git\"`"));
                 table.silence();
                 None
@@ -301,7 +303,8 @@ fn is_upstream_name(name: &str) -> bool {
 }
 
 fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
-    for (key, example) in [("matches", "matches = 'not found'"), ("category", "category = \"BUSINESS\""), ("code", "code = \"not_found\"")] {
+    for (key, example) in [("matches", "matches = 'not found'"), ("category", "category = \"BUSINESS\""), ("code", "code = \"not_found\"")]
+    {
         if !table.has(key) {
             table.wrong(key, Problem::new(format!("a pattern of `errors` needs a `{key}`")).help(format!("like `{example}`")));
         }
@@ -351,7 +354,12 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
             continue;
         }
         let legal: String = legal.chars().take(32).collect();
-        found.push(Upstream { undeclared: Undeclared::Ask, prompts: true, resources: true, ..Upstream::new(&legal, server_of(server).map_err(named)?) });
+        found.push(Upstream {
+            undeclared: Undeclared::Ask,
+            prompts: true,
+            resources: true,
+            ..Upstream::new(&legal, server_of(server).map_err(named)?)
+        });
     }
     Ok(found)
 }
@@ -378,7 +386,8 @@ fn server_of(server: &serde_json::Value) -> Result<Reach, String> {
     };
     if let Some(command) = text("command") {
         let args = server.get("args").and_then(serde_json::Value::as_array).cloned().unwrap_or_default();
-        let word = |word: &serde_json::Value| word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of);
+        let word =
+            |word: &serde_json::Value| word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of);
         return Ok(Reach::Command {
             program: PathBuf::from(command),
             args: args.iter().map(word).collect::<Result<_, _>>()?,

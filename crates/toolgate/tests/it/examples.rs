@@ -18,8 +18,7 @@ macro_rules! example {
             }
             #[tokio::test]
             async fn goes_as_its_script_says() {
-                super::goes(root::$name::tools::agent(), include_str!(concat!("../../../../examples/", $directory, "/calls.txt")))
-                    .await;
+                super::goes(root::$name::tools::agent(), include_str!(concat!("../../../../examples/", $directory, "/calls.txt"))).await;
             }
         }
     };

@@ -50,7 +50,8 @@ fn the_schema_has_the_keys_that_the_reader_has() {
         assert_eq!(known(&config), wanted, "{name}");
     }
     let mut all = BTreeSet::new();
-    for kind in ["kind = \"command\"\ncommand = \"x\"", "kind = \"http\"\nurl = \"https://x.example/\"", "kind = \"mcp\"\nupstream = \"u\""] {
+    for kind in ["kind = \"command\"\ncommand = \"x\"", "kind = \"http\"\nurl = \"https://x.example/\"", "kind = \"mcp\"\nupstream = \"u\""]
+    {
         all.extend(known(&format!("[tools.run]\npolicy = \"open\"\n{kind}\nzzzzzzzzzz = 1\n[upstreams.u]\ncommand = \"x\"\n")));
     }
     assert_eq!(all, at("tool"), "a tool");
