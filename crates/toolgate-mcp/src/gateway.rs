@@ -9,6 +9,7 @@ use std::time::Duration;
 use rmcp::RoleServer;
 use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use toolgate::config::{Config, Exposed, Gateway as Settings, Rules};
 use toolgate::{Agent, Effect, Store, Timestamp, Tool, Toolgate};
 
@@ -39,7 +40,11 @@ pub struct Options {
 #[derive(Clone)]
 pub struct Gateway(pub(crate) Arc<Inner>);
 
+/// What reads the configuration.
+type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
+
 pub(crate) struct Inner {
+    config: Reader,
     options: Options,
     running: RwLock<Arc<Running>>,
     /// One reading at a time.
@@ -57,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) stop: CancellationToken,
     /// Nobody is heard any more.
     pub(crate) closed: CancellationToken,
+    /// Those who listen.
+    pub(crate) listeners: TaskTracker,
     /// How many calls are under way.
     pub(crate) underway: tokio::sync::watch::Sender<usize>,
 }
@@ -79,6 +86,8 @@ pub(crate) struct Running {
     /// The upstreams that an agent hears of.
     pub(crate) shared: BTreeMap<String, Vec<Arc<Link>>>,
     pub(crate) agents: Vec<String>,
+    /// How often each upstream had changed what it offers when the rules were read.
+    seen: BTreeMap<String, u64>,
 }
 
 impl Gateway {
@@ -86,7 +95,8 @@ impl Gateway {
     ///
     /// # Errors
     /// The configuration does not load, or the gate does not hold.
-    pub async fn open(config: impl Fn() -> io::Result<Config> + Send, options: Options) -> io::Result<Self> {
+    pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
+        let config: Reader = Arc::new(config);
         let metrics = Metrics::new();
         let read = config()?;
         let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
@@ -99,6 +109,7 @@ impl Gateway {
         };
         let keys = Keys::new(&running.settings).await?;
         let gateway = Self(Arc::new(Inner {
+            config,
             options,
             running: RwLock::new(Arc::new(running)),
             reading: tokio::sync::Mutex::default(),
@@ -112,9 +123,11 @@ impl Gateway {
             canary: Mutex::default(),
             stop: CancellationToken::new(),
             closed: CancellationToken::new(),
+            listeners: TaskTracker::new(),
             underway: tokio::sync::watch::Sender::new(0),
         }));
         tokio::spawn(gateway.clone().forward_updates());
+        tokio::spawn(gateway.clone().follow_upstreams());
         if let Err(why) = gateway.try_canary().await {
             gateway.end().await;
             return Err(io::Error::other(format!("the gate does not hold: {why}")));
@@ -156,7 +169,8 @@ impl Gateway {
     ///
     /// # Errors
     /// Why it does not load.
-    pub async fn reload(&self, config: impl Fn() -> io::Result<Config> + Send) -> io::Result<()> {
+    pub async fn reload(&self) -> io::Result<()> {
+        let config = &self.0.config;
         let _one = self.0.reading.lock().await;
         let before = self.running();
         let read = config()?;
@@ -180,15 +194,36 @@ impl Gateway {
         }
     }
 
-    /// Ends when something that an upstream offers has changed.
-    pub async fn upstreams_changed(&self) {
-        let running = self.running();
-        let mut watches: Vec<_> = running.upstreams.links().map(|link| link.changed.subscribe()).collect();
-        if watches.is_empty() {
-            return std::future::pending().await;
+    /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there.
+    async fn follow_upstreams(self) {
+        loop {
+            let running = self.running();
+            let mut watches: Vec<_> = running.upstreams.links().map(|link| link.changed.subscribe()).collect();
+            // What has changed since these rules were read was not seen by them.
+            let missed = running.upstreams.links().any(|link| running.seen.get(&link.upstream.name) != Some(&*link.changed.borrow()));
+            let replaced = self.0.changes.subscribe();
+            drop(running);
+            if !missed {
+                let changed = watches.iter_mut().map(|watch| Box::pin(async move { drop(watch.changed().await) }));
+                let any = async {
+                    match changed.len() {
+                        0 => std::future::pending().await,
+                        _ => drop(futures_util::future::select_all(changed).await),
+                    }
+                };
+                let mut replaced = replaced;
+                tokio::select! {
+                    () = any => {}
+                    // Others are watched from now on.
+                    _ = replaced.changed() => continue,
+                    () = self.0.stop.cancelled() => return,
+                }
+            }
+            if let Err(error) = self.reload().await {
+                tracing::error!(%error, "an upstream offers something else, and the configuration does not load for it; it stays as it was");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
         }
-        let all = watches.iter_mut().map(|watch| Box::pin(async move { watch.changed().await.is_ok() }));
-        let _ = futures_util::future::select_all(all).await;
     }
 
     /// Makes the call that must be refused.
@@ -304,6 +339,9 @@ impl Gateway {
     pub async fn end(&self) {
         self.0.stop.cancel();
         self.quiet(Duration::from_secs(10)).await;
+        // What is said is heard before the line is cut.
+        self.0.listeners.close();
+        let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;
         self.0.closed.cancel();
         self.running().upstreams.end().await;
     }
@@ -319,6 +357,7 @@ impl Running {
             Some(launcher) => config.launcher(launcher),
             None => config,
         };
+        let seen = upstreams.links().map(|link| (link.upstream.name.clone(), *link.changed.borrow())).collect();
         let takes: BTreeMap<String, Option<Vec<String>>> = config.upstreams_of_agents();
         let config = config.behind(&upstreams);
         let exposed: BTreeMap<_, _> = config.exposed().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
@@ -346,7 +385,7 @@ impl Running {
                 (name.clone(), links)
             })
             .collect();
-        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names })
+        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, seen })
     }
 
     /// The agent of those who name none.

@@ -84,7 +84,7 @@ impl Gateway {
         let address = listener.local_addr()?;
         let http = Arc::new(Http::new(self.clone(), &running, address));
         let gateway = self.clone();
-        let task = tokio::spawn(async move { accept(listener, http, tls, gateway).await });
+        let task = self.0.listeners.spawn(async move { accept(listener, http, tls, gateway).await });
         Ok(Listening { address, task })
     }
 }
@@ -128,8 +128,11 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
     drop(listener);
     // What was asked is answered, within reason; then those who only listen are told that it is over.
     gateway.quiet(Duration::from_secs(10)).await;
-    gateway.0.closed.cancel();
-    let _ = tokio::time::timeout(Duration::from_secs(2), graceful.shutdown()).await;
+    let mut shutdown = std::pin::pin!(graceful.shutdown());
+    if tokio::time::timeout(Duration::from_millis(500), &mut shutdown).await.is_err() {
+        gateway.0.closed.cancel();
+        let _ = tokio::time::timeout(Duration::from_secs(2), shutdown).await;
+    }
 }
 
 async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {

@@ -172,7 +172,7 @@ async fn told_to_end() {
     }
 }
 
-/// Reads the configuration again when it changes, when it is told to, and when an upstream offers something else.
+/// Reads the configuration again when it changes, and when it is told to.
 async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>) {
     let Ok(mut hang_up) = signal(SignalKind::hangup()) else { return };
     let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
@@ -184,7 +184,6 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
     loop {
         let because = tokio::select! {
             _ = hang_up.recv() => "it was told to",
-            () = gateway.upstreams_changed() => "an upstream offers something else",
             _ = look.tick() => {
                 if files.iter().all(|(file, was)| stamp(file) == *was) {
                     continue;
@@ -197,8 +196,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
         for (file, was) in &mut files {
             *was = stamp(file);
         }
-        let reader = Arc::clone(&served);
-        match gateway.reload(move || reader.config()).await {
+        match gateway.reload().await {
             Ok(()) => {
                 tracing::info!(because, "the configuration was read again");
                 if let Ok(found) = served.find() {

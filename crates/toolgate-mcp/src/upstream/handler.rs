@@ -71,6 +71,10 @@ impl RemoteTool {
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
         }
         let peer = link.peer().ok_or_else(|| self.away())?;
+        if self.accepted.is_none() {
+            let message = format!("the upstream `{}` was not there when the rules for its tools were read; they are read again now", link.upstream.name);
+            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500));
+        }
         if !link.pins.holds(&self.tool, self.accepted) {
             let message = format!(
                 "`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it",

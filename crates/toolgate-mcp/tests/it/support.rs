@@ -43,7 +43,7 @@ impl Gate {
         let options = Options {
             store: Arc::clone(&store) as Arc<dyn Store>,
             upstreams: Starting { pins: Some(home.path().join("pins")), launcher: None },
-            patience: Duration::from_secs(10),
+            patience: Duration::from_secs(3),
             launcher: None,
             principal: "local".to_owned(),
         };
@@ -57,7 +57,7 @@ impl Gate {
     pub(crate) async fn reload(&self, config: &str) -> std::io::Result<()> {
         let path = self.home.path().join("toolgate.toml");
         std::fs::write(&path, config)?;
-        self.gateway.reload(move || Config::load(&path)).await
+        self.gateway.reload().await
     }
 
     pub(crate) fn client(&self) -> Client {

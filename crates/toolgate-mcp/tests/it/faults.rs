@@ -1,0 +1,320 @@
+//! One upstream falls ill; nobody else notices, and nothing happens twice.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use toolgate_mcp::Status;
+
+use crate::support::{Client, Gate, children, fixture, lines, until};
+
+/// Two upstreams: one that is well, and one that is not.
+fn config(ill: &str) -> String {
+    format!(
+        "[upstreams.well]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"read\"\nconcurrency = 64\n[upstreams.ill]\n{ill}\n",
+        json!(fixture())
+    )
+}
+
+/// A program of a few lines.
+fn script(home: &Path, name: &str, text: &str) -> Value {
+    let path = home.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    json!(path)
+}
+
+/// Sixty-four clients of the one that is well, for as long as this lives.
+struct Crowd {
+    stop: Arc<AtomicBool>,
+    calls: Arc<AtomicUsize>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Crowd {
+    fn gather(client: &Client) -> Self {
+        let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let one = |number: usize| {
+            let (client, stop, calls) = (client.in_session(&format!("crowd-{number}")), Arc::clone(&stop), Arc::clone(&calls));
+            tokio::spawn(async move {
+                let mut turn = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let text = format!("{number}-{turn}");
+                    let result = client.call("well_echo", json!({"text": text})).await;
+                    assert_eq!(result["structuredContent"]["text"], json!(text), "{result}");
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    turn += 1;
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            })
+        };
+        let tasks = (0..64).map(one).collect();
+        Self { stop, calls, tasks }
+    }
+
+    /// All of them were always answered.
+    async fn leave(self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+fn status_of(gate: &Gate, name: &str) -> Status {
+    gate.gateway.health().into_iter().find(|health| health.name == name).unwrap().status
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_again_and_again() {
+    let home = tempfile::tempdir().unwrap();
+    let counter = home.path().join("effects");
+    let ill = format!(
+        "command = {}\nargs = [\"--stdio\", \"--tools\", \"1\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n[tools.ill_count]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"write\"\npolicy = \"open\"\n",
+        json!(fixture()),
+        json!(counter)
+    );
+    let gate = Gate::open(&config(&ill)).await;
+    let crowd = Crowd::gather(&gate.client());
+    let done = Arc::new(AtomicBool::new(false));
+    let killer = tokio::spawn({
+        let done = Arc::clone(&done);
+        async move {
+            let mut kills = 0;
+            while !done.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(120)).await;
+                for (pid, words) in children() {
+                    if words.contains("--tools 1") && kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).is_ok() {
+                        kills += 1;
+                    }
+                }
+            }
+            kills
+        }
+    });
+    let (mut sure, mut unsure, mut refused) = (0, 0, 0);
+    let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 2_000 } else { 60 };
+    for round in 0..rounds {
+        // A call whose end is not known holds nothing but itself.
+        let result = gate.client().in_session(&format!("count-{round}")).call("ill_count", json!({})).await;
+        let error = &result["structuredContent"];
+        match (result["isError"].as_bool(), error["effects"].as_str()) {
+            (Some(true), Some("none")) => refused += 1,
+            (Some(true), _) => unsure += 1,
+            _ => sure += 1,
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    done.store(true, Ordering::Relaxed);
+    let kills = killer.await.unwrap();
+    let crowd = crowd.leave().await;
+    let effects = lines(&counter);
+    assert!(kills > 3 && refused > 0 && crowd > 100, "{kills} {refused} {crowd}");
+    // Nothing that was answered is missing, and nothing happened that nobody asked for.
+    assert!(sure <= effects && effects <= sure + unsure, "{sure} <= {effects} <= {sure} + {unsure}");
+    until("it is back", async || matches!(status_of(&gate, "ill"), Status::Up { .. })).await;
+    assert_eq!(gate.client().in_session("after").code("ill_count", json!({})).await, "ok");
+    gate.end().await;
+    assert!(!children().iter().any(|(_, words)| words.contains("--tools 1")), "{:?}", children());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hung_and_slow() {
+    let ill = format!(
+        "command = {}\nargs = [\"--stdio\", \"--tools\", \"2\"]\n[tools.ill_sleep]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\ntimeout = \"300ms\"\n",
+        json!(fixture())
+    );
+    let gate = Gate::open(&config(&ill)).await;
+    let crowd = Crowd::gather(&gate.client());
+    let client = gate.client();
+    let mut codes = Vec::new();
+    for round in 0..8 {
+        codes.push(client.in_session(&format!("s{round}")).code("ill_sleep", json!({"ms": 600_000 + round})).await);
+    }
+    // First it is waited for; then it is left alone.
+    assert_eq!(codes.first().map(String::as_str), Some("timeout"), "{codes:?}");
+    assert!(codes.iter().any(|code| code == "upstream_unavailable"), "{codes:?}");
+    let mut tries = 0;
+    until("it is tried again", async || {
+        tries += 1;
+        client.in_session(&format!("later-{tries}")).code("ill_sleep", json!({"ms": 1})).await == "ok"
+    })
+    .await;
+    assert!(crowd.leave().await > 100);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn junk_of_every_kind() {
+    let home = tempfile::tempdir().unwrap();
+    let fixture = fixture();
+    let fixture = fixture.display();
+    let cases = [
+        ("silent", "sleep 1000".to_owned(), false),
+        ("gone", "exit 7".to_owned(), false),
+        ("garbage", "yes garbage".to_owned(), false),
+        ("half", "printf '{\"jsonrpc\":\"2.0\",\"id\":0,\"resu'; sleep 1000".to_owned(), false),
+        ("chatty", format!("echo hello; echo '{{\"a\":1}}'; exec {fixture} --stdio"), true),
+        ("endless", "tr '\\0' 'x' < /dev/zero".to_owned(), false),
+    ];
+    for (name, text, lives) in cases {
+        let ill = format!("command = {}\nundeclared = \"read\"\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n", script(home.path(), name, &text));
+        let begun = std::time::Instant::now();
+        let gate = Gate::open(&config(&ill)).await;
+        assert!(begun.elapsed() < Duration::from_secs(15), "{name}");
+        let crowd = Crowd::gather(&gate.client());
+        if lives {
+            let mut tries = 0;
+            until("it is heard through the noise", async || {
+                tries += 1;
+                gate.client().in_session(&format!("s{tries}")).code("ill_echo", json!({"text": "x"})).await == "ok"
+            })
+            .await;
+        } else {
+            let error = gate.client().in_session("t").call("ill_echo", json!({"text": "x"})).await["structuredContent"].clone();
+            assert_eq!((error["errorCategory"].as_str(), error["effects"].as_str()), (Some("TRANSIENT"), Some("none")), "{name}: {error}");
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(crowd.leave().await >= 64, "{name}");
+        gate.end().await;
+        assert!(!children().iter().any(|(_, words)| words.contains(&format!("/{name}")) || words.contains("sleep 1000")), "{name}: {:?}", children());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_without_end() {
+    let ill = format!(
+        "command = {}\nargs = [\"--stdio\", \"--tools\", \"3\"]\n[tools.ill_big]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\ntimeout = \"20s\"\n",
+        json!(fixture())
+    );
+    let gate = Gate::open(&config(&ill)).await;
+    let crowd = Crowd::gather(&gate.client());
+    // What is too large for the context is kept aside; what is too large for anything is an error.
+    let kept = gate.client().in_session("a").call("ill_big", json!({"bytes": 300_000})).await;
+    assert!(kept["_meta"]["toolgate/stored"]["bytes"].as_u64().unwrap() >= 300_000, "{:.300}", kept.to_string());
+    let code = gate.client().in_session("b").code("ill_big", json!({"bytes": 100_000_000})).await;
+    assert_ne!(code, "ok");
+    assert!(crowd.leave().await > 100);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarted_on_another_version() {
+    let home = tempfile::tempdir().unwrap();
+    let flags = home.path().join("flags");
+    std::fs::write(&flags, "").unwrap();
+    let run = script(home.path(), "server", &format!("exec {} --stdio --tools 4 $(cat {})", fixture().display(), flags.display()));
+    let text = config(&format!("command = {run}\nundeclared = \"read\"\n"));
+    let gate = Gate::open(&text).await;
+    let client = gate.client();
+    let crowd = Crowd::gather(&client);
+    assert_eq!(client.in_session("a").code("ill_echo", json!({"text": "x"})).await, "ok");
+    std::fs::write(&flags, "--version-two").unwrap();
+    for (pid, words) in children() {
+        if words.contains("--tools 4") {
+            let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL);
+        }
+    }
+    until("the change is seen", async || gate.gateway.health().iter().any(|health| !health.held.is_empty())).await;
+    // What has changed is held back; what is gone is gone; what is as it was goes on.
+    assert_eq!(client.in_session("b").code("ill_echo", json!({"text": "x"})).await, "definition_changed");
+    assert_eq!(client.in_session("b").code("ill_sleep", json!({"ms": 1})).await, "ok");
+    let gone = client.in_session("b").code("ill_add", json!({"a": 1, "b": 2})).await;
+    assert!(gone == "upstream_invalid" || gone == "tool_failed", "{gone}");
+    let held = gate.gateway.health().into_iter().find(|health| health.name == "ill").unwrap().held;
+    assert_eq!(held.iter().map(|change| change.tool.as_str()).collect::<Vec<_>>(), ["echo"]);
+    assert!(held[0].before.is_some());
+    // Somebody looks at it and finds it fine.
+    let upstream = toolgate::config::Config::parse("toolgate.toml", &text).upstreams.into_iter().find(|one| one.name == "ill").unwrap();
+    let pins = toolgate_mcp::Pins::open(Some(&gate.pins()), &upstream).unwrap();
+    assert_eq!(pins.accept(Some("echo")).unwrap(), ["echo"]);
+    gate.reload(&text).await.unwrap();
+    assert_eq!(client.in_session("d").code("ill_echo", json!({"text": "x"})).await, "ok");
+    assert!(client.tools().await.contains(&"ill_extra".to_owned()));
+    assert!(crowd.leave().await > 64);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_behind() {
+    let count = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let text = config(&format!("command = {}\nargs = [\"--stdio\", \"--tools\", \"5\"]\nundeclared = \"read\"\n", json!(fixture())));
+    // What is opened once for all is open after the first time.
+    let gate = Gate::open(&text).await;
+    gate.client().call("ill_echo", json!({"text": "x"})).await;
+    gate.end().await;
+    until("the first is gone", async || !children().iter().any(|(_, words)| words.contains("--tools 5"))).await;
+    let before = count();
+    for round in 0..5 {
+        let gate = Gate::open(&text).await;
+        let clients: Vec<_> = (0..16).map(|number| gate.client().in_session(&format!("{round}-{number}"))).collect();
+        for client in &clients {
+            assert_eq!(client.code("ill_echo", json!({"text": "x"})).await, "ok");
+        }
+        drop(clients);
+        gate.end().await;
+    }
+    until("they are gone", async || !children().iter().any(|(_, words)| words.contains("--tools 5"))).await;
+    // Other tests run beside this one and open files of their own; five gateways would leave far more.
+    until("their files are closed", async || count() <= before + 40).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_configuration_drops_no_call() {
+    let text = config(&format!("command = {}\nargs = [\"--stdio\", \"--tools\", \"6\"]\nundeclared = \"read\"\n", json!(fixture())));
+    let gate = Gate::open(&text).await;
+    let crowd = Crowd::gather(&gate.client());
+    let client = gate.client().in_session("slow");
+    let slow = tokio::spawn(async move { client.code("ill_sleep", json!({"ms": 1_500})).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    for round in 0..5 {
+        gate.reload(&format!("{text}\n[tools.calc]\nkind = \"builtin\"\ndescription = \"round {round}\"\n")).await.unwrap();
+    }
+    assert!(gate.client().tools().await.contains(&"calc".to_owned()));
+    // One that is broken leaves the old one in force.
+    let error = gate.reload("[tools.calc]\nkind = \"bulitin\"\n").await.unwrap_err().to_string();
+    assert!(error.contains("did you mean `builtin`?"), "{error}");
+    assert!(gate.client().tools().await.contains(&"calc".to_owned()));
+    assert_eq!(slow.await.unwrap(), "ok");
+    assert!(crowd.leave().await > 64);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_lets_calls_end() {
+    let text = config(&format!("command = {}\nargs = [\"--stdio\", \"--tools\", \"7\"]\nundeclared = \"read\"\n", json!(fixture())));
+    let gate = Gate::open(&text).await;
+    let client = gate.client().in_session("slow");
+    let slow = tokio::spawn(async move { client.code("ill_sleep", json!({"ms": 1_000})).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    gate.end().await;
+    assert_eq!(slow.await.unwrap(), "ok");
+    assert!(!children().iter().any(|(_, words)| words.contains("--tools 7")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_are_told_to_nobody_else() {
+    let home = tempfile::tempdir().unwrap();
+    let secret = "s3cr3t-of-the-upstream";
+    std::fs::write(home.path().join("key"), format!("{secret}\n")).unwrap();
+    let loud = script(home.path(), "loud", "echo \"my key is $KEY\" >&2; echo \"and again $KEY\" >&2; exit 3");
+    let ill = format!("command = {loud}\nenv = {{ KEY = {{ file = {} }} }}\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n", json!(home.path().join("key")));
+    let gate = Gate::open(&config(&ill)).await;
+    let said = gate.client().call("ill_echo", json!({"text": "x"})).await.to_string();
+    assert!(said.contains("my key is [redacted]") || said.contains("and again [redacted]"), "{said}");
+    let health = serde_json::to_string(&gate.gateway.health()).unwrap();
+    let (ledger, home) = (gate.home.path().join("ledger.db"), gate.home.path().to_owned());
+    assert!(!said.contains(secret) && !health.contains(secret), "{said} {health}");
+    let store = Arc::clone(&gate.store);
+    gate.gateway.end().await;
+    drop(store);
+    for file in [ledger, home.join("ledger.db-wal")] {
+        let text = std::fs::read(&file).unwrap_or_default();
+        assert!(!text.windows(secret.len()).any(|window| window == secret.as_bytes()), "{}", file.display());
+    }
+}
