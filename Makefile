@@ -22,7 +22,8 @@ test-clients: deps ## Clients that other people wrote, where they can be install
 bench: ## Print a table and write target/bench.json
 	cargo bench --package toolgate --bench call --bench rules --locked
 	cargo bench --package toolgate-store --bench ledger --locked
-	cargo bench --package toolgate-cli --bench hook --locked
+	cargo build --release --package toolgate-mcp --example fixture --locked
+	cargo bench --package toolgate-cli --bench hook --bench gateway --locked
 
 soak: ## Long random runs of what `make test` runs shortly
 	TOOLGATE_SOAK=1 cargo test --release --package toolgate --package toolgate-store --locked -- --nocapture

@@ -10,6 +10,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// A deterministic gate for the tool calls of AI agents.
 #[derive(Parser)]
@@ -97,9 +101,14 @@ fn tell(cli: &Cli) {
         (_, 1) => tracing::Level::INFO,
         _ => tracing::Level::TRACE,
     };
-    let said = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
+    // Libraries beneath it may print whole messages: of them, only warnings are heard, and of those that print addresses nothing.
+    let heard = Targets::new()
+        .with_default(tracing::Level::WARN.min(level))
+        .with_target("toolgate", level)
+        .with_target("rmcp", tracing::level_filters::LevelFilter::OFF);
+    let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
     // Somebody else listens already, and that is fine.
-    let _ = said.try_init();
+    let _ = tracing_subscriber::registry().with(said.with_filter(heard)).try_init();
 }
 
 /// The store of the configuration that stands here, if one does; else the user's own, if there is one.

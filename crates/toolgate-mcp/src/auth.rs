@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
@@ -10,8 +10,9 @@ use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use toolgate::config::{Gateway as Settings, Jwt};
+use toolgate::config::{Gateway as Settings, Jwt, Token};
 
+use crate::gateway::lock;
 use crate::identity::Caller;
 use crate::parked::hex;
 
@@ -19,6 +20,8 @@ use crate::parked::hex;
 const SOONEST: Duration = Duration::from_secs(30);
 /// How old they may become.
 const OLDEST: Duration = Duration::from_secs(10 * 60);
+/// Most bytes of a set of keys.
+const MOST_BYTES: u64 = 1 << 20;
 /// Ways of signing that only the one who signs can do.
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
@@ -41,51 +44,53 @@ pub(crate) enum NotLetIn {
     Invalid(&'static str),
 }
 
-/// The keys of those who sign tokens.
+/// Who may come in, by one reading of the configuration.
 pub(crate) struct Keys {
-    jwt: RwLock<Option<Arc<Issuer>>>,
+    tokens: Vec<Token>,
+    issuer: Option<Arc<Issuer>>,
 }
 
 struct Issuer {
     jwt: Jwt,
     keys: RwLock<HashMap<String, (DecodingKey, Option<Algorithm>)>>,
-    fetched: tokio::sync::Mutex<Option<Instant>>,
+    fetched: Mutex<Option<Instant>>,
 }
 
 impl Keys {
-    pub(crate) async fn new(settings: &Settings) -> io::Result<Self> {
-        let keys = Self { jwt: RwLock::new(None) };
-        keys.renew(settings).await?;
-        Ok(keys)
-    }
-
-    pub(crate) async fn renew(&self, settings: &Settings) -> io::Result<()> {
+    /// Keys that were fetched before and are still meant are not fetched again.
+    pub(crate) async fn new(settings: &Settings, before: Option<&Self>) -> io::Result<Self> {
         let issuer = match &settings.jwt {
             None => None,
             Some(jwt) => {
-                let issuer = Arc::new(Issuer { jwt: jwt.clone(), keys: RwLock::default(), fetched: tokio::sync::Mutex::new(None) });
-                // A file must be there; who cannot be reached yet is asked again when a token comes.
-                if let Err(error) = issuer.fetch(false).await {
-                    if !is_address(&jwt.keys) {
-                        return Err(io::Error::other(error));
+                let same = before.and_then(|before| before.issuer.clone()).filter(|issuer| issuer.jwt == *jwt && is_address(&jwt.keys));
+                let issuer = match same {
+                    Some(issuer) => issuer,
+                    None => {
+                        let issuer = Arc::new(Issuer { jwt: jwt.clone(), keys: RwLock::default(), fetched: Mutex::new(None) });
+                        // A file must be there; who cannot be reached yet is asked again when a token comes.
+                        if let Err(error) = issuer.fetch().await {
+                            if !is_address(&jwt.keys) {
+                                return Err(io::Error::other(error));
+                            }
+                            tracing::warn!(error, "the keys for tokens cannot be fetched");
+                        }
+                        issuer
                     }
-                    tracing::warn!(error, "the keys for tokens cannot be fetched");
-                }
+                };
                 Some(issuer)
             }
         };
-        *self.jwt.write().unwrap_or_else(std::sync::PoisonError::into_inner) = issuer;
-        Ok(())
+        Ok(Self { tokens: settings.tokens.clone(), issuer })
     }
 
-    fn issuer(&self) -> Option<Arc<Issuer>> {
-        self.jwt.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    /// Whether anybody may come in.
+    pub(crate) fn is_open(&self) -> bool {
+        self.tokens.is_empty() && self.issuer.is_none()
     }
 
     /// Who comes with these headers.
-    pub(crate) async fn caller(&self, settings: &Settings, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
-        let issuer = self.issuer();
-        if settings.tokens.is_empty() && issuer.is_none() {
+    pub(crate) async fn caller(&self, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
+        if self.is_open() {
             return Ok(Caller { principal: local.to_owned(), agents: None, session: None });
         }
         let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
@@ -98,7 +103,7 @@ impl Keys {
         let digest = hex(&Sha256::digest(token.as_bytes()));
         // All are looked at, so that the time it takes tells nothing.
         let mut found = None;
-        for known in &settings.tokens {
+        for known in &self.tokens {
             if same(known.sha256.as_bytes(), digest.as_bytes()) {
                 found = Some(known);
             }
@@ -106,7 +111,7 @@ impl Keys {
         if let Some(known) = found {
             return Ok(Caller { principal: known.principal.clone(), agents: known.agents.clone(), session: None });
         }
-        match issuer {
+        match &self.issuer {
             Some(issuer) => issuer.caller(token).await,
             None => Err(NotLetIn::Invalid("the token is not known")),
         }
@@ -122,7 +127,7 @@ fn is_address(keys: &str) -> bool {
 }
 
 impl Issuer {
-    async fn caller(&self, token: &str) -> Result<Caller, NotLetIn> {
+    async fn caller(self: &Arc<Self>, token: &str) -> Result<Caller, NotLetIn> {
         let header = jsonwebtoken::decode_header(token).map_err(|_| NotLetIn::Invalid("the token cannot be read"))?;
         if !ALGORITHMS.contains(&header.alg) {
             return Err(NotLetIn::Invalid("the token is not signed as it must be"));
@@ -131,12 +136,16 @@ impl Issuer {
         let key = match self.key(&kid, header.alg) {
             Some(key) => key,
             None => {
-                let _ = self.fetch(true).await;
+                // Only who comes with an unknown key waits for it, and only now and then.
+                if self.is_due(SOONEST) {
+                    let _ = self.fetch().await;
+                }
                 self.key(&kid, header.alg).ok_or(NotLetIn::Invalid("the token is signed by nobody who is known"))?
             }
         };
-        if self.fetched.lock().await.is_none_or(|at| at.elapsed() > OLDEST) {
-            let _ = self.fetch(true).await;
+        if self.is_due(OLDEST) {
+            let own = Arc::clone(self);
+            tokio::spawn(async move { drop(own.fetch().await) });
         }
         let mut validation = Validation::new(header.alg);
         validation.set_audience(&[&self.jwt.audience]);
@@ -173,16 +182,26 @@ impl Issuer {
         found.1.is_none_or(|own| own == algorithm).then(|| found.0.clone())
     }
 
-    async fn fetch(&self, again: bool) -> Result<(), String> {
-        let mut fetched = self.fetched.lock().await;
-        if again && fetched.is_some_and(|at| at.elapsed() < SOONEST) {
-            return Ok(());
+    /// Whether keys are to be fetched; whoever is told so fetches them.
+    fn is_due(&self, age: Duration) -> bool {
+        let mut fetched = lock(&self.fetched);
+        let due = fetched.is_none_or(|at| at.elapsed() > age);
+        if due {
+            *fetched = Some(Instant::now());
         }
-        *fetched = Some(Instant::now());
+        due
+    }
+
+    async fn fetch(&self) -> Result<(), String> {
+        *lock(&self.fetched) = Some(Instant::now());
         let text = if is_address(&self.jwt.keys) {
             let said = |error: reqwest::Error| format!("the keys for tokens: {error}");
             let request = crate::http::client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
             let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
+            let length = answer.content_length().unwrap_or(0);
+            if length > MOST_BYTES {
+                return Err("the keys for tokens are too large".to_owned());
+            }
             answer.text().await.map_err(said)?
         } else {
             std::fs::read_to_string(&self.jwt.keys).map_err(|error| format!("{}: {error}", self.jwt.keys))?

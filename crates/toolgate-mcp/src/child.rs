@@ -12,8 +12,13 @@ pub fn enter_if_asked() {
     if words.next().as_deref() != Some(WORD.as_ref()) {
         return;
     }
-    let Some(program) = words.next() else { std::process::exit(127) };
+    let (Some(parent), Some(program)) = (words.next(), words.next()) else { std::process::exit(127) };
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    // Whoever started this may be gone already, and would not be missed.
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
+    if now.as_deref() != parent.to_str() {
+        std::process::exit(127);
+    }
     let error = std::process::Command::new(&program).args(words).exec();
     // Nobody else can say it.
     #[expect(clippy::print_stderr, reason = "standard error is where an upstream speaks")]

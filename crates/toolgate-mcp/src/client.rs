@@ -34,7 +34,7 @@ impl Ears {
         };
         let line = link.line_of(origin.as_ref()).await.ok_or_else(nobody)?;
         let (reply, answer) = oneshot::channel();
-        line.send(ask(reply)).map_err(|_| nobody())?;
+        line.try_send(ask(reply)).map_err(|_| nobody())?;
         tokio::select! {
             answer = answer => answer.unwrap_or_else(|_| Err(ErrorData::invalid_request("the client has hung up", None))),
             () = context.ct.cancelled() => Err(ErrorData::invalid_request("the request was cancelled", None)),
@@ -73,15 +73,20 @@ impl ClientHandler for Ears {
         if let Some(link) = self.0.upgrade()
             && let Some(line) = link.line_by_token(&params.progress_token).await
         {
-            let _ = line.send(FromUpstream::Progress(params));
+            // A client that does not keep up misses some of it.
+            let _ = line.try_send(FromUpstream::Progress(params));
         }
     }
 
-    async fn on_logging_message(&self, params: LoggingMessageNotificationParam, _: NotificationContext<RoleClient>) {
+    async fn on_logging_message(&self, params: LoggingMessageNotificationParam, context: NotificationContext<RoleClient>) {
+        let origin = match context.extensions.get::<InboundStreamOrigin>() {
+            Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
+            _ => None,
+        };
         if let Some(link) = self.0.upgrade()
-            && let Some(line) = link.line_of(None).await
+            && let Some(line) = link.line_of(origin.as_ref()).await
         {
-            let _ = line.send(FromUpstream::Log(params));
+            let _ = line.try_send(FromUpstream::Log(params));
         }
     }
 

@@ -1,43 +1,48 @@
 //! The door for MCP: a request becomes a call, and what it came to becomes an answer. What is decided is decided by the gate.
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rmcp::model::*;
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
-use serde_json::{Value, json};
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
-use toolgate::{Answer, Call, SessionKey};
+use serde_json::json;
 
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Fixed};
-use crate::parked::{Underway, Waits};
 use crate::render;
-use crate::upstream::{FromUpstream, Line};
 
-/// Two calls with the same key are one.
-const KEY_META: &str = "toolgate/idempotencyKey";
-/// An approval to use.
-const APPROVAL_META: &str = "toolgate/approval";
-/// The model's turn.
-const TURN_META: &str = "toolgate/turn";
 /// How many entries a list has before it goes on elsewhere.
 const PAGE: usize = 200;
-/// What the question for approval is called.
-const APPROVAL: &str = "toolgate_approval";
 
 /// One connection.
 pub(crate) struct Door {
     pub(crate) gateway: Gateway,
     pub(crate) fixed: Option<Fixed>,
-    level: Mutex<Option<LoggingLevel>>,
+    pub(crate) level: Mutex<Option<LoggingLevel>>,
+    /// Tells it from all others.
+    number: u64,
+    greeted: AtomicBool,
+}
+
+static DOORS: AtomicU64 = AtomicU64::new(0);
+/// Most resources that one client may want to hear of.
+const SUBSCRIPTIONS: usize = 1_000;
+
+/// Whoever goes wants to hear of nothing any more.
+impl Drop for Door {
+    fn drop(&mut self) {
+        lock(&self.gateway.0.subscriptions).retain(|_, peers| {
+            peers.retain(|(door, _)| *door != self.number);
+            !peers.is_empty()
+        });
+    }
 }
 
 impl Door {
-    pub(crate) const fn new(gateway: Gateway, fixed: Option<Fixed>) -> Self {
-        Self { gateway, fixed, level: Mutex::new(None) }
+    pub(crate) fn new(gateway: Gateway, fixed: Option<Fixed>) -> Self {
+        let number = DOORS.fetch_add(1, Ordering::Relaxed);
+        Self { gateway, fixed, level: Mutex::new(None), number, greeted: AtomicBool::new(false) }
     }
 
     fn agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
@@ -72,7 +77,7 @@ impl Door {
             }
             // Words of upstreams are for the model only where somebody lets them through as a whole.
             if link.upstream.undeclared == toolgate::config::Undeclared::Open {
-                instructions.extend(offer.instructions);
+                instructions.extend(offer.instructions.filter(|words| crate::upstream::is_plain(words)));
             }
         }
         let mut info = ServerConfig::new(capabilities).with_server_info(Implementation::new("toolgate", env!("CARGO_PKG_VERSION")));
@@ -103,7 +108,7 @@ fn page<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Result
 }
 
 /// What the other side of an upstream said, as our client hears it.
-fn passed(error: rmcp::ServiceError) -> ErrorData {
+pub(crate) fn passed(error: rmcp::ServiceError) -> ErrorData {
     match error {
         rmcp::ServiceError::McpError(error) => error,
         _ => ErrorData::internal_error("the upstream cannot be reached", None),
@@ -136,7 +141,10 @@ impl ServerHandler for Door {
     }
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
-        self.gateway.remember(context.peer);
+        // However often somebody says hello, it is one who says it.
+        if !self.greeted.swap(true, Ordering::Relaxed) {
+            self.gateway.remember(context.peer);
+        }
     }
 
     async fn list_tools(
@@ -162,18 +170,7 @@ impl ServerHandler for Door {
     }
 
     async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
-        let _counted = self.gateway.count();
-        let running = self.gateway.running();
-        let key = identity::session(&self.gateway, &running, self.fixed.as_ref(), &context)?;
-        if let Some(state) = &request.request_state {
-            // Whoever comes back with an answer that was not asked for, or was given before, asks anew.
-            if let Some(waits) = self.gateway.0.parked.take(&key, state) {
-                return self.resume(&running, key, request, waits, &context).await;
-            }
-            return Err(ErrorData::invalid_params("this answer was not asked for, or was given before", None));
-        }
-        let call = call_of(key, &request, &context);
-        self.begin(&running, call, &request, &context).await
+        self.call(request, &context).await
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
@@ -215,7 +212,12 @@ impl ServerHandler for Door {
             .ok_or_else(|| ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None))?;
         request.name = name;
         let peer = link.peer().ok_or_else(away)?;
-        peer.get_prompt_once(request).await.map_err(passed)
+        request.meta = None;
+        let found = peer.get_prompt_once(request).await.map_err(passed)?;
+        Ok(match found {
+            GetPromptResponse::Complete(result) => GetPromptResponse::Complete(render::unspoofed(result)),
+            other => other,
+        })
     }
 
     async fn list_resources(
@@ -250,7 +252,7 @@ impl ServerHandler for Door {
 
     async fn read_resource(
         &self,
-        request: ReadResourceRequestParams,
+        mut request: ReadResourceRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         let running = self.gateway.running();
@@ -258,12 +260,18 @@ impl ServerHandler for Door {
         let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| {
             ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), Some(json!({"uri": request.uri})))
         })?;
-        link.peer().ok_or_else(away)?.read_resource_once(request).await.map_err(passed)
+        request.meta = None;
+        let found = link.peer().ok_or_else(away)?.read_resource_once(request).await.map_err(passed)?;
+        Ok(match found {
+            ReadResourceResponse::Complete(result) => ReadResourceResponse::Complete(render::unspoofed(result)),
+            other => other,
+        })
     }
 
     async fn complete(&self, mut request: CompleteRequestParams, context: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
+        request.meta = None;
         let link = match &mut request.r#ref {
             Reference::Prompt(prompt) => prompt_of(&running, &agent, &prompt.name).map(|(link, name)| {
                 prompt.name = name;
@@ -296,10 +304,15 @@ impl ServerHandler for Door {
         let link = resource_of(&running, &agent, &request.uri)
             .ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
         {
-            let mut subscriptions = self.gateway.0.subscriptions.lock().await;
+            let mut subscriptions = lock(&self.gateway.0.subscriptions);
+            let own = subscriptions.values().filter(|peers| peers.iter().any(|(door, _)| *door == self.number)).count();
+            if own >= SUBSCRIPTIONS {
+                return Err(ErrorData::invalid_request(format!("a client may subscribe to {SUBSCRIPTIONS} resources"), None));
+            }
             let peers = subscriptions.entry(request.uri.clone()).or_default();
-            peers.retain(|peer| !peer.is_transport_closed());
-            peers.push(context.peer.clone());
+            if peers.iter().all(|(door, _)| *door != self.number) {
+                peers.push((self.number, context.peer.clone()));
+            }
         }
         link.subscribe(&request.uri, true).await.map_err(passed)
     }
@@ -310,10 +323,14 @@ impl ServerHandler for Door {
         let link = resource_of(&running, &agent, &request.uri)
             .ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
         let last = {
-            let mut subscriptions = self.gateway.0.subscriptions.lock().await;
+            let mut subscriptions = lock(&self.gateway.0.subscriptions);
             let Some(peers) = subscriptions.get_mut(&request.uri) else { return Ok(()) };
-            peers.pop();
-            peers.is_empty()
+            peers.retain(|(door, _)| *door != self.number);
+            let last = peers.is_empty();
+            if last {
+                subscriptions.remove(&request.uri);
+            }
+            last
         };
         if last { link.subscribe(&request.uri, false).await.map_err(passed) } else { Ok(()) }
     }
@@ -381,377 +398,4 @@ fn resource_of(running: &Running, agent: &str, uri: &str) -> Option<Arc<crate::u
     let by_pattern = || links.iter().find(|link| link.offer().templates.iter().any(|template| fits(&template.uri_template)));
     let only = || links.first().filter(|_| links.len() == 1);
     named.or_else(by_pattern).or_else(only).map(|link| Arc::clone(link))
-}
-
-/// The call that a request asks for.
-fn call_of(key: SessionKey, request: &CallToolRequestParams, context: &RequestContext<RoleServer>) -> Call {
-    let text = |name: &str| context.meta.get(name).and_then(Value::as_str).map(str::to_owned);
-    let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
-    let mut call = Call::new(key, request.name.to_string(), arguments).client_id(context.id.to_string());
-    call.idempotency_key = text(KEY_META);
-    call.approval = text(APPROVAL_META);
-    call.turn = context.meta.get(TURN_META).and_then(Value::as_u64);
-    call
-}
-
-/// What a client was shown: an edited call is another call.
-fn digest(request: &CallToolRequestParams) -> String {
-    let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
-    toolgate::json::Digest::of(&toolgate::json::canonical(&json!([request.name, arguments]))).to_string()
-}
-
-/// Whether a client is of 2026-07-28 or later.
-fn is_modern(context: &RequestContext<RoleServer>) -> bool {
-    context.protocol_version().is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
-}
-
-impl Door {
-    /// The line from a client to the upstream of its call.
-    fn line(
-        &self,
-        to_client: mpsc::UnboundedSender<FromUpstream>,
-        inputs: Option<InputResponses>,
-        context: &RequestContext<RoleServer>,
-    ) -> Line {
-        let level = match is_modern(context) {
-            true => context.meta.log_level(),
-            false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
-        };
-        let capabilities = context.client_capabilities().unwrap_or_default();
-        Line { to_client, meta: context.meta.clone(), capabilities, level, inputs, answered: Mutex::default() }
-    }
-
-    /// Begins a call, and sees it through.
-    async fn begin(
-        &self,
-        running: &Running,
-        call: Call,
-        request: &CallToolRequestParams,
-        context: &RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let (to_client, heard) = mpsc::unbounded_channel();
-        // What it answers to a question of ours was for us.
-        let inputs = request.input_responses.clone().filter(|_| request.request_state.is_none());
-        let line = Arc::new(self.line(to_client, inputs, context));
-        let gate = running.gate.clone();
-        let key = call.key.clone();
-        let cancel = CancellationToken::new();
-        let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
-        let task = tokio::spawn(async move { gate.call(call).await });
-        let underway = Underway { task, heard, line, cancel, asked: None, digest: digest(request) };
-        self.accompany(running, key, request, underway, context).await
-    }
-
-    /// Stays with a call until it has ended, or its client has to be asked.
-    async fn accompany(
-        &self,
-        running: &Running,
-        key: SessionKey,
-        request: &CallToolRequestParams,
-        mut underway: Underway,
-        context: &RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let modern = is_modern(context);
-        // Whoever hangs up cancels the call; whoever is asked something does not.
-        let hang_up = underway.cancel.clone().drop_guard();
-        loop {
-            tokio::select! {
-                biased;
-                () = context.ct.cancelled(), if !underway.cancel.is_cancelled() => underway.cancel.cancel(),
-                Some(said) = underway.heard.recv() => match said {
-                    FromUpstream::Progress(progress) => self.progress(progress, context).await,
-                    FromUpstream::Log(message) => self.log(message, context).await,
-                    question if !can_answer(&question, &underway.line.capabilities) => decline(question),
-                    question if modern => match self.park(&key, question, underway) {
-                        Some(asked) => {
-                            hang_up.disarm();
-                            return Ok(asked);
-                        }
-                        None => return Err(ErrorData::internal_error("too many calls wait for their clients", None)),
-                    },
-                    question => ask(question, context).await,
-                },
-                answer = &mut underway.task => {
-                    hang_up.disarm();
-                    let answer = answer.map_err(|_| ErrorData::internal_error("the call did not come to an end", None))?;
-                    return self.answered(running, key, request, answer, &underway.line, modern, context).await;
-                }
-            }
-        }
-    }
-
-    /// What a call came to. Where it waits for a person and the client has one, that person is asked.
-    #[expect(clippy::too_many_arguments, reason = "all of it is one call")]
-    async fn answered(
-        &self,
-        running: &Running,
-        key: SessionKey,
-        request: &CallToolRequestParams,
-        answer: Answer,
-        line: &Line,
-        modern: bool,
-        context: &RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        // What the protocol has a word for is not the tool's failure.
-        if let Some(said) = answer.outcome.error().and_then(|error| error.upstream.as_ref())
-            && let Some(code) = said.get("code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok()).map(ErrorCode)
-            && (code == ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY
-                || (code == ErrorCode::INVALID_PARAMS && request.input_responses.is_some()))
-        {
-            let message = said.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
-            return Err(ErrorData::new(code, message, said.get("data").filter(|data| !data.is_null()).cloned()));
-        }
-        let plain = || Ok(render::result(&answer, line).into());
-        let Some(waits) = answer.outcome.error().filter(|error| error.code == "approval_required").and_then(|error| error.approval.clone())
-        else {
-            return plain();
-        };
-        let can_ask = context.client_capabilities().is_some_and(|capabilities| capabilities.elicitation.is_some());
-        let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return plain() };
-        let effect = running
-            .gate
-            .agent(&key.agent)
-            .and_then(|agent| agent.tools().find(|spec| spec.name() == &*approval.tool))
-            .map(toolgate::Spec::effect);
-        let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
-        let left_to_client = if approval.approvers.is_empty() { effect != Some(toolgate::Effect::Destructive) } else { named };
-        if !can_ask || !left_to_client {
-            return plain();
-        }
-        let params = question(&approval);
-        if modern {
-            let parked = self.gateway.0.parked.park(&key, Waits::Approval { id: waits.id, digest: digest(request) });
-            let Some(state) = parked else { return plain() };
-            let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
-            return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))));
-        }
-        let Ok(said) = context.peer.create_elicitation(params).await else { return plain() };
-        self.decide(running, key, request, &waits.id, &said, context).await
-    }
-
-    /// A client's user has answered.
-    async fn decide(
-        &self,
-        running: &Running,
-        key: SessionKey,
-        request: &CallToolRequestParams,
-        id: &str,
-        said: &ElicitResult,
-        context: &RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let yes = said.action == ElicitationAction::Accept
-            && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
-        // Whoever closes the question has not refused: it can still be answered elsewhere.
-        if yes || said.action == ElicitationAction::Decline || said.action == ElicitationAction::Accept {
-            let approval = running.gate.approval(id).await.ok().flatten();
-            let by = if approval.is_some_and(|approval| approval.approvers.is_empty()) {
-                format!("the client of {}", key.principal)
-            } else {
-                CLIENT.to_owned()
-            };
-            if let Err(error) = running.gate.answer_approval(id, yes, &by).await {
-                tracing::error!(%error, "an answer cannot be written down");
-            }
-        }
-        let mut call = call_of(key, request, context);
-        if yes {
-            call = call.approval(id);
-        }
-        let line = self.line(mpsc::unbounded_channel().0, None, context);
-        Box::pin(async move {
-            if yes {
-                return self.begin(running, call, request, context).await;
-            }
-            let answer = running.gate.call(call).await;
-            Ok(render::result(&answer, &line).into())
-        })
-        .await
-    }
-
-    /// A client comes back with what it was asked for.
-    async fn resume(
-        &self,
-        running: &Running,
-        key: SessionKey,
-        request: CallToolRequestParams,
-        waits: Waits,
-        context: &RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let mut responses = request.input_responses.clone().unwrap_or_default();
-        match waits {
-            Waits::Approval { id, digest: shown } => {
-                if shown != digest(&request) {
-                    // It was edited: it is judged as any other.
-                    let call = call_of(key, &request, context);
-                    return self.begin(running, call, &request, context).await;
-                }
-                let said: ElicitResult = responses
-                    .remove(APPROVAL)
-                    .and_then(|said| serde_json::from_value(said).ok())
-                    .ok_or_else(|| ErrorData::invalid_params("the answer to the question for approval is missing", None))?;
-                self.decide(running, key, &request, &id, &said, context).await
-            }
-            Waits::Upstream(mut underway) => {
-                if underway.digest != digest(&request) {
-                    return Err(ErrorData::invalid_params("this is another call than the one that was asked about", None));
-                }
-                match underway.asked.take() {
-                    // What is missing in it, whoever asked knows best.
-                    Some(FromUpstream::Inputs(_, reply)) => {
-                        let _ = reply.send(Ok(responses));
-                    }
-                    Some(asked) => {
-                        let said = responses.remove("input").ok_or_else(|| ErrorData::invalid_params("the answer is missing", None))?;
-                        reply(asked, said);
-                    }
-                    None => {}
-                }
-                self.accompany(running, key, &request, *underway, context).await
-            }
-        }
-    }
-
-    /// Parks a call whose upstream wants to know something.
-    fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway) -> Option<CallToolResponse> {
-        let one = |request| InputRequests::from([("input".to_owned(), request)]);
-        let requests = match &question {
-            FromUpstream::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
-            FromUpstream::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),
-            FromUpstream::Roots(_) => one(InputRequest::ListRoots(ListRootsRequest::default())),
-            FromUpstream::Inputs(requests, _) => requests.clone(),
-            FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
-        };
-        let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), ..underway }));
-        let state = self.gateway.0.parked.park(key, waits)?;
-        Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
-    }
-
-    async fn progress(&self, mut progress: ProgressNotificationParam, context: &RequestContext<RoleServer>) {
-        if let Some(token) = context.meta.get_progress_token() {
-            progress.progress_token = token;
-            let _ = context.peer.notify_progress(progress).await;
-        }
-    }
-
-    async fn log(&self, message: LoggingMessageNotificationParam, context: &RequestContext<RoleServer>) {
-        let wanted = context.meta.log_level().or(*lock(&self.level)).unwrap_or(LoggingLevel::Info);
-        if rank(message.level) >= rank(wanted) {
-            let _ = context.peer.notify_logging_message(message).await;
-        }
-    }
-}
-
-/// The approver who is whoever sits before the client.
-const CLIENT: &str = "client";
-
-const fn rank(level: LoggingLevel) -> u8 {
-    match level {
-        LoggingLevel::Debug => 0,
-        LoggingLevel::Info => 1,
-        LoggingLevel::Notice => 2,
-        LoggingLevel::Warning => 3,
-        LoggingLevel::Error => 4,
-        LoggingLevel::Critical => 5,
-        LoggingLevel::Alert => 6,
-        LoggingLevel::Emergency => 7,
-    }
-}
-
-/// What a person is asked.
-fn question(approval: &toolgate::store::Approval) -> ElicitRequestParams {
-    let shown = serde_json::to_string_pretty(&approval.shown).unwrap_or_default();
-    let shown: String = shown.chars().take(2_000).collect();
-    let message = format!("{}\n\nThe agent wants to call `{}` with\n{shown}", approval.reason, approval.tool);
-    let schema = ElicitationSchema::builder().required_bool("approve").build();
-    ElicitRequestParams::FormElicitationParams {
-        meta: None,
-        message,
-        requested_schema: schema.unwrap_or_else(|_| ElicitationSchema::new(Default::default())),
-    }
-}
-
-/// Asks a client of an earlier revision, in the middle of its request.
-async fn ask(question: FromUpstream, context: &RequestContext<RoleServer>) {
-    let cannot = |error: rmcp::ServiceError| passed(error);
-    match question {
-        FromUpstream::Elicit(params, reply) => {
-            let _ = reply.send(context.peer.create_elicitation(*params).await.map_err(cannot));
-        }
-        FromUpstream::Sample(params, reply) => {
-            let _ = reply.send(context.peer.create_message(*params).await.map_err(cannot));
-        }
-        FromUpstream::Roots(reply) => {
-            let _ = reply.send(context.peer.list_roots().await.map_err(cannot));
-        }
-        FromUpstream::Inputs(requests, reply) => {
-            let _ = reply.send(ask_all(requests, context).await);
-        }
-        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
-    }
-}
-
-/// Asks a client of an earlier revision one thing after the other.
-async fn ask_all(requests: InputRequests, context: &RequestContext<RoleServer>) -> Result<InputResponses, ErrorData> {
-    let unread = |_| ErrorData::internal_error("the client's answer cannot be passed on", None);
-    let mut responses = InputResponses::new();
-    for (key, request) in requests {
-        let said = match request {
-            InputRequest::Elicitation(request) => {
-                serde_json::to_value(context.peer.create_elicitation(request.params).await.map_err(passed)?)
-            }
-            InputRequest::CreateMessage(request) => {
-                serde_json::to_value(context.peer.create_message(request.params).await.map_err(passed)?)
-            }
-            InputRequest::ListRoots(_) => serde_json::to_value(context.peer.list_roots().await.map_err(passed)?),
-            _ => return Err(ErrorData::invalid_request("this is not known here", None)),
-        };
-        responses.insert(key, said.map_err(unread)?);
-    }
-    Ok(responses)
-}
-
-/// Whether a client can be asked this.
-fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilities) -> bool {
-    let can = |request: &InputRequest| match request {
-        InputRequest::Elicitation(_) => capabilities.elicitation.is_some(),
-        InputRequest::CreateMessage(_) => capabilities.sampling.is_some(),
-        InputRequest::ListRoots(_) => capabilities.roots.is_some(),
-        _ => false,
-    };
-    match question {
-        FromUpstream::Elicit(..) => capabilities.elicitation.is_some(),
-        FromUpstream::Sample(..) => capabilities.sampling.is_some(),
-        FromUpstream::Roots(_) => capabilities.roots.is_some(),
-        FromUpstream::Inputs(requests, _) => requests.values().all(can),
-        FromUpstream::Progress(_) | FromUpstream::Log(_) => true,
-    }
-}
-
-/// The client cannot be asked.
-fn decline(question: FromUpstream) {
-    let cannot = || ErrorData::invalid_request("the client cannot be asked this", None);
-    match question {
-        FromUpstream::Elicit(_, reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Sample(_, reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Roots(reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Inputs(_, reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
-    }
-}
-
-/// Gives an upstream what a client has said.
-fn reply(asked: FromUpstream, said: Value) {
-    let unread = || ErrorData::invalid_params("the client's answer cannot be read", None);
-    match asked {
-        FromUpstream::Elicit(_, reply) => {
-            let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
-        }
-        FromUpstream::Sample(_, reply) => {
-            let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
-        }
-        FromUpstream::Roots(reply) => {
-            let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
-        }
-        FromUpstream::Inputs(..) | FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
-    }
 }

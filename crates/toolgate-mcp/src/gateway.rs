@@ -55,8 +55,10 @@ pub(crate) struct Inner {
     pub(crate) parked: Parked,
     pub(crate) idle: Mutex<HashMap<(String, String), (String, std::time::Instant)>>,
     pub(crate) metrics: Metrics,
-    pub(crate) keys: Keys,
-    pub(crate) subscriptions: tokio::sync::Mutex<HashMap<String, Vec<Peer<RoleServer>>>>,
+    /// Where it is listened at.
+    pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
+    /// Who wants to hear of which resource.
+    pub(crate) subscriptions: Mutex<HashMap<String, Vec<(u64, Peer<RoleServer>)>>>,
     canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
     /// Nothing new is begun.
     pub(crate) stop: CancellationToken,
@@ -81,6 +83,7 @@ impl Drop for Counted {
 pub(crate) struct Running {
     pub(crate) gate: Toolgate,
     pub(crate) settings: Settings,
+    pub(crate) keys: Keys,
     pub(crate) upstreams: Upstreams,
     pub(crate) exposed: BTreeMap<(String, String), Exposed>,
     /// The upstreams that an agent hears of.
@@ -100,14 +103,13 @@ impl Gateway {
         let metrics = Metrics::new();
         let read = config()?;
         let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
-        let running = match Running::build(config()?, &options, upstreams.clone(), &metrics) {
+        let running = match Running::build(read, &options, upstreams.clone(), &metrics, None).await {
             Ok(running) => running,
             Err(error) => {
                 upstreams.end().await;
                 return Err(error);
             }
         };
-        let keys = Keys::new(&running.settings).await?;
         let gateway = Self(Arc::new(Inner {
             config,
             options,
@@ -118,8 +120,8 @@ impl Gateway {
             parked: Parked::new()?,
             idle: Mutex::default(),
             metrics,
-            keys,
-            subscriptions: tokio::sync::Mutex::default(),
+            addresses: Mutex::default(),
+            subscriptions: Mutex::default(),
             canary: Mutex::default(),
             stop: CancellationToken::new(),
             closed: CancellationToken::new(),
@@ -175,16 +177,19 @@ impl Gateway {
         let before = self.running();
         let read = config()?;
         let upstreams = before.upstreams.renewed(&read, &self.0.options.upstreams, self.0.options.patience).await?;
-        match Running::build(config()?, &self.0.options, upstreams.clone(), &self.0.metrics) {
+        let built = Running::build(read, &self.0.options, upstreams.clone(), &self.0.metrics, Some(&before.keys)).await;
+        let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
+        let built = built.and_then(|running| match world {
+            Some(address) if running.keys.is_open() => {
+                Err(io::Error::other(format!("{address} can be reached from elsewhere, and nobody would need a token any more")))
+            }
+            _ => Ok(running),
+        });
+        match built {
             Ok(running) => {
-                self.0.keys.renew(&running.settings).await?;
                 *self.0.running.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
                 self.tell_changed().await;
-                // Whoever still talks to one that is gone has some time to finish.
-                tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_secs(2)).await;
-                    before.upstreams.end_but(&upstreams).await;
-                });
+                tokio::spawn(async move { before.upstreams.end_but(&upstreams).await });
                 Ok(())
             }
             Err(error) => {
@@ -292,8 +297,8 @@ impl Gateway {
                 Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
                 Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
             };
-            let peers = self.0.subscriptions.lock().await.get(&uri).cloned().unwrap_or_default();
-            for peer in peers {
+            let peers = lock(&self.0.subscriptions).get(&uri).cloned().unwrap_or_default();
+            for (_, peer) in peers {
                 let told = peer.notify_resource_updated(rmcp::model::ResourceUpdatedNotificationParam::new(uri.clone()));
                 let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
             }
@@ -352,7 +357,8 @@ impl Gateway {
 }
 
 impl Running {
-    fn build(config: Config, options: &Options, upstreams: Upstreams, metrics: &Metrics) -> io::Result<Self> {
+    async fn build(config: Config, options: &Options, upstreams: Upstreams, metrics: &Metrics, before: Option<&Keys>) -> io::Result<Self> {
+        let keys = Keys::new(&config.gateway, before).await?;
         let config = match &options.launcher {
             Some(launcher) => config.launcher(launcher),
             None => config,
@@ -369,6 +375,8 @@ impl Running {
         for pattern in &redact {
             builder = builder.redact(pattern).map_err(io::Error::other)?;
         }
+        let known = agents.iter().flat_map(|agent| agent.tools().map(|spec| (agent.name().to_owned(), spec.name().to_owned())));
+        metrics.know(known.chain([(CANARY.to_owned(), "canary".to_owned())]).collect());
         let heard = metrics.clone();
         builder = builder.on_event(move |event| heard.hear(event));
         let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build()?;
@@ -385,7 +393,7 @@ impl Running {
                 (name.clone(), links)
             })
             .collect();
-        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, seen })
+        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, seen, keys })
     }
 
     /// The agent of those who name none.

@@ -5,7 +5,9 @@
 #![expect(deprecated, reason = "clients and servers of earlier revisions still sample, log and ask for roots")]
 
 mod api;
+mod asking;
 mod auth;
+mod calls;
 mod child;
 mod client;
 mod door;

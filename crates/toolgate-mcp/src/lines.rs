@@ -75,7 +75,7 @@ async fn write<W: AsyncWrite + Unpin>(output: &Mutex<W>, mut text: Vec<u8>) -> i
 }
 
 /// The name of a request, where it has one.
-pub(crate) fn id_of(message: &Value) -> Option<RequestId> {
+fn id_of(message: &Value) -> Option<RequestId> {
     message.get("id").and_then(|id| serde_json::from_value(id.clone()).ok())
 }
 

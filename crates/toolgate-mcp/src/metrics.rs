@@ -1,7 +1,8 @@
 //! Numbers for those who watch.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -38,6 +39,8 @@ struct UpstreamLabels {
 #[derive(Clone)]
 pub(crate) struct Metrics {
     registry: Arc<Registry>,
+    /// Tools that there are: names that somebody made up would each be a series of their own.
+    known: Arc<RwLock<HashSet<(String, String)>>>,
     calls: Family<CallLabels, Counter>,
     seconds: Family<AgentLabels, Histogram>,
     upstreams: Family<UpstreamLabels, Gauge>,
@@ -59,7 +62,12 @@ impl Metrics {
         registry.register("upstream_held_tools", "Tools that are held back until somebody has looked at them", held.clone());
         registry.register("canary_refused", "Whether the call that must be refused was refused", canary.clone());
         registry.register("requests_turned_away", "Requests that were turned away before they became calls", refused.clone());
-        Self { registry: Arc::new(registry), calls, seconds, upstreams, held, canary, refused }
+        Self { registry: Arc::new(registry), known: Arc::default(), calls, seconds, upstreams, held, canary, refused }
+    }
+
+    /// The tools that there are now.
+    pub(crate) fn know(&self, tools: HashSet<(String, String)>) {
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = tools;
     }
 
     pub(crate) fn hear(&self, event: &Event) {
@@ -70,8 +78,11 @@ impl Metrics {
 
     fn count(&self, row: &Row) {
         let (agent, code) = (row.key.agent.to_string(), row.code().unwrap_or_default().to_owned());
-        // Names that somebody made up would each be a series of their own.
-        let tool = if code == "unknown_tool" { "(unknown)".to_owned() } else { row.tool.to_string() };
+        let mut named = (agent, row.tool.to_string());
+        if !self.known.read().unwrap_or_else(PoisonError::into_inner).contains(&named) {
+            named = ("(unknown)".to_owned(), "(unknown)".to_owned());
+        }
+        let (agent, tool) = named;
         let gate = row.gate.name();
         self.calls.get_or_create(&CallLabels { agent: agent.clone(), tool: tool.clone(), decision: row.decision.name(), gate, code }).inc();
         self.seconds

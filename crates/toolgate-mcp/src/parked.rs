@@ -18,8 +18,8 @@ use crate::upstream::FromUpstream;
 
 /// How long a client may take.
 const LIFE: Duration = Duration::from_secs(15 * 60);
-/// Most calls that wait.
-const MOST: usize = 10_000;
+/// Most calls that wait, and most of one principal.
+const MOST: (usize, usize) = (10_000, 200);
 
 /// A call that waits.
 pub(crate) enum Waits {
@@ -32,11 +32,18 @@ pub(crate) enum Waits {
 /// A call in the middle of its run.
 pub(crate) struct Underway {
     pub(crate) task: JoinHandle<Answer>,
-    pub(crate) heard: mpsc::UnboundedReceiver<FromUpstream>,
+    pub(crate) heard: mpsc::Receiver<FromUpstream>,
     pub(crate) line: std::sync::Arc<crate::upstream::Line>,
     pub(crate) cancel: CancellationToken,
     pub(crate) asked: Option<FromUpstream>,
     pub(crate) digest: String,
+}
+
+impl Entry {
+    /// Whether nothing waits any more.
+    fn is_over(&self) -> bool {
+        matches!(&self.waits, Some(Waits::Upstream(underway)) if underway.task.is_finished())
+    }
 }
 
 /// Nobody comes back for it.
@@ -72,10 +79,12 @@ impl Parked {
         getrandom::fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
         let mut calls = lock(&self.calls);
-        if calls.len() >= MOST {
-            calls.retain(|_, entry| entry.since.elapsed() < LIFE);
+        let own = calls.values().filter(|entry| entry.key.principal == key.principal).count();
+        if calls.len() >= MOST.0 || own >= MOST.1 {
+            calls.retain(|_, entry| entry.since.elapsed() < LIFE && !entry.is_over());
         }
-        if calls.len() >= MOST {
+        let own = calls.values().filter(|entry| entry.key.principal == key.principal).count();
+        if calls.len() >= MOST.0 || own >= MOST.1 {
             return None;
         }
         let signed = format!("{nonce}.{}", hex(&self.sign(&nonce, key)));
@@ -91,6 +100,16 @@ impl Parked {
         let mut calls = lock(&self.calls);
         let mut entry = calls.remove(nonce)?;
         if entry.key == *key && entry.since.elapsed() < LIFE { entry.waits.take() } else { None }
+    }
+
+    /// Takes back the call of which something was asked, where the client has forgotten how to name it. An approval is not given so.
+    pub(crate) fn take_unstated(&self, key: &SessionKey, digest: &str) -> Option<Waits> {
+        let mut calls = lock(&self.calls);
+        let fits =
+            |entry: &Entry| matches!(&entry.waits, Some(Waits::Upstream(underway)) if underway.digest == digest) && entry.key == *key;
+        let found = calls.iter().filter(|(_, entry)| fits(entry) && entry.since.elapsed() < LIFE).max_by_key(|(_, entry)| entry.since);
+        let nonce = found.map(|(nonce, _)| nonce.clone())?;
+        calls.remove(&nonce)?.waits.take()
     }
 
     fn mac(&self, nonce: &str, key: &SessionKey) -> Option<Hmac<Sha256>> {

@@ -39,6 +39,48 @@ fn clean(mut meta: MetaObject) -> MetaObject {
     meta
 }
 
+/// Something of an upstream, without what only toolgate writes, however deep it stands.
+pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(thing: T) -> T {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                if let Some(Value::Object(meta)) = map.get_mut("_meta") {
+                    meta.retain(|key, _| !key.starts_with("toolgate/"));
+                }
+                map.values_mut().for_each(strip);
+            }
+            Value::Array(items) => items.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    let Ok(mut value) = serde_json::to_value(&thing) else { return thing };
+    if !value.to_string().contains("toolgate/") {
+        return thing;
+    }
+    strip(&mut value);
+    serde_json::from_value(value).unwrap_or(thing)
+}
+
+/// A result as the upstream gave it. Its words are those that were judged: beside a structured result, text that says something
+/// else is left out.
+fn as_given(mut said: CallToolResult) -> CallToolResult {
+    // A server of an earlier revision does not say that this is all.
+    said.result_type = Some(ResultType::COMPLETE);
+    if let Some(structured) = &said.structured_content {
+        let same = |text: &str| {
+            let alone = structured.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("result")).and_then(Value::as_str);
+            alone == Some(text) || serde_json::from_str::<Value>(text).is_ok_and(|value| value == *structured)
+        };
+        let texts = said.content.iter().filter_map(|block| block.as_text()).count();
+        let agrees = said.content.iter().filter_map(|block| block.as_text()).all(|block| same(&block.text));
+        if texts > 0 && !agrees {
+            said.content.retain(|block| block.as_text().is_none());
+            said.content.insert(0, ContentBlock::text(structured.to_string()));
+        }
+    }
+    unspoofed(said)
+}
+
 /// What a call came to, as a client reads it.
 pub(crate) fn result(answer: &Answer, line: &Line) -> CallToolResult {
     let mut result = match &answer.outcome {
@@ -52,10 +94,7 @@ pub(crate) fn result(answer: &Answer, line: &Line) -> CallToolResult {
             match answered {
                 // As the upstream said it, where nothing on the way has changed it.
                 Some((value, said)) if value == output.value && !output.hidden && output.stored.is_none() && !output.replayed => {
-                    let mut said = *said;
-                    // A server of an earlier revision does not say that this is all.
-                    said.result_type = Some(ResultType::COMPLETE);
-                    said.meta = said.meta.map(clean);
+                    let mut said = as_given(*said);
                     if let Some(message) = &output.message {
                         said.content.push(ContentBlock::text(message.clone()));
                     }

@@ -30,12 +30,14 @@ use crate::auth::NotLetIn;
 use crate::door::Door;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{Asked, Caller};
-use crate::lines::{bounds, id_of};
+use crate::lines::bounds;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Most connections at the same time.
 const CONNECTIONS: usize = 16_384;
+/// Most sessions of older clients.
+const SESSIONS: usize = 100_000;
 /// How long a session of an older client lives without a word.
 const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
 
@@ -73,8 +75,7 @@ impl Gateway {
     /// The address cannot be listened at, or is not local and nobody needs a token.
     pub async fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
         let running = self.running();
-        let open = running.settings.tokens.is_empty() && running.settings.jwt.is_none();
-        if open && !address.ip().is_loopback() {
+        if running.keys.is_open() && !address.ip().is_loopback() {
             return Err(io::Error::other(format!(
                 "{address} can be reached from elsewhere, and nobody needs a token; add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen at 127.0.0.1"
             )));
@@ -82,6 +83,7 @@ impl Gateway {
         let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls(certificate, key)).transpose()?;
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
+        lock(&self.0.addresses).push(address);
         let http = Arc::new(Http::new(self.clone(), &running, address));
         let gateway = self.clone();
         let task = self.0.listeners.spawn(async move { accept(listener, http, tls, gateway).await });
@@ -204,7 +206,7 @@ impl Http {
         }
         let caller = self.let_in(&running, &parts).await?;
         self.hold_rate(&running, &caller)?;
-        let _seat = Arc::clone(&self.seats)
+        let seat = Arc::clone(&self.seats)
             .try_acquire_owned()
             .map_err(|_| refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests at the same time", Some(1)))?;
         match words.as_slice() {
@@ -223,12 +225,25 @@ impl Http {
                     _ => return Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
                 };
                 self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
+                let listens =
+                    parts.method == Method::GET || parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen");
                 let body = self.read(&running, &parts, body).await?;
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
                 let answer = self.mcp.handle(Request::from_parts(parts, Full::new(body))).await;
                 self.own_session(&answer, caller, asked.agent);
-                Ok(answer)
+                // It takes its seat until all of the answer is said; those who only listen take none.
+                Ok(if listens {
+                    answer
+                } else {
+                    answer.map(|body| {
+                        body.map_frame(move |frame| {
+                            let _ = &seat;
+                            frame
+                        })
+                        .boxed()
+                    })
+                })
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let body = self.read(&running, &parts, body).await?;
@@ -277,7 +292,7 @@ impl Http {
     }
 
     async fn let_in(&self, running: &Running, parts: &Parts) -> Result<Caller, Box<Answer>> {
-        let found = self.gateway.0.keys.caller(&running.settings, &parts.headers, self.gateway.principal()).await;
+        let found = running.keys.caller(&parts.headers, self.gateway.principal()).await;
         found.map_err(|why| {
             let (said, error) = match why {
                 NotLetIn::Missing => ("a token is needed", ""),
@@ -317,7 +332,11 @@ impl Http {
 
     /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.
     fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
-        let Some(id) = headers.get("mcp-session-id") else { return Ok(()) };
+        let Some(id) = headers.get("mcp-session-id") else {
+            // An older client that names no session wants one.
+            let many = lock(&self.owners).len() >= SESSIONS && !headers.contains_key("mcp-method");
+            return if many { Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60))) } else { Ok(()) };
+        };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
         let mut owners = lock(&self.owners);
         match owners.get_mut(id) {
@@ -355,10 +374,7 @@ impl Http {
             Err(_) => return Err(refusal(StatusCode::BAD_REQUEST, "the request broke off", None)),
         };
         match toolgate::json::parse(&bytes, &bounds(most)) {
-            Ok(message) => {
-                let _ = id_of(&message);
-                Ok(bytes)
-            }
+            Ok(_) => Ok(bytes),
             Err(error) => {
                 let said = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": error.message}});
                 Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &said)))

@@ -41,9 +41,11 @@ pub(crate) struct Args {
 /// Where clients are listened to, unless somebody says otherwise.
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
-/// Where it is kept what the tools of upstreams looked like.
-pub(crate) fn pins(state: &State) -> PathBuf {
-    state.path().join("upstreams")
+/// Where it is kept what the tools of a configuration's upstreams looked like.
+pub(crate) fn pins(state: &State, found: &InForce) -> PathBuf {
+    let config = found.files.first().map(|file| std::path::absolute(file).unwrap_or_else(|_| file.clone())).unwrap_or_default();
+    let name: String = toolgate::json::Digest::of(config.as_os_str().as_encoded_bytes()).to_string().chars().take(16).collect();
+    state.path().join("upstreams").join(name)
 }
 
 /// The configuration that is served, and the files that it comes from.
@@ -95,7 +97,7 @@ async fn serve(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let program = std::env::current_exe()?;
     let options = Options {
         store,
-        upstreams: Starting { pins: Some(pins(&served.state)), launcher: Some(program.clone()) },
+        upstreams: Starting { pins: Some(pins(&served.state, &found)), launcher: Some(program.clone()) },
         patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
         principal: place::user(),
@@ -108,18 +110,23 @@ async fn serve(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         let gateway = gateway.clone();
         async move { gateway.watch_canary(Duration::from_secs(60)).await }
     });
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at));
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone()));
     let ended = if args.stdio {
         anstream::eprintln!("toolgate serves on standard streams");
+        let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
         tokio::select! {
-            ended = gateway.serve_stdio(args.agent.clone()) => ended,
-            () = told_to_end() => Ok(()),
+            ended = &mut serving => ended,
+            () = told_to_end() => {
+                // What is under way ends first.
+                gateway.begin_to_end();
+                serving.await
+            }
         }
     } else {
         let listening = gateway.listen(address).await;
         match listening {
             Ok(listening) => {
-                report(&gateway, listening.address)?;
+                report(&gateway, listening.address, found.config.gateway.tls.is_some())?;
                 told_to_end().await;
                 gateway.begin_to_end();
                 listening.ended().await;
@@ -134,9 +141,10 @@ async fn serve(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 }
 
 /// One line when it is ready, and a few for a person.
-fn report(gateway: &Gateway, address: SocketAddr) -> io::Result<()> {
+fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
+    let scheme = if tls { "https" } else { "http" };
     let mut out = anstream::stdout().lock();
-    writeln!(out, "toolgate serves at {BOLD}http://{address}/mcp{BOLD:#}")?;
+    writeln!(out, "toolgate serves at {BOLD}{scheme}://{address}/mcp{BOLD:#}")?;
     out.flush()?;
     let mut err = anstream::stderr().lock();
     for (agent, tools) in gateway.offers() {
@@ -193,15 +201,15 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 "it has changed"
             }
         };
+        // As they are now: what changes while it is read is read again.
         for (file, was) in &mut files {
             *was = stamp(file);
         }
+        let now = served.find().map(|found| with_pins(found.looked_at));
         match gateway.reload().await {
             Ok(()) => {
                 tracing::info!(because, "the configuration was read again");
-                if let Ok(found) = served.find() {
-                    files = with_pins(found.looked_at);
-                }
+                files = now.unwrap_or(files);
             }
             Err(error) => anstream::eprintln!("error: the configuration stays in force as it was: {error}"),
         }

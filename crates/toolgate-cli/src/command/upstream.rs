@@ -1,7 +1,7 @@
 //! `toolgate upstream`: what MCP servers offer, and whether it is still what somebody looked at.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -55,17 +55,18 @@ enum Verb {
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     let served = Served::new(args.config.clone(), None)?;
-    let config = served.find()?.config;
-    let state = State::open()?;
+    let found = served.find()?;
+    let pins = pins(&State::open()?, &found);
+    let config = found.config;
     match &args.verb {
-        Verb::List => list(config, &state, args.json),
-        Verb::Diff { upstream } => diff(&config, &state, upstream.as_deref(), args.json),
-        Verb::Accept { upstream, tool } => accept(&config, &state, upstream, tool.as_deref(), args.json),
+        Verb::List => list(config, &pins, args.json),
+        Verb::Diff { upstream } => diff(&config, &pins, upstream.as_deref(), args.json),
+        Verb::Accept { upstream, tool } => accept(&config, &pins, upstream, tool.as_deref(), args.json),
     }
 }
 
-fn list(config: Config, state: &State, as_json: bool) -> io::Result<ExitCode> {
-    let starting = Starting { pins: Some(pins(state)), launcher: Some(std::env::current_exe()?) };
+fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
+    let starting = Starting { pins: Some(pins.to_owned()), launcher: Some(std::env::current_exe()?) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let (health, exposed) = runtime.block_on(async {
         let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(20)).await?;
@@ -170,10 +171,10 @@ fn known<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Ups
     }
 }
 
-fn diff(config: &Config, state: &State, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
     let mut changes = Vec::new();
     for upstream in known(config, wanted)? {
-        changes.extend(Pins::open(Some(&pins(state)), upstream)?.changes());
+        changes.extend(Pins::open(Some(pins), upstream)?.changes());
     }
     let mut out = anstream::stdout().lock();
     if as_json {
@@ -201,10 +202,10 @@ fn diff(config: &Config, state: &State, wanted: Option<&str>, as_json: bool) -> 
     Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn accept(config: &Config, state: &State, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
     let mut done = Vec::new();
     for upstream in known(config, Some(upstream))? {
-        done.extend(Pins::open(Some(&pins(state)), upstream)?.accept(tool)?);
+        done.extend(Pins::open(Some(pins), upstream)?.accept(tool)?);
     }
     let mut out = anstream::stdout().lock();
     match (as_json, done.is_empty()) {

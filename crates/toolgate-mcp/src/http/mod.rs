@@ -122,6 +122,9 @@ impl Runner {
     /// The address with the arguments in it. No argument leads to another path than the one that was written.
     fn url(&self, arguments: &Value) -> Result<Url, Failure> {
         let parts = self.tool.url.fill(arguments).map_err(|path| refused("invalid_arguments", format!("`{path}` is needed")))?;
+        if let Some(Filled::Argument(path, _)) = parts.iter().find(|part| matches!(part, Filled::Argument(_, text) if text.is_empty())) {
+            return Err(refused("invalid_arguments", format!("`{path}` is empty, and would lead to another address")));
+        }
         let text: String = parts
             .iter()
             .map(|part| match part {
@@ -157,12 +160,13 @@ impl Runner {
 
     async fn send(&self, mut ready: Ready) -> Result<reqwest::Response, Failure> {
         self.may_go(&ready.url).map_err(|failure| failure.effects(Effects::None))?;
-        for _ in 0..=HOPS {
+        for hop in 0..=HOPS {
             let mut request = self.client()?.request(ready.method.clone(), ready.url.clone()).headers(ready.headers.clone());
             if let Some((body, kind)) = &ready.body {
                 request = request.header(reqwest::header::CONTENT_TYPE, *kind).body(body.clone());
             }
-            let answer = request.send().await.map_err(|error| unreachable(&error))?;
+            // What was answered before was sent before.
+            let answer = request.send().await.map_err(|error| unreachable(&error, hop == 0))?;
             let status = answer.status();
             let target = answer.headers().get(LOCATION).filter(|_| status.is_redirection()).and_then(|to| to.to_str().ok());
             let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else { return Ok(answer) };
@@ -174,9 +178,14 @@ impl Runner {
                     return Err(Failure::permission("path_forbidden", "the service leads from an encrypted address to one that is not"));
                 }
             }
-            if matches!(status, StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER) && ready.method != Method::HEAD {
-                ready.method = Method::GET;
-                ready.body = None;
+            let reads = matches!(ready.method, Method::GET | Method::HEAD);
+            match status {
+                // The answer stands elsewhere.
+                StatusCode::SEE_OTHER if !reads => (ready.method, ready.body) = (Method::GET, None),
+                StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
+                _ if reads => {}
+                // Made again as something else, it would not be what was asked for.
+                _ => return Err(Failure::business("tool_failed", "the service has moved; correct the address of the tool")),
             }
             ready.url = target;
         }
@@ -234,17 +243,18 @@ async fn read(mut answer: reqwest::Response, most: usize) -> Result<(Vec<u8>, bo
             }
             Ok(Some(chunk)) => text.extend_from_slice(&chunk),
             Ok(None) => return Ok((text, false)),
-            Err(error) => return Err(unreachable(&error)),
+            Err(error) => return Err(unreachable(&error, false)),
         }
     }
 }
 
 /// A service that cannot be reached. Who was never connected was sent nothing.
-fn unreachable(error: &reqwest::Error) -> Failure {
+fn unreachable(error: &reqwest::Error, first: bool) -> Failure {
+    let untouched = |failure: Failure| if first { failure.effects(Effects::None) } else { failure };
     let mut cause = error.source();
     while let Some(inner) = cause {
         if let Some(forbidden) = inner.downcast_ref::<address::Forbidden>() {
-            return Failure::permission("path_forbidden", forbidden.to_string()).effects(Effects::None);
+            return untouched(Failure::permission("path_forbidden", forbidden.to_string()));
         }
         cause = inner.source();
     }
@@ -254,7 +264,7 @@ fn unreachable(error: &reqwest::Error) -> Failure {
         _ => "the connection to the service behind the tool broke",
     };
     let failure = Failure::transient("upstream_unavailable", what);
-    if error.is_connect() { failure.effects(Effects::None) } else { failure }
+    if error.is_connect() { untouched(failure) } else { failure }
 }
 
 /// A template, where all of its arguments are there.

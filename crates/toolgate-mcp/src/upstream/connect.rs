@@ -73,7 +73,7 @@ pub(super) async fn connect<H: ClientHandler>(
             let mut command = match launcher {
                 Some(launcher) => {
                     let mut command = Command::new(launcher);
-                    command.arg(crate::child::WORD).arg(&program);
+                    command.arg(crate::child::WORD).arg(std::process::id().to_string()).arg(&program);
                     command
                 }
                 None => Command::new(&program),

@@ -13,6 +13,7 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
@@ -48,19 +49,26 @@ impl RemoteTool {
     /// Why it cannot be called now.
     fn away(&self) -> Failure {
         let name = &self.link.upstream.name;
-        let (message, wait) = match self.link.status() {
-            Status::Starting => (format!("the upstream `{name}` is still starting"), Duration::from_secs(1)),
-            Status::Up { .. } => (format!("the upstream `{name}` has just gone away"), Duration::from_secs(1)),
+        let (message, wait, why) = match self.link.status() {
+            Status::Starting => (format!("the upstream `{name}` is still starting"), Duration::from_secs(1), None),
+            Status::Up { .. } => (format!("the upstream `{name}` has just gone away"), Duration::from_secs(1), None),
             Status::Down { since, why, next } => {
                 let wait = Duration::try_from(next.duration_since(Timestamp::now())).unwrap_or_default();
                 let since = since.strftime("%Y-%m-%d %H:%M:%SZ");
-                // What it said may be anything.
-                let why: String = why.chars().take(200).collect();
-                (format!("the upstream `{name}` has been away since {since}, and is tried again in {} ms: {why}", wait.as_millis()), wait)
+                (
+                    format!("the upstream `{name}` has been away since {since}, and is tried again in {} ms", wait.as_millis()),
+                    wait,
+                    Some(why),
+                )
             }
         };
         let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(100);
-        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms)
+        let failure = Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms);
+        // What it said may be anything, and is not ours.
+        match why {
+            Some(why) => failure.upstream(json!({"said": why})),
+            None => failure,
+        }
     }
 
     async fn call(&self, ctx: &Ctx, arguments: &Judged, line: Option<&Line>) -> Result<CallToolResult, Failure> {
@@ -69,18 +77,6 @@ impl RemoteTool {
             let message = format!("the upstream `{}` has failed again and again, and is left alone for a while", link.upstream.name);
             let ms = u64::try_from(rest.as_millis()).unwrap_or(u64::MAX);
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
-        }
-        let peer = link.peer().ok_or_else(|| self.away())?;
-        if self.accepted.is_none() {
-            let message = format!("the upstream `{}` was not there when the rules for its tools were read; they are read again now", link.upstream.name);
-            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500));
-        }
-        if !link.pins.holds(&self.tool, self.accepted) {
-            let message = format!(
-                "`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it",
-                self.tool, link.upstream.name
-            );
-            return Err(Failure::permission("definition_changed", message).effects(Effects::None));
         }
         // Whoever waits for a seat has not been sent.
         let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
@@ -94,9 +90,11 @@ impl RemoteTool {
             Value::Object(map) => Some(map.clone()),
             _ => None,
         };
-        params.input_responses = line.and_then(|line| line.inputs.clone());
         for _ in 0..ROUNDS {
-            match self.once(&peer, params.clone(), line).await? {
+            // Looked at anew each time: who it is, and whether it is still what it was.
+            let (generation, peer) = link.peer_now().ok_or_else(|| self.away())?;
+            self.check_definition()?;
+            match self.once(generation, &peer, params.clone(), line, ctx).await? {
                 ServerResult::CallToolResult(result) => return Ok(result),
                 ServerResult::InputRequiredResult(asked) => {
                     (params.input_responses, params.request_state) = self.ask_back(asked, line).await?;
@@ -113,8 +111,33 @@ impl RemoteTool {
         Err(Failure::business("upstream_rejected", format!("the upstream `{}` asks back without end", link.upstream.name)))
     }
 
+    /// Whether the tool is the one that was looked at when the rules for it were read.
+    fn check_definition(&self) -> Result<(), Failure> {
+        let (name, link) = (&self.link.upstream.name, &self.link);
+        if self.accepted.is_none() {
+            let message =
+                format!("`{}` of the upstream `{name}` was not there when the rules for it were read, or is held back", self.tool);
+            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500));
+        }
+        if !link.pins.holds(&self.tool, self.accepted) {
+            let message = format!(
+                "`{}` of the upstream `{name}` is not what it was when it was accepted; it is held back until a person has looked at it",
+                self.tool
+            );
+            return Err(Failure::permission("definition_changed", message).effects(Effects::None));
+        }
+        Ok(())
+    }
+
     /// One request and its answer. Whoever is not waited for any more is told so.
-    async fn once(&self, peer: &Peer<RoleClient>, params: CallToolRequestParams, line: Option<&Line>) -> Result<ServerResult, Failure> {
+    async fn once(
+        &self,
+        generation: u64,
+        peer: &Peer<RoleClient>,
+        params: CallToolRequestParams,
+        line: Option<&Line>,
+        ctx: &Ctx,
+    ) -> Result<ServerResult, Failure> {
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
         let mut options = PeerRequestOptions::no_options();
         if let Some(line) = line {
@@ -122,9 +145,15 @@ impl RemoteTool {
         }
         let send = peer.send_request_with_option(request, options);
         let handle = self.link.routes.open(line, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
-        let handle = handle.map_err(|error| self.understand(error, false))?;
-        let mut waiting =
-            Waiting { peer: peer.clone(), link: Arc::clone(&self.link), id: handle.id.clone(), routed: line.is_some(), over: false };
+        let handle = handle.map_err(|error| self.understand(error, false, generation))?;
+        let mut waiting = Waiting {
+            peer: peer.clone(),
+            link: Arc::clone(&self.link),
+            id: handle.id.clone(),
+            routed: line.is_some(),
+            over: false,
+            cancelled: ctx.cancelled().clone(),
+        };
         let answer = handle.await_response().await;
         waiting.over = true;
         match answer {
@@ -132,12 +161,12 @@ impl RemoteTool {
                 self.link.answered();
                 Ok(result)
             }
-            Err(error) => Err(self.understand(error, true)),
+            Err(error) => Err(self.understand(error, true, generation)),
         }
     }
 
     /// What went wrong between here and there.
-    fn understand(&self, error: ServiceError, sent: bool) -> Failure {
+    fn understand(&self, error: ServiceError, sent: bool, generation: u64) -> Failure {
         let name = &self.link.upstream.name;
         let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
         match error {
@@ -149,7 +178,7 @@ impl RemoteTool {
                 let trouble = Trouble::of(&why);
                 tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
                 match trouble {
-                    Trouble::Lost => self.link.lost(),
+                    Trouble::Lost => self.link.lost(generation),
                     _ => self.link.failed(),
                 }
                 let failure = match trouble {
@@ -179,19 +208,16 @@ impl RemoteTool {
         let name = &self.link.upstream.name;
         let said = json!({"code": error.code.0, "message": error.message, "data": error.data});
         let message = |what: &str| format!("the upstream `{name}` {what}");
+        // It has answered, so it is over; what it did before, it did.
         let failure = match error.code {
-            // It never began: that is what these say.
-            ErrorCode::INVALID_PARAMS => {
-                Failure::validation("upstream_invalid", message("could not make sense of the request")).effects(Effects::None)
-            }
-            ErrorCode::METHOD_NOT_FOUND => {
-                Failure::validation("upstream_invalid", message("does not know this tool")).effects(Effects::None)
-            }
+            ErrorCode::INVALID_PARAMS => Failure::validation("upstream_invalid", message("could not make sense of the request")),
+            ErrorCode::METHOD_NOT_FOUND => Failure::validation("upstream_invalid", message("does not know this tool")),
             ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => {
                 Failure::validation("upstream_invalid", message("could not read the request"))
             }
-            _ => self.by_pattern(&error.message).unwrap_or_else(|| Failure::business("tool_failed", message("reported a failure"))),
+            _ => Failure::business("tool_failed", message("reported a failure")),
         };
+        let failure = self.by_pattern(&error.message).unwrap_or_else(|| failure.effects(Effects::Done));
         failure.upstream(said)
     }
 
@@ -210,7 +236,7 @@ impl RemoteTool {
         let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
         let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
         let (reply, answer) = oneshot::channel();
-        line.to_client.send(FromUpstream::Inputs(requests, reply)).map_err(|_| refuse("nobody is there to give"))?;
+        line.to_client.try_send(FromUpstream::Inputs(requests, reply)).map_err(|_| refuse("nobody is there to give"))?;
         let responses = answer.await.map_err(|_| refuse("nobody is there to give"))?.map_err(|_| refuse("the client does not give"))?;
         Ok(((!responses.is_empty()).then_some(responses), asked.request_state))
     }
@@ -237,7 +263,16 @@ impl Trouble {
                 Some(StreamableHttpError::SessionExpired) => return Self::Lost,
                 Some(StreamableHttpError::AuthRequired(_)) => return Self::Status(401),
                 Some(StreamableHttpError::InsufficientScope(_)) => return Self::Status(403),
-                Some(StreamableHttpError::HttpStatus(status)) if (400..500).contains(&status.status) => return Self::Status(status.status),
+                Some(StreamableHttpError::HttpStatus(status)) if status.status == 429 => return Self::Status(429),
+                Some(StreamableHttpError::Client(error)) if error.is_connect() => return Self::Nobody,
+                // Refused at the door, in so many words.
+                Some(StreamableHttpError::UnexpectedServerResponse(said)) => {
+                    let status = said.strip_prefix("HTTP ").and_then(|rest| rest.get(..3)).and_then(|digits| digits.parse::<u16>().ok());
+                    match status {
+                        Some(status) if (400..500).contains(&status) && status != 408 => return Self::Status(status),
+                        _ => {}
+                    }
+                }
                 _ => {}
             }
             if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) {
@@ -274,6 +309,8 @@ struct Waiting {
     id: RequestId,
     routed: bool,
     over: bool,
+    /// The client has hung up: that is not the upstream's fault.
+    cancelled: CancellationToken,
 }
 
 impl Drop for Waiting {
@@ -282,10 +319,13 @@ impl Drop for Waiting {
             return;
         }
         let (peer, link, id, over) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone(), self.over);
+        let at_fault = !self.cancelled.is_cancelled();
         tokio::spawn(async move {
             link.routes.close(&id).await;
             if !over {
-                link.failed();
+                if at_fault {
+                    link.failed();
+                }
                 let gone = CancelledNotificationParam::new(Some(id), Some("nobody waits for it any more".to_owned()));
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
             }

@@ -31,6 +31,8 @@ const PULSE: Duration = Duration::from_secs(30);
 /// So many failures in a row, and it is left alone for a while.
 const PATIENCE: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
+/// Who was there for so long is steady.
+const STEADY: Duration = Duration::from_secs(10);
 /// The shortest and the longest wait before it is started again.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
@@ -99,7 +101,8 @@ pub(crate) struct Link {
     pub(super) seats: Semaphore,
     launcher: Option<PathBuf>,
     status: watch::Sender<Status>,
-    peer: Mutex<Option<Peer<RoleClient>>>,
+    /// The connection that stands, and which one it is.
+    peer: Mutex<Option<(u64, Peer<RoleClient>)>>,
     offer: Mutex<Offer>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
@@ -111,7 +114,8 @@ pub(crate) struct Link {
     /// It says itself that something has changed.
     told: AtomicBool,
     relist: Notify,
-    again: Notify,
+    /// The last connection that has lost the thread.
+    again: watch::Sender<u64>,
     starts: AtomicU32,
     failures: AtomicU32,
     rests_until: Mutex<Option<tokio::time::Instant>>,
@@ -138,7 +142,7 @@ impl Link {
             resubscribe: Notify::new(),
             told: AtomicBool::new(false),
             relist: Notify::new(),
-            again: Notify::new(),
+            again: watch::Sender::new(0),
             starts: AtomicU32::new(0),
             failures: AtomicU32::new(0),
             rests_until: Mutex::default(),
@@ -174,10 +178,7 @@ impl Link {
         let mut tries: u32 = 0;
         while !self.stop.is_cancelled() {
             self.starts.fetch_add(1, Ordering::Relaxed);
-            let why = tokio::select! {
-                () = self.stop.cancelled() => break,
-                why = self.once(&mut tries) => why,
-            };
+            let why = self.once(&mut tries).await;
             *lock(&self.peer) = None;
             if self.stop.is_cancelled() {
                 break;
@@ -211,23 +212,35 @@ impl Link {
         // Some servers do not survive a question from the other era: every other try is without it.
         let probing = *tries % 2 == 0;
         let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, hear);
-        let mut connection = match tokio::time::timeout(HELLO, connecting).await {
+        let connected = tokio::select! {
+            connected = tokio::time::timeout(HELLO, connecting) => connected,
+            () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
+        };
+        let mut connection = match connected {
             Ok(Ok(connection)) => connection,
             Ok(Err(why)) => return why,
             Err(_) => return format!("it did not say hello within {HELLO:?}"),
         };
         let peer = connection.service.peer().clone();
+        // What it says now is asked of it now.
+        peer.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         if let Err(why) = self.list(&peer).await {
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
             return format!("it does not say what it offers: {why}");
         }
-        *tries = 0;
         self.failures.store(0, Ordering::Relaxed);
         *lock(&self.rests_until) = None;
-        *lock(&self.peer) = Some(peer.clone());
+        let generation = u64::from(self.starts.load(Ordering::Relaxed));
+        *lock(&self.peer) = Some((generation, peer.clone()));
+        self.subscribe_again(&peer).await;
+        let begun = tokio::time::Instant::now();
         self.status.send_replace(Status::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "an upstream is there");
-        let why = self.watch(&connection.service, &peer).await;
+        let why = self.watch(&connection.service, &peer, generation).await;
+        // One that lives for a moment at a time is given more and more time.
+        if begun.elapsed() > STEADY {
+            *tries = 0;
+        }
         *lock(&self.peer) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
@@ -237,7 +250,13 @@ impl Link {
     }
 
     /// Until something is wrong with it.
-    async fn watch(self: &Arc<Self>, service: &rmcp::service::RunningService<RoleClient, Ears>, peer: &Peer<RoleClient>) -> String {
+    async fn watch(
+        self: &Arc<Self>,
+        service: &rmcp::service::RunningService<RoleClient, Ears>,
+        peer: &Peer<RoleClient>,
+        generation: u64,
+    ) -> String {
+        let mut again = self.again.subscribe();
         let mut pulse = tokio::time::interval(PULSE);
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
@@ -246,9 +265,11 @@ impl Link {
             tokio::select! {
                 () = &mut changes => return "it has hung up".to_owned(),
                 () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
-                () = self.again.notified() => return "it has lost the thread".to_owned(),
+                () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "it has lost the thread".to_owned(),
                 () = self.relist.notified() => {
-                    if let Err(why) = self.list(peer).await {
+                    if let Err(why) = self.list(peer).await
+                        && !self.is_busy()
+                    {
                         return format!("it does not say what it offers: {why}");
                     }
                 }
@@ -259,12 +280,37 @@ impl Link {
                 }
                 _ = pulse.tick() => {
                     // What it offers is looked at again, also where it says nothing of a change.
-                    if let Err(why) = self.list(peer).await {
+                    // One that works may have no time for questions.
+                    if !self.is_busy()
+                        && let Err(why) = self.list(peer).await
+                        && !self.is_busy()
+                    {
                         return format!("it does not answer: {why}");
                     }
                 }
             }
         }
+    }
+
+    /// Whether calls are under way.
+    fn is_busy(&self) -> bool {
+        self.seats.available_permits() < self.upstream.concurrency
+    }
+
+    /// What was wanted of the connection before is wanted of this one.
+    async fn subscribe_again(&self, peer: &Peer<RoleClient>) {
+        let modern = peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
+        let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
+        for uri in wanted.into_iter().filter(|_| !modern) {
+            let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri))).await;
+        }
+    }
+
+    /// Waits until no call is under way, and ends it.
+    pub(crate) async fn end_when_idle(&self, patience: Duration) {
+        let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
+        let _ = tokio::time::timeout(patience, self.seats.acquire_many(all)).await;
+        self.end().await;
     }
 
     /// Hears of changes from one of 2026-07-28: those before say them unasked.
@@ -354,8 +400,12 @@ impl Link {
     }
 
     /// It is somebody else than it was: its session is lost.
-    pub(super) fn lost(&self) {
-        self.again.notify_one();
+    pub(super) fn lost(&self, generation: u64) {
+        self.again.send_if_modified(|lost| {
+            let news = generation > *lost;
+            *lost = generation.max(*lost);
+            news
+        });
     }
 
     fn hear(&self, line: String) {
@@ -380,6 +430,11 @@ impl Link {
 
     /// Whom to talk to.
     pub(crate) fn peer(&self) -> Option<Peer<RoleClient>> {
+        self.peer_now().map(|(_, peer)| peer)
+    }
+
+    /// Whom to talk to, and which connection that is.
+    pub(super) fn peer_now(&self) -> Option<(u64, Peer<RoleClient>)> {
         lock(&self.peer).clone()
     }
 
@@ -422,13 +477,25 @@ impl Link {
         }
     }
 
-    pub(super) fn hold_shadows(&self, others: &[&str]) {
-        for tool in self.pins.accepted().unwrap_or_default() {
-            if let Some(other) = others.iter().find(|other| **other != tool.name && mentions(&tool, other)) {
-                self.pins.hold(&tool.name, Suspicion::Shadow { tool: (*other).to_owned() });
+    /// Holds back tools whose words speak of another upstream's tool that was there before them.
+    pub(super) fn hold_shadows(&self, others: &[(String, Timestamp)]) {
+        let own: Vec<Tool> = self.pins.accepted().unwrap_or_default();
+        for tool in &own {
+            let since = self.pins.first_seen(&tool.name);
+            let shadowed = others.iter().find(|(other, first)| {
+                own.iter().all(|own| own.name != *other) && since.is_some_and(|since| since >= *first) && mentions(tool, other)
+            });
+            if let Some((other, _)) = shadowed {
+                self.pins.hold(&tool.name, Suspicion::Shadow { tool: other.clone() });
             }
         }
         lock(&self.offer).tools = self.pins.accepted().unwrap_or_default();
+    }
+
+    /// Its tools, and when each was first seen.
+    pub(super) fn first_seen(&self) -> Vec<(String, Timestamp)> {
+        let one = |tool: Tool| self.pins.first_seen(&tool.name).map(|first| (tool.name.to_string(), first));
+        self.pins.accepted().unwrap_or_default().into_iter().filter_map(one).collect()
     }
 
     /// Whether it is to be left alone for now; for how long.
@@ -454,12 +521,12 @@ impl Link {
     }
 
     /// Whom a request of the upstream is for.
-    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
         self.routes.of(origin).await
     }
 
     /// Whose progress it is.
-    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
         self.routes.by_token(token).await
     }
 }

@@ -20,6 +20,7 @@ pub(crate) use link::{Link, Updates};
 pub use pins::{Change, Pins};
 pub(crate) use route::{FromUpstream, Line};
 pub use scan::{Suspicion, scan};
+pub(crate) use scan::{is_invisible, is_plain};
 
 use crate::http::HttpRunner;
 
@@ -43,10 +44,14 @@ pub struct Starting {
 impl Upstreams {
     /// Starts all of a configuration, and waits until each has answered or failed once, or the time is over.
     pub async fn start(config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
-        let mut links = BTreeMap::new();
         let updates = Updates::new(256);
+        let mut opened = Vec::new();
         for upstream in &config.upstreams {
-            let pins = Pins::open(starting.pins.as_deref(), upstream)?;
+            opened.push((upstream, Pins::open(starting.pins.as_deref(), upstream)?));
+        }
+        let mut links = BTreeMap::new();
+        // Nothing is started before all that can fail has been done.
+        for (upstream, pins) in opened {
             links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()));
         }
         let all = Self { links: Arc::new(links), http: HttpRunner, updates };
@@ -84,21 +89,25 @@ impl Upstreams {
 
     /// Takes over what is the same in another configuration, so that a reload ends no call.
     pub(crate) async fn renewed(&self, config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
-        let mut links = BTreeMap::new();
-        let mut fresh = Vec::new();
+        let mut opened = Vec::new();
         for upstream in &config.upstreams {
             let same = self.links.get(&upstream.name).filter(|link| link.is_for(upstream));
-            let link = match same {
-                Some(link) => {
+            let pins = if same.is_some() { None } else { Some(Pins::open(starting.pins.as_deref(), upstream)?) };
+            opened.push((upstream, same, pins));
+        }
+        let (mut links, mut fresh) = (BTreeMap::new(), Vec::new());
+        for (upstream, same, pins) in opened {
+            let link = match (same, pins) {
+                (Some(link), _) => {
                     link.look_again();
                     Arc::clone(link)
                 }
-                None => {
-                    let pins = Pins::open(starting.pins.as_deref(), upstream)?;
+                (None, Some(pins)) => {
                     let link = Link::start(upstream.clone(), pins, starting.launcher.clone(), self.updates.clone());
                     fresh.push(Arc::clone(&link));
                     link
                 }
+                (None, None) => continue,
             };
             links.insert(upstream.name.clone(), link);
         }
@@ -111,7 +120,8 @@ impl Upstreams {
     /// Ends those that another set does not have.
     pub(crate) async fn end_but(&self, others: &Self) {
         let gone = self.links.values().filter(|link| !others.links.values().any(|other| Arc::ptr_eq(link, other)));
-        futures_util::future::join_all(gone.map(|link| link.end())).await;
+        // Whoever still talks to them has time to finish.
+        futures_util::future::join_all(gone.map(|link| link.end_when_idle(Duration::from_secs(10 * 60)))).await;
     }
 
     /// Ends all of them: no child process is left.
@@ -121,13 +131,10 @@ impl Upstreams {
 
     /// Holds back tools whose words speak of another upstream's.
     fn look_for_shadows(&self) {
-        let names: Vec<(String, String)> = self
-            .links
-            .iter()
-            .flat_map(|(name, link)| link.offer().tools.into_iter().map(|tool| (name.clone(), tool.name.to_string())))
-            .collect();
+        let all: Vec<(String, Vec<(String, toolgate::Timestamp)>)> =
+            self.links.iter().map(|(name, link)| (name.clone(), link.first_seen())).collect();
         for (name, link) in self.links.iter() {
-            let others: Vec<&str> = names.iter().filter(|(from, _)| from != name).map(|(_, tool)| tool.as_str()).collect();
+            let others: Vec<_> = all.iter().filter(|(from, _)| from != name).flat_map(|(_, tools)| tools.clone()).collect();
             link.hold_shadows(&others);
         }
     }

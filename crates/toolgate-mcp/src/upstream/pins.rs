@@ -8,9 +8,9 @@ use std::sync::Mutex;
 
 use rmcp::model::Tool;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use toolgate::Timestamp;
-use toolgate::config::{Reach, Upstream};
+use toolgate::config::Upstream;
 use toolgate::json::Digest;
 
 use super::scan::{Suspicion, scan};
@@ -37,6 +37,9 @@ struct Pin {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     why: Vec<Suspicion>,
     first: Timestamp,
+    /// A person has looked at it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    looked_at: bool,
 }
 
 /// The tools of one upstream as they were accepted.
@@ -68,22 +71,11 @@ pub struct Change {
 pub(super) fn digest(tool: &Tool) -> Digest {
     let mut written = serde_json::to_value(tool).unwrap_or_default();
     if let Some(fields) = written.as_object_mut() {
-        fields.retain(|key, _| matches!(key.as_str(), "name" | "title" | "description" | "inputSchema" | "outputSchema" | "annotations"));
+        fields.retain(|key, _| {
+            matches!(key.as_str(), "name" | "title" | "description" | "inputSchema" | "outputSchema" | "annotations" | "_meta")
+        });
     }
     Digest::of(&toolgate::json::canonical(&written))
-}
-
-/// What names an upstream, whatever it is called: how it is reached.
-fn identity(upstream: &Upstream) -> String {
-    // References stand for themselves: a new token does not make another server.
-    let reach = match &upstream.reach {
-        Reach::Command { program, args, .. } => {
-            json!([program, args.iter().map(|word| word.resolve().unwrap_or_default()).collect::<Vec<_>>()])
-        }
-        Reach::Url { url, .. } => json!(url.resolve().unwrap_or_default()),
-    };
-    let digest = Digest::of(&toolgate::json::canonical(&json!([upstream.name, reach]))).to_string();
-    digest.chars().take(16).collect()
 }
 
 impl Pins {
@@ -92,7 +84,7 @@ impl Pins {
     /// # Errors
     /// The file is there and cannot be read.
     pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
-        let file = directory.map(|directory| directory.join(format!("{}-{}.json", upstream.name, identity(upstream))));
+        let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
         let known = Known { upstream: upstream.name.clone(), tools: BTreeMap::new() };
         let pins = Self { file, known: Mutex::new(known), stamp: Mutex::default() };
         pins.read()?;
@@ -140,12 +132,12 @@ impl Pins {
             let pin = match found {
                 Some(pin) if same(&pin.accepted) => Pin { seen: None, why: Vec::new(), ..pin.clone() },
                 Some(pin) if same(&pin.seen) => continue,
-                Some(pin) => Pin { seen: Some(tool.clone()), why: scan(tool), ..pin.clone() },
+                Some(pin) => Pin { seen: Some(tool.clone()), why: scan(tool), looked_at: false, ..pin.clone() },
                 None => {
                     let why = scan(tool);
                     news |= why.is_empty();
                     let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
-                    Pin { accepted, seen, why, first: Timestamp::now(), known_digest: std::sync::OnceLock::new() }
+                    Pin { accepted, seen, why, first: Timestamp::now(), known_digest: std::sync::OnceLock::new(), looked_at: false }
                 }
             };
             known.tools.insert(name, pin);
@@ -158,7 +150,7 @@ impl Pins {
     pub(super) fn hold(&self, tool: &str, why: Suspicion) {
         let mut known = self.lock();
         if let Some(pin) = known.tools.get_mut(tool)
-            && !pin.why.contains(&why)
+            && !pin.looked_at
             && pin.seen.is_none()
         {
             pin.why.push(why);
@@ -172,6 +164,11 @@ impl Pins {
     pub(super) fn accepted(&self) -> Option<Vec<Tool>> {
         let known = self.lock();
         (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
+    }
+
+    /// When a tool was first seen.
+    pub(super) fn first_seen(&self, tool: &str) -> Option<Timestamp> {
+        crate::gateway::lock(&self.known).tools.get(tool).map(|pin| pin.first)
     }
 
     /// What a tool looked like when it was accepted.
@@ -219,6 +216,7 @@ impl Pins {
                 pin.accepted = Some(seen);
                 pin.known_digest.take();
                 pin.why.clear();
+                pin.looked_at = true;
                 done.push(name.clone());
             }
         }

@@ -26,15 +26,13 @@ pub(crate) enum FromUpstream {
 
 /// The line from the client of a call to its upstream: it travels with the call.
 pub(crate) struct Line {
-    pub(crate) to_client: mpsc::UnboundedSender<FromUpstream>,
+    pub(crate) to_client: mpsc::Sender<FromUpstream>,
     /// Metadata of the request, as the client sent it.
     pub(crate) meta: rmcp::model::RequestMetaObject,
     /// What the client can do.
     pub(crate) capabilities: ClientCapabilities,
     /// How much it wants to hear of what goes on; `None` is nothing.
     pub(crate) level: Option<LoggingLevel>,
-    /// What the client answers to something that it was not asked here.
-    pub(crate) inputs: Option<InputResponses>,
     /// What the upstream answered, word for word.
     pub(crate) answered: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
 }
@@ -43,7 +41,7 @@ pub(crate) struct Line {
 #[derive(Default)]
 pub(super) struct Routes {
     /// Held while a request is sent, so that no word about it comes too early.
-    calls: tokio::sync::Mutex<HashMap<RequestId, (ProgressToken, mpsc::UnboundedSender<FromUpstream>)>>,
+    calls: tokio::sync::Mutex<HashMap<RequestId, (ProgressToken, mpsc::Sender<FromUpstream>)>>,
 }
 
 impl Routes {
@@ -65,12 +63,12 @@ impl Routes {
         self.calls.lock().await.remove(id);
     }
 
-    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
         self.calls.lock().await.values().find(|(known, _)| known == token).map(|(_, line)| line.clone())
     }
 
     /// Whom a request of the upstream is for: the call that it came in answer to; else the only one there is.
-    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<mpsc::UnboundedSender<FromUpstream>> {
+    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
         let calls = self.calls.lock().await;
         match origin {
             Some(id) => calls.get(id).map(|(_, line)| line.clone()),

@@ -46,7 +46,7 @@ static ORDERS: LazyLock<Option<RegexSet>> = LazyLock::new(|| {
 });
 
 /// Letters that nobody sees: of no width, of direction, of the block of tags.
-fn is_invisible(c: char) -> bool {
+pub(crate) fn is_invisible(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}'
@@ -60,6 +60,11 @@ pub fn scan(tool: &Tool) -> Vec<Suspicion> {
     let mut found = Vec::new();
     let mut texts = vec![("name".to_owned(), tool.name.to_string())];
     texts.extend(tool.title.clone().map(|title| ("title".to_owned(), title)));
+    let annotated = tool.annotations.as_ref().and_then(|annotations| annotations.title.clone());
+    texts.extend(annotated.map(|title| ("title".to_owned(), title)));
+    if let Some(meta) = &tool.meta {
+        collect(&serde_json::to_value(meta).unwrap_or_default(), "meta", &mut texts);
+    }
     texts.extend(tool.description.as_ref().map(|text| ("description".to_owned(), text.to_string())));
     collect(&serde_json::Value::Object((*tool.input_schema).clone()), "input", &mut texts);
     if let Some(output) = &tool.output_schema {
@@ -78,6 +83,11 @@ pub fn scan(tool: &Tool) -> Vec<Suspicion> {
         }
     }
     found
+}
+
+/// Whether words are only words.
+pub(crate) fn is_plain(text: &str) -> bool {
+    !text.chars().any(is_invisible) && !ORDERS.as_ref().is_some_and(|orders| orders.is_match(text))
 }
 
 /// The texts of a schema.

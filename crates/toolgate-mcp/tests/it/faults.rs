@@ -163,7 +163,10 @@ async fn junk_of_every_kind() {
         ("endless", "tr '\\0' 'x' < /dev/zero".to_owned(), false),
     ];
     for (name, text, lives) in cases {
-        let ill = format!("command = {}\nundeclared = \"read\"\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n", script(home.path(), name, &text));
+        let ill = format!(
+            "command = {}\nundeclared = \"read\"\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n",
+            script(home.path(), name, &text)
+        );
         let begun = std::time::Instant::now();
         let gate = Gate::open(&config(&ill)).await;
         assert!(begun.elapsed() < Duration::from_secs(15), "{name}");
@@ -182,7 +185,11 @@ async fn junk_of_every_kind() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(crowd.leave().await >= 64, "{name}");
         gate.end().await;
-        assert!(!children().iter().any(|(_, words)| words.contains(&format!("/{name}")) || words.contains("sleep 1000")), "{name}: {:?}", children());
+        assert!(
+            !children().iter().any(|(_, words)| words.contains(&format!("/{name}")) || words.contains("sleep 1000")),
+            "{name}: {:?}",
+            children()
+        );
     }
 }
 
@@ -303,7 +310,10 @@ async fn secrets_are_told_to_nobody_else() {
     let secret = "s3cr3t-of-the-upstream";
     std::fs::write(home.path().join("key"), format!("{secret}\n")).unwrap();
     let loud = script(home.path(), "loud", "echo \"my key is $KEY\" >&2; echo \"and again $KEY\" >&2; exit 3");
-    let ill = format!("command = {loud}\nenv = {{ KEY = {{ file = {} }} }}\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n", json!(home.path().join("key")));
+    let ill = format!(
+        "command = {loud}\nenv = {{ KEY = {{ file = {} }} }}\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n",
+        json!(home.path().join("key"))
+    );
     let gate = Gate::open(&config(&ill)).await;
     let said = gate.client().call("ill_echo", json!({"text": "x"})).await.to_string();
     assert!(said.contains("my key is [redacted]") || said.contains("and again [redacted]"), "{said}");

@@ -8,7 +8,6 @@ use super::Rules;
 use super::file::{Config, Declared, Entry};
 use super::http::HttpTool;
 use super::upstream::{Undeclared, Upstream};
-use crate::names::shown;
 use crate::policy::Problem;
 use crate::registry::Agent;
 use crate::tool::{Effect, Handler, Tool};
@@ -45,6 +44,7 @@ pub(super) enum Behind {
         /// What it may be called there; the first that is there is meant.
         tools: Vec<String>,
         described: bool,
+        timed: bool,
     },
 }
 
@@ -82,12 +82,12 @@ impl Config {
             for entry in &mut declared.tools {
                 match entry.behind.clone() {
                     Some(Behind::Http(http)) => entry.tool = entry.tool.clone().handled_by(backend.http(&http)),
-                    Some(Behind::Mcp { upstream, tools, described }) => {
+                    Some(Behind::Mcp { upstream, tools, described, timed }) => {
                         let known = backend.tools(&upstream).unwrap_or_default();
                         let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
                         let Some(tool) = meant.cloned() else { continue };
-                        self.connect(entry, &upstream, &tool, described, backend);
-                        entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described });
+                        self.connect(entry, &upstream, &tool, described, timed, backend);
+                        entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
                         let name = entry.tool.spec().name().to_owned();
                         self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool });
                     }
@@ -101,11 +101,14 @@ impl Config {
     }
 
     /// Puts a tool of an upstream behind one that is declared.
-    fn connect(&mut self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, backend: &dyn Backend) {
+    fn connect(&mut self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) {
         // An upstream that is not there was told when the file was read.
         let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return };
         let handler = backend.remote(found, tool);
         let mut connected = entry.tool.clone().handled_by(handler);
+        if !timed {
+            connected = connected.timeout(found.timeout);
+        }
         if let Some(tools) = backend.tools(upstream) {
             match tools.iter().find(|remote| remote.name == tool) {
                 Some(remote) => {
@@ -114,11 +117,9 @@ impl Config {
                         connected = connected.description(&cut(&remote.description, &remote.name));
                     }
                 }
+                // It may be held back, or gone: whoever calls it hears so. That is no reason to take others down.
                 None => {
-                    let problem = Problem::new(format!("`{upstream}` has no tool `{}` that was accepted", shown(tool)));
-                    let known = tools.iter().map(|remote| remote.name.as_str());
-                    let problem = problem.did_you_mean(tool, known).or_help("see `toolgate upstream list`");
-                    self.problems.push(Problem { place: Some(entry.place.clone()), ..problem });
+                    tracing::warn!(upstream, tool, "a tool that is declared is not there, or is held back; see `toolgate upstream list`")
                 }
             }
         }
@@ -128,6 +129,7 @@ impl Config {
     /// Offers what no table declares, where the upstream's own table says so.
     fn offer_undeclared(&mut self, declared: &mut Declared, single: bool, backend: &dyn Backend) {
         let mut asks = Vec::new();
+        let mut found: Vec<(String, &Upstream, Remote)> = Vec::new();
         for upstream in &self.upstreams {
             let taken = match &declared.upstreams {
                 Some(names) => names.contains(&upstream.name),
@@ -149,40 +151,54 @@ impl Config {
                     let own = matches!(&entry.behind, Some(Behind::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
                     own || entry.tool.spec().name() == legal
                 };
-                if declared.tools.iter().any(declares) {
-                    continue;
+                if !declared.tools.iter().any(declares) {
+                    found.push((legal.clone(), upstream, remote.clone()));
                 }
-                let tool = Tool::with_handler(
-                    legal,
-                    &cut(&remote.description, &remote.name),
-                    remote.input.clone(),
-                    backend.remote(upstream, &remote.name),
-                )
-                .timeout(upstream.timeout);
-                let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
-                // One that no agent can be built with is held back, and takes nobody else along.
-                if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
-                    tracing::warn!(upstream = upstream.name, tool = remote.name, %error, "a tool is held back");
-                    continue;
-                }
-                let tool = match upstream.undeclared {
-                    Undeclared::Open => tool.open(),
-                    Undeclared::Read => tool.effect(Effect::Read),
-                    Undeclared::Ask | Undeclared::Deny => tool,
-                };
-                if upstream.undeclared == Undeclared::Ask {
-                    asks.push(legal.clone());
-                }
-                self.exposed.push(Exposed {
-                    agent: declared.name.clone(),
-                    name: legal.clone(),
-                    upstream: upstream.name.clone(),
-                    tool: remote.name.clone(),
-                });
-                let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
-                let behind = Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false });
-                declared.tools.push(Entry { tool, place, section: None, behind });
             }
+        }
+        // Two that cannot be told apart are both held back: neither may stand in for the other.
+        let twice: Vec<String> = found
+            .iter()
+            .map(|(legal, ..)| legal)
+            .filter(|legal| found.iter().filter(|(other, ..)| other == *legal).count() > 1)
+            .cloned()
+            .collect();
+        for (legal, upstream, remote) in &found {
+            if twice.contains(legal) {
+                tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are held back");
+                continue;
+            }
+            let tool = Tool::with_handler(
+                legal,
+                &cut(&remote.description, &remote.name),
+                remote.input.clone(),
+                backend.remote(upstream, &remote.name),
+            )
+            .timeout(upstream.timeout);
+            let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
+            // One that no agent can be built with is held back, and takes nobody else along.
+            if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
+                tracing::warn!(upstream = upstream.name, tool = remote.name, %error, "a tool is held back");
+                continue;
+            }
+            let tool = match upstream.undeclared {
+                Undeclared::Open => tool.open(),
+                Undeclared::Read => tool.effect(Effect::Read),
+                Undeclared::Ask | Undeclared::Deny => tool,
+            };
+            if upstream.undeclared == Undeclared::Ask {
+                asks.push(legal.clone());
+            }
+            self.exposed.push(Exposed {
+                agent: declared.name.clone(),
+                name: legal.clone(),
+                upstream: upstream.name.clone(),
+                tool: remote.name.clone(),
+            });
+            let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
+            let behind =
+                Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false, timed: true });
+            declared.tools.push(Entry { tool, place, section: None, behind });
         }
         if !asks.is_empty() {
             let text = format!(

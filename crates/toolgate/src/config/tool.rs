@@ -126,9 +126,9 @@ fn remote(name: &str, table: &Table<'_>) -> Option<Behind> {
     let tools = match table.text("tool") {
         Some(tool) => vec![tool.to_owned()],
         // Without a word: as it would be called undeclared.
-        None => name.strip_prefix(&format!("{upstream}_")).into_iter().chain([name]).map(str::to_owned).collect(),
+        None => [name].into_iter().chain(name.strip_prefix(&format!("{upstream}_"))).map(str::to_owned).collect(),
     };
-    Some(Behind::Mcp { upstream, tools, described: table.has("description") })
+    Some(Behind::Mcp { upstream, tools, described: table.has("description"), timed: table.has("timeout") })
 }
 
 /// A tool that is built in.

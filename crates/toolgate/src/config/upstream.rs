@@ -16,7 +16,7 @@ pub struct Upstream {
     pub name: String,
     /// How it is reached.
     pub reach: Reach,
-    /// What the names of its tools, prompts and resources begin with.
+    /// What the names of its tools and prompts begin with.
     pub prefix: String,
     /// What becomes of tools that no table declares.
     pub undeclared: Undeclared,
@@ -146,10 +146,18 @@ impl Upstream {
                 Reach::Command { program, env, inherit, directory, .. } => {
                     format!("{program:?} {:?} {inherit:?} {directory:?}", env.iter().map(|(name, _)| name).collect::<Vec<_>>())
                 }
-                Reach::Url { headers, sse, .. } => format!("{:?} {sse}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>()),
+                Reach::Url { headers, credentials, sse, .. } => {
+                    let how = match credentials {
+                        Credentials::None => "none".to_owned(),
+                        Credentials::Bearer(_) => "bearer".to_owned(),
+                        Credentials::Client { token_url, scope, .. } => format!("{token_url} {scope:?}"),
+                    };
+                    format!("{:?} {sse} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                }
             };
             let values: Vec<_> = upstream.references().into_iter().map(Reference::resolve).collect();
-            (reach, values, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone())
+            let treated = (upstream.prefix.clone(), upstream.undeclared, upstream.prompts, upstream.resources);
+            (reach, values, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone(), treated)
         };
         shape(self) == shape(other)
     }
@@ -157,7 +165,14 @@ impl Upstream {
     /// A text without the secrets that it is given.
     #[must_use]
     pub fn without_secrets(&self, text: &str) -> String {
-        super::reference::without(self.references(), text)
+        // All that it is set: many write their keys down as they are.
+        let set: Vec<&Reference> = match &self.reach {
+            Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
+            Reach::Url { headers, .. } => headers.iter().map(|(_, value)| value).collect(),
+        };
+        let text = super::reference::without(self.references(), text);
+        let values = set.into_iter().filter_map(|value| value.resolve().ok()).filter(|value| value.len() >= 8);
+        values.fold(text, |text, value| text.replace(&value, "[redacted]"))
     }
 
     /// What it is given of secrets.

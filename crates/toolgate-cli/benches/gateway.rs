@@ -1,0 +1,366 @@
+//! What the gateway adds to a call, beside a direct connection and beside a FastMCP proxy in the same run: validation, five rules
+//! and the durable ledger are on. The client is as lean as can be; SDK clients would swamp the figure.
+//!
+//! The upstream is the fixture of `toolgate-mcp` over HTTP: `cargo build --release --package toolgate-mcp --example fixture`.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a benchmark may fail loudly")]
+
+#[path = "../../toolgate/benches/report/mod.rs"]
+mod report;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use report::{Line, write};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// A process that is ended with this.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    /// Starts a program that says on its first line where it listens.
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("http://") {
+            said.clear();
+            assert!(lines.read_line(&mut said).unwrap() > 0, "it ended before it listened");
+        }
+        std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
+        let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+        Self { child, address }
+    }
+
+    /// Milliseconds of processor time so far, and resident memory in MB.
+    fn uses(&self) -> (f64, f64) {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split_whitespace().collect();
+        let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        (ticks * 10.0, rss.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1024.0)
+    }
+}
+
+/// One connection that is kept.
+struct Connection {
+    stream: TcpStream,
+    host: String,
+    buffer: Vec<u8>,
+}
+
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+impl Connection {
+    async fn open(address: &str) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self { stream, host: address.to_owned(), buffer: Vec::with_capacity(16 << 10) }
+    }
+
+    async fn post(&mut self, headers: &str, body: &str) -> String {
+        let request = format!(
+            "POST /mcp HTTP/1.1\r\nhost: {}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n{body}",
+            self.host,
+            body.len()
+        );
+        self.stream.write_all(request.as_bytes()).await.unwrap();
+        self.buffer.clear();
+        let mut chunk = [0; 16 << 10];
+        loop {
+            let read = self.stream.read(&mut chunk).await.unwrap();
+            assert!(read > 0, "the connection was closed: {}", String::from_utf8_lossy(&self.buffer));
+            self.buffer.extend_from_slice(&chunk[..read]);
+            let Some(head) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+            let text = String::from_utf8_lossy(&self.buffer[..head]).to_ascii_lowercase();
+            let body = &self.buffer[head + 4..];
+            let over = match text.lines().find_map(|line| line.strip_prefix("content-length: ")) {
+                Some(length) => body.len() >= length.trim().parse::<usize>().unwrap(),
+                None => body.ends_with(b"0\r\n\r\n"),
+            };
+            if over {
+                return String::from_utf8_lossy(&self.buffer).into_owned();
+            }
+        }
+    }
+
+    /// One call; microseconds.
+    async fn call(&mut self, tool: &str, session: &str) -> f64 {
+        let arguments = if tool == "echo" { json!({"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))}) } else { json!({}) };
+        let meta = json!({
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {}, "toolgate/idempotencyKey": (tool != "echo").then(|| NUMBER.fetch_add(1, Ordering::Relaxed).to_string()),
+        });
+        let body =
+            json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments, "_meta": meta}})
+                .to_string();
+        let headers =
+            format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\ntoolgate-session: {session}\r\n");
+        let begun = Instant::now();
+        let said = self.post(&headers, &body).await;
+        let took = begun.elapsed().as_secs_f64() * 1e6;
+        assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"result\"") && !said.contains("\"isError\":true"), "{said}");
+        took
+    }
+
+    /// A session of 2025-06-18, as a FastMCP proxy has them.
+    async fn begin(&mut self) -> String {
+        let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}});
+        let said = self.post("", &hello.to_string()).await;
+        let id = said
+            .lines()
+            .find_map(|line| line.to_ascii_lowercase().strip_prefix("mcp-session-id: ").map(str::to_owned))
+            .unwrap_or_else(|| panic!("{said}"));
+        id.trim().to_owned()
+    }
+
+    async fn call_in(&mut self, session: &str) -> f64 {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))}}}).to_string();
+        let begun = Instant::now();
+        let said = self.post(&format!("mcp-protocol-version: 2025-06-18\r\nmcp-session-id: {session}\r\n"), &body).await;
+        let took = begun.elapsed().as_secs_f64() * 1e6;
+        assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"result\""), "{said}");
+        took
+    }
+}
+
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * q) as usize]
+}
+
+/// Latencies of two servers in turn, so that a noisy moment hits both.
+async fn latencies(servers: &[&Server], tool: &str, times: usize) -> Vec<Vec<f64>> {
+    let mut connections = Vec::new();
+    for server in servers {
+        connections.push(Connection::open(&server.address).await);
+    }
+    let mut took: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
+    for n in 0..times + 200 {
+        for (at, connection) in connections.iter_mut().enumerate() {
+            let one = connection.call(tool, "latency").await;
+            if n >= 200 {
+                took[at].push(one);
+            }
+        }
+    }
+    for took in &mut took {
+        took.sort_by(f64::total_cmp);
+    }
+    took
+}
+
+/// Calls a second with so many connections.
+async fn throughput(server: &Server, connections: usize, tool: &'static str, legacy: bool, seconds: f64) -> f64 {
+    let until = Instant::now() + Duration::from_secs_f64(seconds + 0.5);
+    let warm = Instant::now() + Duration::from_secs_f64(0.5);
+    let counted = Arc::new(AtomicU64::new(0));
+    let mut tasks = Vec::new();
+    for number in 0..connections {
+        let (address, counted) = (server.address.clone(), Arc::clone(&counted));
+        tasks.push(tokio::spawn(async move {
+            let mut connection = Connection::open(&address).await;
+            let session = if legacy { connection.begin().await } else { format!("c{connections}-{number}") };
+            while Instant::now() < until {
+                match legacy {
+                    true => connection.call_in(&session).await,
+                    false => connection.call(tool, &session).await,
+                };
+                if Instant::now() > warm {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    counted.load(Ordering::Relaxed) as f64 / seconds
+}
+
+const RULES: &str = r#"
+[[policy]]
+name = "short"
+rule = "deny"
+tools = ["echo"]
+when = 'size(input.text) > 100'
+[[policy]]
+name = "no_shouting"
+rule = "deny"
+tools = ["echo"]
+where = [{ argument = "/text", matches = '^[A-Z]+$' }]
+[[policy]]
+name = "not_these"
+rule = "deny"
+tools = ["echo"]
+where = [{ argument = "/text", in = ["a", "b"] }]
+[[policy]]
+name = "not_such"
+rule = "deny"
+tools = ["echo"]
+where = [{ argument = "/text", glob = "*secret*" }]
+[[policy]]
+name = "often"
+rule = "limit"
+tools = ["echo"]
+calls = 100000000
+per = "session"
+within = "1h"
+"#;
+
+fn gateway(home: &Path, upstream: &Server) -> Server {
+    let config = home.join("toolgate.toml");
+    let text = format!(
+        "store = \"ledger.db\"\n[upstreams.fix]\nurl = \"http://{}/mcp\"\nprefix = \"\"\nconcurrency = 64\n[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\n\
+         [tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n{RULES}",
+        upstream.address
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toolgate"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(config).env("TOOLGATE_STATE", home.join("state"));
+    Server::start(&mut command)
+}
+
+/// A proxy of FastMCP, where it can be had.
+fn fastmcp(home: &Path, upstream: &Server) -> Option<Server> {
+    let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/clients/bench-fastmcp");
+    let python = venv.join("bin/python");
+    if !python.exists() {
+        let made = Command::new("python3").args(["-m", "venv"]).arg(&venv).status().is_ok_and(|status| status.success())
+            && Command::new(venv.join("bin/pip")).args(["install", "-q", "fastmcp==2.14.5"]).status().is_ok_and(|status| status.success());
+        if !made {
+            let _ = std::fs::remove_dir_all(&venv);
+            return None;
+        }
+    }
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let script = home.join("proxy.py");
+    let text = format!(
+        "from fastmcp import FastMCP, Client\nimport logging\nlogging.disable(logging.CRITICAL)\nprint('http://127.0.0.1:{port}/mcp', flush=True)\n\
+         FastMCP.as_proxy('http://{}/mcp', name='proxy').run(transport='http', host='127.0.0.1', port={port}, log_level='critical', show_banner=False)\n",
+        upstream.address
+    );
+    std::fs::write(&script, text).unwrap();
+    let mut command = Command::new(python);
+    command.arg(script).stderr(Stdio::null());
+    let server = Server::start(&mut command);
+    for _ in 0..100 {
+        if std::net::TcpStream::connect(&server.address).is_ok() {
+            return Some(server);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    None
+}
+
+/// The disk's own time for a sync, in microseconds.
+fn sync_time(home: &Path) -> f64 {
+    use std::io::Write;
+    let mut file = std::fs::File::create(home.join("sync")).unwrap();
+    let mut took: Vec<f64> = (0..200)
+        .map(|_| {
+            let begun = Instant::now();
+            file.write_all(&[7; 4096]).unwrap();
+            file.sync_data().unwrap();
+            begun.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    took.sort_by(f64::total_cmp);
+    quantile(&took, 0.5)
+}
+
+fn line(name: &str, value: f64, unit: &str, floor: f64, note: &str) -> Line {
+    let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
+    Line { name: name.into(), value: round(value), unit: unit.into(), floor: round(floor), ratio: round(value / floor), note: note.into() }
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/release/examples/fixture");
+    assert!(fixture.exists(), "cargo build --release --package toolgate-mcp --example fixture");
+    let direct = Server::start(Command::new(&fixture).args(["--listen", "127.0.0.1:0"]));
+    let gateway = gateway(home.path(), &direct);
+    let lines = runtime.block_on(measure(home.path(), &direct, &gateway));
+    write(lines);
+}
+
+async fn measure(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let took = latencies(&[direct, gateway], "echo", 3_000).await;
+    let (p50, p99) = (quantile(&took[1], 0.5) - quantile(&took[0], 0.5), quantile(&took[1], 0.99) - quantile(&took[0], 0.99));
+    let direct_p50 = quantile(&took[0], 0.5);
+    lines.push(line("gateway_added_p50", p50, "µs", direct_p50, "a read; floor: the direct connection"));
+    lines.push(line("gateway_added_p99", p99, "µs", quantile(&took[0], 0.99), "a read; floor: the direct connection"));
+    let sync = sync_time(home);
+    let took = latencies(&[direct, gateway], "count", 500).await;
+    let effect = quantile(&took[1], 0.5) - quantile(&took[0], 0.5);
+    lines.push(line(
+        "gateway_added_effect_p50",
+        effect,
+        "µs",
+        sync,
+        "an effect; floor: one sync of 4 KiB on this disk, of which an effect needs two",
+    ));
+    for connections in [1, 8, 32] {
+        let floor = throughput(direct, connections, "echo", false, 3.0).await;
+        let before = gateway.uses().0;
+        let calls = throughput(gateway, connections, "echo", false, 3.0).await;
+        let cpu = (gateway.uses().0 - before) * 1e3 / (calls * 3.5);
+        lines.push(line(
+            &format!("gateway_calls_c{connections}"),
+            calls,
+            "calls/s",
+            floor,
+            &format!("reads, {cpu:.0} µs of processor a call; floor: the direct connection"),
+        ));
+    }
+    match fastmcp(home, direct) {
+        None => eprintln!("SKIPPED: FastMCP cannot be installed"),
+        Some(proxy) => {
+            let peer = throughput(&proxy, 32, "echo", true, 5.0).await;
+            let own = throughput(gateway, 32, "echo", true, 5.0).await;
+            lines.push(line(
+                "gateway_vs_fastmcp",
+                own,
+                "calls/s",
+                peer,
+                "32 connections, revision 2025-06-18; floor: a FastMCP proxy before the same upstream",
+            ));
+        }
+    }
+    let before = gateway.uses().1;
+    let mut connection = Connection::open(&gateway.address).await;
+    for number in 0..10_000 {
+        connection.call("echo", &format!("s{number}")).await;
+    }
+    let own = gateway.uses().1;
+    for _ in 0..10_000 {
+        connection.begin().await;
+    }
+    let (_, all) = gateway.uses();
+    lines.push(line(
+        "gateway_rss_10k_sessions",
+        all,
+        "MB",
+        before,
+        &format!("10,000 sessions of 2026-07-28 ({own:.0} MB), then 10,000 open ones of 2025-06-18; floor: before them"),
+    ));
+    lines
+}

@@ -1,0 +1,362 @@
+//! A call through the door: begun, accompanied while its upstream asks back, and answered.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rmcp::model::*;
+use rmcp::service::RequestContext;
+use rmcp::{ErrorData, RoleServer};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use toolgate::store::{Approval, ApprovalState};
+use toolgate::{Answer, Call, Effect, SessionKey, Spec, ToolError, code};
+
+use crate::asking::{ask, can_answer, decline, question, reply};
+use crate::door::Door;
+use crate::gateway::{Running, lock};
+use crate::identity;
+use crate::parked::{Underway, Waits};
+use crate::render;
+use crate::upstream::{FromUpstream, Line};
+
+/// Two calls with the same key are one.
+const KEY_META: &str = "toolgate/idempotencyKey";
+/// An approval to use.
+const APPROVAL_META: &str = "toolgate/approval";
+/// The model's turn.
+const TURN_META: &str = "toolgate/turn";
+/// What the question for approval is called.
+const APPROVAL: &str = "toolgate_approval";
+/// The approver who is whoever sits before the client.
+const CLIENT: &str = "client";
+/// How many words of an upstream wait for its client.
+const WORDS: usize = 256;
+/// How long a client's user may think.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+/// The call that a request asks for.
+fn call_of(key: SessionKey, request: &CallToolRequestParams, context: &RequestContext<RoleServer>) -> Result<Call, ErrorData> {
+    // A key that is not understood would be a key that does not hold.
+    let text = |name: &str| match context.meta.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if !text.is_empty() => Ok(Some(text.clone())),
+        Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
+    };
+    let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
+    let mut call = Call::new(key, request.name.to_string(), arguments).client_id(context.id.to_string());
+    call.idempotency_key = text(KEY_META)?;
+    call.approval = text(APPROVAL_META)?;
+    call.turn = match context.meta.get(TURN_META) {
+        None | Some(Value::Null) => None,
+        Some(turn) => Some(turn.as_u64().ok_or_else(|| ErrorData::invalid_params(format!("`{TURN_META}` must be a whole number"), None))?),
+    };
+    Ok(call)
+}
+
+/// What a client was shown: an edited call is another call.
+fn digest(request: &CallToolRequestParams) -> String {
+    let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
+    toolgate::json::Digest::of(&toolgate::json::canonical(&json!([request.name, arguments]))).to_string()
+}
+
+/// Whether a client is of 2026-07-28 or later.
+fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+    context.protocol_version().is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
+}
+
+impl Door {
+    /// A request for a call.
+    pub(crate) async fn call(
+        &self,
+        request: CallToolRequestParams,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let _counted = self.gateway.count();
+        let running = self.gateway.running();
+        let key = identity::session(&self.gateway, &running, self.fixed.as_ref(), context)?;
+        let parked = &self.gateway.0.parked;
+        let waits = match (&request.request_state, &request.input_responses) {
+            (Some(state), _) => match parked.take(&key, state) {
+                Some(waits) => Some(waits),
+                None => return Err(ErrorData::invalid_params("this answer was not asked for, or was given before", None)),
+            },
+            // Some clients forget the state of what they were asked. What nobody asked is not heard.
+            (None, Some(_)) => parked.take_unstated(&key, &digest(&request)),
+            (None, None) => None,
+        };
+        match waits {
+            Some(waits) => self.resume(key, request, waits, context).await,
+            None => {
+                let call = call_of(key, &request, context)?;
+                self.begin(&running, call, &request, context).await
+            }
+        }
+    }
+
+    /// The line from a client to the upstream of its call.
+    fn line(&self, to_client: mpsc::Sender<FromUpstream>, context: &RequestContext<RoleServer>) -> Line {
+        let level = match is_modern(context) {
+            true => context.meta.log_level(),
+            false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
+        };
+        let capabilities = context.client_capabilities().unwrap_or_default();
+        Line { to_client, meta: context.meta.clone(), capabilities, level, answered: Mutex::default() }
+    }
+
+    /// Begins a call, and sees it through.
+    async fn begin(
+        &self,
+        running: &Running,
+        call: Call,
+        request: &CallToolRequestParams,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let (to_client, heard) = mpsc::channel(WORDS);
+        let line = Arc::new(self.line(to_client, context));
+        let gate = running.gate.clone();
+        let key = call.key.clone();
+        let cancel = CancellationToken::new();
+        let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
+        let task = tokio::spawn(async move { gate.call(call).await });
+        let underway = Underway { task, heard, line, cancel, asked: None, digest: digest(request) };
+        self.accompany(key, request, underway, context).await
+    }
+
+    /// Stays with a call until it has ended, or its client has to be asked.
+    async fn accompany(
+        &self,
+        key: SessionKey,
+        request: &CallToolRequestParams,
+        mut underway: Underway,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let modern = is_modern(context);
+        // Whoever hangs up cancels the call; whoever is asked something does not.
+        let hang_up = underway.cancel.clone().drop_guard();
+        let mut asking = None;
+        loop {
+            let busy = asking.is_some();
+            tokio::select! {
+                biased;
+                () = context.ct.cancelled(), if !underway.cancel.is_cancelled() => underway.cancel.cancel(),
+                () = poll(&mut asking), if busy => asking = None,
+                Some(said) = underway.heard.recv(), if !busy => match said {
+                    FromUpstream::Progress(progress) => self.progress(progress, context).await,
+                    FromUpstream::Log(message) => self.log(message, context).await,
+                    question if !can_answer(&question, &underway.line.capabilities) => decline(question),
+                    question if modern => match self.park(&key, question, underway) {
+                        Some(asked) => {
+                            hang_up.disarm();
+                            return Ok(asked);
+                        }
+                        None => return Err(ErrorData::internal_error("too many calls wait for their clients", None)),
+                    },
+                    question => asking = Some(Box::pin(ask(question, context))),
+                },
+                answer = &mut underway.task => {
+                    drop(asking);
+                    hang_up.disarm();
+                    let answer = answer.map_err(|_| ErrorData::internal_error("the call did not come to an end", None))?;
+                    return self.answered(key, request, answer, &underway.line, context).await;
+                }
+            }
+        }
+    }
+
+    /// What a call came to. Where it waits for a person and the client has one, that person is asked.
+    async fn answered(
+        &self,
+        key: SessionKey,
+        request: &CallToolRequestParams,
+        answer: Answer,
+        line: &Line,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        // What the protocol has a word for is not the tool's failure.
+        if let Some(said) = answer.outcome.error().and_then(|error| error.upstream.as_ref())
+            && let Some(code) = said.get("code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok()).map(ErrorCode)
+            && (code == ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY
+                || (code == ErrorCode::INVALID_PARAMS && request.input_responses.is_some()))
+        {
+            let message = said.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
+            return Err(ErrorData::new(code, message, said.get("data").filter(|data| !data.is_null()).cloned()));
+        }
+        let plain = || Ok(render::result(&answer, line).into());
+        let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
+        let Some(waits) = waits else { return plain() };
+        let running = self.gateway.running();
+        let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return plain() };
+        let can_ask = context.client_capabilities().is_some_and(|capabilities| capabilities.elicitation.is_some());
+        let effect =
+            running.gate.agent(&key.agent).and_then(|agent| agent.tools().find(|spec| spec.name() == &*approval.tool)).map(Spec::effect);
+        let Some(params) = question(&approval).filter(|_| can_ask && is_left_to_client(&approval, effect)) else { return plain() };
+        if is_modern(context) {
+            let parked = self.gateway.0.parked.park(&key, Waits::Approval { id: waits.id, digest: digest(request) });
+            let Some(state) = parked else { return plain() };
+            let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
+            return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))));
+        }
+        let said = tokio::select! {
+            said = tokio::time::timeout(PATIENCE, context.peer.create_elicitation(params)) => said,
+            () = context.ct.cancelled() => return plain(),
+        };
+        let Ok(Ok(said)) = said else { return plain() };
+        self.decide(key, request, &waits.id, &said, context).await
+    }
+
+    /// A client's user has answered. What runs then is judged by what holds now.
+    async fn decide(
+        &self,
+        key: SessionKey,
+        request: &CallToolRequestParams,
+        id: &str,
+        said: &ElicitResult,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let running = self.gateway.running();
+        let key = match identity::session(&self.gateway, &running, self.fixed.as_ref(), context)? {
+            now if now == key => now,
+            _ => return Err(ErrorData::invalid_request("this is another conversation than the one that was asked", None)),
+        };
+        let yes = said.action == ElicitationAction::Accept
+            && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
+        let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
+        let approval = running.gate.approval(id).await.ok().flatten();
+        let named = approval.as_ref().is_some_and(|approval| !approval.approvers.is_empty());
+        let by = if named { CLIENT.to_owned() } else { format!("the client of {}", key.principal) };
+        // Whoever closes the question has not refused: it can still be answered elsewhere.
+        let counts = (yes || no) && matches!(running.gate.answer_approval(id, yes, &by).await, Ok(true));
+        if !counts {
+            return Ok(still_waits(approval.as_ref()).into());
+        }
+        let mut call = call_of(key, request, context)?;
+        if yes {
+            call = call.approval(id);
+        }
+        // One that was refused is refused by the gate, and has its row.
+        Box::pin(self.begin(&running, call, request, context)).await
+    }
+
+    /// A client comes back with what it was asked for.
+    async fn resume(
+        &self,
+        key: SessionKey,
+        request: CallToolRequestParams,
+        waits: Waits,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let mut responses = request.input_responses.clone().unwrap_or_default();
+        match waits {
+            Waits::Approval { id, digest: shown } => {
+                if shown != digest(&request) {
+                    // It was edited: it is judged as any other.
+                    let call = call_of(key, &request, context)?;
+                    return self.begin(&self.gateway.running(), call, &request, context).await;
+                }
+                let said: ElicitResult = responses
+                    .remove(APPROVAL)
+                    .and_then(|said| serde_json::from_value(said).ok())
+                    .ok_or_else(|| ErrorData::invalid_params("the answer to the question for approval is missing", None))?;
+                self.decide(key, &request, &id, &said, context).await
+            }
+            Waits::Upstream(mut underway) => {
+                if underway.digest != digest(&request) {
+                    return Err(ErrorData::invalid_params("this is another call than the one that was asked about", None));
+                }
+                match underway.asked.take() {
+                    // What is missing in it, whoever asked knows best.
+                    Some(FromUpstream::Inputs(_, reply)) => {
+                        let _ = reply.send(Ok(responses));
+                    }
+                    Some(asked) => {
+                        let said = responses.remove("input").ok_or_else(|| ErrorData::invalid_params("the answer is missing", None))?;
+                        reply(asked, said);
+                    }
+                    None => {}
+                }
+                self.accompany(key, &request, *underway, context).await
+            }
+        }
+    }
+
+    /// Parks a call whose upstream wants to know something.
+    fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway) -> Option<CallToolResponse> {
+        let one = |request| InputRequests::from([("input".to_owned(), request)]);
+        let requests = match &question {
+            FromUpstream::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
+            FromUpstream::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),
+            FromUpstream::Roots(_) => one(InputRequest::ListRoots(ListRootsRequest::default())),
+            FromUpstream::Inputs(requests, _) => requests.clone(),
+            FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
+        };
+        let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), ..underway }));
+        let state = self.gateway.0.parked.park(key, waits)?;
+        Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
+    }
+
+    async fn progress(&self, mut progress: ProgressNotificationParam, context: &RequestContext<RoleServer>) {
+        if let Some(token) = context.meta.get_progress_token() {
+            progress.progress_token = token;
+            let _ = context.peer.notify_progress(progress).await;
+        }
+    }
+
+    async fn log(&self, message: LoggingMessageNotificationParam, context: &RequestContext<RoleServer>) {
+        let wanted = context.meta.log_level().or(*lock(&self.level)).unwrap_or(LoggingLevel::Info);
+        if rank(message.level) >= rank(wanted) {
+            let _ = context.peer.notify_logging_message(message).await;
+        }
+    }
+}
+
+/// What is asked now, if anything.
+async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
+    match asking {
+        Some(asking) => asking.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the client's user may answer: where nobody in particular is named and nothing is destroyed, or where every rule that
+/// asks names the client.
+fn is_left_to_client(approval: &Approval, effect: Option<Effect>) -> bool {
+    let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
+    let all_named = approval.approvers.len() == approval.asked_by.len();
+    named && (all_named || effect != Some(Effect::Destructive))
+}
+
+/// A call whose question was closed, or answered by somebody else.
+fn still_waits(approval: Option<&Approval>) -> CallToolResult {
+    let mut error = match approval {
+        Some(approval) if approval.state == ApprovalState::Waiting => {
+            let mut error = ToolError::of(
+                code::APPROVAL_REQUIRED,
+                format!("{}. A person must approve this call; tell the user", approval.reason.trim_end_matches('.')),
+            );
+            error.approval = Some(toolgate::ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
+            error
+        }
+        _ => ToolError::of(
+            code::APPROVAL_DENIED,
+            "the question was answered elsewhere, or has expired; make the call anew to see how it stands",
+        ),
+    };
+    error.retryable = false;
+    let mut result = CallToolResult::structured_error(serde_json::to_value(&error).unwrap_or_default());
+    result.content = vec![ContentBlock::text(error.for_model())];
+    result
+}
+
+const fn rank(level: LoggingLevel) -> u8 {
+    match level {
+        LoggingLevel::Debug => 0,
+        LoggingLevel::Info => 1,
+        LoggingLevel::Notice => 2,
+        LoggingLevel::Warning => 3,
+        LoggingLevel::Error => 4,
+        LoggingLevel::Critical => 5,
+        LoggingLevel::Alert => 6,
+        LoggingLevel::Emergency => 7,
+    }
+}

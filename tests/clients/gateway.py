@@ -1,0 +1,518 @@
+"""Clients and servers that other people wrote, with the gateway between them, over HTTP and over standard streams.
+
+    python3 tests/clients/gateway.py --toolgate target/debug/toolgate
+
+Five servers stand behind one configuration. Each client makes the same calls: some succeed, some are refused by the
+gateway, some by the server. It must read the same in each. Afterwards the ledger must be whole, with a row for every
+call and no other, and no process may be left.
+
+Clients and servers are installed from npm and PyPI into target/clients. Where that cannot be done it says SKIPPED and
+why, and ends with 0. It ends with 1 if anything was not as it should be.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+sys.dont_write_bytecode = True
+
+from conformance import INSTALL_SECONDS, Failed, Place, Skipped, expect, finish, limit, run_all, short
+from conformance import install, install_node, install_npm
+
+NPM = [
+    "@modelcontextprotocol/inspector@0.15.0",
+    "@modelcontextprotocol/sdk@1.32.2",
+    "@modelcontextprotocol/server-everything@2026.8.31",
+    "@modelcontextprotocol/server-filesystem@2026.8.31",
+]
+PIP = ["mcp==2.3.0", "fastmcp==4.1.2", "mcp-server-git==2026.10.19", "mcp-server-time==2026.10.19"]
+EARLIER_PIP = ["mcp==1.30.0", "mcp-server-sqlite==2025.4.25"]
+CLIENT_SECONDS, COMMAND_SECONDS, READY_SECONDS, GONE_SECONDS = 90, 20, 60, 5
+
+REASON = "What is secret stays where it is; ask its owner."
+CONFIG = """
+store = {store}
+
+[upstreams.everything]
+command = {node}
+args = [{everything}, "stdio"]
+undeclared = "open"
+
+[upstreams.files]
+command = {node}
+args = [{filesystem}, {files}]
+undeclared = "deny"
+
+[upstreams.git]
+command = {git_server}
+args = ["--repository", {repository}]
+undeclared = "open"
+
+[upstreams.time]
+command = {time_server}
+args = ["--local-timezone", "UTC"]
+undeclared = "open"
+
+[upstreams.sqlite]
+command = {sqlite_server}
+args = ["--db-path", {database}]
+undeclared = "open"
+
+[tools.files_read_text_file]
+kind = "mcp"
+upstream = "files"
+effect = "read"
+
+[[policy]]
+name = "no_secrets"
+rule = "deny"
+tools = ["files_read_text_file"]
+where = [{{ argument = "/path", glob = "*secret*" }}]
+category = "PERMISSION"
+reason = {reason}
+"""
+STDIO = "stdio"  # stands for conversations that nobody names
+OFFERED = {"everything": 16, "files": 1, "git": 12, "time": 2, "sqlite": 6}
+
+
+# ---- the calls -----------------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A call, and what must come of it."""
+
+    title: str
+    tool: str
+    arguments: dict
+    says: str  # in what the model reads
+    refused: tuple = None  # its category and code
+    decision: str = "succeeded"  # in the ledger
+
+
+def calls(world, table):
+    """The calls that each client makes, with a table of its own in the database."""
+    read, files, repository = "files_read_text_file", world.files, {"repo_path": str(world.repository)}
+    unknown, invalid = ("VALIDATION", "unknown_tool"), ("VALIDATION", "invalid_arguments")
+    denied, failed = ("PERMISSION", "no_secrets"), ("BUSINESS", "tool_failed")
+    return [
+        Call("everything: echo", "everything_echo", {"message": table}, f"Echo: {table}"),
+        Call("files: read", read, {"path": str(files / "greeting.txt")}, "good morning"),
+        Call("files: refused by the rule", read, {"path": str(files / "secret.txt")}, REASON, denied, "refused"),
+        Call("files: refused by the server", read, {"path": str(world.outside)}, "Access denied", failed, "failed"),
+        Call("files: not declared", "files_write_file", {"path": str(world.new), "content": "new"}, "no tool", unknown, "refused"),
+        Call("git: status", "git_status", repository, "On branch main"),
+        Call("git: log", "git_log", repository, "the first one"),
+        Call("time: now", "time_get_current_time", {"timezone": "UTC"}, '"timezone": "UTC"'),
+        Call("sqlite: create", "sqlite_create_table", {"query": f"CREATE TABLE {table} (word TEXT)"}, "created"),
+        Call("sqlite: insert", "sqlite_write_query", {"query": f"INSERT INTO {table} VALUES ('{table} was here')"}, "affected_rows"),
+        Call("sqlite: read", "sqlite_read_query", {"query": f"SELECT word FROM {table}"}, f"{table} was here"),
+        Call("a tool that nobody has", "nobody_has_this", {}, "no tool `nobody_has_this`", unknown, "refused"),
+        Call("wrong arguments", "everything_get-sum", {"a": 1}, "requires `b`", invalid, "refused"),
+    ]
+
+
+class NotYet(NamedTuple):
+    """Something that does not hold yet: for which clients and calls, what is seen of it, and why."""
+
+    clients: set
+    calls: set
+    seen: str
+    why: str
+
+
+NOT_YET = [
+    NotYet(
+        {"TypeScript SDK", "Inspector"},
+        {"files: refused by the rule", "files: refused by the server"},
+        r"Structured content does not match the tool's output schema",
+        "the structured content of an error is not as the tool's output schema says, and this client drops what is not",
+    ),
+]
+
+
+def wrong(call, result, described):
+    """What is wrong with what a client was told, or nothing."""
+    if "thrown" in result:
+        return f"the client says: {result['thrown']}"
+    text, structured = result["text"], result["structured"]
+    if call.says not in text:
+        return f"it does not say {call.says!r}: {text}"
+    if call.refused is None:
+        return f"it is an error: {text}" if result["isError"] else None
+    if result["isError"] is not True:
+        return f"it is no error: {text}"
+    if structured is None and described:
+        # What is structured must be as its tool describes it, which an error is not. Then the text says it all.
+        with contextlib.suppress(ValueError):
+            structured = json.loads(text.splitlines()[-1])
+    if structured is None:
+        return "it has no structured content"
+    category, code = call.refused
+    wanted = {"isError": True, "errorCategory": category, "code": code, "isRetryable": False}
+    seen = {name: structured.get(name) for name in wanted}
+    return None if seen == wanted else f"the error is {seen}, and should be {wanted}"
+
+
+# ---- the clients ---------------------------------------------------------------------------------------------------
+
+# Each takes its work as one word of JSON and prints what it saw as JSON.
+PYTHON = """
+import asyncio, json, sys
+from mcp import Client, StdioServerParameters
+
+work = json.loads(sys.argv[1])
+
+async def main():
+    server = work.get("url") or StdioServerParameters(command=work["command"][0], args=work["command"][1:], env=work["env"])
+    async with Client(server, mode=work["mode"]) as client:
+        tools = {tool.name: tool.output_schema is not None for tool in (await client.list_tools()).tools}
+        results = []
+        for name, arguments in work["calls"]:
+            try:
+                result = await client.call_tool(name, arguments)
+            except Exception as error:
+                results.append({"thrown": f"{type(error).__name__}: {error}"})
+            else:
+                text = "\\n".join(block.text for block in result.content)
+                results.append({"isError": result.is_error, "structured": result.structured_content, "text": text})
+        print(json.dumps({"speaks": client.protocol_version, "tools": tools, "results": results}))
+
+asyncio.run(main())
+"""
+
+EARLIER_PYTHON = """
+import asyncio, json, sys
+from mcp import ClientSession, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+work = json.loads(sys.argv[1])
+
+async def main():
+    if "url" in work:
+        transport = streamable_http_client(work["url"])
+    else:
+        transport = stdio_client(StdioServerParameters(command=work["command"][0], args=work["command"][1:], env=work["env"]))
+    async with transport as streams, ClientSession(streams[0], streams[1]) as client:
+        hello = await client.initialize()
+        tools = {tool.name: tool.outputSchema is not None for tool in (await client.list_tools()).tools}
+        results = []
+        for name, arguments in work["calls"]:
+            try:
+                result = await client.call_tool(name, arguments)
+            except Exception as error:
+                results.append({"thrown": f"{type(error).__name__}: {error}"})
+            else:
+                text = "\\n".join(block.text for block in result.content)
+                results.append({"isError": result.isError, "structured": result.structuredContent, "text": text})
+        print(json.dumps({"speaks": hello.protocolVersion, "tools": tools, "results": results}))
+
+asyncio.run(main())
+"""
+
+FASTMCP = """
+import asyncio, json, sys
+from fastmcp import Client
+from fastmcp.client.transports import StdioTransport
+
+work = json.loads(sys.argv[1])
+
+async def main():
+    server = work.get("url") or StdioTransport(work["command"][0], work["command"][1:], env=work["env"], keep_alive=False)
+    async with Client(server) as client:
+        tools = {tool.name: tool.output_schema is not None for tool in await client.list_tools()}
+        results = []
+        for name, arguments in work["calls"]:
+            try:
+                result = await client.call_tool(name, arguments, raise_on_error=False)
+            except Exception as error:
+                results.append({"thrown": f"{type(error).__name__}: {error}"})
+            else:
+                text = "\\n".join(block.text for block in result.content)
+                results.append({"isError": result.is_error, "structured": result.structured_content, "text": text})
+        print(json.dumps({"speaks": client.protocol_version, "tools": tools, "results": results}))
+
+asyncio.run(main())
+"""
+
+TYPESCRIPT = """
+import { Client } from "@modelcontextprotocol/sdk/client/index.js";
+import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
+import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
+
+const work = JSON.parse(process.argv[2]);
+const transport = work.url
+  ? new StreamableHTTPClientTransport(new URL(work.url))
+  : new StdioClientTransport({ command: work.command[0], args: work.command.slice(1), env: work.env });
+let speaks = null;
+const tell = transport.setProtocolVersion?.bind(transport);
+transport.setProtocolVersion = (version) => { speaks = version; tell?.(version); };
+const client = new Client({ name: "test", version: "1" });
+await client.connect(transport);
+const tools = {};
+for (const tool of (await client.listTools()).tools) tools[tool.name] = tool.outputSchema !== undefined;
+const results = [];
+for (const [name, args] of work.calls) {
+  try {
+    const result = await client.callTool({ name, arguments: args });
+    const text = result.content.map((block) => block.text).join("\\n");
+    results.push({ isError: result.isError ?? false, structured: result.structuredContent ?? null, text });
+  } catch (error) {
+    results.push({ thrown: `${error.constructor.name}: ${error.message}` });
+  }
+}
+await client.close();
+console.log(JSON.stringify({ speaks, tools, results }));
+"""
+
+
+class Seen(NamedTuple):
+    """What a client saw."""
+
+    speaks: str  # the revision, if it says so
+    tools: dict  # by name, whether its results are described
+    results: list
+
+
+class Client(NamedTuple):
+    """A client, and how it is asked to make calls."""
+
+    name: str
+    run: object  # (world, work) -> Seen
+    mode: str = None
+
+
+def script(program):
+    """A client that is a script of ours around somebody's library."""
+
+    def run(world, work):
+        code, out, err = finish([*program(world), json.dumps(work)], CLIENT_SECONDS, cwd=world.scratch, env=world.environment)
+        expect(code == 0 and out.strip(), f"it ended with {code}: {short(err or out)}")
+        return Seen(**json.loads(out.splitlines()[-1]))
+
+    return run
+
+
+def inspect(world, work):
+    """The inspector makes one call each time it is started, and then asks what there is first."""
+    if "url" in work:
+        target = [work["url"]]
+    else:
+        server = {"command": work["command"][0], "args": work["command"][1:], "env": work["env"]}
+        target = ["--config", world.script("mcp.json", json.dumps({"mcpServers": {"toolgate": server}})), "--server", "toolgate"]
+
+    def once(*arguments):
+        command = [world.node, world.inspector, "--cli", *target, *arguments]
+        code, out, err = finish(command, CLIENT_SECONDS, cwd=world.scratch, env=world.environment)
+        return json.loads(out) if code == 0 else {"thrown": short(err or out)}
+
+    listed = once("--method", "tools/list")
+    expect("tools" in listed, f"tools/list: {listed}")
+    tools = {tool["name"]: "outputSchema" in tool for tool in listed["tools"]}
+    results = []
+    for name, arguments in work["calls"]:
+        words = [word for key, value in arguments.items() for word in ("--tool-arg", f"{key}={value}")]
+        said = once("--method", "tools/call", "--tool-name", name, *words)
+        if "thrown" not in said:
+            text = "\n".join(block["text"] for block in said["content"])
+            said = {"isError": said.get("isError", False), "structured": said.get("structuredContent"), "text": text}
+        results.append(said)
+    return Seen(None, tools, results)
+
+
+INSPECTOR = Client("Inspector", inspect)
+CLIENTS = [
+    Client("Python SDK 2", script(lambda world: [world.python, world.script("python.py", PYTHON)]), "auto"),
+    Client("Python SDK 2, handshake", script(lambda world: [world.python, world.script("python.py", PYTHON)]), "legacy"),
+    Client("Python SDK 1", script(lambda world: [world.earlier_python, world.script("earlier.py", EARLIER_PYTHON)])),
+    Client("FastMCP", script(lambda world: [world.python, world.script("fast.py", FASTMCP)])),
+    Client("TypeScript SDK", script(lambda world: [world.node, world.script("client.mjs", TYPESCRIPT)])),
+    INSPECTOR,
+]
+
+
+# ---- the world -----------------------------------------------------------------------------------------------------
+
+
+class World(Place):
+    """Five servers, a configuration for all of them, and the clients."""
+
+    def __init__(self, scratch, toolgate, node, modules, python, earlier_python):
+        super().__init__(scratch, toolgate)
+        self.node, self.python, self.earlier_python = node, python, earlier_python
+        self.inspector = modules / "@modelcontextprotocol/inspector/cli/build/cli.js"
+        self.files, self.repository, self.outside = scratch / "files", scratch / "repository", scratch / "outside.txt"
+        self.store, self.config, self.made = scratch / "ledger.db", scratch / "toolgate.toml", Counter()
+        # The inspector starts itself anew with the `node` that is found first.
+        self.environment["PATH"] = f"{node.parent}:{self.environment['PATH']}"
+        (scratch / "node_modules").symlink_to(modules)
+        self.files.mkdir()
+        (self.files / "greeting.txt").write_text("good morning\n")
+        (self.files / "secret.txt").write_text("the sum is 42\n")
+        self.new = self.files / "new.txt"
+        self.outside.write_text("the sum is 42\n")
+        self.git("init", "--quiet", "--initial-branch=main", self.repository)
+        author = ["-c", "user.name=Test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
+        self.git(*author, "-C", self.repository, "commit", "--quiet", "--allow-empty", "--message", "the first one")
+        values = {
+            "store": self.store,
+            "node": node,
+            "everything": modules / "@modelcontextprotocol/server-everything/dist/index.js",
+            "filesystem": modules / "@modelcontextprotocol/server-filesystem/dist/index.js",
+            "files": self.files,
+            "git_server": python.parent / "mcp-server-git",
+            "repository": self.repository,
+            "time_server": python.parent / "mcp-server-time",
+            "sqlite_server": earlier_python.parent / "mcp-server-sqlite",
+            "database": scratch / "data.db",
+            "reason": REASON,
+        }
+        self.config.write_text(CONFIG.format(**{name: json.dumps(str(value)) for name, value in values.items()}))
+
+    def git(self, *arguments):
+        code, out, err = finish(["git", *arguments], COMMAND_SECONDS, env=self.environment)
+        expect(code == 0, f"git: {short(err or out)}")
+
+    def script(self, name, text):
+        path = self.scratch / name
+        path.write_text(text)
+        return path
+
+    def serve(self):
+        command = [self.toolgate, "serve", "--config", self.config, "--listen", "127.0.0.1:0", "--patience", f"{READY_SECONDS}s"]
+        return self.start(command, r"toolgate serves at (http://\S+)", READY_SECONDS + COMMAND_SECONDS)
+
+    def play(self, client, work, session, table, some=None):
+        """Let a client make its calls; what it saw, and what is wrong with what it was told of each."""
+        made = [call for call in calls(self, table) if some is None or call.title in some]
+        work = {**work, "mode": client.mode, "calls": [(call.tool, call.arguments) for call in made]}
+        # What was asked is in the ledger, whatever the client made of it.
+        self.made.update((session, call.tool, call.decision) for call in made)
+        seen = client.run(self, work)
+        offered = Counter(name.split("_")[0] for name in seen.tools)
+        expect(offered == OFFERED, f"offered is {dict(offered)}, and should be {OFFERED}")
+        expect(len(seen.results) == len(made), f"{len(seen.results)} results for {len(made)} calls")
+        found = [(call, wrong(call, result, seen.tools.get(call.tool))) for call, result in zip(made, seen.results)]
+        return seen, found
+
+
+def told(report, client, over, seen, found):
+    """A row of the table: what came of one client's calls."""
+    problems, notes, good = [], [], 0
+    for call, problem in found:
+        known = next((one for one in NOT_YET if client in one.clients and call.title in one.calls), None)
+        if known and problem is None:
+            problems.append(f"{call.title}: this holds now, and can be taken out of NOT_YET")
+        elif known and re.search(known.seen, problem):
+            notes.append(f"{call.title}: {known.why}")
+        elif problem is not None:
+            problems.append(f"{call.title}: {problem}")
+        else:
+            good += 1
+    report.row(f"{client:26}{over:8}{seen.speaks or '?':12}{len(found):>6}{good:>19}", problems, notes)
+
+
+def everything(world, report):
+    gateway = world.serve()
+    standing = {group(number) for number in world.left()}
+    stdio = [str(world.toolgate), "serve", "--stdio", "--config", str(world.config), "--patience", f"{READY_SECONDS}s"]
+    for number, client in enumerate(CLIENTS):
+        # Each has a conversation of its own. The inspector takes no address that ends otherwise.
+        session = "mcp" if client is INSPECTOR else f"client-{number}"
+        # And it starts everything anew for each call.
+        some = {"everything: echo", "files: read", "wrong arguments"} if client is INSPECTOR else None
+        ways = [
+            ("HTTP", session, {"url": f"{gateway.address}/default/{session}"}, None),
+            ("stdio", STDIO, {"command": stdio, "env": world.environment}, some),
+        ]
+        for over, session, work, some in ways:
+            try:
+                seen, found = world.play(client, work, session, f"{over.lower()}_{number}", some)
+            except Failed as error:
+                report.problem(f"{client.name} over {over}: {error}")
+            else:
+                told(report, client.name, over, seen, found)
+    left = gone(world, standing)
+    report.row(f"{'after the stdio clients':34}{len(left)} processes left", left)
+    ledger(world, report)
+    code = gateway.stop()
+    left = gone(world, set())
+    report.row(f"{'after SIGTERM':34}exit code {code}, {len(left)} processes left", [*left, *([f"exit code {code}"] if code else [])])
+    expect(not world.new.exists(), "a tool that is not declared has run")
+
+
+def gone(world, standing):
+    """What is left beside what may stand, after a while. Whatever a server starts is in its group."""
+    end = time.monotonic() + GONE_SECONDS
+    while True:
+        left = {number: command for number, command in world.left().items() if group(number) not in standing}
+        if not left or time.monotonic() > end:
+            return sorted(left.values())
+        time.sleep(0.1)
+
+
+def group(number):
+    try:
+        return os.getpgid(number)
+    except ProcessLookupError:
+        return None
+
+
+def ledger(world, report):
+    """It is whole, and there is a row for every call."""
+    rows, names = world.rows(world.store, "--agent", "default"), {session for session, _, _ in world.made}
+    seen = Counter((row["session"] if row["session"] in names else STDIO, row["tool"], row["decision"]) for row in rows)
+    problems = [
+        f"{' '.join(key)}: {seen[key]} rows, {world.made[key]} calls"
+        for key in sorted(seen.keys() | world.made.keys())
+        if seen[key] != world.made[key]
+    ]
+    report.row(f"{'the ledger':34}{len(rows)} rows for {world.made.total()} calls", problems)
+    report.row(f"{'`toolgate audit verify`':34}{world.audit(world.store, 'verify').splitlines()[0]}")
+
+
+def install_python(name, packages, made):
+    def commands(cache):
+        python = cache / "venv" / "bin" / "python"
+        return [[sys.executable, "-m", "venv", cache / "venv"], [python, "-m", "pip", "install", "--quiet", *packages]]
+
+    cache = install(named(name, packages), commands, f"venv/bin/{made}")
+    return cache / "venv" / "bin" / "python"
+
+
+def named(name, packages):
+    return f"{name}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--toolgate", required=True, type=Path, help="the program to test")
+    toolgate = parser.parse_args().toolgate.resolve()
+    if not toolgate.is_file():
+        sys.exit(f"{toolgate} is not there; build it first")
+    limit(5 * INSTALL_SECONDS)
+    try:
+        if not shutil.which("git"):
+            raise Skipped("git is missing")
+        node = install_node()
+        inspector = "@modelcontextprotocol/inspector/cli/build/cli.js"
+        modules = install_npm(named("npm", NPM), inspector, *NPM).parents[len(Path(inspector).parts) - 1]
+        python = install_python("python", PIP, "mcp-server-time")
+        earlier_python = install_python("python", EARLIER_PIP, "mcp-server-sqlite")
+    except Skipped as reason:
+        print(f"SKIPPED: clients and servers of other people: {reason}", flush=True)
+        return
+    head = f"{'client':26}{'over':8}{'revision':12}{'calls':>6}{'as they should be':>19}"
+    run_all(head, [everything], lambda scratch: World(scratch, toolgate, node, modules, python, earlier_python))
+
+
+if __name__ == "__main__":
+    main()
