@@ -103,10 +103,10 @@ impl Connection {
 
     /// One call; microseconds.
     async fn call(&mut self, tool: &str, session: &str) -> f64 {
-        let arguments = if tool == "echo" { json!({"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))}) } else { json!({}) };
+        let arguments = json!({"text": format!("n{}", NUMBER.fetch_add(1, Ordering::Relaxed))});
         let meta = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
-            "io.modelcontextprotocol/clientCapabilities": {}, "toolgate/idempotencyKey": (tool != "echo").then(|| NUMBER.fetch_add(1, Ordering::Relaxed).to_string()),
+            "io.modelcontextprotocol/clientCapabilities": {},
         });
         let body =
             json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments, "_meta": meta}})
@@ -146,14 +146,14 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 }
 
 /// Latencies of two servers in turn, so that a noisy moment hits both.
-async fn latencies(servers: &[&Server], tool: &str, times: usize) -> Vec<Vec<f64>> {
+async fn latencies(servers: &[(&Server, &str)], times: usize) -> Vec<Vec<f64>> {
     let mut connections = Vec::new();
-    for server in servers {
-        connections.push(Connection::open(&server.address).await);
+    for (server, tool) in servers {
+        connections.push((Connection::open(&server.address).await, *tool));
     }
     let mut took: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
     for n in 0..times + 200 {
-        for (at, connection) in connections.iter_mut().enumerate() {
+        for (at, (connection, tool)) in connections.iter_mut().enumerate() {
             let one = connection.call(tool, "latency").await;
             if n >= 200 {
                 took[at].push(one);
@@ -228,7 +228,7 @@ fn gateway(home: &Path, upstream: &Server) -> Server {
     let config = home.join("toolgate.toml");
     let text = format!(
         "store = \"ledger.db\"\n[upstreams.fix]\nurl = \"http://{}/mcp\"\nprefix = \"\"\nconcurrency = 64\n[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\n\
-         [tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n{RULES}",
+         [tools.write]\nkind = \"mcp\"\nupstream = \"fix\"\ntool = \"echo\"\neffect = \"write\"\npolicy = \"open\"\n{RULES}",
         upstream.address
     );
     std::fs::write(&config, text).unwrap();
@@ -303,13 +303,13 @@ fn main() {
 
 async fn measure(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
     let mut lines = Vec::new();
-    let took = latencies(&[direct, gateway], "echo", 3_000).await;
+    let took = latencies(&[(direct, "echo"), (gateway, "echo")], 3_000).await;
     let (p50, p99) = (quantile(&took[1], 0.5) - quantile(&took[0], 0.5), quantile(&took[1], 0.99) - quantile(&took[0], 0.99));
     let direct_p50 = quantile(&took[0], 0.5);
     lines.push(line("gateway_added_p50", p50, "µs", direct_p50, "a read; floor: the direct connection"));
     lines.push(line("gateway_added_p99", p99, "µs", quantile(&took[0], 0.99), "a read; floor: the direct connection"));
     let sync = sync_time(home);
-    let took = latencies(&[direct, gateway], "count", 500).await;
+    let took = latencies(&[(direct, "echo"), (gateway, "write")], 500).await;
     let effect = quantile(&took[1], 0.5) - quantile(&took[0], 0.5);
     lines.push(line(
         "gateway_added_effect_p50",

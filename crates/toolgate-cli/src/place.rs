@@ -189,6 +189,22 @@ pub(crate) fn of_project(directory: &Path) -> Option<PathBuf> {
     found.filter(|path| Some(path) != own().as_ref())
 }
 
+/// Where it is kept what the tools of a configuration's upstreams looked like.
+pub(crate) fn pins(state: &Path, config: &Path) -> PathBuf {
+    let config = std::path::absolute(config).unwrap_or_else(|_| config.to_owned());
+    let name: String = Digest::of(config.as_os_str().as_encoded_bytes()).to_string().chars().take(16).collect();
+    state.join("upstreams").join(name)
+}
+
+/// A configuration with what is known of its upstreams from before, so that rules are held against the tools that there are.
+pub(crate) fn with_known(config: Config, path: &Path) -> io::Result<Config> {
+    if config.upstreams.is_empty() {
+        return Ok(config);
+    }
+    let known = toolgate_mcp::Known::of(&config, &pins(&State::path_of()?, path))?;
+    Ok(config.behind(&known))
+}
+
 /// The configuration that is given, else that of the project here, by the shortest name that it has.
 pub(crate) fn here(given: Option<&PathBuf>) -> io::Result<PathBuf> {
     if let Some(path) = given {

@@ -163,15 +163,12 @@ impl Issuer {
         let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
         let principal = principal.ok_or(NotLetIn::Invalid("the token does not say who comes"))?.to_owned();
         let session = self.jwt.session.as_deref().and_then(claim).and_then(Value::as_str).map(str::to_owned);
-        let agents = match self.jwt.agents.as_deref() {
-            None => None,
-            // Where the claim is asked for and is not there, there are none.
-            Some(name) => Some(match claim(name) {
-                Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-                Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
-                _ => Vec::new(),
-            }),
-        };
+        // Where the claim is asked for and is not there, there are none.
+        let agents = self.jwt.agents.as_deref().map(|name| match claim(name) {
+            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
+            _ => Vec::new(),
+        });
         Ok(Caller { principal, agents, session })
     }
 

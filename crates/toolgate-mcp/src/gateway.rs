@@ -43,6 +43,9 @@ pub struct Gateway(pub(crate) Arc<Inner>);
 /// What reads the configuration.
 type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
 
+/// Those who want to hear of something, each by its door.
+type Subscribers = Vec<(u64, Peer<RoleServer>)>;
+
 pub(crate) struct Inner {
     config: Reader,
     options: Options,
@@ -58,7 +61,7 @@ pub(crate) struct Inner {
     /// Where it is listened at.
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
     /// Who wants to hear of which resource.
-    pub(crate) subscriptions: Mutex<HashMap<String, Vec<(u64, Peer<RoleServer>)>>>,
+    pub(crate) subscriptions: Mutex<HashMap<String, Subscribers>>,
     canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
     /// Nothing new is begun.
     pub(crate) stop: CancellationToken,

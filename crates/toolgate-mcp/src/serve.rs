@@ -51,8 +51,11 @@ pub(crate) struct Http {
     /// When principals have asked, of late.
     rates: Mutex<HashMap<String, VecDeque<Instant>>>,
     /// Whose a session of an older client is.
-    owners: Mutex<HashMap<String, (Caller, Option<String>, Instant)>>,
+    owners: Mutex<HashMap<String, Owner>>,
 }
+
+/// Who opened a session, as which agent, and when it was last heard of.
+type Owner = (Caller, Option<String>, Instant);
 
 /// A gateway that listens.
 pub struct Listening {

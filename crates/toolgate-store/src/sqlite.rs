@@ -168,6 +168,34 @@ impl SqliteStore {
         self.writer.write(durable, f).await.map_err(|error| self.named(&error))
     }
 
+    /// Reads a little: by a key, from pages that a call has just written. That is over before another thread would have begun.
+    fn read_here<T>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T>) -> Result<T, StoreError> {
+        let f = match self.writer.read(f) {
+            Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
+            Err(f) => f,
+        };
+        let sql = lock(&self.readers).pop();
+        let read = || -> Done<(Connection, T)> {
+            let sql = match sql {
+                Some(sql) => sql,
+                None => open::reading(&self.path)?,
+            };
+            let found = f(&sql, &self.shared)?;
+            Ok((sql, found))
+        };
+        let (sql, found) = read().map_err(|fault| self.named(&fault.into()))?;
+        self.put_back(sql);
+        Ok(found)
+    }
+
+    fn put_back(&self, sql: Connection) {
+        let mut readers = lock(&self.readers);
+        if readers.len() < 8 {
+            readers.push(sql);
+        }
+    }
+
+    /// Reads what may be much, on another thread.
     async fn read<T: Send + 'static>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
         let f = match self.writer.read(f) {
             Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
@@ -185,10 +213,7 @@ impl SqliteStore {
         };
         let done = tokio::task::spawn_blocking(work).await.map_err(|error| StoreError(error.to_string()))?;
         let (sql, found) = done.map_err(|fault| self.named(&fault.into()))?;
-        let mut readers = lock(&self.readers);
-        if readers.len() < 8 {
-            readers.push(sql);
-        }
+        self.put_back(sql);
         Ok(found)
     }
 

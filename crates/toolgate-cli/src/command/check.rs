@@ -157,7 +157,8 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 }
 
 fn load(args: &Args, script: &Arc<Script>) -> io::Result<Vec<Agent>> {
-    let config = Config::load(crate::place::here(args.config.as_ref())?)?;
+    let path = crate::place::here(args.config.as_ref())?;
+    let config = crate::place::with_known(Config::load(&path)?, &path)?;
     let handler: Arc<dyn Handler> = script.clone();
     config.agents(Some(&handler)).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());

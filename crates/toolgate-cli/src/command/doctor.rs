@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use toolgate_mcp::{Gateway, Options, Starting, Status};
 
 use super::init::read;
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean};
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
+use super::serve::{Served, pins};
 use crate::client::Client;
 use crate::place::{self, InForce, State};
+use crate::servers;
 
 /// Look whether the gate is really on: the configuration loads, the ledger takes rows, the hooks are registered and are this
 /// program, and a call that must be refused is refused.
@@ -93,6 +96,7 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
     };
     found.say("state", Health::Well, format!("{} is yours alone", state.path().display()));
     let mut declared: Vec<String> = Vec::new();
+    let mut serves = false;
     match InForce::find(args.config.as_deref(), &project, &state) {
         Err(error) => found.say("configuration", Health::Ill, error.to_string()),
         Ok(in_force) => {
@@ -101,6 +105,10 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
                 found.say("trust", Health::Ill, notice.clone());
             }
             let store = in_force.store.clone();
+            serves = !in_force.config.upstreams.is_empty() || served_by(&project)?;
+            if serves {
+                gateway(args, found)?;
+            }
             let names: Vec<String> = in_force.config.names().map(str::to_owned).collect();
             match in_force.config.for_client().agents(None) {
                 Err(error) => found.say("configuration", Health::Ill, format!("it does not load\n{}", error.render(false))),
@@ -113,7 +121,9 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
                         tools().find(|tool| tool.input_schema().is_none()).or_else(|| tools().next()).map(|tool| tool.name().to_owned());
                     declared = tools().map(|tool| tool.name().to_owned()).collect();
                     ledger(&store, &state, found);
-                    canary(args, &names, tool.as_deref(), &state, found);
+                    if !serves {
+                        canary(args, &names, tool.as_deref(), &state, found);
+                    }
                 }
             }
         }
@@ -123,7 +133,7 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
         Ok(Some(gap)) => found.say("sandbox", Health::Note, gap),
         Err(why) => found.say("sandbox", Health::Note, format!("command tools cannot be run here: {why}")),
     }
-    clients(&project, &declared, found)
+    clients(&project, &declared, serves, found)
 }
 
 /// The ledger takes rows, and nobody else can read it.
@@ -201,8 +211,79 @@ fn canary(args: &Args, agents: &[String], tool: Option<&str>, state: &State, fou
     }
 }
 
+/// Whether a client has toolgate as its server.
+fn served_by(project: &Path) -> io::Result<bool> {
+    let text = read(&Client::ClaudeDesktop.file(Some(project))?)?;
+    Ok(servers::registered(&text).ok().flatten().is_some())
+}
+
+/// Toolgate among the servers of a client.
+fn registered_as_server(project: &Path, own: &Path, found: &mut Findings) -> io::Result<()> {
+    let path = Client::ClaudeDesktop.file(Some(project))?;
+    let Ok(Some((program, config))) = servers::registered(&read(&path)?) else { return Ok(()) };
+    let same = fs::canonicalize(&program).ok().is_some_and(|program| fs::canonicalize(own).ok() == Some(program));
+    let place = format!("{} (claude-desktop)", path.display());
+    match config {
+        _ if !same => found.say(
+            "server",
+            Health::Ill,
+            format!("{place}\nit starts {program}, which is not this program\nrun `toolgate init --for claude-desktop` again"),
+        ),
+        Some(config) if !Path::new(&config).is_file() => {
+            found.say("server", Health::Ill, format!("{place}\nits configuration {config} is not there"))
+        }
+        _ => found.say("server", Health::Well, place),
+    }
+    Ok(())
+}
+
+/// The gateway as it would be: its upstreams answer, and a call that must be refused is refused.
+fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
+    let served = Served::new(args.config.clone(), None)?;
+    let program = std::env::current_exe()?;
+    let in_force = served.find()?;
+    let starting = Starting { pins: Some(pins(&State::open()?, &in_force)), launcher: Some(program.clone()) };
+    // In memory: a look leaves no rows.
+    let options = Options {
+        store: std::sync::Arc::new(toolgate::MemoryStore::default()),
+        upstreams: starting,
+        patience: Duration::from_secs(15),
+        launcher: Some(program),
+        principal: place::user(),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let opened = Gateway::open(move || Ok(served.find()?.config), options).await;
+        match opened {
+            Err(error) => found.say("gateway", Health::Ill, error.to_string()),
+            Ok(gateway) => {
+                found.say("canary", Health::Well, "a call that must be refused was refused");
+                for one in gateway.health() {
+                    match &one.status {
+                        Status::Up { .. } if one.held.is_empty() => {
+                            found.say("upstream", Health::Well, format!("{}: {}", one.name, counted(one.tools as u64, "tool")))
+                        }
+                        Status::Up { .. } => {
+                            let held = counted(one.held.len() as u64, "tool");
+                            found.say(
+                                "upstream",
+                                Health::Note,
+                                format!("{}: {held} held back; look with `toolgate upstream diff`", one.name),
+                            );
+                        }
+                        Status::Starting => found.say("upstream", Health::Ill, format!("{}: it does not answer", one.name)),
+                        Status::Down { why, .. } => found.say("upstream", Health::Ill, format!("{}: {why}", one.name)),
+                    }
+                }
+                gateway.end().await;
+            }
+        }
+    });
+    Ok(())
+}
+
 /// The hooks that clients know of.
-fn clients(project: &Path, declared: &[String], found: &mut Findings) -> io::Result<()> {
+fn clients(project: &Path, declared: &[String], serves: bool, found: &mut Findings) -> io::Result<()> {
     let own = std::env::current_exe()?;
     let mut any = false;
     for client in Client::HOOKED {
@@ -237,7 +318,12 @@ fn clients(project: &Path, declared: &[String], found: &mut Findings) -> io::Res
             found.say("hooks", Health::Ill, format!("`disableAllHooks` is on in {}", path.display()));
         }
     }
-    if !any {
+    if served_by(project)? {
+        any = true;
+        registered_as_server(project, &own, found)?;
+    }
+    // A gateway needs no hooks.
+    if !any && !serves {
         found.say("hooks", Health::Ill, "no client has toolgate among its hooks; run `toolgate init --for claude-code`");
     }
     Ok(())

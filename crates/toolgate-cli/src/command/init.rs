@@ -191,7 +191,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let files = found.config.files().len();
-    let agents = found.config.agents(None).map_err(|error| {
+    let agents = place::with_known(found.config, &config)?.agents(None).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
         io::Error::other(format!("the configuration does not load, so it is not accepted\n\n{problems}"))
     })?;

@@ -13,6 +13,7 @@ use toolgate::policy::{Place, Severity};
 use toolgate_store::Ledger;
 
 use super::ledger::{BOLD, GREEN, counted};
+use crate::place;
 
 /// Look for what a configuration could say better: for the model that reads its descriptions, and for whoever relies on its rules.
 ///
@@ -74,10 +75,10 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 /// Everything that is found.
 fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
     let usage = store.map(usage).transpose()?;
-    let config = Config::load(path)?;
+    let config = place::with_known(Config::load(path)?, path)?;
     let left = |code: &str, of: Option<&String>| config.is_left(code, of.map_or("", String::as_str));
     let mut found = config.lint(usage.as_ref());
-    let loaded = Config::load(path)?.agents(None);
+    let loaded = place::with_known(Config::load(path)?, path)?.agents(None);
     match loaded {
         Err(error) => found.splice(0..0, error.problems.into_iter().map(|problem| Finding::of("load", problem))).for_each(drop),
         Ok(agents) => {

@@ -41,11 +41,9 @@ pub(crate) struct Args {
 /// Where clients are listened to, unless somebody says otherwise.
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
-/// Where it is kept what the tools of a configuration's upstreams looked like.
+/// Where it is kept what the tools of upstreams looked like.
 pub(crate) fn pins(state: &State, found: &InForce) -> PathBuf {
-    let config = found.files.first().map(|file| std::path::absolute(file).unwrap_or_else(|_| file.clone())).unwrap_or_default();
-    let name: String = toolgate::json::Digest::of(config.as_os_str().as_encoded_bytes()).to_string().chars().take(16).collect();
-    state.path().join("upstreams").join(name)
+    place::pins(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
 }
 
 /// The configuration that is served, and the files that it comes from.

@@ -169,7 +169,7 @@ async fn listen(stderr: tokio::process::ChildStderr, hear: Arc<dyn Fn(String) + 
     let mut line = Vec::new();
     loop {
         line.clear();
-        match (&mut lines).take_line(&mut line).await {
+        match lines.take_line(&mut line).await {
             Ok(0) | Err(_) => return,
             Ok(_) => hear(String::from_utf8_lossy(&line).trim_end().to_owned()),
         }

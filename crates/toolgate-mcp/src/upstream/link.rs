@@ -210,7 +210,7 @@ impl Link {
             }
         });
         // Some servers do not survive a question from the other era: every other try is without it.
-        let probing = *tries % 2 == 0;
+        let probing = tries.is_multiple_of(2);
         let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, hear);
         let connected = tokio::select! {
             connected = tokio::time::timeout(HELLO, connecting) => connected,
@@ -316,7 +316,10 @@ impl Link {
     /// Hears of changes from one of 2026-07-28: those before say them unasked.
     async fn hear_changes(&self, peer: &Peer<RoleClient>) {
         let modern = peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
-        while modern {
+        if !modern {
+            return std::future::pending().await;
+        }
+        loop {
             let mut filter = SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
             let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
             filter.resource_subscriptions = (!wanted.is_empty()).then_some(wanted);
@@ -458,13 +461,7 @@ impl Link {
     /// Its tools as they were accepted; `None` where it was never seen.
     pub(super) fn remotes(&self) -> Option<Vec<Remote>> {
         let tools = self.pins.accepted().or_else(|| matches!(self.status(), Status::Up { .. }).then(Vec::new))?;
-        let one = |tool: Tool| Remote {
-            name: tool.name.to_string(),
-            description: tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default().to_owned(),
-            input: serde_json::Value::Object((*tool.input_schema).clone()),
-            output: tool.output_schema.as_ref().map(|schema| serde_json::Value::Object((**schema).clone())),
-        };
-        Some(tools.into_iter().map(one).collect())
+        Some(tools.into_iter().map(remote).collect())
     }
 
     pub(super) fn health(&self) -> Health {
@@ -533,4 +530,14 @@ impl Link {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A tool as rules see it.
+pub(super) fn remote(tool: Tool) -> Remote {
+    Remote {
+        name: tool.name.to_string(),
+        description: tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default().to_owned(),
+        input: serde_json::Value::Object((*tool.input_schema).clone()),
+        output: tool.output_schema.as_ref().map(|schema| serde_json::Value::Object((**schema).clone())),
+    }
 }

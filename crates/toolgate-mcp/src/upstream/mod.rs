@@ -156,3 +156,40 @@ impl Backend for Upstreams {
         self.http.tool(tool)
     }
 }
+
+/// What is known of a configuration's upstreams from before, without asking them: for looking at it, not for running anything.
+pub struct Known(BTreeMap<String, Vec<Remote>>);
+
+impl Known {
+    /// Reads what was accepted.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of(config: &Config, pins: &std::path::Path) -> std::io::Result<Self> {
+        let mut known = BTreeMap::new();
+        for upstream in &config.upstreams {
+            if let Some(tools) = Pins::open(Some(pins), upstream)?.accepted() {
+                known.insert(upstream.name.clone(), tools.into_iter().map(link::remote).collect());
+            }
+        }
+        Ok(Self(known))
+    }
+}
+
+impl Backend for Known {
+    fn tools(&self, upstream: &str) -> Option<Vec<Remote>> {
+        self.0.get(upstream).cloned()
+    }
+
+    fn remote(&self, upstream: &Upstream, _: &str) -> Arc<dyn Handler> {
+        Arc::new(handler::Nobody(upstream.name.clone()))
+    }
+
+    fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
+        HttpRunner.tool(tool)
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+}

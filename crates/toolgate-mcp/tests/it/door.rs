@@ -38,7 +38,7 @@ async fn every_failure_is_the_one_contract() {
         let error = &result["structuredContent"];
         assert_eq!((error["code"].as_str(), error["errorCategory"].as_str()), (Some(code), Some(category)), "{result}");
         assert_eq!(result["isError"], json!(true));
-        assert_eq!(result["_meta"]["toolgate/receipt"]["tool"].as_str().is_some(), true);
+        assert!(result["_meta"]["toolgate/receipt"]["tool"].is_string());
     }
     let said = client.call("fail", json!({"message": "it is Sunday again"})).await;
     assert_eq!(said["structuredContent"]["upstream"]["said"], "it is Sunday again");
@@ -127,8 +127,8 @@ async fn a_client_is_asked_and_its_answer_counts_once() {
     // Somebody else's answer, and one that was made up.
     let stranger = gate.client().in_session("t").who_can(elicits());
     assert!(stranger.ask("tools/call", call(Some(&state), yes.clone())).await.1["error"].is_object());
-    let forged = format!("{}0", &state[..state.len() - 1]);
-    assert!(forged == state || client.ask("tools/call", call(Some(&forged), yes.clone())).await.1["error"].is_object());
+    let forged: String = state.chars().rev().collect();
+    assert!(client.ask("tools/call", call(Some(&forged), yes.clone())).await.1["error"].is_object());
     let done = client.ask("tools/call", call(Some(&state), yes.clone())).await.1;
     assert_eq!(done["result"]["structuredContent"]["count"], json!(1), "{done}");
     // A second time it is not an answer to anything.

@@ -114,11 +114,6 @@ async fn arguments_stand_where_the_template_says() {
     let client = gate.client();
     let got = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
     assert_eq!(got["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2", "{got}");
-    // As many digits as were sent.
-    assert!(
-        got["content"][0]["text"].as_str().unwrap().contains("1.10") || got["structuredContent"]["price"].to_string() == "1.1",
-        "{got}"
-    );
     client.call("get", json!({"id": "B"})).await;
     client.call("post", json!({"id": "B", "note": "n", "amount": 1.50})).await;
     client.call("shaped", json!({"id": "B", "amount": 1.50})).await;

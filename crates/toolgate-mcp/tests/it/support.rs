@@ -161,7 +161,8 @@ pub(crate) fn last_message(text: &str) -> Value {
     if let Ok(value) = serde_json::from_str(text) {
         return value;
     }
-    let last = text.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok()).last();
+    let last =
+        text.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok()).next_back();
     last.unwrap_or_else(|| json!({"text": text}))
 }
 

