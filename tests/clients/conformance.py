@@ -447,7 +447,7 @@ class Place:
     All of them have its `home` for their home, so that each is found, whoever has started it."""
 
     def __init__(self, scratch, toolgate):
-        self.scratch, self.toolgate, self.number = scratch, toolgate, 0
+        self.scratch, self.number = scratch, 0
         self.environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(scratch / "home"),
@@ -456,8 +456,13 @@ class Place:
             "LANG": "C.UTF-8",
             "NO_COLOR": "1",
         }
-        for name in ("home", "tmp"):
+        for name in ("home", "tmp", "bin"):
             (scratch / name).mkdir()
+        self.toolgate = self.copied(toolgate)
+
+    def copied(self, program):
+        """The program as it is now, whatever is built meanwhile."""
+        return Path(shutil.copy(program, self.scratch / "bin" / program.name))
 
     def folder(self):
         self.number += 1
@@ -536,7 +541,7 @@ class World(Place):
 
     def __init__(self, scratch, toolgate, fixture, node, suites):
         super().__init__(scratch, toolgate)
-        self.fixture, self.node, self.suites = fixture, node, suites
+        self.fixture, self.node, self.suites = self.copied(fixture), node, suites
 
     def gateway(self, reach):
         """A gateway, and its ledger."""

@@ -7,6 +7,7 @@ use rmcp::model::*;
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Fixed};
@@ -23,6 +24,8 @@ pub(crate) struct Door {
     /// Tells it from all others.
     number: u64,
     greeted: AtomicBool,
+    /// Its client has hung up.
+    pub(crate) gone: CancellationToken,
 }
 
 static DOORS: AtomicU64 = AtomicU64::new(0);
@@ -42,7 +45,7 @@ impl Drop for Door {
 impl Door {
     pub(crate) fn new(gateway: Gateway, fixed: Option<Fixed>) -> Self {
         let number = DOORS.fetch_add(1, Ordering::Relaxed);
-        Self { gateway, fixed, level: Mutex::new(None), number, greeted: AtomicBool::new(false) }
+        Self { gateway, fixed, level: Mutex::new(None), number, greeted: AtomicBool::new(false), gone: CancellationToken::new() }
     }
 
     fn agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
@@ -355,6 +358,7 @@ impl ServerHandler for Door {
             tokio::select! {
                 () = context.cancelled() => return Ok(()),
                 () = self.gateway.0.stop.cancelled() => return Ok(()),
+                () = self.gone.cancelled() => return Ok(()),
                 changed = changes.changed() => {
                     if changed.is_err() {
                         return Ok(());

@@ -10,6 +10,7 @@ use rmcp::{RoleServer, ServiceExt};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 use toolgate::json::Bounds;
 
 use crate::door::Door;
@@ -30,6 +31,8 @@ struct Lines<R, W> {
     /// The line is too long, and is read to its end and dropped.
     over: bool,
     most: usize,
+    /// Told when the client has hung up.
+    gone: CancellationToken,
 }
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send> Lines<R, W> {
@@ -93,7 +96,11 @@ where
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
-            let line = match self.next().await? {
+            let Some(next) = self.next().await else {
+                self.gone.cancel();
+                return None;
+            };
+            let line = match next {
                 Ok(line) => line,
                 Err(why) => {
                     Self::refuse(&self.output, None, ErrorCode::INVALID_REQUEST, why.to_owned()).await;
@@ -156,8 +163,15 @@ impl Gateway {
         // The life of the process is the conversation.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.running().settings.max_request;
-        let lines = Lines { input: BufReader::new(input), output: Arc::new(Mutex::new(output)), line: Vec::new(), over: false, most };
         let door = Door::new(self.clone(), Some(Fixed { caller, agent, session }));
+        let lines = Lines {
+            input: BufReader::new(input),
+            output: Arc::new(Mutex::new(output)),
+            line: Vec::new(),
+            over: false,
+            most,
+            gone: door.gone.clone(),
+        };
         let service = tokio::select! {
             served = door.serve(lines) => match served {
                 Ok(service) => service,

@@ -483,8 +483,10 @@ impl Reader<'_> {
                 if inner.bool("grant") == Some(true) {
                     grants.push(name.clone());
                 }
-                if let Some((tool, behind)) = read_tool(&name, &inner, self) {
-                    tools.push(Entry { tool, place, section: inner.text("section").map(str::to_owned), behind });
+                match read_tool(&name, &inner, self) {
+                    Some((tool, behind)) => tools.push(Entry { tool, place, section: inner.text("section").map(str::to_owned), behind }),
+                    // What could not be read is told; the rest of it was not looked at.
+                    None => inner.silence(),
                 }
                 inner.finish("a tool");
             }

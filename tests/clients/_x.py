@@ -128,8 +128,8 @@ def before(world, report):
         problems = [] if checks.succeeded >= run.floor else [f"{checks.succeeded} checks succeed, and {run.floor} did before"]
         report.row(line("fixture alone", run.title, checks), problems)
     reaches = {
-        "gateway, HTTP": f'url = "{fixture.address}"',
-        "gateway, stdio": f'command = {json.dumps(str(world.fixture))}\nargs = ["--stdio"]',
+        "gateway, HTTP": 'command = "/nonexistent"',
+        "gateway, stdio": "url = \"http://127.0.0.1:1/mcp\"",
     }
     for title, reach in reaches.items():
         gateway, store = world.gateway(reach)
@@ -447,7 +447,7 @@ class Place:
     All of them have its `home` for their home, so that each is found, whoever has started it."""
 
     def __init__(self, scratch, toolgate):
-        self.scratch, self.toolgate, self.number = scratch, toolgate, 0
+        self.scratch, self.number = scratch, 0
         self.environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(scratch / "home"),
@@ -456,8 +456,13 @@ class Place:
             "LANG": "C.UTF-8",
             "NO_COLOR": "1",
         }
-        for name in ("home", "tmp"):
+        for name in ("home", "tmp", "bin"):
             (scratch / name).mkdir()
+        self.toolgate = self.copied(toolgate)
+
+    def copied(self, program):
+        """The program as it is now, whatever is built meanwhile."""
+        return Path(shutil.copy(program, self.scratch / "bin" / program.name))
 
     def folder(self):
         self.number += 1
@@ -536,7 +541,7 @@ class World(Place):
 
     def __init__(self, scratch, toolgate, fixture, node, suites):
         super().__init__(scratch, toolgate)
-        self.fixture, self.node, self.suites = fixture, node, suites
+        self.fixture, self.node, self.suites = self.copied(fixture), node, suites
 
     def gateway(self, reach):
         """A gateway, and its ledger."""
@@ -667,9 +672,7 @@ def run_all(head, parts, make):
                     report.problem(str(error))
         finally:
             left = world.clear()
-        if report.failures:
-            shutil.copytree(scratch, "/tmp/cf/failed", dirs_exist_ok=True, ignore=lambda d, n: [x for x in n if x in ("home","tmp")])
-        # Where something, it was not told to end.
+        # Where something has failed before, it was not told to end.
         if left and not report.failures:
             report.problem(f"processes were left: {list(left.values())}")
     print(f"{report.failures} problems, {time.monotonic() - begun:.0f} s", flush=True)
