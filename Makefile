@@ -1,6 +1,6 @@
 # Two commands matter: `make run` shows the main job, `make test` checks everything.
 
-.PHONY: run test test-clients bench soak deny deps
+.PHONY: run test test-run test-clients bench soak deny deps
 
 run: ## Build and start the gateway with a refund desk behind it, and an agent that works through it
 	cargo build --quiet --package toolgate-cli --package refund-desk
@@ -13,11 +13,21 @@ test: deps ## Install what is missing, then check everything
 	cargo test --workspace --locked
 	TOOLGATE_TEST_STORE=sqlite cargo test --package toolgate --test it --locked # the same on a database
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
+	$(MAKE) test-run
+	python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
+
+test-run: ## What `make run` shows is what it should show
+	cargo build --quiet --locked --package toolgate-cli --package refund-desk
+	rm -rf target/refund-desk
+	TOOLGATE_STATE=target/refund-desk/state target/debug/refund-agent target/debug/toolgate examples/refund-desk/toolgate.toml --once > target/run.log
+	grep "7 calls ran, 7 were refused" target/run.log
+	TOOLGATE_STATE=target/refund-desk/state target/debug/toolgate audit verify --store target/refund-desk/ledger.db
 
 test-clients: deps ## Clients that other people wrote, where they can be installed
-	@command -v npm >/dev/null || (apt-get update -qq && apt-get install -y -qq npm) || true
 	cargo build --package toolgate-cli --locked
 	python3 tests/clients/claude_code.py --toolgate target/debug/toolgate
+	python3 tests/clients/gateway.py --toolgate target/debug/toolgate
+	python3 tests/clients/canary.py
 
 bench: ## Print a table and write target/bench.json
 	cargo bench --package toolgate --bench call --bench rules --locked
@@ -34,5 +44,6 @@ deny: ## Licences and advisories, for those who have cargo-deny
 deps:
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
-	@command -v python3 >/dev/null || (apt-get update -qq && apt-get install -y -qq python3)
+	@command -v python3 >/dev/null || (apt-get update -qq && apt-get install -y -qq python3 python3-venv)
+	@command -v npm >/dev/null || (apt-get update -qq && apt-get install -y -qq npm) || true
 	@command -v cc >/dev/null || (apt-get update -qq && apt-get install -y -qq gcc libc6-dev)

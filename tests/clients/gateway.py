@@ -129,14 +129,7 @@ class NotYet(NamedTuple):
     why: str
 
 
-NOT_YET = [
-    NotYet(
-        {"TypeScript SDK", "Inspector"},
-        {"files: refused by the rule", "files: refused by the server"},
-        r"Structured content does not match the tool's output schema",
-        "the structured content of an error is not as the tool's output schema says, and this client drops what is not",
-    ),
-]
+NOT_YET = []
 
 
 def wrong(call, result, described):

@@ -182,14 +182,15 @@ impl Door {
             let message = said.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
             return Err(ErrorData::new(code, message, said.get("data").filter(|data| !data.is_null()).cloned()));
         }
-        let plain = || Ok(render::result(&answer, line).into());
+        let running = self.gateway.running();
+        let spec = running.gate.agent(&key.agent).and_then(|agent| agent.tools().find(|spec| spec.name() == request.name));
+        let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some());
+        let plain = || Ok(render::result(&answer, line, has_schema).into());
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return plain() };
-        let running = self.gateway.running();
         let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return plain() };
         let can_ask = context.client_capabilities().is_some_and(|capabilities| capabilities.elicitation.is_some());
-        let effect =
-            running.gate.agent(&key.agent).and_then(|agent| agent.tools().find(|spec| spec.name() == &*approval.tool)).map(Spec::effect);
+        let effect = spec.map(Spec::effect);
         let Some(params) = question(&approval).filter(|_| can_ask && is_left_to_client(&approval, effect)) else { return plain() };
         if is_modern(context) {
             let parked = self.gateway.0.parked.park(&key, Waits::Approval { id: waits.id, digest: digest(request) });

@@ -82,11 +82,15 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
 }
 
 /// What a call came to, as a client reads it.
-pub(crate) fn result(answer: &Answer, line: &Line) -> CallToolResult {
+pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool) -> CallToolResult {
     let mut result = match &answer.outcome {
         Outcome::Error(error) => {
             let mut result = CallToolResult::structured_error(serde_json::to_value(error).unwrap_or_default());
             result.content = vec![ContentBlock::text(error.for_model())];
+            // Some clients hold every structured result against the tool's schema, errors too, and show nobody what does not fit.
+            if has_schema {
+                result.structured_content = None;
+            }
             result
         }
         Outcome::Success(output) => {
@@ -115,6 +119,9 @@ pub(crate) fn result(answer: &Answer, line: &Line) -> CallToolResult {
     meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
     if let Some(receipt) = answer.receipt() {
         meta.insert("toolgate/receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
+    }
+    if let Outcome::Error(error) = &answer.outcome {
+        meta.insert("toolgate/error".to_owned(), serde_json::to_value(error).unwrap_or_default());
     }
     if let Outcome::Success(output) = &answer.outcome {
         if output.replayed {

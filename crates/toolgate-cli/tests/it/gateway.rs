@@ -12,13 +12,10 @@ fn project(more: &str) -> Project {
     let project = Project::new();
     let own = std::process::Command::cargo_bin("toolgate").unwrap().get_program().to_str().unwrap().to_owned();
     project.write("project/inner.toml", INNER);
-    project.write(
-        "project/toolgate.toml",
-        &format!(
-            "store = \"ledger.db\"\n[upstreams.in]\ncommand = {}\nargs = [\"serve\", \"--stdio\", \"--config\", \"inner.toml\"]\n{more}",
-            json!(own)
-        ),
-    );
+    // What is accepted is accepted with the program that it starts: a small one is soon looked at.
+    project.write("project/inner", &format!("#!/bin/sh\nexec {own} serve --stdio --config inner.toml\n"));
+    std::fs::set_permissions(project.path("project/inner"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    project.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n[upstreams.in]\ncommand = \"./inner\"\n{more}"));
     project.run(&["trust"], "");
     project
 }

@@ -204,18 +204,23 @@ impl Link {
     /// One life of it. Says why it ended.
     async fn once(self: &Arc<Self>, tries: &mut u32) -> String {
         let own = Arc::downgrade(self);
-        let hear = Arc::new(move |line: String| {
+        let hear: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
             if let Some(link) = own.upgrade() {
                 link.hear(line);
             }
         });
-        // Some servers do not survive a question from the other era: every other try is without it.
-        let probing = tries.is_multiple_of(2);
-        let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, hear);
-        let connected = tokio::select! {
-            connected = tokio::time::timeout(HELLO, connecting) => connected,
-            () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
-        };
+        // Some servers do not survive a question from the other era: what fails with it is tried without it.
+        let mut connected = Ok(Err(String::new()));
+        for probing in [tries.is_multiple_of(2), false] {
+            let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, Arc::clone(&hear));
+            connected = tokio::select! {
+                connected = tokio::time::timeout(HELLO, connecting) => connected,
+                () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
+            };
+            if matches!(connected, Ok(Ok(_))) || !probing {
+                break;
+            }
+        }
         let mut connection = match connected {
             Ok(Ok(connection)) => connection,
             Ok(Err(why)) => return why,

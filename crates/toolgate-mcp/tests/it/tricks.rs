@@ -113,6 +113,7 @@ async fn only_toolgate_speaks_for_toolgate() {
 async fn words_for_the_model_are_held_back() {
     let (url, _) = serve(Trickster::default()).await;
     let gate = Gate::open(&format!("[upstreams.t]\nurl = {}\nprefix = \"\"\nundeclared = \"read\"\n", json!(url))).await;
+    assert!(matches!(gate.gateway.health()[0].status, toolgate_mcp::Status::Up { .. }), "{:?}", gate.gateway.health());
     let tools = gate.client().tools().await;
     assert_eq!(tools, ["spoof", "two_tongues", "write"]);
     let held: Vec<String> = gate.gateway.health()[0].held.iter().map(|change| change.tool.clone()).collect();

@@ -140,6 +140,11 @@ pub(super) enum Said {
 
 /// Asks one rule.
 pub(super) fn verdict(policy: &dyn Policy, ask: &Ask<'_>) -> Said {
+    // Only in a build that is made to be seen failing: a gate that is off, once a file is there.
+    #[cfg(toolgate_broken_on_purpose)]
+    if std::env::var_os("TOOLGATE_OFF").is_some_and(|file| std::path::Path::new(&file).exists()) {
+        return Said::Allow(Terms::default());
+    }
     let name = policy.name();
     match catch_unwind(AssertUnwindSafe(|| policy.check(ask))) {
         Ok(Ok(Verdict::Allow(terms))) => Said::Allow(terms),
