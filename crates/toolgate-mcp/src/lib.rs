@@ -2,6 +2,28 @@
 //!
 //! A [`Gateway`] is opened for a configuration and a store. It starts the [`Upstreams`], builds the agents, refuses its canary,
 //! and then serves clients over standard streams ([`Gateway::serve_stdio`]) and HTTP ([`Gateway::listen`]).
+//!
+//! ```
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::{sync::Arc, time::Duration};
+//! use toolgate::{MemoryStore, config::Config};
+//! use toolgate_mcp::{Gateway, Options, Starting};
+//!
+//! let options = Options {
+//!     store: Arc::new(MemoryStore::default()),
+//!     upstreams: Starting::default(),
+//!     patience: Duration::from_secs(5),
+//!     launcher: None,
+//!     principal: "alice".to_owned(),
+//! };
+//! let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
+//! let gateway = Gateway::open(config, options).await?;
+//! let listening = gateway.listen("127.0.0.1:0".parse()?).await?;
+//! assert_eq!(gateway.offers(), [("default".to_owned(), 1)]);
+//! println!("connect a client to http://{}/mcp", listening.address);
+//! gateway.end().await;
+//! # Ok(()) }
+//! ```
 #![expect(deprecated, reason = "clients and servers of earlier revisions still sample, log and ask for roots")]
 
 mod api;

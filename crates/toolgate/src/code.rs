@@ -65,6 +65,8 @@ codes! {
     UPSTREAM_FORBIDDEN "upstream_forbidden" Permission false "The service behind the tool refused access.";
     UPSTREAM_REJECTED "upstream_rejected" Business false "The service behind the tool refused the request by its own rules.";
     UPSTREAM_INVALID "upstream_invalid" Validation false "The service behind the tool could not make sense of the request.";
+    DEFINITION_CHANGED "definition_changed" Permission false "The tool is not what it was when it was accepted; a person must look at it.";
+    HOST_FORBIDDEN "host_forbidden" Permission false "The request would go to a host or an address that the tool may not reach.";
     UNKNOWN_HANDLE "unknown_handle" Validation false "No stored output has this handle.";
     INVALID_EXPRESSION "invalid_expression" Validation false "The expression cannot be calculated.";
     INVALID_JSON "invalid_json" Validation false "The text is not JSON.";

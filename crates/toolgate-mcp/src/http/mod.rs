@@ -147,7 +147,7 @@ impl Runner {
     /// Whether a request may go there at all.
     fn may_go(&self, url: &Url) -> Result<(), Failure> {
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
-        let refuse = |why: &str| Failure::permission("path_forbidden", format!("the request would go to `{host}`, {why}"));
+        let refuse = |why: &str| Failure::permission("host_forbidden", format!("the request would go to `{host}`, {why}"));
         if !matches!(url.scheme(), "http" | "https") || !self.tool.hosts.contains(&host) {
             return Err(refuse("which is none of the hosts of this tool"));
         }
@@ -175,7 +175,7 @@ impl Runner {
             if target.origin() != ready.url.origin() {
                 ready.headers.clear();
                 if ready.url.scheme() == "https" && target.scheme() != "https" {
-                    return Err(Failure::permission("path_forbidden", "the service leads from an encrypted address to one that is not"));
+                    return Err(Failure::permission("host_forbidden", "the service leads from an encrypted address to one that is not"));
                 }
             }
             let reads = matches!(ready.method, Method::GET | Method::HEAD);
@@ -254,7 +254,7 @@ fn unreachable(error: &reqwest::Error, first: bool) -> Failure {
     let mut cause = error.source();
     while let Some(inner) = cause {
         if let Some(forbidden) = inner.downcast_ref::<address::Forbidden>() {
-            return untouched(Failure::permission("path_forbidden", forbidden.to_string()));
+            return untouched(Failure::permission("host_forbidden", forbidden.to_string()));
         }
         cause = inner.source();
     }

@@ -191,17 +191,17 @@ async fn nothing_leads_where_it_may_not_go() {
     let gate = Gate::open(&config).await;
     let client = gate.client();
     for (tool, code) in [
-        ("loopback", "path_forbidden"),
-        ("named", "path_forbidden"),
-        ("odd", "path_forbidden"),
-        ("v6", "path_forbidden"),
-        ("zero", "path_forbidden"),
+        ("loopback", "host_forbidden"),
+        ("named", "host_forbidden"),
+        ("odd", "host_forbidden"),
+        ("v6", "host_forbidden"),
+        ("zero", "host_forbidden"),
         ("allowed", "ok"),
         ("to_self", "ok"),
-        ("to_localhost", "path_forbidden"),
+        ("to_localhost", "host_forbidden"),
         ("to_localhost_allowed", "ok"),
-        ("to_metadata", "path_forbidden"),
-        ("to_file", "path_forbidden"),
+        ("to_metadata", "host_forbidden"),
+        ("to_file", "host_forbidden"),
         ("round", "tool_failed"),
     ] {
         assert_eq!(client.code(tool, json!({})).await, code, "{tool}");
