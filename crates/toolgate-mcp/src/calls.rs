@@ -72,6 +72,9 @@ impl Door {
         request: CallToolRequestParams,
         context: &RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
+        if self.gateway.0.stop.is_cancelled() {
+            return Err(ErrorData::internal_error("this is ending", None));
+        }
         let _counted = self.gateway.count();
         let running = self.gateway.running();
         let key = identity::session(&self.gateway, &running, self.fixed.as_ref(), context)?;

@@ -347,7 +347,8 @@ impl ServerHandler for Door {
         let mut changes = self.gateway.0.changes.subscribe();
         let mut updates = running.upstreams.updates().subscribe();
         let accepted = context.accepted().clone();
-        let wanted: Vec<String> = accepted.resource_subscriptions.clone().unwrap_or_default();
+        let mut wanted: Vec<String> = accepted.resource_subscriptions.clone().unwrap_or_default();
+        wanted.truncate(SUBSCRIPTIONS);
         for uri in &wanted {
             let (_, agent) = self.agent(&running, context.request_context())?;
             if let Some(link) = resource_of(&running, &agent, uri) {
@@ -368,7 +369,12 @@ impl ServerHandler for Door {
                     let _ = sink.notify_prompt_list_changed().await;
                     let _ = sink.notify_resource_list_changed().await;
                 }
-                Ok(uri) = updates.recv() => {
+                heard = updates.recv() => {
+                    let uri = match heard {
+                        Ok(uri) => uri,
+                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
+                        Err(tokio::sync::broadcast::error::RecvError::Closed) => return Ok(()),
+                    };
                     if wanted.contains(&uri) {
                         let _ = context.sink().notify_resource_updated(uri).await;
                     }

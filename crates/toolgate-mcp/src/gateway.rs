@@ -205,11 +205,11 @@ impl Gateway {
     /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there.
     async fn follow_upstreams(self) {
         loop {
+            let mut replaced = self.0.changes.subscribe();
             let running = self.running();
             let mut watches: Vec<_> = running.upstreams.links().map(|link| link.changed.subscribe()).collect();
             // What has changed since these rules were read was not seen by them.
             let missed = running.upstreams.links().any(|link| running.seen.get(&link.upstream.name) != Some(&*link.changed.borrow()));
-            let replaced = self.0.changes.subscribe();
             drop(running);
             if !missed {
                 let changed = watches.iter_mut().map(|watch| Box::pin(async move { drop(watch.changed().await) }));
@@ -219,7 +219,6 @@ impl Gateway {
                         _ => drop(futures_util::future::select_all(changed).await),
                     }
                 };
-                let mut replaced = replaced;
                 tokio::select! {
                     () = any => {}
                     // Others are watched from now on.
@@ -227,10 +226,15 @@ impl Gateway {
                     () = self.0.stop.cancelled() => return,
                 }
             }
+            if self.0.stop.is_cancelled() {
+                return;
+            }
             if let Err(error) = self.reload().await {
                 tracing::error!(%error, "an upstream offers something else, and the configuration does not load for it; it stays as it was");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
+            // However often an upstream says that something has changed, it is looked at now and then.
+            tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
 
@@ -316,14 +320,16 @@ impl Gateway {
             peers.retain(|peer| !peer.is_transport_closed());
             peers.clone()
         };
-        for peer in peers {
+        // All at once: one who does not listen keeps nobody else waiting.
+        let tell = |peer: Peer<RoleServer>| async move {
             let _ = tokio::time::timeout(Duration::from_secs(1), async {
                 let _ = peer.notify_tool_list_changed().await;
                 let _ = peer.notify_prompt_list_changed().await;
                 let _ = peer.notify_resource_list_changed().await;
             })
             .await;
-        }
+        };
+        futures_util::future::join_all(peers.into_iter().map(tell)).await;
     }
 
     /// Takes no more calls; those that are under way go on.

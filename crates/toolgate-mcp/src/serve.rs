@@ -84,7 +84,9 @@ impl Gateway {
             )));
         }
         let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls(certificate, key)).transpose()?;
-        let listener = TcpListener::bind(address).await?;
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}; listen elsewhere with `--listen`")))?;
         let address = listener.local_addr()?;
         lock(&self.0.addresses).push(address);
         let http = Arc::new(Http::new(self.clone(), &running, address));
@@ -228,13 +230,19 @@ impl Http {
                     _ => return Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
                 };
                 self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
+                let ends = (parts.method == Method::DELETE)
+                    .then(|| parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok()).map(str::to_owned))
+                    .flatten();
                 let listens =
                     parts.method == Method::GET || parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen");
                 let body = self.read(&running, &parts, body).await?;
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
                 let answer = self.mcp.handle(Request::from_parts(parts, Full::new(body))).await;
-                self.own_session(&answer, caller, asked.agent);
+                match &ends {
+                    Some(id) => drop(lock(&self.owners).remove(id)),
+                    None => self.own_session(&answer, caller, asked.agent),
+                }
                 // It takes its seat until all of the answer is said; those who only listen take none.
                 Ok(if listens {
                     answer
@@ -337,7 +345,12 @@ impl Http {
     fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
         let Some(id) = headers.get("mcp-session-id") else {
             // An older client that names no session wants one.
-            let many = lock(&self.owners).len() >= SESSIONS && !headers.contains_key("mcp-method");
+            let mut owners = lock(&self.owners);
+            if owners.len() >= SESSIONS {
+                owners.retain(|_, (_, _, last)| last.elapsed() < SESSION_LIFE);
+            }
+            let newer = headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= b"2026-07-28".as_slice());
+            let many = owners.len() >= SESSIONS && !newer;
             return if many { Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60))) } else { Ok(()) };
         };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;

@@ -88,7 +88,8 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     let import = match (&args.import, behind) {
         (Some(file), _) => {
             let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
-            toolgate::config::mcp_servers(&read(file)?).map_err(named)?;
+            let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
+            toolgate::config::mcp_servers(&text).map_err(named)?;
             Some(std::path::absolute(file)?)
         }
         (None, Some((path, ..))) => Some(path.clone()),

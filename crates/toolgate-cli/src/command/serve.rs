@@ -206,7 +206,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
         let now = served.find().map(|found| with_pins(found.looked_at));
         match gateway.reload().await {
             Ok(()) => {
-                tracing::info!(because, "the configuration was read again");
+                anstream::eprintln!("the configuration was read again: {because}");
                 files = now.unwrap_or(files);
             }
             Err(error) => anstream::eprintln!("error: the configuration stays in force as it was: {error}"),

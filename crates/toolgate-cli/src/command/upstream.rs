@@ -35,7 +35,8 @@ enum Verb {
     /// Start them, ask what they offer, and end them.
     #[command(after_help = "Examples:\n  toolgate upstream list\n  toolgate upstream list --json")]
     List,
-    /// Show tools that are held back: they have changed, or there is something odd about them. Exit code 1 if there are any.
+    /// Show tools that are held back, as of when the upstreams were last asked: they have changed, or there is something odd about
+    /// them. Exit code 1 if there are any.
     #[command(after_help = "Examples:\n  toolgate upstream diff\n  toolgate upstream diff git")]
     Diff {
         /// Only of this one.
@@ -180,7 +181,7 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
     if as_json {
         writeln!(out, "{}", json!(changes))?;
     } else if changes.is_empty() {
-        writeln!(out, "nothing is held back")?;
+        writeln!(out, "nothing is held back, as of when they were last asked; `toolgate upstream list` asks them")?;
     } else {
         for change in &changes {
             writeln!(out, "{BOLD}{} {}{BOLD:#}: {}", change.upstream, clean(&change.tool), why(change))?;

@@ -90,11 +90,15 @@ impl RemoteTool {
             Value::Object(map) => Some(map.clone()),
             _ => None,
         };
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             // Looked at anew each time: who it is, and whether it is still what it was.
-            let (generation, peer) = link.peer_now().ok_or_else(|| self.away())?;
-            self.check_definition()?;
-            match self.once(generation, &peer, params.clone(), line, ctx).await? {
+            let asked = async {
+                let (generation, peer) = link.peer_now().ok_or_else(|| self.away())?;
+                self.check_definition()?;
+                self.once(generation, &peer, params.clone(), line, ctx).await
+            };
+            // What it did before it asked back, it did.
+            match asked.await.map_err(|failure| if round == 0 { failure } else { failure.effects_unsaid() })? {
                 ServerResult::CallToolResult(result) => return Ok(result),
                 ServerResult::InputRequiredResult(asked) => {
                     (params.input_responses, params.request_state) = self.ask_back(asked, line).await?;
@@ -121,7 +125,7 @@ impl RemoteTool {
         }
         if !link.pins.holds(&self.tool, self.accepted) {
             let message = format!(
-                "`{}` of the upstream `{name}` is not what it was when it was accepted; it is held back until a person has looked at it",
+                "`{}` of the upstream `{name}` is not what it was when it was accepted; it is held back until a person has looked at it (`toolgate upstream diff`, `accept`)",
                 self.tool
             );
             return Err(Failure::permission("definition_changed", message).effects(Effects::None));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -118,6 +118,8 @@ pub(crate) struct Link {
     again: watch::Sender<u64>,
     starts: AtomicU32,
     failures: AtomicU32,
+    /// How often it has answered.
+    answers: AtomicU64,
     rests_until: Mutex<Option<tokio::time::Instant>>,
     last_words: Mutex<std::collections::VecDeque<String>>,
     stop: CancellationToken,
@@ -145,6 +147,7 @@ impl Link {
             again: watch::Sender::new(0),
             starts: AtomicU32::new(0),
             failures: AtomicU32::new(0),
+            answers: AtomicU64::new(0),
             rests_until: Mutex::default(),
             last_words: Mutex::default(),
             stop: CancellationToken::new(),
@@ -229,7 +232,11 @@ impl Link {
         let peer = connection.service.peer().clone();
         // What it says now is asked of it now.
         peer.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
-        if let Err(why) = self.list(&peer).await {
+        let listed = tokio::select! {
+            listed = self.list(&peer) => listed,
+            () = self.stop.cancelled() => Err("toolgate ends it".to_owned()),
+        };
+        if let Err(why) = listed {
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
             return format!("it does not say what it offers: {why}");
         }
@@ -237,7 +244,6 @@ impl Link {
         *lock(&self.rests_until) = None;
         let generation = u64::from(self.starts.load(Ordering::Relaxed));
         *lock(&self.peer) = Some((generation, peer.clone()));
-        self.subscribe_again(&peer).await;
         let begun = tokio::time::Instant::now();
         self.status.send_replace(Status::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "an upstream is there");
@@ -265,16 +271,17 @@ impl Link {
         let mut pulse = tokio::time::interval(PULSE);
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
-        let mut changes = Box::pin(self.hear_changes(peer));
+        let mut changes = Box::pin(async {
+            self.subscribe_again(peer).await;
+            self.hear_changes(peer).await;
+        });
         loop {
             tokio::select! {
                 () = &mut changes => return "it has hung up".to_owned(),
                 () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
                 () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "it has lost the thread".to_owned(),
                 () = self.relist.notified() => {
-                    if let Err(why) = self.list(peer).await
-                        && !self.is_busy()
-                    {
+                    if let Err(why) = self.list_or_work(peer).await {
                         return format!("it does not say what it offers: {why}");
                     }
                 }
@@ -285,15 +292,26 @@ impl Link {
                 }
                 _ = pulse.tick() => {
                     // What it offers is looked at again, also where it says nothing of a change.
-                    // One that works may have no time for questions.
                     if !self.is_busy()
-                        && let Err(why) = self.list(peer).await
-                        && !self.is_busy()
+                        && let Err(why) = self.list_or_work(peer).await
                     {
                         return format!("it does not answer: {why}");
                     }
                 }
             }
+        }
+    }
+
+    /// Asks what it offers. One that answers calls meanwhile may have no time for questions; one that answers nothing is ill.
+    async fn list_or_work(&self, peer: &Peer<RoleClient>) -> Result<(), String> {
+        let before = self.answers.load(Ordering::Relaxed);
+        let listed = tokio::select! {
+            listed = self.list(peer) => listed,
+            () = self.stop.cancelled() => return Ok(()),
+        };
+        match listed {
+            Err(_) if self.is_busy() && self.answers.load(Ordering::Relaxed) != before => Ok(()),
+            other => other,
         }
     }
 
@@ -368,7 +386,9 @@ impl Link {
                 self.resubscribe.notify_one();
                 Ok(())
             }
-            (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
+            (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await.inspect_err(|_| {
+                lock(&self.wanted).remove(uri);
+            }),
             (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
         }
     }
@@ -382,11 +402,16 @@ impl Link {
             let said = |error: ServiceError| error.to_string();
             let tools = if capabilities.tools.is_some() { peer.list_all_tools().await.map_err(said)? } else { Vec::new() };
             // Whoever claims to have prompts and resources and does not, has none.
-            let prompts = if capabilities.prompts.is_some() { peer.list_all_prompts().await.unwrap_or_default() } else { Vec::new() };
+            let brief = Duration::from_secs(8);
+            let prompts = match capabilities.prompts.is_some() && self.upstream.prompts {
+                true => tokio::time::timeout(brief, peer.list_all_prompts()).await.ok().and_then(Result::ok).unwrap_or_default(),
+                false => Vec::new(),
+            };
             let (mut resources, mut templates) = (Vec::new(), Vec::new());
-            if capabilities.resources.is_some() {
-                resources = peer.list_all_resources().await.unwrap_or_default();
-                templates = peer.list_all_resource_templates().await.unwrap_or_default();
+            if capabilities.resources.is_some() && self.upstream.resources {
+                resources = tokio::time::timeout(brief, peer.list_all_resources()).await.ok().and_then(Result::ok).unwrap_or_default();
+                templates =
+                    tokio::time::timeout(brief, peer.list_all_resource_templates()).await.ok().and_then(Result::ok).unwrap_or_default();
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
             Ok::<_, String>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
@@ -508,6 +533,7 @@ impl Link {
 
     /// It has answered, whatever it said.
     pub(super) fn answered(&self) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
         self.failures.store(0, Ordering::Relaxed);
     }
 

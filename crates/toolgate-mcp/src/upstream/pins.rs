@@ -42,6 +42,9 @@ struct Pin {
     looked_at: bool,
 }
 
+/// No two drafts have one name.
+static DRAFTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
 /// The tools of one upstream as they were accepted.
 pub struct Pins {
     file: Option<PathBuf>,
@@ -102,13 +105,15 @@ impl Pins {
         let Some(path) = &self.file else { return Ok(()) };
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         let now = std::fs::metadata(path).ok().and_then(|file| Some((file.modified().ok()?, file.len())));
+        // Always in this order: what is known, then how the file was.
+        let mut known = crate::gateway::lock(&self.known);
         let mut stamp = crate::gateway::lock(&self.stamp);
         if now.is_none() || *stamp == now {
             return Ok(());
         }
         let text = std::fs::read(path).map_err(named)?;
         let spoiled = |error| named(io::Error::other(format!("it is spoiled ({error}); remove it to see all tools anew")));
-        *crate::gateway::lock(&self.known) = serde_json::from_slice(&text).map_err(spoiled)?;
+        *known = serde_json::from_slice(&text).map_err(spoiled)?;
         *stamp = now;
         Ok(())
     }
@@ -239,7 +244,8 @@ impl Pins {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        let draft = path.with_extension(format!("new-{}", std::process::id()));
+        let draft =
+            path.with_extension(format!("new-{}-{}", std::process::id(), DRAFTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
         let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         file.write_all(&text)?;
         file.sync_all()?;

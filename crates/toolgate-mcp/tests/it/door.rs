@@ -35,13 +35,13 @@ async fn every_failure_is_the_one_contract() {
         ("fail", json!({"message": "no such order: 7"}), "no_such_order", "VALIDATION"),
     ] {
         let result = client.call(tool, arguments).await;
-        let error = &result["structuredContent"];
+        let error = &result["_meta"]["toolgate/error"];
         assert_eq!((error["code"].as_str(), error["errorCategory"].as_str()), (Some(code), Some(category)), "{result}");
         assert_eq!(result["isError"], json!(true));
         assert!(result["_meta"]["toolgate/receipt"]["tool"].is_string());
     }
     let said = client.call("fail", json!({"message": "it is Sunday again"})).await;
-    assert_eq!(said["structuredContent"]["upstream"]["said"], "it is Sunday again");
+    assert_eq!(said["_meta"]["toolgate/error"]["upstream"]["said"], "it is Sunday again");
     gate.end().await;
 }
 
@@ -166,7 +166,7 @@ async fn who_cannot_ask_or_may_not_gets_an_id() {
         let answer = client.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
         assert_eq!(answer["result"]["resultType"] == "input_required", is_asked, "{rules}: {answer}");
         if !is_asked {
-            let id = answer["result"]["structuredContent"]["approval"]["id"].as_str().unwrap().to_owned();
+            let id = answer["result"]["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap().to_owned();
             assert!(gate.gateway.gate().answer_approval(&id, true, "lead").await.unwrap());
             assert_eq!(client.code("count", json!({})).await, "ok");
         }
@@ -182,7 +182,7 @@ async fn no_means_no() {
     let state = asked["result"]["requestState"].clone();
     let no = json!({"toolgate_approval": {"action": "decline"}});
     let answer = client.ask("tools/call", json!({"name": "count", "arguments": {}, "requestState": state, "inputResponses": no})).await.1;
-    assert_eq!(answer["result"]["structuredContent"]["code"], "approval_denied", "{answer}");
+    assert_eq!(answer["result"]["_meta"]["toolgate/error"]["code"], "approval_denied", "{answer}");
     gate.end().await;
 }
 

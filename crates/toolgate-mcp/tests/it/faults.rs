@@ -102,7 +102,7 @@ async fn killed_again_and_again() {
     for round in 0..rounds {
         // A call whose end is not known holds nothing but itself.
         let result = gate.client().in_session(&format!("count-{round}")).call("ill_count", json!({})).await;
-        let error = &result["structuredContent"];
+        let error = &result["_meta"]["toolgate/error"];
         match (result["isError"].as_bool(), error["effects"].as_str()) {
             (Some(true), Some("none")) => refused += 1,
             (Some(true), _) => unsure += 1,
@@ -179,7 +179,7 @@ async fn junk_of_every_kind() {
             })
             .await;
         } else {
-            let error = gate.client().in_session("t").call("ill_echo", json!({"text": "x"})).await["structuredContent"].clone();
+            let error = gate.client().in_session("t").call("ill_echo", json!({"text": "x"})).await["_meta"]["toolgate/error"].clone();
             assert_eq!((error["errorCategory"].as_str(), error["effects"].as_str()), (Some("TRANSIENT"), Some("none")), "{name}: {error}");
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -160,7 +160,7 @@ async fn statuses_mean_what_they_mean_everywhere() {
     assert!(!refused.to_string().contains("s3cr3t"), "{refused}");
     assert!(refused.to_string().contains("not today"), "{refused}");
     let busy = client.call("s429", json!({})).await;
-    assert_eq!(busy["structuredContent"]["retryAfterMs"], json!(7000), "{busy}");
+    assert_eq!(busy["_meta"]["toolgate/error"]["retryAfterMs"], json!(7000), "{busy}");
     gate.end().await;
 }
 
@@ -221,7 +221,7 @@ async fn a_service_that_is_away_may_be_asked_again() {
         "[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{port}/\"\nretry = {{ times = 0 }}\n"
     );
     let gate = Gate::open(&config).await;
-    let error: Value = gate.client().call("pay", json!({})).await["structuredContent"].clone();
+    let error: Value = gate.client().call("pay", json!({})).await["_meta"]["toolgate/error"].clone();
     assert_eq!(
         (error["code"].as_str(), error["effects"].as_str(), error["isRetryable"].as_bool()),
         (Some("upstream_unavailable"), Some("none"), Some(true)),

@@ -142,7 +142,7 @@ impl Client {
     /// A call that must be refused or fail: its code.
     pub(crate) async fn code(&self, tool: &str, arguments: Value) -> String {
         let result = self.call(tool, arguments).await;
-        result["structuredContent"]["code"].as_str().unwrap_or("ok").to_owned()
+        result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned()
     }
 
     pub(crate) async fn tools(&self) -> Vec<String> {
@@ -189,7 +189,7 @@ pub(crate) fn children() -> Vec<(u32, String)> {
 
 /// Waits until something is so.
 pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-    for _ in 0..200 {
+    for _ in 0..900 {
         if is().await {
             return;
         }

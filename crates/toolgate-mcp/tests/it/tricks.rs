@@ -129,7 +129,7 @@ async fn an_answer_is_the_end_of_a_call_and_no_proof_that_nothing_happened() {
         json!(url)
     );
     let gate = Gate::open(&config).await;
-    let error = gate.client().call("write", json!({})).await["structuredContent"].clone();
+    let error = gate.client().call("write", json!({})).await["_meta"]["toolgate/error"].clone();
     assert_eq!((error["code"].as_str(), error["effects"].as_str()), (Some("upstream_invalid"), Some("done")), "{error}");
     gate.end().await;
 }
@@ -156,7 +156,7 @@ async fn a_lost_session_is_begun_anew() {
         let done = result["isError"] != json!(true);
         assert_eq!(after - before, usize::from(done), "{result}");
         if !done {
-            assert_eq!(result["structuredContent"]["effects"], json!("none"), "{result}");
+            assert_eq!(result["_meta"]["toolgate/error"]["effects"], json!("none"), "{result}");
         }
         // A read is tried again until it is there.
         let mut tries = 0;
@@ -262,7 +262,7 @@ async fn a_request_that_was_carried_out_is_not_made_again() {
         )
     };
     let gate = Gate::open(&pay("POST", port)).await;
-    let error: Value = gate.client().call("pay", json!({})).await["structuredContent"].clone();
+    let error: Value = gate.client().call("pay", json!({})).await["_meta"]["toolgate/error"].clone();
     assert_eq!(asked.lock().unwrap().len(), 1, "{error}");
     assert_eq!(error["effects"], json!("unknown"), "{error}");
     gate.end().await;

@@ -91,6 +91,15 @@ impl Failure {
         self
     }
 
+    /// Takes back what was said of its effects: something may have happened before.
+    #[must_use]
+    pub fn effects_unsaid(mut self) -> Self {
+        if let Kind::Error { effects, .. } = self.0.as_mut() {
+            *effects = None;
+        }
+        self
+    }
+
     /// Says how long to wait before trying again.
     #[must_use]
     pub fn retry_after_ms(mut self, ms: u64) -> Self {
