@@ -204,9 +204,22 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
 }
 
 fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
-    let mut done = Vec::new();
+    let (mut done, mut held) = (Vec::new(), Vec::new());
     for upstream in known(config, Some(upstream))? {
-        done.extend(Pins::open(Some(pins), upstream)?.accept(tool)?);
+        let pins = Pins::open(Some(pins), upstream)?;
+        held.extend(pins.changes().into_iter().map(|change| change.tool));
+        done.extend(pins.accept(tool)?);
+    }
+    // By the name that the upstream has for it.
+    if let Some(tool) = tool
+        && done.is_empty()
+        && !held.is_empty()
+    {
+        return Err(io::Error::other(format!(
+            "`{}` is not held back; of `{upstream}`, these are: {}",
+            clean(tool),
+            clean(&held.join(", "))
+        )));
     }
     let mut out = anstream::stdout().lock();
     match (as_json, done.is_empty()) {
