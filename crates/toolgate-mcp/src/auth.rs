@@ -9,12 +9,11 @@ use http::HeaderMap;
 use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use toolgate::config::{Gateway as Settings, Jwt, Token};
+use toolgate::json::Digest;
 
 use crate::gateway::lock;
 use crate::identity::Caller;
-use crate::parked::hex;
 
 /// How often keys are fetched at most, however many tokens are signed by unknown ones.
 const SOONEST: Duration = Duration::from_secs(30);
@@ -100,7 +99,7 @@ impl Keys {
         }
         let value = value.to_str().map_err(|_| NotLetIn::Invalid("the token is no text"))?;
         let token = value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")).ok_or(NotLetIn::Missing)?.trim();
-        let digest = hex(&Sha256::digest(token.as_bytes()));
+        let digest = Digest::of(token.as_bytes()).to_string();
         // All are looked at, so that the time it takes tells nothing.
         let mut found = None;
         for known in &self.tokens {

@@ -186,7 +186,7 @@ impl Door {
             return Err(ErrorData::new(code, message, said.get("data").filter(|data| !data.is_null()).cloned()));
         }
         let running = self.gateway.running();
-        let spec = running.gate.agent(&key.agent).and_then(|agent| agent.tools().find(|spec| spec.name() == request.name));
+        let spec = running.gate.agent(&key.agent).and_then(|agent| agent.tool(&request.name));
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some());
         let plain = || Ok(render::result(&answer, line, has_schema).into());
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
@@ -332,21 +332,21 @@ fn is_left_to_client(approval: &Approval, effect: Option<Effect>) -> bool {
 
 /// A call whose question was closed, or answered by somebody else.
 fn still_waits(approval: Option<&Approval>) -> CallToolResult {
-    let mut error = match approval {
-        Some(approval) if approval.state == ApprovalState::Waiting => {
-            let mut error = ToolError::of(
-                code::APPROVAL_REQUIRED,
-                format!("{}. A person must approve this call; tell the user", approval.reason.trim_end_matches('.')),
-            );
+    let error = match approval {
+        Some(approval) if approval.state == ApprovalState::Denied => {
+            ToolError::of(code::APPROVAL_DENIED, "somebody else has refused this call")
+        }
+        Some(approval) => {
+            let what = match approval.state {
+                ApprovalState::Waiting => "A person must approve this call; tell the user",
+                _ => "Somebody else has answered meanwhile; make the call anew to see how it stands",
+            };
+            let mut error = ToolError::of(code::APPROVAL_REQUIRED, format!("{}. {what}", approval.reason.trim_end_matches('.')));
             error.approval = Some(toolgate::ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
             error
         }
-        _ => ToolError::of(
-            code::APPROVAL_DENIED,
-            "the question was answered elsewhere, or has expired; make the call anew to see how it stands",
-        ),
+        None => ToolError::of(code::APPROVAL_REQUIRED, "the question is not known any more; make the call anew"),
     };
-    error.retryable = false;
     let mut result = CallToolResult::structured_error(serde_json::to_value(&error).unwrap_or_default());
     result.content = vec![ContentBlock::text(error.for_model())];
     result

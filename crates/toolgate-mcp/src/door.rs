@@ -24,6 +24,8 @@ pub(crate) struct Door {
     /// Tells it from all others.
     number: u64,
     greeted: AtomicBool,
+    /// It wants to hear of something.
+    subscribes: AtomicBool,
     /// Its client has hung up.
     pub(crate) gone: CancellationToken,
 }
@@ -35,6 +37,10 @@ const SUBSCRIPTIONS: usize = 1_000;
 /// Whoever goes wants to hear of nothing any more.
 impl Drop for Door {
     fn drop(&mut self) {
+        // Most are there for one request, and look at nothing that others have.
+        if !self.subscribes.load(Ordering::Relaxed) {
+            return;
+        }
         lock(&self.gateway.0.subscriptions).retain(|_, peers| {
             peers.retain(|(door, _)| *door != self.number);
             !peers.is_empty()
@@ -45,7 +51,15 @@ impl Drop for Door {
 impl Door {
     pub(crate) fn new(gateway: Gateway, fixed: Option<Fixed>) -> Self {
         let number = DOORS.fetch_add(1, Ordering::Relaxed);
-        Self { gateway, fixed, level: Mutex::new(None), number, greeted: AtomicBool::new(false), gone: CancellationToken::new() }
+        Self {
+            gateway,
+            fixed,
+            level: Mutex::new(None),
+            number,
+            greeted: AtomicBool::new(false),
+            subscribes: AtomicBool::new(false),
+            gone: CancellationToken::new(),
+        }
     }
 
     fn agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
@@ -80,7 +94,7 @@ impl Door {
             }
             // Words of upstreams are for the model only where somebody lets them through as a whole.
             if link.upstream.undeclared == toolgate::config::Undeclared::Open {
-                instructions.extend(offer.instructions.filter(|words| crate::upstream::is_plain(words)));
+                instructions.extend(offer.instructions.clone().filter(|words| crate::upstream::is_plain(words)));
             }
         }
         let mut info = ServerConfig::new(capabilities).with_server_info(Implementation::new("toolgate", env!("CARGO_PKG_VERSION")));
@@ -163,7 +177,7 @@ impl ServerHandler for Door {
         let tools = specs.into_iter().map(|spec| {
             let remote = running.exposed.get(&(name.clone(), spec.name().to_owned())).and_then(|one| {
                 let link = running.upstreams.link(&one.upstream)?;
-                link.offer().tools.into_iter().find(|tool| tool.name == one.tool)
+                link.offer().tools.iter().find(|tool| tool.name == one.tool).cloned()
             });
             render::tool(spec, remote.as_ref())
         });
@@ -179,8 +193,7 @@ impl ServerHandler for Door {
     fn get_tool(&self, name: &str) -> Option<Tool> {
         // Which agent is meant is not known here; a name is the same tool wherever it is offered.
         let running = self.gateway.running();
-        let spec =
-            |agent: &String| running.gate.agent(agent)?.tools().find(|spec| spec.name() == name).map(|spec| render::tool(spec, None));
+        let spec = |agent: &String| running.gate.agent(agent)?.tool(name).map(|spec| render::tool(spec, None));
         running.agents.iter().find_map(spec)
     }
 
@@ -193,7 +206,7 @@ impl ServerHandler for Door {
         let (_, agent) = self.agent(&running, &context)?;
         let mut prompts: Vec<Prompt> = Vec::new();
         for link in running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.prompts) {
-            for mut prompt in link.offer().prompts {
+            for mut prompt in link.offer().prompts.clone() {
                 prompt.name = format!("{}{}", link.upstream.prefix, prompt.name);
                 prompts.push(prompt);
             }
@@ -231,7 +244,7 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
-        let resources: Vec<_> = links.flat_map(|link| link.offer().resources).collect();
+        let resources: Vec<_> = links.flat_map(|link| link.offer().resources.clone()).collect();
         let (resources, next) = page(&resources, request.as_ref())?;
         let mut result = ListResourcesResult::with_all_items(resources);
         result.next_cursor = next;
@@ -246,7 +259,7 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
-        let templates: Vec<_> = links.flat_map(|link| link.offer().templates).collect();
+        let templates: Vec<_> = links.flat_map(|link| link.offer().templates.clone()).collect();
         let (templates, next) = page(&templates, request.as_ref())?;
         let mut result = ListResourceTemplatesResult::with_all_items(templates);
         result.next_cursor = next;
@@ -306,6 +319,7 @@ impl ServerHandler for Door {
         let (_, agent) = self.agent(&running, &context)?;
         let link = resource_of(&running, &agent, &request.uri)
             .ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
+        self.subscribes.store(true, Ordering::Relaxed);
         {
             let mut subscriptions = lock(&self.gateway.0.subscriptions);
             let own = subscriptions.values().filter(|peers| peers.iter().any(|(door, _)| *door == self.number)).count();

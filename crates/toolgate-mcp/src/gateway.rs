@@ -103,7 +103,7 @@ impl Gateway {
     /// The configuration does not load, or the gate does not hold.
     pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
         let config: Reader = Arc::new(config);
-        let metrics = Metrics::new();
+        let (metrics, parked) = (Metrics::new(), Parked::new()?);
         let read = config()?;
         let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
         let running = match Running::build(read, &options, upstreams.clone(), &metrics, None).await {
@@ -120,7 +120,7 @@ impl Gateway {
             reading: tokio::sync::Mutex::default(),
             peers: Mutex::default(),
             changes: tokio::sync::watch::Sender::new(0),
-            parked: Parked::new()?,
+            parked,
             idle: Mutex::default(),
             metrics,
             addresses: Mutex::default(),
@@ -192,11 +192,18 @@ impl Gateway {
             Ok(running) => {
                 *self.0.running.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
                 self.tell_changed().await;
-                tokio::spawn(async move { before.upstreams.end_but(&upstreams).await });
+                let stop = self.0.stop.clone();
+                // Whoever still talks to those that are gone has time to finish, but not longer than the gateway itself.
+                self.0.listeners.spawn(async move {
+                    tokio::select! {
+                        () = before.upstreams.end_but(&upstreams, Duration::from_secs(10 * 60)) => {}
+                        () = stop.cancelled() => before.upstreams.end_but(&upstreams, Duration::ZERO).await,
+                    }
+                });
                 Ok(())
             }
             Err(error) => {
-                upstreams.end_but(&before.upstreams).await;
+                upstreams.end_but(&before.upstreams, Duration::ZERO).await;
                 Err(error)
             }
         }

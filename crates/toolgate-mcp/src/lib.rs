@@ -47,4 +47,4 @@ mod upstream;
 pub use child::enter_if_asked;
 pub use gateway::{Gateway, Options};
 pub use serve::Listening;
-pub use upstream::{Change, Health, Known, Offer, Pins, Starting, Status, Suspicion, Upstreams, scan};
+pub use upstream::{Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};

@@ -78,7 +78,21 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
             said.content.insert(0, ContentBlock::text(structured.to_string()));
         }
     }
-    unspoofed(said)
+    said.meta = said.meta.map(clean);
+    for block in &mut said.content {
+        let meta = match block {
+            ContentBlock::Text(text) => &mut text.meta,
+            ContentBlock::Image(image) => &mut image.meta,
+            ContentBlock::Audio(audio) => &mut audio.meta,
+            // What is nested deeper is rare.
+            other => {
+                *other = unspoofed(other.clone());
+                continue;
+            }
+        };
+        *meta = meta.take().map(clean);
+    }
+    said
 }
 
 /// What a call came to, as a client reads it.

@@ -233,8 +233,9 @@ impl Http {
                 let ends = (parts.method == Method::DELETE)
                     .then(|| parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok()).map(str::to_owned))
                     .flatten();
-                let listens =
-                    parts.method == Method::GET || parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen");
+                // What the header says is held against the body only from this revision on.
+                let listens = parts.method == Method::GET
+                    || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
                 let body = self.read(&running, &parts, body).await?;
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
@@ -257,6 +258,7 @@ impl Http {
                 })
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
+                let _counted = self.gateway.count();
                 let body = self.read(&running, &parts, body).await?;
                 let body: Value =
                     serde_json::from_slice(&body).map_err(|_| refusal(StatusCode::BAD_REQUEST, "the body is no JSON", None))?;
@@ -292,10 +294,9 @@ impl Http {
             return Err(refusal(StatusCode::FORBIDDEN, "this is not called by that name", None));
         }
         if let Some(origin) = parts.headers.get(ORIGIN) {
-            let origin = origin.to_str().unwrap_or_default();
-            if !self.mcp.config.allowed_origins.iter().any(|known| {
-                known.trim_end_matches(":443").trim_end_matches(":80") == origin.trim_end_matches(":443").trim_end_matches(":80")
-            }) {
+            let of = |text: &str| url::Url::parse(text).ok().map(|url| url.origin()).filter(url::Origin::is_tuple);
+            let origin = origin.to_str().ok().and_then(of);
+            if origin.is_none() || !self.mcp.config.allowed_origins.iter().any(|known| of(known) == origin) {
                 return Err(refusal(StatusCode::FORBIDDEN, "web pages from there may not talk to this", None));
             }
         }
@@ -349,8 +350,7 @@ impl Http {
             if owners.len() >= SESSIONS {
                 owners.retain(|_, (_, _, last)| last.elapsed() < SESSION_LIFE);
             }
-            let newer = headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= b"2026-07-28".as_slice());
-            let many = owners.len() >= SESSIONS && !newer;
+            let many = owners.len() >= SESSIONS && !is_newer(headers);
             return if many { Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60))) } else { Ok(()) };
         };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
@@ -409,6 +409,11 @@ impl Http {
             ),
         }
     }
+}
+
+/// Whether a request is of 2026-07-28 or later.
+fn is_newer(headers: &HeaderMap) -> bool {
+    headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= b"2026-07-28".as_slice())
 }
 
 /// Pages that this place itself would serve.

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde_json::json;
-use sha2::{Digest, Sha256};
+use toolgate::json::Digest;
 
 use super::ledger::{BOLD, DIM};
 
@@ -27,9 +27,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let token = format!("tg_{}", hex(&secret));
-    let digest = hex(&Sha256::digest(token.as_bytes()));
+    let token = format!("tg_{}", secret.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let digest = Digest::of(token.as_bytes()).to_string();
     let mut out = anstream::stdout().lock();
     if args.json {
         writeln!(out, "{}", json!({"token": token, "principal": args.principal, "sha256": digest, "agents": args.agents}))?;

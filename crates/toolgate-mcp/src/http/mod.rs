@@ -21,27 +21,25 @@ use address::{Guard, is_forbidden};
 /// Most redirects that are followed.
 const HOPS: usize = 5;
 
-/// A client for upstreams: connections are kept, no proxy is asked, and nothing is followed anywhere.
-pub(crate) fn client() -> reqwest::Result<Client> {
+/// What every client here is: no proxy is asked, and nothing is followed anywhere unseen.
+fn plain() -> reqwest::ClientBuilder {
     Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(Duration::from_secs(10))
-        .pool_idle_timeout(Duration::from_secs(30))
         .user_agent(concat!("toolgate/", env!("CARGO_PKG_VERSION")))
-        .build()
 }
 
-/// Makes the requests behind HTTP tools.
-#[derive(Clone, Default)]
-pub(crate) struct HttpRunner;
+/// A client for upstreams: connections are kept.
+pub(crate) fn client() -> reqwest::Result<Client> {
+    plain().pool_idle_timeout(Duration::from_secs(30)).build()
+}
 
-impl HttpRunner {
-    pub(crate) fn tool(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        let networks =
-            tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
-        Arc::new(Runner { networks: networks.collect(), tool: tool.clone(), client: OnceLock::new() })
-    }
+/// What makes the requests behind an HTTP tool.
+pub(crate) fn tool(tool: &HttpTool) -> Arc<dyn Handler> {
+    let networks =
+        tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
+    Arc::new(Runner { networks: networks.collect(), tool: tool.clone(), client: OnceLock::new() })
 }
 
 struct Runner {
@@ -68,13 +66,7 @@ impl Runner {
         if let Some(client) = self.client.get() {
             return Ok(client);
         }
-        let built = Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .dns_resolver(Arc::new(Guard(Arc::clone(&self.networks))))
-            .connect_timeout(Duration::from_secs(10))
-            .user_agent(concat!("toolgate/", env!("CARGO_PKG_VERSION")))
-            .build();
+        let built = plain().dns_resolver(Arc::new(Guard(Arc::clone(&self.networks)))).build();
         let built = built
             .map_err(|error| Failure::business("internal_fault", format!("no request can be made: {error}")).effects(Effects::None))?;
         Ok(self.client.get_or_init(|| built))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientRequest, ContentBlock,
-    ErrorCode, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ResourceContents, ServerResult,
+    ErrorCode, InputRequiredResult, InputResponses, RequestId, RequestMetaObject, ResourceContents, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
-use super::link::{Link, Status};
+use super::link::{Link, Status, is_modern};
 use super::route::{FromUpstream, Line};
 
 /// How often an upstream may ask back before it is through.
@@ -286,10 +286,6 @@ impl Trouble {
         }
         Self::Unclear
     }
-}
-
-fn is_modern(peer: &Peer<RoleClient>) -> bool {
-    peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
 }
 
 /// Metadata of a client that an upstream may see.

@@ -6,10 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rmcp::model::{
-    ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, ServerNotification,
-    SubscribeRequestParams, SubscriptionFilter, Tool, UnsubscribeRequestParams,
-};
+use rmcp::model::{ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
 use serde::Serialize;
@@ -23,6 +20,7 @@ use super::pins::{Change, Pins};
 use super::route::{FromUpstream, Routes};
 use super::scan::{Suspicion, mentions};
 use crate::client::Ears;
+use crate::gateway::lock;
 
 /// How long an upstream may take to say hello.
 const HELLO: Duration = Duration::from_secs(30);
@@ -79,19 +77,19 @@ pub struct Health {
 
 /// What an upstream offers.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Offer {
+pub(crate) struct Offer {
     /// Tools, as they were accepted.
-    pub tools: Vec<Tool>,
+    pub(crate) tools: Vec<Tool>,
     /// Prompts.
-    pub prompts: Vec<Prompt>,
+    pub(crate) prompts: Vec<Prompt>,
     /// Resources.
-    pub resources: Vec<Resource>,
+    pub(crate) resources: Vec<Resource>,
     /// Resources by pattern.
-    pub templates: Vec<ResourceTemplate>,
+    pub(crate) templates: Vec<ResourceTemplate>,
     /// What it can do beside.
-    pub capabilities: ServerCapabilities,
+    pub(crate) capabilities: ServerCapabilities,
     /// What it says about its use.
-    pub instructions: Option<String>,
+    pub(crate) instructions: Option<String>,
 }
 
 pub(crate) struct Link {
@@ -103,14 +101,14 @@ pub(crate) struct Link {
     status: watch::Sender<Status>,
     /// The connection that stands, and which one it is.
     peer: Mutex<Option<(u64, Peer<RoleClient>)>>,
-    offer: Mutex<Offer>,
+    offer: Mutex<Arc<Offer>>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
     /// Resources that have changed, of whatever upstream.
-    updates: Updates,
+    pub(super) updates: Updates,
     /// Resources that somebody wants to hear of.
-    wanted: Mutex<BTreeSet<String>>,
-    resubscribe: Notify,
+    pub(super) wanted: Mutex<BTreeSet<String>>,
+    pub(super) resubscribe: Notify,
     /// It says itself that something has changed.
     told: AtomicBool,
     relist: Notify,
@@ -137,7 +135,7 @@ impl Link {
             launcher,
             status: watch::Sender::new(Status::Starting),
             peer: Mutex::default(),
-            offer: Mutex::new(offer),
+            offer: Mutex::new(Arc::new(offer)),
             changed: watch::Sender::new(0),
             updates,
             wanted: Mutex::default(),
@@ -320,77 +318,11 @@ impl Link {
         self.seats.available_permits() < self.upstream.concurrency
     }
 
-    /// What was wanted of the connection before is wanted of this one.
-    async fn subscribe_again(&self, peer: &Peer<RoleClient>) {
-        let modern = peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
-        let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
-        for uri in wanted.into_iter().filter(|_| !modern) {
-            let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri))).await;
-        }
-    }
-
     /// Waits until no call is under way, and ends it.
     pub(crate) async fn end_when_idle(&self, patience: Duration) {
         let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
         let _ = tokio::time::timeout(patience, self.seats.acquire_many(all)).await;
         self.end().await;
-    }
-
-    /// Hears of changes from one of 2026-07-28: those before say them unasked.
-    async fn hear_changes(&self, peer: &Peer<RoleClient>) {
-        let modern = peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
-        if !modern {
-            return std::future::pending().await;
-        }
-        loop {
-            let mut filter = SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
-            let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
-            filter.resource_subscriptions = (!wanted.is_empty()).then_some(wanted);
-            let Ok(Ok(mut subscription)) = tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)).await else { break };
-            loop {
-                let said = tokio::select! {
-                    said = subscription.next() => said,
-                    () = self.resubscribe.notified() => break,
-                };
-                match said {
-                    Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
-                    Ok(Some(_)) => self.lists_changed(),
-                    Ok(None) | Err(_) => {
-                        tokio::time::sleep(Duration::from_secs(1)).await;
-                        break;
-                    }
-                }
-            }
-        }
-        std::future::pending().await
-    }
-
-    /// A resource of it has changed.
-    pub(crate) fn updated(&self, uri: String) {
-        let _ = self.updates.send(uri);
-    }
-
-    /// Somebody wants to hear of a resource, or nobody does any more.
-    pub(crate) async fn subscribe(&self, uri: &str, wants: bool) -> Result<(), ServiceError> {
-        let peer = self.peer().ok_or(ServiceError::TransportClosed)?;
-        let news = match wants {
-            true => lock(&self.wanted).insert(uri.to_owned()),
-            false => lock(&self.wanted).remove(uri),
-        };
-        if !news {
-            return Ok(());
-        }
-        let modern = peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
-        match (modern, wants) {
-            (true, _) => {
-                self.resubscribe.notify_one();
-                Ok(())
-            }
-            (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await.inspect_err(|_| {
-                lock(&self.wanted).remove(uri);
-            }),
-            (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
-        }
     }
 
     /// Asks what it offers.
@@ -418,8 +350,8 @@ impl Link {
         });
         let (tools, offer) = asked.await.map_err(|_| format!("not within {limit:?}"))??;
         self.pins.note(&tools);
-        let offer = Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer };
-        let before = std::mem::replace(&mut *lock(&self.offer), offer.clone());
+        let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
+        let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
         if self.told.swap(false, Ordering::Relaxed) || before != offer {
             self.changed.send_modify(|times| *times += 1);
         }
@@ -475,8 +407,8 @@ impl Link {
         self.status.borrow().clone()
     }
 
-    pub(crate) fn offer(&self) -> Offer {
-        lock(&self.offer).clone()
+    pub(crate) fn offer(&self) -> Arc<Offer> {
+        Arc::clone(&lock(&self.offer))
     }
 
     pub(crate) fn file(&self) -> Option<&std::path::Path> {
@@ -485,7 +417,7 @@ impl Link {
 
     /// Somebody may have accepted what was held back.
     pub(super) fn look_again(&self) {
-        lock(&self.offer).tools = self.pins.accepted().unwrap_or_default();
+        Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
     }
 
     /// Its tools as they were accepted; `None` where it was never seen.
@@ -516,7 +448,7 @@ impl Link {
                 self.pins.hold(&tool.name, Suspicion::Shadow { tool: other.clone() });
             }
         }
-        lock(&self.offer).tools = self.pins.accepted().unwrap_or_default();
+        Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
     }
 
     /// Its tools, and when each was first seen.
@@ -559,8 +491,9 @@ impl Link {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// Whether it is of 2026-07-28 or later.
+pub(super) fn is_modern(peer: &Peer<RoleClient>) -> bool {
+    peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
 }
 
 /// A tool as rules see it.

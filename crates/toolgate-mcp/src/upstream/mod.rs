@@ -3,6 +3,7 @@
 mod connect;
 mod handler;
 mod link;
+mod listen;
 mod pins;
 mod route;
 mod scan;
@@ -15,20 +16,17 @@ use std::time::Duration;
 use toolgate::Handler;
 use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
 
-pub use link::{Health, Offer, Status};
+pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
 pub use pins::{Change, Pins};
 pub(crate) use route::{FromUpstream, Line};
-pub use scan::{Suspicion, scan};
+pub use scan::Suspicion;
 pub(crate) use scan::{is_invisible, is_plain};
-
-use crate::http::HttpRunner;
 
 /// All upstreams of a configuration.
 #[derive(Clone)]
 pub struct Upstreams {
     links: Arc<BTreeMap<String, Arc<Link>>>,
-    http: HttpRunner,
     updates: Updates,
 }
 
@@ -54,17 +52,11 @@ impl Upstreams {
         for (upstream, pins) in opened {
             links.insert(upstream.name.clone(), Link::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()));
         }
-        let all = Self { links: Arc::new(links), http: HttpRunner, updates };
+        let all = Self { links: Arc::new(links), updates };
         let settled = futures_util::future::join_all(all.links.values().map(|link| link.settled()));
         let _ = tokio::time::timeout(wait, settled).await;
         all.look_for_shadows();
         Ok(all)
-    }
-
-    /// None at all.
-    #[must_use]
-    pub fn none() -> Self {
-        Self { links: Arc::default(), http: HttpRunner, updates: Updates::new(1) }
     }
 
     /// How each of them is.
@@ -112,16 +104,15 @@ impl Upstreams {
             links.insert(upstream.name.clone(), link);
         }
         let _ = tokio::time::timeout(wait, futures_util::future::join_all(fresh.iter().map(|link| link.settled()))).await;
-        let all = Self { links: Arc::new(links), http: self.http.clone(), updates: self.updates.clone() };
+        let all = Self { links: Arc::new(links), updates: self.updates.clone() };
         all.look_for_shadows();
         Ok(all)
     }
 
     /// Ends those that another set does not have.
-    pub(crate) async fn end_but(&self, others: &Self) {
+    pub(crate) async fn end_but(&self, others: &Self, patience: Duration) {
         let gone = self.links.values().filter(|link| !others.links.values().any(|other| Arc::ptr_eq(link, other)));
-        // Whoever still talks to them has time to finish.
-        futures_util::future::join_all(gone.map(|link| link.end_when_idle(Duration::from_secs(10 * 60)))).await;
+        futures_util::future::join_all(gone.map(|link| link.end_when_idle(patience))).await;
     }
 
     /// Ends all of them: no child process is left.
@@ -153,7 +144,7 @@ impl Backend for Upstreams {
     }
 
     fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        self.http.tool(tool)
+        crate::http::tool(tool)
     }
 }
 
@@ -186,7 +177,7 @@ impl Backend for Known {
     }
 
     fn http(&self, tool: &HttpTool) -> Arc<dyn Handler> {
-        HttpRunner.tool(tool)
+        crate::http::tool(tool)
     }
 
     fn is_live(&self) -> bool {

@@ -125,11 +125,9 @@ impl Pins {
         crate::gateway::lock(&self.known)
     }
 
-    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back. Says whether
-    /// anything that is accepted is new.
-    pub(super) fn note(&self, tools: &[Tool]) -> bool {
+    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back.
+    pub(super) fn note(&self, tools: &[Tool]) {
         let mut known = self.lock();
-        let mut news = false;
         for tool in tools {
             let name = tool.name.to_string();
             let found = known.tools.get(&name);
@@ -140,7 +138,6 @@ impl Pins {
                 Some(pin) => Pin { seen: Some(tool.clone()), why: scan(tool), looked_at: false, ..pin.clone() },
                 None => {
                     let why = scan(tool);
-                    news |= why.is_empty();
                     let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
                     Pin { accepted, seen, why, first: Timestamp::now(), known_digest: std::sync::OnceLock::new(), looked_at: false }
                 }
@@ -148,7 +145,6 @@ impl Pins {
             known.tools.insert(name, pin);
         }
         self.keep(&known);
-        news
     }
 
     /// Holds a tool back, though nobody has changed it.

@@ -55,8 +55,7 @@ pub(crate) fn is_invisible(c: char) -> bool {
 }
 
 /// What is odd about a tool, in all that a model reads of it.
-#[must_use]
-pub fn scan(tool: &Tool) -> Vec<Suspicion> {
+pub(super) fn scan(tool: &Tool) -> Vec<Suspicion> {
     let mut found = Vec::new();
     let mut texts = vec![("name".to_owned(), tool.name.to_string())];
     texts.extend(tool.title.clone().map(|title| ("title".to_owned(), title)));

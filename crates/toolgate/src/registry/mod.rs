@@ -117,6 +117,12 @@ impl Agent {
         self.order.iter().filter_map(|name| self.tools.get(name)).filter(seen).map(|tool| &tool.spec)
     }
 
+    /// One of its tools.
+    #[must_use]
+    pub fn tool(&self, name: &str) -> Option<&Spec> {
+        self.tools.get(name).map(|tool| &tool.spec)
+    }
+
     /// What somebody should look at, though it does not keep the agent from working.
     #[must_use]
     pub fn warnings(&self) -> &[Problem] {

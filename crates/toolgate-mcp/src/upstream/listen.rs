@@ -1,0 +1,78 @@
+//! What an upstream says of its own accord: that lists or resources have changed.
+
+use std::time::Duration;
+
+use rmcp::model::{ServerNotification, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams};
+use rmcp::service::Peer;
+use rmcp::{RoleClient, ServiceError};
+
+use super::link::{Link, is_modern};
+use crate::gateway::lock;
+
+impl Link {
+    /// What was wanted of the connection before is wanted of this one.
+    pub(super) async fn subscribe_again(&self, peer: &Peer<RoleClient>) {
+        let modern = is_modern(peer);
+        let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
+        for uri in wanted.into_iter().filter(|_| !modern) {
+            let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri))).await;
+        }
+    }
+
+    /// Hears of changes from one of 2026-07-28: those before say them unasked.
+    pub(super) async fn hear_changes(&self, peer: &Peer<RoleClient>) {
+        let modern = is_modern(peer);
+        if !modern {
+            return std::future::pending().await;
+        }
+        loop {
+            let mut filter = SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
+            let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
+            filter.resource_subscriptions = (!wanted.is_empty()).then_some(wanted);
+            let Ok(Ok(mut subscription)) = tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)).await else { break };
+            loop {
+                let said = tokio::select! {
+                    said = subscription.next() => said,
+                    () = self.resubscribe.notified() => break,
+                };
+                match said {
+                    Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
+                    Ok(Some(_)) => self.lists_changed(),
+                    Ok(None) | Err(_) => {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                        break;
+                    }
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// A resource of it has changed.
+    pub(crate) fn updated(&self, uri: String) {
+        let _ = self.updates.send(uri);
+    }
+
+    /// Somebody wants to hear of a resource, or nobody does any more.
+    pub(crate) async fn subscribe(&self, uri: &str, wants: bool) -> Result<(), ServiceError> {
+        let peer = self.peer().ok_or(ServiceError::TransportClosed)?;
+        let news = match wants {
+            true => lock(&self.wanted).insert(uri.to_owned()),
+            false => lock(&self.wanted).remove(uri),
+        };
+        if !news {
+            return Ok(());
+        }
+        let modern = is_modern(&peer);
+        match (modern, wants) {
+            (true, _) => {
+                self.resubscribe.notify_one();
+                Ok(())
+            }
+            (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await.inspect_err(|_| {
+                lock(&self.wanted).remove(uri);
+            }),
+            (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
+        }
+    }
+}
