@@ -26,6 +26,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 
+from common import Failed, Skipped, expect, finish, short
 from model import Model, Tool
 
 VERSION = "2.1.325"  # the first with `onFailure` is 2.1.295
@@ -79,14 +80,6 @@ if event["hook_event_name"] == "PostToolUse" and command == "cat card.txt":
     answer = {"updatedResult": {**event["tool_result"], "stdout": "card ending in 1111"}}
 json.dump(answer, sys.stdout)
 '''
-
-
-class Skipped(Exception):
-    """The test cannot be run here."""
-
-
-class Failed(Exception):
-    """Something was not as it should be; the text says what was seen."""
 
 
 class Unusable(Failed):
@@ -231,38 +224,6 @@ SCENARIOS = [
     without_the_store_every_call_is_refused,
     without_toolgate_every_call_is_refused,
 ]
-
-
-def expect(truth, seen):
-    if not truth:
-        raise Failed(seen)
-
-
-def short(text):
-    """On one line, without its middle where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= 600 else f"{line[:300]} … {line[-300:]}"
-
-
-def finish(command, seconds, **options):
-    """Run a program to its end; its exit code and what it printed. Its process group goes with it."""
-    name = Path(command[0]).name
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    try:
-        process = subprocess.Popen(command, start_new_session=True, **streams, **options)
-    except OSError as error:
-        raise Failed(f"{name} did not start: {error}") from error
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise Failed(f"{name} took more than {seconds} s") from None
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
-    return process.returncode, out, err
 
 
 def install():

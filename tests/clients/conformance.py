@@ -31,6 +31,8 @@ from typing import NamedTuple
 
 sys.dont_write_bytecode = True
 
+from common import Failed, Skipped, expect, finish, short
+
 NODE, OLDEST_NODE = "22.23.3", 22
 SUITE, EARLIER_SUITE = "0.2.0-alpha.12", "0.1.16"
 INSTALL_SECONDS, SUITE_SECONDS, COMMAND_SECONDS, ALL_SECONDS = 300, 150, 20, 900
@@ -410,14 +412,6 @@ def until_there(gateway):
 # ---- what both need ------------------------------------------------------------------------------------------------
 
 
-class Skipped(Exception):
-    """The test cannot be run here."""
-
-
-class Failed(Exception):
-    """Something was not as it should be; the text says what was seen."""
-
-
 class Report:
     """A table, row by row, and how many things were not as they should be."""
 
@@ -572,36 +566,6 @@ class World(Place):
         if not problems and (code != 0 or not checks.scenarios):
             problems.append(f"the suite ended with {code}: {short(err or out)}")
         return checks, problems
-
-
-def expect(truth, seen):
-    if not truth:
-        raise Failed(seen)
-
-
-def short(text):
-    """On one line, without its middle where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= 600 else f"{line[:300]} … {line[-300:]}"
-
-
-def finish(command, seconds, **options):
-    """Run a program to its end; its exit code and what it printed. Its process group goes with it."""
-    name = Path(command[0]).name
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    try:
-        process = subprocess.Popen(command, start_new_session=True, **streams, **options)
-    except OSError as error:
-        raise Failed(f"{name} did not start: {error}") from error
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise Failed(f"{name} took more than {seconds} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return process.returncode, out, err
 
 
 def install(name, commands, made):

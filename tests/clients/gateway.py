@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 sys.dont_write_bytecode = True
 
-from conformance import INSTALL_SECONDS, Failed, Place, Skipped, expect, finish, limit, run_all, short
-from conformance import install, install_node, install_npm
+from common import Failed, Skipped, expect, finish, short
+from conformance import INSTALL_SECONDS, Place, install, install_node, install_npm, limit, run_all
 
 NPM = [
     "@modelcontextprotocol/inspector@0.15.0",
