@@ -20,7 +20,7 @@ const APPLICATION: i32 = 0x7467_6174;
 const MIGRATIONS: [&str; 2] = [include_str!("../migrations/0001_ledger.sql"), include_str!("../migrations/0002_passes.sql")];
 
 /// How long another process may write before somebody gives up.
-const BUSY: Duration = Duration::from_secs(10);
+pub(crate) const BUSY: Duration = Duration::from_secs(10);
 
 /// Whether a file that is there may be opened at all. What is somebody else's is not touched.
 pub(crate) fn is_ours(path: &Path) -> Done<()> {
@@ -60,7 +60,7 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
         )));
     }
     sql.execute_batch(
-        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = 16000",
+        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536",
     )?;
     migrate(&sql)?;
     Ok(sql)

@@ -128,7 +128,7 @@ impl SqliteStore {
     /// How many transactions this process has written: whatever waits goes into one.
     #[must_use]
     pub fn transactions(&self) -> u64 {
-        self.writer.count.load(Ordering::Relaxed)
+        self.writer.count()
     }
 
     /// Signs with a new key from here on. The old key signs the new one, so that what it signed is still believed.

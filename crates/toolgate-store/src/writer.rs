@@ -1,9 +1,9 @@
-//! One thread writes. Whatever waits for it goes into one transaction, and nobody hears "done" before that is on disk.
+//! One writes at a time. Whatever waits meanwhile goes into one transaction, and nobody hears "done" before that is written: on disk
+//! where it must be, and then by a thread of its own, so that nobody else waits for the disk.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use crate::fault::{Done, Fault};
 use crate::home::{Home, Mark};
 use crate::keys::Keys;
 use crate::ledger::{self, Tip};
+use crate::open;
 
 /// Most that goes into one transaction.
 const MOST: usize = 512;
@@ -104,61 +105,177 @@ struct Job {
 
 /// The way to whoever writes.
 pub(crate) struct Writer {
-    way: Way,
-    /// How many transactions were written.
-    pub(crate) count: Arc<AtomicU64>,
+    desk: Arc<Desk>,
+    /// Where there is a thread for what takes long: syncs, signatures, and putting the log into the file.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-enum Way {
-    /// A thread of its own: what comes in meanwhile goes into one transaction.
-    Thread(Mutex<Option<Sender<Job>>>, Mutex<Option<JoinHandle<()>>>),
-    /// Whoever asks writes, at once.
-    Here(Box<Mutex<Thread>>),
+/// Where writing is done, one at a time: by the thread, or by whoever asks while nobody else is at it.
+struct Desk {
+    /// Whether whoever asks writes everything at once, syncs and all.
+    alone: bool,
+    pen: Mutex<Pen>,
+    tray: Mutex<Tray>,
+    ring: Condvar,
+    count: AtomicU64,
+}
+
+/// What waits to be written.
+#[derive(Default)]
+struct Tray {
+    jobs: VecDeque<Job>,
+    /// The thread is wanted.
+    rung: bool,
+    /// Nothing more comes.
+    closed: bool,
+}
+
+impl Tray {
+    /// Whether nothing waits, or the thread will see to it.
+    fn is_settled(&self) -> bool {
+        self.rung || self.jobs.is_empty()
+    }
+}
+
+/// How many transactions one who asks writes for others before the thread goes on.
+const TURNS: usize = 4;
+
+impl Desk {
+    fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
+        let pen = Pen { alone, sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, durable: None };
+        Self { alone, pen: Mutex::new(pen), tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0) }
+    }
+
+    /// Leaves something to be written; false where nothing is taken any more.
+    fn leave(&self, job: Job) -> bool {
+        let mut tray = lock(&self.tray);
+        if tray.closed {
+            return false;
+        }
+        let ring = job.durable && !self.alone;
+        tray.jobs.push_back(job);
+        if ring {
+            tray.rung = true;
+            self.ring.notify_one();
+        }
+        true
+    }
+
+    fn call_thread(&self) {
+        lock(&self.tray).rung = true;
+        self.ring.notify_one();
+    }
+
+    /// What waits, as far as it goes into one transaction. Nothing, where somebody must wait for the disk and `may_wait` is
+    /// false: then all of it is the thread's, which was rung for.
+    fn take(&self, may_wait: bool) -> Vec<Job> {
+        let mut tray = lock(&self.tray);
+        if !may_wait && tray.jobs.iter().take(MOST).any(|job| job.durable) {
+            return Vec::new();
+        }
+        let most = tray.jobs.len().min(MOST);
+        tray.jobs.drain(..most).collect()
+    }
+
+    /// Writes what waits, unless somebody is at it: whoever that is looks again afterwards.
+    fn write_here(&self) {
+        for _ in 0..TURNS {
+            let mut pen = match self.pen.try_lock() {
+                Ok(pen) => pen,
+                Err(TryLockError::Poisoned(pen)) => pen.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            let jobs = self.take(self.alone);
+            if !jobs.is_empty() {
+                let quiet = pen.unsigned == 0;
+                // Another process may be writing: the thread waits for it.
+                if !self.alone && !pen.could_begin() {
+                    let mut tray = lock(&self.tray);
+                    jobs.into_iter().rev().for_each(|job| tray.jobs.push_front(job));
+                    drop(tray);
+                    return self.call_thread();
+                }
+                self.count.fetch_add(pen.write(jobs, self.alone), Ordering::Relaxed);
+                // The thread signs, a while after the first row, or when there are many.
+                if !self.alone && pen.unsigned > 0 && (quiet || pen.is_to_sign()) {
+                    self.call_thread();
+                }
+            }
+            drop(pen);
+            if lock(&self.tray).is_settled() {
+                return;
+            }
+        }
+        self.call_thread();
+    }
+
+    /// The thread.
+    fn keep(&self) {
+        loop {
+            let (until, begun) = (lock(&self.pen).signs_in(), Instant::now());
+            let mut tray = lock(&self.tray);
+            while !tray.rung && !tray.closed && tray.jobs.is_empty() {
+                let left = until.map(|until| until.saturating_sub(begun.elapsed()));
+                tray = match left {
+                    Some(Duration::ZERO) => break,
+                    Some(left) => self.ring.wait_timeout(tray, left).unwrap_or_else(PoisonError::into_inner).0,
+                    None => self.ring.wait(tray).unwrap_or_else(PoisonError::into_inner),
+                };
+            }
+            tray.rung = false;
+            let closed = tray.closed;
+            drop(tray);
+            // What comes in while the disk is waited for goes into the next transaction.
+            let mut pen = lock(&self.pen);
+            let jobs = self.take(true);
+            if !jobs.is_empty() || pen.is_to_sign() {
+                self.count.fetch_add(pen.write(jobs, true), Ordering::Relaxed);
+            } else if closed {
+                return pen.sign();
+            }
+        }
+    }
 }
 
 impl Writer {
     /// Starts the thread. What a process left unsigned that was killed, is signed by the next.
     pub(crate) fn start(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> std::io::Result<Self> {
-        let (jobs, todo) = channel();
-        let count = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&count);
-        let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
-            Thread { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, count: counted }.work(&todo);
-        })?;
-        Ok(Self { way: Way::Thread(Mutex::new(Some(jobs)), Mutex::new(Some(thread))), count })
+        let desk = Arc::new(Desk::new(false, sql, shared, unsigned));
+        let kept = Arc::clone(&desk);
+        let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || kept.keep())?;
+        Ok(Self { desk, thread: Mutex::new(Some(thread)) })
     }
 
     /// For a process that makes one call: nothing is started.
     pub(crate) fn here(sql: Connection, shared: Arc<Shared>) -> Self {
-        let count = Arc::new(AtomicU64::new(0));
-        let thread =
-            Thread { sql, shared, configs: HashSet::new(), unsigned: 0, signed_at: Instant::now(), last: None, count: Arc::clone(&count) };
-        Self { way: Way::Here(Box::new(Mutex::new(thread))), count }
+        Self { desk: Arc::new(Desk::new(true, sql, shared, 0)), thread: Mutex::default() }
     }
 
     /// Reads with the connection that writes, where there is but one.
     pub(crate) fn read<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
-        match &self.way {
-            Way::Here(thread) => {
-                let thread = lock(thread);
-                Ok(f(&thread.sql, &thread.shared))
-            }
-            Way::Thread(..) => Err(f),
+        if !self.desk.alone {
+            return Err(f);
         }
+        let pen = lock(&self.desk.pen);
+        Ok(f(&pen.sql, &pen.shared))
     }
 
     pub(crate) fn is_here(&self) -> bool {
-        matches!(self.way, Way::Here(_))
+        self.desk.alone
     }
 
-    /// Writes when its turn comes, and waits for nothing. What was sent later is written later.
+    /// How many transactions were written.
+    pub(crate) fn count(&self) -> u64 {
+        self.desk.count.load(Ordering::Relaxed)
+    }
+
+    /// Writes with what is written next, and waits for nothing.
     pub(crate) fn post(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<()> + Send + 'static) {
-        let (reply, _) = oneshot::channel();
         // Who makes one call stores what belongs to it with the call.
-        if let Way::Thread(jobs, _) = &self.way
-            && let Some(jobs) = &*lock(jobs)
-        {
-            let _ = jobs.send(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) });
+        if !self.desk.alone {
+            let (reply, _) = oneshot::channel();
+            self.desk.leave(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) });
+            self.desk.call_thread();
         }
     }
 
@@ -170,16 +287,12 @@ impl Writer {
     ) -> Result<T, StoreError> {
         let gone = || StoreError("the thread that writes has ended".to_owned());
         let (reply, answer) = oneshot::channel();
-        let job = Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) };
-        let sent = match &self.way {
-            Way::Thread(jobs, _) => lock(jobs).as_ref().is_some_and(|jobs| jobs.send(job).is_ok()),
-            Way::Here(thread) => {
-                lock(thread).write(vec![job]);
-                true
-            }
-        };
-        if !sent {
+        if !self.desk.leave(Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) }) {
             return Err(gone());
+        }
+        // What needs no sync is written before another thread would have woken up.
+        if !durable || self.desk.alone {
+            self.desk.write_here();
         }
         answer.await.map_err(|_| gone())?
     }
@@ -188,19 +301,19 @@ impl Writer {
 /// The last of it is written and signed before the store is gone.
 impl Drop for Writer {
     fn drop(&mut self) {
-        match &self.way {
-            Way::Thread(jobs, thread) => {
-                *lock(jobs) = None;
-                if let Some(thread) = lock(thread).take() {
-                    let _ = thread.join();
-                }
-            }
-            Way::Here(thread) => lock(thread).sign(),
+        lock(&self.desk.tray).closed = true;
+        self.desk.ring.notify_one();
+        match lock(&self.thread).take() {
+            Some(thread) => drop(thread.join()),
+            None => lock(&self.desk.pen).sign(),
         }
     }
 }
 
-struct Thread {
+/// The connection that writes, and what must be known to write.
+struct Pen {
+    /// Whether there is no thread.
+    alone: bool,
     sql: Connection,
     shared: Arc<Shared>,
     /// Definitions that are stored.
@@ -208,9 +321,10 @@ struct Thread {
     /// Rows since the last signature of this process.
     unsigned: u64,
     signed_at: Instant,
-    /// Where the ledger ended when this thread last wrote.
+    /// Where the ledger ended when this process last wrote.
     last: Option<Tip>,
-    count: Arc<AtomicU64>,
+    /// Whether the connection waits for the disk, as far as it was told.
+    durable: Option<bool>,
 }
 
 /// Signs where the ledger stands. What cannot be signed is signed later: the rows are worth more.
@@ -230,38 +344,27 @@ fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
     Ok(mark)
 }
 
-impl Thread {
-    fn work(mut self, todo: &Receiver<Job>) {
-        loop {
-            let next = if self.unsigned == 0 {
-                todo.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                todo.recv_timeout(TIME.saturating_sub(self.signed_at.elapsed()))
-            };
-            match next {
-                Ok(first) => {
-                    let mut jobs = vec![first];
-                    jobs.extend(todo.try_iter().take(MOST - 1));
-                    self.write(jobs);
-                }
-                Err(RecvTimeoutError::Timeout) => self.write(Vec::new()),
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        self.sign();
+impl Pen {
+    fn is_to_sign(&self) -> bool {
+        self.unsigned > 0 && (self.unsigned >= ROWS || self.signed_at.elapsed() >= TIME)
+    }
+
+    /// After how long something is to be signed.
+    fn signs_in(&self) -> Option<Duration> {
+        (self.unsigned > 0).then(|| TIME.saturating_sub(self.signed_at.elapsed()))
     }
 
     /// Signs what is not signed yet.
     fn sign(&mut self) {
         if self.unsigned > 0 {
             self.signed_at = Instant::now().checked_sub(TIME).unwrap_or(self.signed_at);
-            self.write(Vec::new());
+            self.write(Vec::new(), true);
         }
     }
 
-    /// One transaction. All of it is there afterwards, or none.
-    fn write(&mut self, jobs: Vec<Job>) {
-        let sign = self.unsigned > 0 && (self.unsigned >= ROWS || self.signed_at.elapsed() >= TIME);
+    /// One transaction. All of it is there afterwards, or none. Says how many were written, one or none.
+    fn write(&mut self, jobs: Vec<Job>, may_sign: bool) -> u64 {
+        let sign = may_sign && self.is_to_sign();
         let durable = sign || jobs.iter().any(|job| job.durable);
         let mut work: Vec<(Box<dyn Work>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.work, None)).collect();
         let written = self.transaction(durable, sign, &mut work);
@@ -276,11 +379,7 @@ impl Thread {
             }
             Err(fault) => {
                 self.configs.clear();
-                if !self.sql.is_autocommit()
-                    && let Err(error) = self.sql.execute_batch("ROLLBACK")
-                {
-                    tracing::error!(%error, "a transaction could not be rolled back");
-                }
+                self.roll_back();
                 if sign {
                     tracing::error!(%fault, "a checkpoint could not be written");
                     self.signed_at = Instant::now();
@@ -288,20 +387,59 @@ impl Thread {
                 Some(StoreError::from(fault))
             }
         };
+        let count = u64::from(failed.is_none());
         for (work, refused) in work {
             work.end(failed.clone().or(refused));
         }
+        count
+    }
+
+    /// Begins to write what needs no sync, unless another process is at it.
+    fn could_begin(&mut self) -> bool {
+        let waits = self.sql.busy_timeout(Duration::ZERO);
+        let began = waits.map_err(Fault::from).and_then(|()| self.begin(false));
+        // What else is wrong shows when the thread tries.
+        let waits = self.sql.busy_timeout(open::BUSY);
+        if began.is_ok() && waits.is_err() {
+            self.roll_back();
+        }
+        began.is_ok() && waits.is_ok()
+    }
+
+    fn roll_back(&self) {
+        if !self.sql.is_autocommit()
+            && let Err(error) = self.sql.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "a transaction could not be rolled back");
+        }
+    }
+
+    fn begin(&mut self, durable: bool) -> Done<()> {
+        if !self.sql.is_autocommit() {
+            return Ok(());
+        }
+        if self.durable != Some(durable) {
+            self.durable = None;
+            // Putting the log into the file takes long: that is for whoever waits for the disk anyway.
+            self.sql.execute_batch(match (durable, self.alone) {
+                (true, false) => "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000",
+                (false, false) => "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0",
+                (true, true) => "PRAGMA synchronous = FULL",
+                (false, true) => "PRAGMA synchronous = NORMAL",
+            })?;
+            self.durable = Some(durable);
+        }
+        self.sql.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        Ok(())
     }
 
     /// Says how many rows came in, and whether they are signed.
     fn transaction(&mut self, durable: bool, sign: bool, work: &mut [(Box<dyn Work>, Option<StoreError>)]) -> Done<(u64, bool)> {
-        self.sql.execute_batch(if durable {
-            "PRAGMA synchronous = FULL; BEGIN IMMEDIATE"
-        } else {
-            "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE"
-        })?;
+        self.begin(durable)?;
         let tip = ledger::tip(&self.sql)?;
-        self.is_the_same_ledger()?;
+        if self.last != Some(tip) {
+            self.is_the_same_ledger()?;
+        }
         let began = tip.seq;
         let mut tx = Tx { sql: &self.sql, shared: &self.shared, tip, configs: &mut self.configs };
         for (work, refused) in work.iter_mut() {
@@ -324,16 +462,15 @@ impl Thread {
         }
         let mark = if sign { signed_tip(&mut tx)? } else { None };
         let (rows, last) = (tx.tip.seq - began, tx.tip);
-        self.sql.execute_batch("COMMIT")?;
+        self.sql.prepare_cached("COMMIT")?.execute([])?;
         self.last = Some(last);
-        self.count.fetch_add(1, Ordering::Relaxed);
         if let Some(mark) = &mark {
             self.set_mark(mark);
         }
         Ok((rows, mark.is_some()))
     }
 
-    /// Whether the last row that this thread knew is still there, or was pruned. Somebody may have cut it off since.
+    /// Whether the last row that this process knew is still there, or was pruned. Somebody may have cut it off since.
     fn is_the_same_ledger(&self) -> Done<()> {
         let Some(last) = self.last.filter(|last| last.seq > 0) else { return Ok(()) };
         let there: Option<Vec<u8>> = self
