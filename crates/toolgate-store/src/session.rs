@@ -18,6 +18,7 @@ use toolgate::values::{self, Carrying, Flags, MAX_CARRIERS, Memory};
 use crate::chain;
 use crate::fault::Done;
 use crate::ledger::{digest, nanos, signed, text, unsigned};
+use crate::writer::{Counted, Tx, lock};
 
 /// What is known of a session without looking into it.
 pub(crate) struct Session {
@@ -77,6 +78,39 @@ impl Session {
             rows: 0,
             head,
         })
+    }
+
+    /// Counts the calls that have come to it and were not counted yet: it is about to be saved. Says whether there were any.
+    pub(crate) fn catch_up(&mut self, tx: &Tx<'_>, key: &SessionKey) -> bool {
+        let ahead = lock(&tx.shared.ahead).remove(key);
+        self.count(ahead.as_deref().unwrap_or_default());
+        ahead.is_some()
+    }
+
+    fn count(&mut self, calls: &[Counted]) {
+        for call in calls {
+            self.progress.count(call.digest, call.at, call.polling.as_ref());
+        }
+    }
+
+    /// A call comes to its session. What is known already need not be written for it: it is counted with what it, or whoever
+    /// is before it, writes. Another process hears of it then.
+    pub(crate) fn enter(tx: &Tx<'_>, key: &SessionKey, call: Option<Counted>, now: Timestamp) -> Done<(Self, Timestamp)> {
+        let known = Self::find(tx.sql, key)?.and_then(|session| Some((session.opened?, session)));
+        let Some((opened, mut session)) = known else {
+            let mut session = Self::find_or_make(tx.sql, key)?;
+            session.catch_up(tx, key);
+            session.count(call.as_slice());
+            let opened = *session.opened.get_or_insert(now);
+            session.save(tx.sql)?;
+            return Ok((session, opened));
+        };
+        let mut ahead = lock(&tx.shared.ahead);
+        if let Some(call) = call {
+            ahead.entry(key.clone()).or_default().push(call);
+        }
+        session.count(ahead.get(key).map(Vec::as_slice).unwrap_or_default());
+        Ok((session, opened))
     }
 
     pub(crate) fn save(&self, sql: &Connection) -> Done<()> {

@@ -71,7 +71,7 @@ impl SqliteStore {
             let home = Home::enter(state).map_err(there)?;
             let (id, keys) = open::acquaint(&sql, &home)?;
             open::is_newest(&sql, &home, &id)?;
-            let shared = Arc::new(Shared { home, keys: Mutex::new(Arc::new(keys)), id, definitions: Mutex::default() });
+            let shared = Shared::new(home, id, keys);
             let unsigned = crate::writer::sweep(&sql, &shared, Timestamp::now())?;
             shared.home.tidy().map_err(there)?;
             Ok(Self {
@@ -100,7 +100,7 @@ impl SqliteStore {
                 Home::pass(&Home::beside(&path)).map_err(|error| Fault::Said(format!("{}: {error}", Home::beside(&path).display())))?;
             let Some((id, keys)) = open::known(&sql, &home)? else { return Ok(None) };
             open::is_newest(&sql, &home, &id)?;
-            let shared = Arc::new(Shared { home, keys: Mutex::new(Arc::new(keys)), id, definitions: Mutex::default() });
+            let shared = Shared::new(home, id, keys);
             Ok(Some(Self {
                 path: path.clone(),
                 writer: Writer::here(sql, Arc::clone(&shared)),
@@ -170,7 +170,7 @@ impl SqliteStore {
 
     /// Reads a little: by a key, from pages that a call has just written. That is over before another thread would have begun.
     fn read_here<T>(&self, f: impl FnOnce(&Connection, &Shared) -> Done<T>) -> Result<T, StoreError> {
-        let f = match self.writer.read(f) {
+        let f = match self.writer.glance(f) {
             Ok(found) => return found.map_err(|fault| self.named(&fault.into())),
             Err(f) => f,
         };

@@ -1,9 +1,9 @@
 //! One writes at a time. Whatever waits meanwhile goes into one transaction, and nobody hears "done" before that is written: on disk
 //! where it must be, and then by a thread of its own, so that nobody else waits for the disk.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 use toolgate::json::Digest;
 use toolgate::store::StoreError;
+use toolgate::{Polling, SessionKey};
 
 use crate::fault::{Done, Fault};
 use crate::home::{Home, Mark};
@@ -56,16 +57,31 @@ pub(crate) struct Shared {
     pub(crate) id: String,
     /// Definitions of agents, by digest, until they are stored.
     pub(crate) definitions: Mutex<Vec<(Digest, Arc<str>)>>,
+    /// Calls that have come to their sessions and are counted with what those write next. Only whoever writes looks.
+    pub(crate) ahead: Mutex<HashMap<SessionKey, Vec<Counted>>>,
+}
+
+/// A validated call, to be counted for its session's progress.
+#[derive(Clone, Copy)]
+pub(crate) struct Counted {
+    pub(crate) digest: Digest,
+    pub(crate) at: Timestamp,
+    pub(crate) polling: Option<Polling>,
 }
 
 impl Shared {
+    pub(crate) fn new(home: Home, id: String, keys: Keys) -> Arc<Self> {
+        let (definitions, ahead) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead })
+    }
+
     pub(crate) fn keys(&self) -> Arc<Keys> {
         Arc::clone(&lock(&self.keys))
     }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Something to write.
@@ -146,6 +162,15 @@ impl Desk {
         Self { alone, pen: Mutex::new(pen), tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0) }
     }
 
+    /// The pen, unless somebody has it. Whoever had it looks into the tray afterwards.
+    fn pen(&self) -> Option<MutexGuard<'_, Pen>> {
+        match self.pen.try_lock() {
+            Ok(pen) => Some(pen),
+            Err(TryLockError::Poisoned(pen)) => Some(pen.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Leaves something to be written; false where nothing is taken any more.
     fn leave(&self, job: Job) -> bool {
         let mut tray = lock(&self.tray);
@@ -180,11 +205,7 @@ impl Desk {
     /// Writes what waits, unless somebody is at it: whoever that is looks again afterwards.
     fn write_here(&self) {
         for _ in 0..TURNS {
-            let mut pen = match self.pen.try_lock() {
-                Ok(pen) => pen,
-                Err(TryLockError::Poisoned(pen)) => pen.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
+            let Some(mut pen) = self.pen() else { return };
             let jobs = self.take(self.alone);
             if !jobs.is_empty() {
                 let quiet = pen.unsigned == 0;
@@ -253,11 +274,19 @@ impl Writer {
 
     /// Reads with the connection that writes, where there is but one.
     pub(crate) fn read<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
-        if !self.desk.alone {
-            return Err(f);
+        if self.desk.alone { self.glance(f) } else { Err(f) }
+    }
+
+    /// Reads a little with the connection that writes, which remembers what it wrote, unless somebody writes.
+    pub(crate) fn glance<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
+        let Some(pen) = self.desk.pen() else { return Err(f) };
+        let found = f(&pen.sql, &pen.shared);
+        drop(pen);
+        // Somebody may have come and found it busy.
+        if !lock(&self.desk.tray).is_settled() {
+            self.desk.write_here();
         }
-        let pen = lock(&self.desk.pen);
-        Ok(f(&pen.sql, &pen.shared))
+        Ok(found)
     }
 
     pub(crate) fn is_here(&self) -> bool {

@@ -24,6 +24,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
     if finish.changes.as_ref().is_some_and(|changes| changes.needs_version()) && session.version != finish.version {
         return Ok(Err(Conflict));
     }
+    session.catch_up(tx, &row.key);
     if !finish.logs.is_empty() {
         session.append(tx.sql, finish.logs)?;
     }

@@ -25,7 +25,7 @@ use crate::fault::{Done, Fault};
 use crate::keys::recorded;
 use crate::ledger::{self, nanos};
 use crate::session::{self, Session};
-use crate::writer::{Shared, lock};
+use crate::writer::{Counted, Shared, lock};
 
 /// What a call brings to its session, on its way to the thread that writes.
 struct Entering {
@@ -47,6 +47,10 @@ impl Entering {
             polling: enter.polling.copied(),
             now: enter.now,
         }
+    }
+
+    fn counted(&self) -> Option<Counted> {
+        self.counts.then_some(Counted { digest: self.digest, at: self.now, polling: self.polling })
     }
 
     fn recalled(&self, sql: &Connection, shared: &Shared) -> Done<Option<Recalled>> {
@@ -137,12 +141,8 @@ impl Store for SqliteStore {
                 claims::sweep_some(tx, entering.now)?;
             }
             let recalled = entering.recalled(tx.sql, tx.shared)?;
-            let mut session = Session::find_or_make(tx.sql, &entering.key)?;
-            let opened = *session.opened.get_or_insert(entering.now);
-            if entering.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
-                session.progress.count(entering.digest, entering.now, entering.polling.as_ref());
-            }
-            session.save(tx.sql)?;
+            let call = entering.counted().filter(|_| !matches!(recalled, Some(Recalled::Settled(_))));
+            let (session, opened) = Session::enter(tx, &entering.key, call, entering.now)?;
             let slices = session.raw_slices(tx.sql)?;
             Ok((session, opened, slices, tx.tip.seq, recalled))
         });
