@@ -302,7 +302,7 @@ async fn open(path: &Path) -> Line {
 }
 
 /// A whole call of a read tool, at the beginning of a session and after many calls.
-async fn calls(directory: &Path) -> Line {
+async fn calls(directory: std::path::PathBuf) -> Line {
     let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
     let look = Tool::dynamic("look", "Looks.", schema, |_, _| async { Ok(json!({"active": true})) })
         .effect(toolgate::Effect::Read)
@@ -346,13 +346,13 @@ fn main() {
         // `cargo bench --bench ledger -- rows` measures one thing.
         match std::env::args().nth(1).as_deref() {
             Some("rows") => return write(vec![rows_per_second(directory.path()).await]),
-            Some("calls") => return write(vec![calls(directory.path()).await]),
+            Some("calls") => return write(vec![tokio::spawn(calls(directory.path().to_owned())).await.unwrap()]),
             _ => {}
         }
         let mut lines = vec![rows_per_second(directory.path()).await];
         lines.push(claims(directory.path(), 1, 1_000).await);
         lines.push(claims(directory.path(), 64, 12_800).await);
-        lines.push(calls(directory.path()).await);
+        lines.push(tokio::spawn(calls(directory.path().to_owned())).await.unwrap());
         let path = directory.path().join("million.db");
         let begun = Instant::now();
         fill(&path, 1_000_000).await;

@@ -16,7 +16,7 @@ use crate::home::Home;
 use crate::keys::Keys;
 use crate::ledger::{self, digest, nanos};
 use crate::session::{Session, time};
-use crate::writer::Tx;
+use crate::writer::{Tx, lock};
 
 fn window(window: Option<SignedDuration>) -> i64 {
     window.map_or(-1, |window| i64::try_from(window.as_nanos()).unwrap_or(i64::MAX).max(0))
@@ -93,6 +93,21 @@ fn total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
     Ok(())
 }
 
+/// What a call has reserved, which of its charges that is, and when.
+pub(crate) type Reserved = (usize, i64, Charge);
+
+/// Settles what a read has reserved, if it is one of this process.
+pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>) -> Done<bool> {
+    let Some(reserved) = lock(&tx.shared.reads).remove(&call) else { return Ok(false) };
+    for (n, at, charge) in reserved {
+        let actual = settle.amount(&charge, spent);
+        if actual != charge.amount {
+            settle_charge(tx.sql, call, (n, at, &charge), actual)?;
+        }
+    }
+    Ok(true)
+}
+
 /// Replaces what a call reserved by what it came to.
 fn settle_charge(sql: &Connection, call: CallId, (n, at, charge): (usize, i64, &Charge), actual: Decimal) -> Done<()> {
     if charge.window.is_some() {
@@ -128,7 +143,7 @@ pub(crate) struct Claim {
     effect: bool,
     pub(crate) intent: Intent,
     /// Each with its number and when it was reserved.
-    charges: Vec<(usize, i64, Charge)>,
+    charges: Vec<Reserved>,
     /// What was used of each counter before.
     used: Vec<Used>,
     pub(crate) draft: Option<String>,
@@ -241,6 +256,11 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     }
     for (n, (charge, used)) in charges.iter().zip(used).enumerate() {
         reserve(tx.sql, intent.call, n, charge, *used, now)?;
+    }
+    if !intent.effect && intent.recall.is_empty() && intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner) {
+        let reserved = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge.clone())).collect();
+        lock(&tx.shared.reads).insert(intent.call, reserved);
+        return Ok(());
     }
     for key in &intent.recall {
         tx.sql

@@ -12,8 +12,9 @@ use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 use toolgate::json::Digest;
 use toolgate::store::StoreError;
-use toolgate::{Polling, SessionKey};
+use toolgate::{CallId, Polling, SessionKey};
 
+use crate::claims::Reserved;
 use crate::fault::{Done, Fault};
 use crate::home::{Home, Mark};
 use crate::keys::Keys;
@@ -59,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) definitions: Mutex<Vec<(Digest, Arc<str>)>>,
     /// Calls that have come to their sessions and are counted with what those write next. Only whoever writes looks.
     pub(crate) ahead: Mutex<HashMap<SessionKey, Vec<Counted>>>,
+    /// What reads under way have reserved. They leave nothing to reconcile, so nothing else is written down of them before their end.
+    pub(crate) reads: Mutex<HashMap<CallId, Vec<Reserved>>>,
 }
 
 /// A validated call, to be counted for its session's progress.
@@ -71,8 +74,8 @@ pub(crate) struct Counted {
 
 impl Shared {
     pub(crate) fn new(home: Home, id: String, keys: Keys) -> Arc<Self> {
-        let (definitions, ahead) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead })
+        let (definitions, ahead, reads) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead, reads })
     }
 
     pub(crate) fn keys(&self) -> Arc<Keys> {
@@ -315,12 +318,19 @@ impl Writer {
         f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let gone = || StoreError("the thread that writes has ended".to_owned());
-        let (reply, answer) = oneshot::channel();
+        let (reply, mut answer) = oneshot::channel();
         if !self.desk.leave(Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) }) {
             return Err(gone());
         }
-        // What needs no sync is written before another thread would have woken up.
-        if !durable || self.desk.alone {
+        if self.desk.alone {
+            self.desk.write_here();
+        } else if !durable {
+            // What needs no sync is written here, before another thread would have woken up. Whoever else is ready comes first: it
+            // goes into the same transaction.
+            tokio::task::yield_now().await;
+            if let Ok(written) = answer.try_recv() {
+                return written;
+            }
             self.desk.write_here();
         }
         answer.await.map_err(|_| gone())?

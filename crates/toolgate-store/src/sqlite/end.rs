@@ -48,7 +48,10 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
             sealed
         ])?;
     }
-    let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
+    let claim = match claims::end_read(tx, row.call, finish.settle, finish.spent)? {
+        true => None,
+        false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
+    };
     // It was given up and written down as such; now it comes to an end after all.
     let (row, (seq, hash)) = if ledger::has(tx.sql, &row.call)? {
         let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
