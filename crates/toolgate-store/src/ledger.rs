@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use toolgate::Row;
-use toolgate::json::{Digest, canonical};
+use toolgate::json::{Digest, canonical, canonical_of};
 
 use crate::chain;
 use crate::fault::{Done, Fault};
@@ -195,7 +195,7 @@ fn sign_tip(tx: &Tx<'_>, at: Timestamp, keys: &Keys, next_key: Option<String>, p
 
 /// A thing in its one spelling.
 pub(crate) fn text(thing: &impl Serialize) -> Done<String> {
-    String::from_utf8(canonical(&serde_json::to_value(thing)?)).map_err(|e| Fault::Said(e.to_string()))
+    String::from_utf8(canonical_of(thing)?).map_err(|e| Fault::Said(e.to_string()))
 }
 
 /// Digest over the heads of all sessions that lost rows.

@@ -75,8 +75,7 @@ pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
     if application != APPLICATION || found != MIGRATIONS.len() {
         return Ok(None);
     }
-    // Who opens the log next reads all of it: it is kept short.
-    sql.execute_batch("PRAGMA wal_autocheckpoint = 64")?;
+    sql.execute_batch("PRAGMA wal_autocheckpoint = 0")?;
     Ok(Some(sql))
 }
 

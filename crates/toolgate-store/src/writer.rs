@@ -26,6 +26,8 @@ const MOST: usize = 512;
 /// How many rows, and how long, may go without a signature.
 const ROWS: u64 = 1_000;
 const TIME: Duration = Duration::from_secs(1);
+/// How many bytes of log those who make one call may leave to the next.
+const LOG: u64 = 256 << 10;
 
 /// A transaction that is being written.
 pub(crate) struct Tx<'c> {
@@ -344,7 +346,11 @@ impl Drop for Writer {
         self.desk.ring.notify_one();
         match lock(&self.thread).take() {
             Some(thread) => drop(thread.join()),
-            None => lock(&self.desk.pen).sign(),
+            None => {
+                let mut pen = lock(&self.desk.pen);
+                pen.sign();
+                pen.shorten_log();
+            }
         }
     }
 }
@@ -443,6 +449,20 @@ impl Pen {
             self.roll_back();
         }
         began.is_ok() && waits.is_ok()
+    }
+
+    /// Puts the log into the file when it has grown long, unless somebody is at work: whoever opens it next, with nobody else there,
+    /// reads all of it, and does not know how much of it is in the file already.
+    fn shorten_log(&self) {
+        let long = |path: &str| std::fs::metadata(format!("{path}-wal")).is_ok_and(|log| log.len() > LOG);
+        if self.sql.path().is_some_and(long)
+            && let Err(error) = self
+                .sql
+                .busy_timeout(Duration::ZERO)
+                .and_then(|()| self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
+        {
+            tracing::error!(%error, "the log of the ledger could not be put into its file");
+        }
     }
 
     fn roll_back(&self) {

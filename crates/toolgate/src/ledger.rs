@@ -269,7 +269,7 @@ impl Row {
     /// # Errors
     /// It cannot be written as JSON.
     pub fn canonical(&self) -> Result<Vec<u8>, serde_json::Error> {
-        Ok(crate::json::canonical(&serde_json::to_value(self)?))
+        crate::json::canonical_of(self)
     }
 }
 
@@ -294,6 +294,7 @@ pub struct Receipt {
     /// The public key of the ledger, in hexadecimal digits.
     pub key: Arc<str>,
     /// Signature of all of the above, in hexadecimal digits.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub signature: String,
 }
 
@@ -349,10 +350,10 @@ impl Receipt {
     /// # Errors
     /// It cannot be written as JSON.
     pub fn statement(&self) -> Result<Vec<u8>, serde_json::Error> {
-        let mut value = serde_json::to_value(self)?;
-        if let Some(map) = value.as_object_mut() {
-            map.remove("signature");
-        }
-        Ok([b"toolgate-receipt-v1\0".as_slice(), &crate::json::canonical(&value)].concat())
+        let said = match self.signature.is_empty() {
+            true => crate::json::canonical_of(self)?,
+            false => crate::json::canonical_of(&Self { signature: String::new(), ..self.clone() })?,
+        };
+        Ok([b"toolgate-receipt-v1\0".as_slice(), &said].concat())
     }
 }

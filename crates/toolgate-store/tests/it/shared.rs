@@ -69,3 +69,24 @@ fn processes_share_limits_sessions_and_the_ledger() {
     assert_eq!(number, "40", "each was alone with its session");
     assert_eq!(desk.verify().rows, PROCESSES as u64 * 30);
 }
+
+#[test]
+fn the_log_stays_short_however_many_come_by_for_one_call() {
+    let desk = Desk::new();
+    let path = desk.directory.path().join("ledger.db");
+    drop(SqliteStore::open(&path).unwrap());
+    let log = path.with_extension("db-wal");
+    let mut longest = 0;
+    runtime().block_on(async {
+        for n in 0..200 {
+            // As a hook does that lets a call through: one small transaction, and gone.
+            let store = SqliteStore::open_briefly(&path).unwrap().unwrap();
+            let key = toolgate::SessionKey::new("desk", "alice", format!("s{}", n % 3));
+            toolgate::store::Store::alter(&store, &key, toolgate::session::Alter::Reset).await.unwrap();
+            drop(store);
+            longest = longest.max(std::fs::metadata(&log).map_or(0, |log| log.len()));
+        }
+    });
+    // Whoever comes next reads all of it.
+    assert!(longest < 400 << 10, "the log has grown to {longest} bytes");
+}

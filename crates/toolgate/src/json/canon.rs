@@ -43,7 +43,11 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        let mut digits = [0; 64];
+        for (pair, byte) in digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0) {
+            *pair = [byte >> 4, byte & 15].map(|digit| if digit < 10 { b'0' + digit } else { b'a' + digit - 10 });
+        }
+        f.pad(std::str::from_utf8(&digits).unwrap_or_default())
     }
 }
 

@@ -7,12 +7,14 @@ mod canon;
 mod number;
 mod parse;
 mod pointer;
+mod spell;
 
 pub(crate) use canon::with_canonical;
 pub use canon::{Digest, canonical, digest_of};
 pub use number::{canonical_number, decimal_of, number_from_decimal};
 pub use parse::{ParseError, parse};
 pub use pointer::Pointer;
+pub use spell::canonical_of;
 
 use serde_json::Value;
 

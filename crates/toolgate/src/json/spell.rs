@@ -1,0 +1,166 @@
+//! The one spelling of anything that can be serialised, without building a document of it first.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use super::canonical;
+
+/// The canonical bytes of anything: those of [`canonical`] of the document that it is written as.
+///
+/// # Errors
+/// It cannot be written as JSON.
+///
+/// ```
+/// let thing = std::collections::HashMap::from([("b", vec![1, 2]), ("a", vec![])]);
+/// assert_eq!(toolgate::json::canonical_of(&thing).unwrap(), br#"{"a":[],"b":[1,2]}"#);
+/// ```
+pub fn canonical_of(thing: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+    let text = serde_json::to_vec(thing)?;
+    let mut sorted = Sorted { text: &text, at: 0, out: Vec::with_capacity(text.len()) };
+    match sorted.value() {
+        Some(()) => Ok(sorted.out),
+        None => Ok(canonical(&serde_json::to_value(thing)?)),
+    }
+}
+
+/// Text that `serde_json` has just written: compact, and each thing in it has one spelling already. Only members may stand in
+/// another order. Gives up where that is not all: where keys are escaped, or there twice.
+struct Sorted<'t> {
+    text: &'t [u8],
+    at: usize,
+    out: Vec<u8>,
+}
+
+impl<'t> Sorted<'t> {
+    fn next(&self) -> Option<u8> {
+        self.text.get(self.at).copied()
+    }
+
+    /// Copies what lies ahead.
+    fn copy(&mut self, length: usize) -> Option<&'t [u8]> {
+        let ahead = self.text.get(self.at..self.at.checked_add(length)?)?;
+        self.out.extend_from_slice(ahead);
+        self.at += length;
+        Some(ahead)
+    }
+
+    fn value(&mut self) -> Option<()> {
+        match self.next()? {
+            b'{' => self.object(),
+            b'[' => self.array(),
+            b'"' => self.string().map(drop),
+            _ => {
+                let ahead = self.text.get(self.at..)?;
+                self.copy(ahead.iter().position(|b| matches!(b, b',' | b']' | b'}')).unwrap_or(ahead.len())).map(drop)
+            }
+        }
+    }
+
+    fn string(&mut self) -> Option<&'t [u8]> {
+        let mut escaped = false;
+        let closes = self.text.get(self.at + 1..)?.iter().position(|b| {
+            let closes = *b == b'"' && !escaped;
+            escaped = *b == b'\\' && !escaped;
+            closes
+        })?;
+        self.copy(closes + 2)
+    }
+
+    fn array(&mut self) -> Option<()> {
+        self.copy(1)?;
+        while self.next()? != b']' {
+            if self.next()? == b',' {
+                self.copy(1)?;
+            }
+            self.value()?;
+        }
+        self.copy(1).map(drop)
+    }
+
+    fn object(&mut self) -> Option<()> {
+        self.copy(1)?;
+        let begin = self.out.len();
+        let mut members: Vec<(&'t [u8], Range<usize>)> = Vec::new();
+        while self.next()? != b'}' {
+            if self.next()? == b',' {
+                self.copy(1)?;
+            }
+            let from = self.out.len();
+            let key = self.string()?;
+            let key = key.get(1..key.len() - 1).filter(|key| !key.contains(&b'\\'))?;
+            self.copy(1)?;
+            self.value()?;
+            members.push((key, from - begin..self.out.len() - begin));
+        }
+        if !members.is_sorted_by(|(one, _), (next, _)| one < next) {
+            members.sort_unstable_by_key(|(key, _)| *key);
+            if members.windows(2).any(|pair| matches!(pair, [(one, _), (next, _)] if one == next)) {
+                return None;
+            }
+            let written = self.out.split_off(begin);
+            for (n, (_, member)) in members.into_iter().enumerate() {
+                if n > 0 {
+                    self.out.push(b',');
+                }
+                self.out.extend_from_slice(written.get(member)?);
+            }
+        }
+        self.copy(1).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn odd_documents_have_the_same_spelling() {
+        let odd = [
+            r#"{}"#,
+            r#"[]"#,
+            r#""""#,
+            r#"{"":{"":[]}}"#,
+            r#"{"b":1,"a":"}],{"}"#,
+            r#"{"a\"b":1,"a":2,"a\\":3}"#,
+            r#"{"z":"\\","y":"\"","x":"\\\""}"#,
+            r#"{"ä":1,"a":1e400,"B":-0.10}"#,
+            r#"[{"b":[1,{"d":null,"c":true}],"a":[]},[[],{}],1.5e-7]"#,
+        ];
+        for text in odd {
+            let value: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(canonical_of(&value).unwrap(), canonical(&value), "{text}");
+        }
+        let twice = r#"{"a":1,"b":{},"a":2}"#.to_owned();
+        let twice = serde_json::value::to_raw_value(&serde_json::value::RawValue::from_string(twice).unwrap()).unwrap();
+        assert_eq!(canonical_of(&twice).unwrap(), br#"{"a":2,"b":{}}"#);
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".*".prop_map(Value::from)
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::hash_map(".{0,4}", inner, 0..6).prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn anything_has_the_same_spelling_either_way(members in prop::collection::vec((".{0,4}", value()), 0..8)) {
+            // Written in any order, as a structure is.
+            let map: std::collections::HashMap<String, Value> = members.into_iter().collect();
+            prop_assert_eq!(canonical_of(&map).unwrap(), canonical(&serde_json::to_value(&map).unwrap()));
+        }
+    }
+}
