@@ -376,7 +376,7 @@ pub(crate) fn sweep_some(tx: &mut Tx<'_>, now: Timestamp) -> Done<()> {
     let over: Vec<[u8; 16]> = tx
         .sql
         .prepare_cached(
-            "SELECT call FROM claims INDEXED BY claims_by_lease WHERE state = 'open' AND lease < ?1 AND owner >= 'client:' AND owner < 'client;' LIMIT 8",
+            "SELECT call FROM claims INDEXED BY claims_unsettled WHERE state <> 'settled' AND state = 'open' AND lease < ?1 AND owner >= 'client:' AND owner < 'client;' LIMIT 8",
         )?
         .query_map([nanos(now)], |row| row.get(0))?
         .collect::<Result<_, _>>()?;

@@ -17,7 +17,11 @@ use crate::session::meta;
 const APPLICATION: i32 = 0x7467_6174;
 
 /// Numbered steps from one shape to the next. What was released is never changed, only added to.
-const MIGRATIONS: [&str; 2] = [include_str!("../migrations/0001_ledger.sql"), include_str!("../migrations/0002_passes.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("../migrations/0001_ledger.sql"),
+    include_str!("../migrations/0002_passes.sql"),
+    include_str!("../migrations/0003_large_rows.sql"),
+];
 
 /// How long another process may write before somebody gives up.
 pub(crate) const BUSY: Duration = Duration::from_secs(10);

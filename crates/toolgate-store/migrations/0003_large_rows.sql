@@ -1,0 +1,30 @@
+-- Where large rows stand in the order of their key, whoever looks for one reads those before it. They stand by number now, and
+-- their keys apart from them.
+CREATE TABLE configs_by_number (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
+INSERT INTO configs_by_number (digest, body) SELECT digest, body FROM configs;
+DROP TABLE configs;
+ALTER TABLE configs_by_number RENAME TO configs;
+
+CREATE TABLE claims_by_number (
+    id      INTEGER PRIMARY KEY,
+    call    BLOB    NOT NULL UNIQUE,
+    session INTEGER NOT NULL,
+    state   TEXT    NOT NULL CHECK (state IN ('open', 'pending', 'settled')),
+    owner   TEXT    NOT NULL,
+    lease   INTEGER NOT NULL,
+    effect  INTEGER NOT NULL,
+    intent  TEXT    NOT NULL,
+    charges TEXT    NOT NULL,
+    used    TEXT    NOT NULL,
+    draft   TEXT,
+    outcome BLOB,
+    ended   INTEGER,
+    client  TEXT,
+    pass    BLOB
+) STRICT;
+INSERT INTO claims_by_number (call, session, state, owner, lease, effect, intent, charges, used, draft, outcome, ended, client, pass)
+    SELECT call, session, state, owner, lease, effect, intent, charges, used, draft, outcome, ended, client, pass FROM claims ORDER BY call;
+DROP TABLE claims;
+ALTER TABLE claims_by_number RENAME TO claims;
+CREATE INDEX claims_unsettled ON claims (lease) WHERE state <> 'settled';
+CREATE INDEX claims_kept ON claims (session, client, call) WHERE pass IS NOT NULL;
