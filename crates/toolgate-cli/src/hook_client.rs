@@ -1,37 +1,52 @@
-//! `toolgate-hook`: `toolgate hook` as a program of its own. A coding agent waits for it at every step, and a program starts the sooner
-//! the smaller it is.
+//! `toolgate-hook`: asks the service that `toolgate hook --serve` is, and starts as fast as a program can.
 
-#![expect(dead_code, reason = "`toolgate` does more with what they share")]
+#[path = "command/hook/wire.rs"]
+mod wire;
 
-mod client;
-#[path = "command/hook/mod.rs"]
-mod hook;
-mod place;
-
-use std::io::Write;
+use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+const HELP: &str = "Ask the service that `toolgate hook --serve` is.
 
-const HELP: &str = "Answer one hook event of a coding agent, as `toolgate hook` does, and start faster.
+Usage: toolgate-hook --socket <PATH> [--client <CLIENT>] [--agent <AGENT>]
 
-Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>] [--socket <PATH>]
-
-The event is read from standard input. Exit code: 0 with a JSON answer, or 2: refused. See `toolgate hook --help`.
+The event is read from standard input, as by `toolgate hook`. Exit code: 0 with a JSON answer, or 2: refused.
 ";
 
 fn main() -> ExitCode {
-    // Perhaps it is only the way into the room of another program.
-    toolgate::sandbox::enter_if_asked();
-    let words = || std::env::args_os().skip(1);
-    if let Some(args) = hook::Args::of_flags(words()) {
-        return hook::run(&args);
+    // A client that waits for longer may let the call through.
+    let _ = std::thread::Builder::new().stack_size(64 << 10).spawn(|| {
+        std::thread::sleep(std::time::Duration::from_millis(4_500));
+        let _ = writeln!(std::io::stderr(), "toolgate: no answer could be found in time, so the call is refused");
+        std::process::exit(2);
+    });
+    match answer() {
+        Ok((0, told)) if std::io::stdout().write_all(told.as_bytes()).is_ok() => ExitCode::SUCCESS,
+        Ok((_, reason)) | Err(reason) => {
+            let _ = writeln!(std::io::stderr(), "toolgate: {}", reason.trim_end());
+            ExitCode::from(2)
+        }
     }
-    if words().any(|word| word == "--help" || word == "-h") {
-        let _ = std::io::stdout().write_all(HELP.as_bytes());
-        return ExitCode::SUCCESS;
+}
+
+fn answer() -> Result<(u8, String), String> {
+    let (mut socket, mut client, mut agent) = (None, "claude-code".to_owned(), String::new());
+    let mut words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    while let Some(word) = words.next() {
+        if word == "--help" || word == "-h" {
+            return Ok((0, HELP.to_owned()));
+        }
+        let value = words.next().ok_or_else(|| format!("`{word}` wants a value; see `toolgate-hook --help`"))?;
+        match word.as_str() {
+            "--socket" => socket = Some(PathBuf::from(value)),
+            "--client" => client = value,
+            "--agent" => agent = value,
+            _ => return Err(format!("there is no `{word}`; see `toolgate-hook --help`")),
+        }
     }
-    let _ = writeln!(std::io::stderr(), "toolgate: the command line cannot be understood, so the call is refused; see `toolgate-hook --help`");
-    ExitCode::from(2)
+    let socket = socket.ok_or("say where the service listens, with `--socket`")?;
+    let mut event = Vec::new();
+    std::io::stdin().lock().take(32 << 20).read_to_end(&mut event).map_err(|error| format!("standard input cannot be read: {error}"))?;
+    wire::ask(&socket, &client, &agent, &event).map_err(|error| wire::silent(&socket, &error))
 }

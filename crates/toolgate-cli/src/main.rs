@@ -4,6 +4,7 @@ mod client;
 mod command;
 mod place;
 mod servers;
+mod telemetry;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -85,8 +86,12 @@ fn main() -> ExitCode {
         return command::hook::run(&args);
     }
     let cli = Cli::parse();
-    tell(&cli);
-    match run(cli) {
+    let telling = Telling { quiet: cli.quiet, verbose: cli.verbose };
+    // Who serves reads first whom else to tell.
+    if !matches!(cli.verb, Verb::Serve(_)) {
+        telling.begin(None);
+    }
+    match run(cli, telling) {
         Ok(code) => code,
         // Whoever reads us has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -97,22 +102,31 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the library has to say goes to standard error.
-fn tell(cli: &Cli) {
-    let level = match (cli.quiet, cli.verbose) {
-        (true, _) => tracing::Level::ERROR,
-        (_, 0) => tracing::Level::WARN,
-        (_, 1) => tracing::Level::INFO,
-        _ => tracing::Level::TRACE,
-    };
-    // Libraries beneath it may print whole messages: of them, only warnings are heard, and of those that print addresses nothing.
-    let heard = Targets::new()
-        .with_default(tracing::Level::WARN.min(level))
-        .with_target("toolgate", level)
-        .with_target("rmcp", tracing::level_filters::LevelFilter::OFF);
-    let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
-    // Somebody else listens already, and that is fine.
-    let _ = tracing_subscriber::registry().with(said.with_filter(heard)).try_init();
+/// How much is told.
+#[derive(Clone, Copy)]
+pub(crate) struct Telling {
+    quiet: bool,
+    verbose: u8,
+}
+
+impl Telling {
+    /// What the library has to say goes to standard error from here on; spans of calls also to a collector.
+    pub(crate) fn begin(self, telemetry: Option<&telemetry::Telemetry>) {
+        let level = match (self.quiet, self.verbose) {
+            (true, _) => tracing::Level::ERROR,
+            (_, 0) => tracing::Level::WARN,
+            (_, 1) => tracing::Level::INFO,
+            _ => tracing::Level::TRACE,
+        };
+        // Libraries beneath it may print whole messages: of them, only warnings are heard, and of those that print addresses nothing.
+        let heard = Targets::new()
+            .with_default(tracing::Level::WARN.min(level))
+            .with_target("toolgate", level)
+            .with_target("rmcp", tracing::level_filters::LevelFilter::OFF);
+        let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
+        // Somebody else listens already, and that is fine.
+        let _ = tracing_subscriber::registry().with(telemetry.map(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();
+    }
 }
 
 /// The store of the configuration that stands here, if one does; else the user's own, if there is one.
@@ -123,7 +137,7 @@ fn configured() -> io::Result<Option<PathBuf>> {
     Ok(named.or_else(own))
 }
 
-fn run(cli: Cli) -> io::Result<ExitCode> {
+fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
     // The demonstration is kept only where that is asked for.
     let store = match (cli.store, &cli.verb) {
         (
@@ -161,7 +175,7 @@ fn run(cli: Cli) -> io::Result<ExitCode> {
         Verb::Pause(args) => command::pause::pause(&args, store),
         Verb::Resume(args) => command::pause::resume(&args, store),
         Verb::Replay(args) => command::replay::run(&args, store),
-        Verb::Serve(args) => command::serve::run(&args, store),
+        Verb::Serve(args) => command::serve::run(&args, store, telling),
         Verb::Token(args) => command::token::run(&args),
         Verb::Upstream(args) => command::upstream::run(&args),
         Verb::Backtest(args) => command::backtest::run(&args, store),

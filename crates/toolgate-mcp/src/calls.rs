@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use opentelemetry::trace::FutureExt as _;
 use rmcp::model::*;
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer};
@@ -121,7 +122,7 @@ impl Door {
         let key = call.key.clone();
         let cancel = CancellationToken::new();
         let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
-        let task = tokio::spawn(async move { gate.call(call).await });
+        let task = tokio::spawn(async move { gate.call(call).await }.with_context(crate::trace::of(context)));
         let underway = Underway { task, heard, line, cancel, asked: None, digest: digest(request) };
         self.accompany(key, request, underway, context).await
     }

@@ -42,6 +42,7 @@ mod parked;
 mod render;
 mod serve;
 mod sse;
+mod trace;
 mod upstream;
 
 pub use child::enter_if_asked;

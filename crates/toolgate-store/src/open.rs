@@ -63,9 +63,7 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
             "its journal cannot be set to WAL (it is `{mode}`); a network drive or memory is no place for a ledger"
         )));
     }
-    sql.execute_batch(
-        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536",
-    )?;
+    sql.execute_batch("PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536")?;
     migrate(&sql)?;
     Ok(sql)
 }

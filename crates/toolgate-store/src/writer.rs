@@ -456,10 +456,8 @@ impl Pen {
     fn shorten_log(&self) {
         let long = |path: &str| std::fs::metadata(format!("{path}-wal")).is_ok_and(|log| log.len() > LOG);
         if self.sql.path().is_some_and(long)
-            && let Err(error) = self
-                .sql
-                .busy_timeout(Duration::ZERO)
-                .and_then(|()| self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
+            && let Err(error) =
+                self.sql.busy_timeout(Duration::ZERO).and_then(|()| self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
         {
             tracing::error!(%error, "the log of the ledger could not be put into its file");
         }

@@ -13,7 +13,9 @@ use toolgate_mcp::{Gateway, Options, Starting, Status};
 use toolgate_store::SqliteStore;
 
 use super::ledger::{BOLD, DIM, GREEN, RED, counted};
+use crate::Telling;
 use crate::place::{self, InForce, Stamp, State, stamp};
+use crate::telemetry::Telemetry;
 
 /// Serve as an MCP gateway: every call of every client takes the gates, and only then goes to the tool.
 #[derive(clap::Args)]
@@ -71,17 +73,19 @@ impl Served {
     }
 }
 
-pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Result<ExitCode> {
+    let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
+    let found = served.find()?;
+    let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
+    telling.begin(telemetry.as_ref());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let code = runtime.block_on(serve(args, store))?;
+    let code = runtime.block_on(serve(args, store, served, found))?;
     // Whoever reads standard input waits for a line that never comes.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(code)
 }
 
-async fn serve(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
-    let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
-    let found = served.find()?;
+async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
     if let Some(notice) = &found.notice {
         anstream::eprintln!("{notice}");
     }

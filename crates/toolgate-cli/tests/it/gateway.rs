@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use crate::hook::Project;
 
-const INNER: &str = "name = \"inner\"\nstore = \"inner.db\"\n[tools.calc]\nkind = \"builtin\"\n[tools.look]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://api.example.com/\"\ndescription = \"Look it up.\"\n";
+pub(crate) const INNER: &str = "name = \"inner\"\nstore = \"inner.db\"\n[tools.calc]\nkind = \"builtin\"\n[tools.look]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://api.example.com/\"\ndescription = \"Look it up.\"\n";
 
 /// A project with a toolgate behind toolgate.
-fn project(more: &str) -> Project {
+pub(crate) fn project(more: &str) -> Project {
     let project = Project::new();
     let own = std::process::Command::cargo_bin("toolgate").unwrap().get_program().to_str().unwrap().to_owned();
     project.write("project/inner.toml", INNER);
@@ -21,7 +21,7 @@ fn project(more: &str) -> Project {
 }
 
 /// What a client on standard streams hears.
-fn talk(project: &Project, messages: &[Value]) -> Vec<Value> {
+pub(crate) fn talk(project: &Project, messages: &[Value]) -> Vec<Value> {
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
     let all: String = [&hello, &ready].into_iter().chain(messages).map(|message| format!("{message}\n")).collect();
@@ -30,7 +30,7 @@ fn talk(project: &Project, messages: &[Value]) -> Vec<Value> {
     stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn call(id: u32, tool: &str, arguments: Value) -> Value {
+pub(crate) fn call(id: u32, tool: &str, arguments: Value) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": arguments}})
 }
 

@@ -8,6 +8,7 @@ mod hook;
 mod ledger;
 mod sandbox;
 mod setup;
+mod telemetry;
 
 use assert_cmd::Command;
 use serde_json::Value;

@@ -299,6 +299,7 @@ fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
             meta.set_log_level(level);
         }
     }
+    crate::trace::tell(&mut meta);
     meta
 }
 

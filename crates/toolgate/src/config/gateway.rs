@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::file::{Reader, positive};
 use super::read::Table;
+use super::reference::Reference;
 use crate::limits::Rate;
 use crate::policy::Problem;
 
@@ -33,6 +34,17 @@ pub struct Gateway {
     pub jwt: Option<Jwt>,
     /// Certificate and key.
     pub tls: Option<(PathBuf, PathBuf)>,
+    /// Where spans of calls are sent.
+    pub otlp: Option<Otlp>,
+}
+
+/// A collector of traces that speaks OTLP over HTTP.
+#[derive(Debug, Clone)]
+pub struct Otlp {
+    /// Its address, without `/v1/traces`.
+    pub endpoint: String,
+    /// Headers that it wants.
+    pub headers: Vec<(String, Reference)>,
 }
 
 /// A token that is known by its digest.
@@ -77,6 +89,7 @@ impl Default for Gateway {
             tokens: Vec::new(),
             jwt: None,
             tls: None,
+            otlp: None,
         }
     }
 }
@@ -115,6 +128,21 @@ impl Reader<'_> {
                 table.wrong("tls", Problem::new("TLS needs a `certificate` and a `key`").help("PEM files, relative to this file"));
             }
             Some((self.beside.join(certificate?), self.beside.join(key?)))
+        });
+        gateway.otlp = table.table("otlp").and_then(|otlp| {
+            let endpoint = otlp.text("endpoint").map(|endpoint| endpoint.trim_end_matches('/').to_owned());
+            let headers = self.references(&otlp, "headers");
+            for (_, value) in &headers {
+                if let Some(problem) = value.problem() {
+                    otlp.wrong("headers", problem);
+                }
+            }
+            otlp.finish("`otlp`");
+            if !endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://") || endpoint.starts_with("https://")) {
+                let problem = Problem::new("`otlp` needs the `endpoint` of a collector that speaks OTLP over HTTP");
+                table.wrong("otlp", problem.help("like `endpoint = \"http://127.0.0.1:4318\"`"));
+            }
+            Some(Otlp { endpoint: endpoint?, headers })
         });
         table.finish("the gateway");
         gateway

@@ -31,7 +31,7 @@ mod upstream;
 pub use backend::{Backend, Exposed, Remote};
 pub use file::{Client, Config, ConfigError, Otherwise};
 pub(crate) use file::{rules_of, tables_of};
-pub use gateway::{Gateway, Jwt, Token};
+pub use gateway::{Gateway, Jwt, Otlp, Token};
 pub use http::{Body, HttpTool};
 pub use lint::{Finding, LINTS, Usage};
 pub use reference::Reference;

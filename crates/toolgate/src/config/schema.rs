@@ -328,6 +328,13 @@ fn gateway() -> Value {
             "tokens": {"type": "array", "items": token},
             "jwt": jwt,
             "tls": object(json!({"certificate": {"type": "string"}, "key": {"type": "string"}}), &["certificate", "key"]),
+            "otlp": object(
+                json!({
+                    "endpoint": {"type": "string", "examples": ["http://127.0.0.1:4318"], "description": "A collector that speaks OTLP over HTTP; `/v1/traces` is added."},
+                    "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}},
+                }),
+                &["endpoint"],
+            ),
         }),
         &[],
     )

@@ -391,6 +391,7 @@ impl Toolgate {
         if let Outcome::Error(error) = &mut end.outcome {
             error.call_id = Some(trail.id);
             trail.span.record("error.type", &*error.code);
+            trail.span.record("otel.status_code", "ERROR");
         }
         self.publish(&Event::ToolInvoked(row));
         Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, recorded }

@@ -67,6 +67,7 @@ impl Trail {
             toolgate.gate = Empty,
             toolgate.decision = Empty,
             error.r#type = Empty,
+            otel.status_code = Empty,
         );
         trail
     }

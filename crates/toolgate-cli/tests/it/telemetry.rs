@@ -1,0 +1,125 @@
+//! Spans of calls, as a collector sees them. The collector is a stand-in: it takes what is sent, and says yes.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+use serde_json::json;
+
+use crate::gateway::{INNER, call, project, talk};
+
+/// A request as it came: its first line and headers in lower case, and its body.
+type Request = (String, Vec<u8>);
+
+struct Collector {
+    address: String,
+    heard: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Collector {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let heard: Arc<Mutex<Vec<Request>>> = Arc::default();
+        let hears = Arc::clone(&heard);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                let hears = Arc::clone(&hears);
+                std::thread::spawn(move || {
+                    loop {
+                        let mut head = String::new();
+                        while !head.ends_with("\r\n\r\n") {
+                            if stream.read_line(&mut head).unwrap_or(0) == 0 {
+                                return;
+                            }
+                        }
+                        let head = head.to_ascii_lowercase();
+                        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+                        let mut body = vec![0; length.trim().parse().unwrap()];
+                        stream.read_exact(&mut body).unwrap();
+                        hears.lock().unwrap().push((head, body));
+                        stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+                    }
+                });
+            }
+        });
+        Self { address, heard }
+    }
+
+    /// Every span, with its attributes and the service that it is of.
+    fn spans(&self) -> Vec<(String, Span, BTreeMap<String, String>)> {
+        let mut spans = Vec::new();
+        for (_, body) in &*self.heard.lock().unwrap() {
+            for of in ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans {
+                let service = attributes(&of.resource.unwrap().attributes)["service.name"].clone();
+                for span in of.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+                    let attributes = attributes(&span.attributes);
+                    spans.push((service.clone(), span, attributes));
+                }
+            }
+        }
+        spans
+    }
+}
+
+fn attributes(all: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTreeMap<String, String> {
+    let text = |value: &Option<opentelemetry_proto::tonic::common::v1::AnyValue>| match value.as_ref().and_then(|any| any.value.as_ref()) {
+        Some(Any::StringValue(text)) => text.clone(),
+        other => format!("{other:?}"),
+    };
+    all.iter().map(|pair| (pair.key.clone(), text(&pair.value))).collect()
+}
+
+#[test]
+fn calls_are_spans_of_the_trace_that_the_client_is_in() {
+    let collector = Collector::start();
+    let project = project("undeclared = \"read\"\n");
+    let otlp = format!("[gateway.otlp]\nendpoint = \"{}/\"\nheaders = {{ authorization = {{ file = \"token\" }} }}\n", collector.address);
+    project.write("project/token", "Bearer s3cret-of-the-collector");
+    let outer = project.read("project/toolgate.toml");
+    project.write("project/toolgate.toml", &format!("{outer}{otlp}"));
+    project.write("project/inner.toml", &format!("{INNER}{otlp}"));
+    let mut fine = call(2, "in_calc", json!({"expression": "1 + 1"}));
+    fine["params"]["_meta"] = json!({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"});
+    let heard = talk(&project, &[fine, call(3, "in_calc", json!({"expr": "not-to-be-told"}))]);
+    assert!(heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})), "{heard:?}");
+
+    let requests = collector.heard.lock().unwrap().clone();
+    assert!(!requests.is_empty());
+    for (head, body) in &requests {
+        assert!(
+            head.starts_with("post /v1/traces http/1.1\r\n") && head.contains("authorization: bearer s3cret-of-the-collector"),
+            "{head}"
+        );
+        assert!(!String::from_utf8_lossy(body).contains("not-to-be-told"), "arguments are nobody's business");
+    }
+    let spans = collector.spans();
+    let named = |name: &str| spans.iter().filter(|(_, span, _)| span.name == name).collect::<Vec<_>>();
+    let (of_trace, alone): (Vec<_>, Vec<_>) =
+        named("execute_tool in_calc").into_iter().partition(|(_, span, _)| span.trace_id[..2] == [0x0a, 0xf7]);
+    let [(service, span, about)] = of_trace.as_slice() else { panic!("{spans:#?}") };
+    assert_eq!((service.as_str(), span.parent_span_id.as_slice()), ("toolgate", &[0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31][..]));
+    assert_eq!((about["gen_ai.tool.name"].as_str(), about["toolgate.decision"].as_str()), ("in_calc", "Succeeded"));
+    // The upstream is told whose child it is.
+    let inner = named("execute_tool calc");
+    let inner: Vec<_> = inner.iter().filter(|(_, inner, _)| inner.trace_id == span.trace_id).collect();
+    let [(_, inner, _)] = inner.as_slice() else { panic!("{spans:#?}") };
+    assert_eq!(inner.parent_span_id, span.span_id);
+    // What was refused is there as well, and says so.
+    let [(_, span, about)] = alone.as_slice() else { panic!("{spans:#?}") };
+    assert_eq!((about["error.type"].as_str(), about["toolgate.gate"].as_str()), ("invalid_arguments", "validate"));
+    assert_eq!(span.status.as_ref().unwrap().code, 2);
+}
+
+#[test]
+fn a_collector_that_is_away_is_told_and_stops_nothing() {
+    let project = project("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://127.0.0.1:1\"\n");
+    let heard = talk(&project, &[call(2, "in_calc", json!({"expression": "1 + 1"}))]);
+    assert!(heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})), "{heard:?}");
+}
