@@ -53,9 +53,17 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
     if asked.id.is_empty() || asked.id.len() > 200 {
         return Err(wrong("`id` has 1 to 200 letters".to_owned()));
     }
-    let agent = identity::agent(running, caller, asked.agent.as_deref()).map_err(|why| (StatusCode::FORBIDDEN, why))?;
-    let session = identity::named(caller, asked.session.as_deref(), Some(parts)).map_err(wrong)?;
-    let session = session.ok_or_else(|| wrong("`session` names the conversation".to_owned()))?;
+    let agent = identity::agent(running, caller, asked.agent.as_deref()).map_err(|why| (StatusCode::FORBIDDEN, why));
+    let named = identity::named(caller, asked.session.as_deref(), Some(parts)).map_err(wrong);
+    let (agent, session) = match agent.and_then(|agent| Ok((agent, named?))) {
+        Ok((agent, session)) => (agent, session.ok_or_else(|| wrong("`session` names the conversation".to_owned()))?),
+        // Nobody is let in who is turned away here, and it is written down.
+        Err((status, why)) => {
+            let key = identity::turned_away(running, caller, asked.agent.as_deref());
+            running.gate.call(Call::new(key, asked.tool, json!({})).client_id(asked.id).turned_away(why.clone())).await;
+            return Err((status, why));
+        }
+    };
     let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), asked.tool, asked.arguments).client_id(asked.id);
     (call.turn, call.idempotency_key, call.approval) = (asked.turn, asked.idempotency_key, asked.approval);
     match verb {

@@ -78,7 +78,14 @@ impl Door {
         }
         let _counted = self.gateway.count();
         let running = self.gateway.running();
-        let key = identity::session(&self.gateway, &running, self.fixed.as_ref(), context)?;
+        let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), context)? {
+            Ok(key) => key,
+            // Nobody is let in who is turned away here, and it is written down.
+            Err((key, why)) => {
+                let call = call_of(key, &request, context)?.turned_away(why);
+                return self.begin(&running, call, &request, context).await;
+            }
+        };
         let parked = &self.gateway.0.parked;
         let waits = match (&request.request_state, &request.input_responses) {
             (Some(state), _) => match parked.take(&key, state) {
@@ -188,7 +195,9 @@ impl Door {
         }
         let running = self.gateway.running();
         let spec = running.gate.agent(&key.agent).and_then(|agent| agent.tool(&request.name));
-        let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some());
+        // Who may not act as the agent does not learn what its tools look like.
+        let forbidden = answer.outcome.error().is_some_and(|error| error.code == code::FORBIDDEN);
+        let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;
         let plain = || Ok(render::result(&answer, line, has_schema).into());
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return plain() };

@@ -44,12 +44,8 @@ fn refuse(message: impl Into<String>) -> ErrorData {
     ErrorData::invalid_request(message.into(), None)
 }
 
-/// The caller and the agent of a request.
-pub(crate) fn caller(
-    running: &Running,
-    fixed: Option<&Fixed>,
-    context: &RequestContext<RoleServer>,
-) -> Result<(Caller, String), ErrorData> {
+/// Who makes a request, and the agent that it names.
+fn who(fixed: Option<&Fixed>, context: &RequestContext<RoleServer>) -> Result<(Caller, Option<String>), ErrorData> {
     let parts = context.extensions.get::<Parts>();
     let caller = match (fixed, parts) {
         (Some(fixed), _) => fixed.caller.clone(),
@@ -57,9 +53,24 @@ pub(crate) fn caller(
         (None, None) => return Err(refuse("it is not known who asks")),
     };
     let asked = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.agent.clone());
-    agent(running, &caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone())).as_deref())
-        .map(|agent| (caller, agent))
-        .map_err(refuse)
+    Ok((caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone()))))
+}
+
+/// The caller and the agent of a request.
+pub(crate) fn caller(
+    running: &Running,
+    fixed: Option<&Fixed>,
+    context: &RequestContext<RoleServer>,
+) -> Result<(Caller, String), ErrorData> {
+    let (caller, asked) = who(fixed, context)?;
+    agent(running, &caller, asked.as_deref()).map(|agent| (caller, agent)).map_err(refuse)
+}
+
+/// Where it is recorded that a caller was turned away. No client can name such a conversation, and what it calls an agent that is not
+/// there is not written down.
+pub(crate) fn turned_away(running: &Running, caller: &Caller, asked: Option<&str>) -> SessionKey {
+    let agent = asked.or_else(|| running.default_agent()).filter(|agent| running.agents.iter().any(|known| known == agent));
+    SessionKey::new(agent.unwrap_or("(unknown)"), caller.principal.clone(), "(turned away)")
 }
 
 /// The agent that a caller acts as.
@@ -79,6 +90,18 @@ pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> 
 
 fn clean(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
+/// The conversation of a request for a call; else the one in which it is refused, and why.
+pub(crate) fn of_call(
+    gateway: &Gateway,
+    running: &Running,
+    fixed: Option<&Fixed>,
+    context: &RequestContext<RoleServer>,
+) -> Result<Result<SessionKey, (SessionKey, String)>, ErrorData> {
+    let (caller, asked) = who(fixed, context)?;
+    let found = session(gateway, running, fixed, context);
+    Ok(found.map_err(|refused| (turned_away(running, &caller, asked.as_deref()), refused.message.into_owned())))
 }
 
 /// The conversation of a request.

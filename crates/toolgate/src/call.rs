@@ -145,6 +145,8 @@ pub struct Call {
     pub client_asks: bool,
     /// What a door and the handlers behind it share. No gate looks at it.
     pub carried: Option<Carried>,
+    /// What its door has against it.
+    pub turned_away: Option<String>,
 }
 
 /// Something that travels with a call from its door to the handler, past the gates; see [`Call::carrying`].
@@ -173,6 +175,7 @@ impl Call {
             cancel: None,
             client_asks: false,
             carried: None,
+            turned_away: None,
         }
     }
 
@@ -187,6 +190,14 @@ impl Call {
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// Says what its door has against it, which only the door can know: whose token it is, say. The first gate refuses it with these
+    /// words, and it has its row as any other.
+    #[must_use]
+    pub fn turned_away(mut self, why: impl Into<String>) -> Self {
+        self.turned_away = Some(why.into());
         self
     }
 

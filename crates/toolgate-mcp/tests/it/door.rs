@@ -72,15 +72,17 @@ async fn two_names_for_a_conversation_are_refused() {
     let call = |session: &str| json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": session}});
     assert!(client.ask("tools/call", call("one")).await.1.get("result").is_some());
     let (_, refused) = client.ask("tools/call", call("two")).await;
-    assert!(refused["error"]["message"].as_str().unwrap().contains("two conversations"), "{refused}");
+    assert!(refused["result"]["structuredContent"]["message"].as_str().unwrap().contains("two conversations"), "{refused}");
     let mut at = gate.client().in_session("one");
     at.url = format!("{}/default/two", at.url);
-    assert!(at.ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}})).await.1["error"].is_object());
+    assert_eq!(at.code("echo", json!({"text": "x"})).await, "forbidden");
     for bad in [json!(7), json!(""), json!("a b"), json!("x".repeat(129))] {
         let (_, answer) =
             gate.client().ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": bad}})).await;
-        assert!(answer["error"].is_object(), "{bad}: {answer}");
+        assert_eq!(answer["result"]["structuredContent"]["code"], json!("forbidden"), "{bad}: {answer}");
     }
+    let key = gate.gateway.gate().session("default", "local", "(turned away)");
+    assert_eq!(key.rows().await.unwrap().len(), 6, "each has its row");
     gate.end().await;
 }
 

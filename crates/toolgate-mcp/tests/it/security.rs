@@ -52,9 +52,24 @@ async fn tokens_are_known_by_their_digests() {
     assert_eq!(calc(&at("ann-token", "b")).await.1["result"]["isError"], json!(false));
     assert_eq!(calc(&at("bob-token", "b")).await.1["result"]["isError"], json!(false));
     for (token, agent) in [("bob-token", "a"), ("ann-token", "c"), ("ann-token", "toolgate-canary")] {
-        let (_, answer) = calc(&at(token, agent)).await;
+        let client = at(token, agent);
+        let (_, answer) = calc(&client).await;
+        let error = &answer["result"]["structuredContent"];
+        assert_eq!((&error["code"], &error["errorCategory"]), (&json!("forbidden"), &json!("PERMISSION")), "{answer}");
+        assert!(error["message"].as_str().unwrap_or_default().contains("may not act as"), "{answer}");
+        assert!(answer["result"]["_meta"]["toolgate/receipt"].is_object(), "{answer}");
+        // Whoever may not call may not see either.
+        let (_, answer) = client.ask("tools/list", json!({})).await;
         assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("may not act as"), "{answer}");
     }
+    // Each of them has its row. What an agent was called that is not there is the caller's text, and opens no conversation of its own.
+    let turned_away = async |agent: &str, principal: &str| {
+        let rows = gate.gateway.gate().session(agent, principal, "(turned away)").rows().await.unwrap();
+        rows.iter().map(|row| (row.gate.name().to_owned(), row.code().unwrap_or_default().to_owned())).collect::<Vec<_>>()
+    };
+    let one = || ("admit".to_owned(), "forbidden".to_owned());
+    assert_eq!(turned_away("a", "bob").await, [one()]);
+    assert_eq!(turned_away("(unknown)", "ann").await, [one(), one()]);
     // Pages for those who watch: two need no token, and tell nothing.
     for (page, status) in [("healthz", 200), ("readyz", 200), ("metrics", 401), ("v1/calls/check", 401)] {
         assert_eq!(reqwest::get(format!("{}/{page}", gate.url)).await.unwrap().status().as_u16(), status, "{page}");
@@ -148,12 +163,12 @@ async fn signed_tokens_hold_only_as_a_whole() {
         assert!(!answer.to_string().contains(&token), "{what}");
     }
     let (_, refused) = calc(&client.with_token(&jwt("one", &but("agents", json!(["other"]))))).await;
-    assert!(refused["error"].is_object(), "{refused}");
+    assert_eq!(refused["result"]["structuredContent"]["code"], json!("forbidden"), "{refused}");
     let (_, refused) = calc(&client.with_token(&jwt("one", &without("agents")))).await;
-    assert!(refused["error"].is_object(), "{refused}");
+    assert_eq!(refused["result"]["structuredContent"]["code"], json!("forbidden"), "{refused}");
     // The token names the conversation; nobody else may name another.
     let (_, refused) = calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1")))).in_session("c-2")).await;
-    assert!(refused["error"].is_object(), "{refused}");
+    assert_eq!(refused["result"]["structuredContent"]["code"], json!("forbidden"), "{refused}");
     assert_eq!(calc(&client.with_token(&jwt("one", &but("conversation", json!("c-1"))))).await.1["result"]["isError"], json!(false));
     assert_eq!(gate.gateway.gate().session("default", "ann", "c-1").rows().await.unwrap().len(), 1);
     // RFC 9728: where tokens are to be had.

@@ -206,7 +206,7 @@ impl Theatre {
             return Judged::Unknown(format!("an argument was redacted, and the rule `{}` may look at it", rule.policy.name()), None);
         }
         let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
-        call.turn = row.turn;
+        (call.turn, call.turned_away) = (row.turn, row.facts.turned_away.clone());
         let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
         let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, None)).await;

@@ -98,6 +98,9 @@ pub struct Facts {
     /// What rules that only observe would have said, where it was not "yes".
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub observed: Vec<Observed>,
+    /// What the door had against it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turned_away: Option<String>,
     /// The kill switch that was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<(Target, String)>,

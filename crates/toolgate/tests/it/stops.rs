@@ -160,6 +160,12 @@ fn cases() -> Vec<(&'static str, World, Step, Expected)> {
             refused("forbidden", Gate::Admit),
         ),
         (
+            "a call that its door has something against",
+            plain(),
+            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).turned_away("not with this token")).await),
+            refused("forbidden", Gate::Admit),
+        ),
+        (
             "a paused agent",
             plain(),
             step!(w => { w.gate.pause(Target::Agent("agent".into()), "incident").await.unwrap(); act("ok")(w).await }),
