@@ -16,7 +16,7 @@ use crate::home::Home;
 use crate::keys::Keys;
 use crate::ledger::{self, digest, nanos};
 use crate::session::{Session, time};
-use crate::writer::{Tx, lock};
+use crate::tx::{Tx, lock};
 
 fn window(window: Option<SignedDuration>) -> i64 {
     window.map_or(-1, |window| i64::try_from(window.as_nanos()).unwrap_or(i64::MAX).max(0))

@@ -12,7 +12,7 @@ use crate::fault::{Done, Fault};
 use crate::home::Mark;
 use crate::keys::Keys;
 use crate::session::Session;
-use crate::writer::Tx;
+use crate::tx::Tx;
 
 /// Where the ledger ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,10 +146,8 @@ pub(crate) fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
     if tx.configs.contains(&config) {
         return Ok(());
     }
-    let known = crate::writer::lock(&tx.shared.definitions)
-        .iter()
-        .find(|(digest, _)| *digest == config)
-        .map(|(_, body)| std::sync::Arc::clone(body));
+    let known =
+        crate::tx::lock(&tx.shared.definitions).iter().find(|(digest, _)| *digest == config).map(|(_, body)| std::sync::Arc::clone(body));
     // One that nobody has told of yet may still be told of.
     if let Some(body) = known {
         tx.sql

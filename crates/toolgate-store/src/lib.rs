@@ -9,9 +9,11 @@ mod home;
 mod keys;
 mod ledger;
 mod open;
+mod pen;
 mod session;
 mod sqlite;
 mod stats;
+mod tx;
 mod verify;
 mod writer;
 

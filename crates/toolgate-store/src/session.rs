@@ -18,7 +18,7 @@ use toolgate::values::{self, Carrying, Flags, MAX_CARRIERS, Memory};
 use crate::chain;
 use crate::fault::Done;
 use crate::ledger::{digest, nanos, signed, text, unsigned};
-use crate::writer::{Counted, Tx, lock};
+use crate::tx::{Counted, Tx, lock};
 
 /// What is known of a session without looking into it.
 pub(crate) struct Session {

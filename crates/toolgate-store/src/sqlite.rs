@@ -22,7 +22,8 @@ use crate::home::Home;
 use crate::keys::Keys;
 use crate::ledger;
 use crate::open;
-use crate::writer::{Shared, Tx, Writer, lock};
+use crate::tx::{Shared, Tx, lock};
+use crate::writer::Writer;
 use hold::{Guard, Held, Own};
 
 /// A store that outlives its process, in one SQLite file. What does not belong into the file stands in a directory beside
@@ -72,7 +73,7 @@ impl SqliteStore {
             let (id, keys) = open::acquaint(&sql, &home)?;
             open::is_newest(&sql, &home, &id)?;
             let shared = Shared::new(home, id, keys);
-            let unsigned = crate::writer::sweep(&sql, &shared, Timestamp::now())?;
+            let unsigned = crate::pen::sweep(&sql, &shared, Timestamp::now())?;
             shared.home.tidy().map_err(there)?;
             Ok(Self {
                 path: path.to_owned(),

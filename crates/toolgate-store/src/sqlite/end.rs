@@ -11,7 +11,7 @@ use crate::claims::{self, Claim};
 use crate::fault::Done;
 use crate::ledger::{self, nanos};
 use crate::session::Session;
-use crate::writer::Tx;
+use crate::tx::Tx;
 
 /// A row, its place and its link.
 pub(super) type Appended = (Arc<Row>, u64, Digest);

@@ -6,7 +6,7 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use toolgate::SessionKey;
 
 use crate::home::Holding;
-use crate::writer::{Shared, lock};
+use crate::tx::{Shared, lock};
 
 #[expect(dead_code, reason = "held for its drop")]
 pub(super) enum Guard {

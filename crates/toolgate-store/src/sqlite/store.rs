@@ -25,7 +25,7 @@ use crate::fault::{Done, Fault};
 use crate::keys::recorded;
 use crate::ledger::{self, nanos};
 use crate::session::{self, Session};
-use crate::writer::{Counted, Shared, lock};
+use crate::tx::{Counted, Shared, lock};
 
 /// What a call brings to its session, on its way to the thread that writes.
 struct Entering {

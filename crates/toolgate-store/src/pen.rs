@@ -1,0 +1,241 @@
+//! The connection that writes: one transaction at a time, and now and then a signature over all of it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension};
+use toolgate::json::Digest;
+use toolgate::store::StoreError;
+
+use crate::fault::{Done, Fault};
+use crate::home::Mark;
+use crate::ledger::{self, Tip};
+use crate::open;
+use crate::tx::{Shared, Tx};
+use crate::writer::{Job, Work};
+
+/// How many rows, and how long, may go without a signature.
+const ROWS: u64 = 1_000;
+const TIME: Duration = Duration::from_secs(1);
+/// How many bytes of log those who make one call may leave to the next.
+const LOG: u64 = 256 << 10;
+
+/// What became of a transaction.
+pub(crate) struct Written {
+    pub(crate) done: bool,
+    /// How far the ledger is signed now, where it was signed.
+    pub(crate) mark: Option<Mark>,
+}
+
+/// The connection that writes, and what must be known to write.
+pub(crate) struct Pen {
+    /// Whether there is no thread.
+    alone: bool,
+    pub(crate) sql: Connection,
+    pub(crate) shared: Arc<Shared>,
+    /// Definitions that are stored.
+    configs: HashSet<Digest>,
+    /// Rows since the last signature of this process.
+    pub(crate) unsigned: u64,
+    signed_at: Instant,
+    /// Where the ledger ended when this process last wrote.
+    last: Option<Tip>,
+    /// Whether the connection waits for the disk, as far as it was told.
+    durable: Option<bool>,
+}
+
+/// Signs where the ledger stands. What cannot be signed is signed later: the rows are worth more.
+fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
+    tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
+    let signed = ledger::checkpoint(tx, Timestamp::now());
+    if tx.sql.is_autocommit() {
+        return signed.map(Some);
+    }
+    let mark = signed
+        .map_err(|fault| {
+            tracing::error!(%fault, "a checkpoint could not be signed");
+            tx.sql.execute_batch("ROLLBACK TO job")
+        })
+        .ok();
+    tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+    Ok(mark)
+}
+
+impl Pen {
+    pub(crate) fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
+        Self { alone, sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, durable: None }
+    }
+
+    pub(crate) fn is_to_sign(&self) -> bool {
+        self.unsigned > 0 && (self.unsigned >= ROWS || self.signed_at.elapsed() >= TIME)
+    }
+
+    /// After how long something is to be signed.
+    pub(crate) fn signs_in(&self) -> Option<Duration> {
+        (self.unsigned > 0).then(|| TIME.saturating_sub(self.signed_at.elapsed()))
+    }
+
+    /// Signs what is not signed yet.
+    pub(crate) fn sign(&mut self) {
+        if self.unsigned > 0 {
+            self.signed_at = Instant::now().checked_sub(TIME).unwrap_or(self.signed_at);
+            let written = self.write(Vec::new(), true);
+            self.shared.set_mark(written.mark);
+        }
+    }
+
+    /// One transaction. All of it is there afterwards, or none.
+    pub(crate) fn write(&mut self, jobs: Vec<Job>, may_sign: bool) -> Written {
+        let sign = may_sign && self.is_to_sign();
+        let durable = sign || jobs.iter().any(|job| job.durable);
+        let mut work: Vec<(Box<dyn Work>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.work, None)).collect();
+        let written = self.transaction(durable, sign, &mut work);
+        let mut done = Written { done: written.is_ok(), mark: None };
+        let failed = match written {
+            Ok((rows, mark)) => {
+                self.unsigned = if mark.is_some() { 0 } else { self.unsigned + rows };
+                done.mark = mark;
+                // What could not be signed is tried again after a while.
+                if sign || self.unsigned == rows {
+                    self.signed_at = Instant::now();
+                }
+                None
+            }
+            Err(fault) => {
+                self.configs.clear();
+                self.roll_back();
+                if sign {
+                    tracing::error!(%fault, "a checkpoint could not be written");
+                    self.signed_at = Instant::now();
+                }
+                Some(StoreError::from(fault))
+            }
+        };
+        for (work, refused) in work {
+            work.end(failed.clone().or(refused));
+        }
+        done
+    }
+
+    /// Begins to write what needs no sync, unless another process is at it.
+    pub(crate) fn could_begin(&mut self) -> bool {
+        let waits = self.sql.busy_timeout(Duration::ZERO);
+        let began = waits.map_err(Fault::from).and_then(|()| self.begin(false));
+        // What else is wrong shows when the thread tries.
+        let waits = self.sql.busy_timeout(open::BUSY);
+        if began.is_ok() && waits.is_err() {
+            self.roll_back();
+        }
+        began.is_ok() && waits.is_ok()
+    }
+
+    /// Puts the log into the file when it has grown long, unless somebody is at work: whoever opens it next, with nobody else there,
+    /// reads all of it, and does not know how much of it is in the file already.
+    pub(crate) fn shorten_log(&self) {
+        let long = |path: &str| std::fs::metadata(format!("{path}-wal")).is_ok_and(|log| log.len() > LOG);
+        if self.sql.path().is_some_and(long)
+            && let Err(error) =
+                self.sql.busy_timeout(Duration::ZERO).and_then(|()| self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
+        {
+            tracing::error!(%error, "the log of the ledger could not be put into its file");
+        }
+    }
+
+    fn roll_back(&self) {
+        if !self.sql.is_autocommit()
+            && let Err(error) = self.sql.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "a transaction could not be rolled back");
+        }
+    }
+
+    fn begin(&mut self, durable: bool) -> Done<()> {
+        if !self.sql.is_autocommit() {
+            return Ok(());
+        }
+        if self.durable != Some(durable) {
+            self.durable = None;
+            // Putting the log into the file takes long: that is for whoever waits for the disk anyway.
+            self.sql.execute_batch(match (durable, self.alone) {
+                (true, false) => "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000",
+                (false, false) => "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0",
+                (true, true) => "PRAGMA synchronous = FULL",
+                (false, true) => "PRAGMA synchronous = NORMAL",
+            })?;
+            self.durable = Some(durable);
+        }
+        self.sql.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        Ok(())
+    }
+
+    /// Says how many rows came in, and how far they are signed.
+    fn transaction(&mut self, durable: bool, sign: bool, work: &mut [(Box<dyn Work>, Option<StoreError>)]) -> Done<(u64, Option<Mark>)> {
+        self.begin(durable)?;
+        let tip = ledger::tip(&self.sql)?;
+        if self.last != Some(tip) {
+            self.is_the_same_ledger()?;
+        }
+        let began = tip.seq;
+        let mut tx = Tx { sql: &self.sql, shared: &self.shared, tip, configs: &mut self.configs };
+        for (work, refused) in work.iter_mut() {
+            let before = tx.tip;
+            tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(&mut tx)))
+                .unwrap_or_else(|_| Err(Fault::Said("the store panicked".to_owned())));
+            if let Err(fault) = ran {
+                // Some faults end the whole transaction, and everybody in it must know.
+                if tx.sql.is_autocommit() {
+                    return Err(fault);
+                }
+                tx.sql.prepare_cached("ROLLBACK TO job")?.execute([])?;
+                tx.tip = before;
+                // What was stored in between may not be.
+                tx.configs.clear();
+                *refused = Some(fault.into());
+            }
+            tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+        }
+        let mark = if sign { signed_tip(&mut tx)? } else { None };
+        let (rows, last) = (tx.tip.seq - began, tx.tip);
+        self.sql.prepare_cached("COMMIT")?.execute([])?;
+        self.last = Some(last);
+        Ok((rows, mark))
+    }
+
+    /// Whether the last row that this process knew is still there, or was pruned. Somebody may have cut it off since.
+    fn is_the_same_ledger(&self) -> Done<()> {
+        let Some(last) = self.last.filter(|last| last.seq > 0) else { return Ok(()) };
+        let there: Option<Vec<u8>> = self
+            .sql
+            .prepare_cached("SELECT chain FROM ledger WHERE seq = ?1")?
+            .query_row([ledger::signed(last.seq)], |row| row.get(0))
+            .optional()?;
+        let pruned =
+            || -> Done<bool> { Ok(self.sql.prepare_cached("SELECT 1 FROM prunes WHERE seq >= ?1")?.exists([ledger::signed(last.seq)])?) };
+        match there {
+            Some(chain) if ledger::digest(&chain)? == last.chain => Ok(()),
+            None if pruned()? => Ok(()),
+            _ => Err(Fault::Said(format!(
+                "row {} is not there any more: somebody has changed the ledger; run `toolgate audit verify`",
+                last.seq
+            ))),
+        }
+    }
+}
+
+/// Before anything else is written: what died with its process is pending, and the ledger says so. Says how many rows are
+/// not signed yet.
+pub(crate) fn sweep(sql: &Connection, shared: &Shared, now: Timestamp) -> Done<u64> {
+    sql.execute_batch("BEGIN IMMEDIATE")?;
+    let swept = (|| -> Done<u64> {
+        let mut configs = HashSet::new();
+        let mut tx = Tx { sql, shared, tip: ledger::tip(sql)?, configs: &mut configs };
+        crate::claims::sweep(&mut tx, now)?;
+        let signed: Option<i64> = sql.query_row("SELECT max(seq) FROM checkpoints", [], |row| row.get(0))?;
+        Ok(tx.tip.seq.saturating_sub(signed.map_or(0, ledger::unsigned)))
+    })();
+    sql.execute_batch(if swept.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    swept
+}

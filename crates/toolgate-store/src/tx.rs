@@ -1,0 +1,84 @@
+//! What a transaction works with, and what everybody knows.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use rusqlite::Connection;
+use toolgate::json::Digest;
+use toolgate::{CallId, Polling, SessionKey};
+
+use crate::claims::Reserved;
+use crate::fault::Done;
+use crate::home::{Home, Mark};
+use crate::keys::Keys;
+use crate::ledger::Tip;
+
+/// A transaction that is being written.
+pub(crate) struct Tx<'c> {
+    pub(crate) sql: &'c Connection,
+    pub(crate) shared: &'c Shared,
+    /// Where the ledger ends.
+    pub(crate) tip: Tip,
+    pub(crate) configs: &'c mut HashSet<Digest>,
+}
+
+impl Tx<'_> {
+    /// The keys to sign with: another process may have changed them.
+    pub(crate) fn keys(&self) -> Done<Arc<Keys>> {
+        let current: String = self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'key'")?.query_row([], |row| row.get(0))?;
+        let known = self.shared.keys();
+        if **known.public() == *current {
+            return Ok(known);
+        }
+        let keys = Arc::new(Keys::open(&self.shared.home.keys(), &current)?);
+        *lock(&self.shared.keys) = Arc::clone(&keys);
+        Ok(keys)
+    }
+}
+
+/// What the writer and everybody else knows.
+pub(crate) struct Shared {
+    pub(crate) home: Home,
+    pub(crate) keys: Mutex<Arc<Keys>>,
+    /// Which ledger this is.
+    pub(crate) id: String,
+    /// Definitions of agents, by digest, until they are stored.
+    pub(crate) definitions: Mutex<Vec<(Digest, Arc<str>)>>,
+    /// Calls that have come to their sessions and are counted with what those write next. Only whoever writes looks.
+    pub(crate) ahead: Mutex<HashMap<SessionKey, Vec<Counted>>>,
+    /// What reads under way have reserved. They leave nothing to reconcile, so nothing else is written down of them before their end.
+    pub(crate) reads: Mutex<HashMap<CallId, Vec<Reserved>>>,
+}
+
+/// A validated call, to be counted for its session's progress.
+#[derive(Clone, Copy)]
+pub(crate) struct Counted {
+    pub(crate) digest: Digest,
+    pub(crate) at: Timestamp,
+    pub(crate) polling: Option<Polling>,
+}
+
+impl Shared {
+    /// Moves the mark beside the ledger to where it was signed.
+    pub(crate) fn set_mark(&self, mark: Option<Mark>) {
+        if let Some(mark) = mark
+            && let Err(error) = self.home.set_mark(&mark)
+        {
+            tracing::error!(%error, "the mark beside the ledger could not be moved");
+        }
+    }
+
+    pub(crate) fn new(home: Home, id: String, keys: Keys) -> Arc<Self> {
+        let (definitions, ahead, reads) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead, reads })
+    }
+
+    pub(crate) fn keys(&self) -> Arc<Keys> {
+        Arc::clone(&lock(&self.keys))
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
