@@ -114,7 +114,11 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
                 Err(error) => found.say("configuration", Health::Ill, format!("it does not load\n{}", error.render(false))),
                 Ok(agents) => {
                     let rules: usize = agents.iter().map(|agent| agent.enforced_rules().count()).sum();
-                    found.say("configuration", Health::Well, format!("{files} ({rules} enforced)"));
+                    found.say(
+                        "configuration",
+                        Health::Well,
+                        format!("{files} ({} enforced)", super::ledger::counted(rules as u64, "rule")),
+                    );
                     // One that takes any argument can be asked anything.
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
                     let tool =

@@ -30,7 +30,7 @@ pub(crate) struct InitArgs {
     dry_run: bool,
 }
 
-/// Take toolgate's hooks out of a client's settings again.
+/// Take toolgate out of a client's settings again: its hooks, or its server, and put back what stood there before.
 #[derive(clap::Args)]
 #[command(
     after_help = "The configuration and the ledger stay.\n\nExamples:\n  toolgate eject                            out of every client of this project\n  toolgate eject --for claude-code --user   out of the user's own settings\n  toolgate eject --dry-run                  only show what would change"

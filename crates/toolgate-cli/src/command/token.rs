@@ -35,7 +35,10 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     writeln!(out, "{BOLD}{token}{BOLD:#}")?;
-    writeln!(out, "{DIM}it is not shown again; give it to the client, and this to the configuration:{DIM:#}\n")?;
+    writeln!(
+        out,
+        "{DIM}it is not shown again; its client sends it as the header `Authorization: Bearer TOKEN`. This goes into toolgate.toml:{DIM:#}\n"
+    )?;
     writeln!(out, "[[gateway.tokens]]\nprincipal = {}\nsha256 = \"{digest}\"", json!(args.principal))?;
     if let Some(agents) = &args.agents {
         writeln!(out, "agents = {}", json!(agents))?;

@@ -89,6 +89,7 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
         Ok::<_, io::Error>((health, (undeclared, offers, exposed)))
     })?;
     let (undeclared, offers, exposed) = exposed;
+    let hides = |upstream: &str| undeclared.iter().any(|(name, how)| name == upstream && *how == Undeclared::Deny);
     let mut out = anstream::stdout().lock();
     if as_json {
         let tools = |name: &str| offers.iter().find(|(own, _)| own == name).map(|(_, tools)| tools.clone()).unwrap_or_default();
@@ -98,7 +99,7 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
                 let mut shown = json!(one);
                 let offered: Vec<Value> = tools(&one.name)
                     .into_iter()
-                    .map(|tool| json!({"tool": tool, "as": exposed.iter().filter(|e| e.upstream == one.name && e.tool == tool).map(|e| json!({"agent": e.agent, "name": e.name})).collect::<Vec<_>>()}))
+                    .map(|tool| json!({"tool": tool, "as": exposed.iter().filter(|e| e.upstream == one.name && e.tool == tool).map(|e| json!({"agent": e.agent, "name": e.name, "effect": e.effect, "declared": e.declared})).collect::<Vec<_>>()}))
                     .collect();
                 if let Some(fields) = shown.as_object_mut() {
                     fields.insert("offers".to_owned(), json!(offered));
@@ -114,21 +115,36 @@ fn list(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
                 Status::Starting => writeln!(out, "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet", one.name)?,
                 Status::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, clean(why))?,
             }
-            let mut table = Table::new(&["  tool", "offered as", "agent"]).cutting(1, 12);
+            let undeclared = match undeclared.iter().find(|(name, _)| *name == one.name).map(|(_, how)| how) {
+                Some(Undeclared::Ask) => "undeclared: asked about",
+                Some(Undeclared::Open) => "undeclared: let through",
+                _ => "undeclared: taken for a read",
+            };
+            let mut table = Table::new(&["  tool", "offered as", "agent", "effect"]).cutting(1, 12);
             for tool in offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools) {
                 let found: Vec<_> = exposed.iter().filter(|e| e.upstream == one.name && e.tool == *tool).collect();
                 if found.is_empty() {
-                    table.plain([format!("  {}", clean(tool)), "not offered: no table declares it".to_owned(), String::new()]);
+                    table.plain([
+                        format!("  {}", clean(tool)),
+                        "not offered: no table declares it".to_owned(),
+                        String::new(),
+                        String::new(),
+                    ]);
                 }
                 for exposed in found {
-                    table.plain([format!("  {}", clean(tool)), exposed.name.clone(), exposed.agent.clone()]);
+                    let effect = if exposed.declared { format!("{:?}", exposed.effect).to_lowercase() } else { undeclared.to_owned() };
+                    table.plain([format!("  {}", clean(tool)), exposed.name.clone(), exposed.agent.clone(), effect]);
                 }
             }
-            table.print(&mut out)?;
+            if offers.iter().any(|(own, tools)| *own == one.name && !tools.is_empty()) {
+                table.print(&mut out)?;
+            } else {
+                writeln!(out, "  {DIM}no tool of it was ever seen{DIM:#}")?;
+            }
             for change in &one.held {
                 writeln!(out, "  {RED}held back{RED:#} {}: {}", clean(&change.tool), why(change))?;
             }
-            if undeclared.iter().any(|(name, how)| *name == one.name && *how == Undeclared::Deny) {
+            if hides(&one.name) {
                 let hidden = offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
                 let hidden = hidden.filter(|tool| !exposed.iter().any(|e| e.upstream == one.name && e.tool == **tool)).count();
                 if hidden > 0 {

@@ -96,7 +96,8 @@ pub(super) async fn connect<H: ClientHandler>(
                 tokio::spawn(listen(stderr, hear));
             }
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST_LINE);
-            let service = serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| error.to_string())?;
+            let service =
+                serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
             Ok(Connection { service, child: Some(process) })
         }
         Reach::Url { url, headers, credentials, sse } => {
@@ -120,7 +121,7 @@ pub(super) async fn connect<H: ClientHandler>(
                 let transport = crate::sse::SseTransport::open(client, &url, custom, token).await?;
                 let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize)
                     .await
-                    .map_err(|error| error.to_string())?;
+                    .map_err(|error| super::plain::hello(&error))?;
                 return Ok(Connection { service, child: None });
             }
             let mut config = StreamableHttpClientTransportConfig::with_uri(url)
@@ -132,7 +133,8 @@ pub(super) async fn connect<H: ClientHandler>(
                 config = config.auth_header(token);
             }
             let transport = StreamableHttpClientTransport::with_client(client, config);
-            let service = serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| error.to_string())?;
+            let service =
+                serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
             Ok(Connection { service, child: None })
         }
     }

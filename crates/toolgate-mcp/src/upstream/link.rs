@@ -189,9 +189,15 @@ impl Link {
             let now = Timestamp::now();
             let next = now.checked_add(wait).unwrap_or(now);
             let why = self.with_last_words(why);
-            tracing::warn!(upstream = self.upstream.name, why, "an upstream is away");
             self.status.send_modify(|status| {
-                let since = if let Status::Down { since, .. } = status { *since } else { now };
+                let (since, news) = match status {
+                    Status::Down { since, why: before, .. } => (*since, *before != why),
+                    _ => (now, true),
+                };
+                // Said once, and again when it is another reason.
+                if news {
+                    tracing::warn!(upstream = self.upstream.name, why, "an upstream is away");
+                }
                 *status = Status::Down { since, why, next };
             });
             tokio::select! {
@@ -331,7 +337,7 @@ impl Link {
         let asked = tokio::time::timeout(limit, async {
             let info = peer.peer_info();
             let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
-            let said = |error: ServiceError| error.to_string();
+            let said = |error: ServiceError| super::plain::question(&error);
             let tools = if capabilities.tools.is_some() { peer.list_all_tools().await.map_err(said)? } else { Vec::new() };
             // Whoever claims to have prompts and resources and does not, has none.
             let brief = Duration::from_secs(8);

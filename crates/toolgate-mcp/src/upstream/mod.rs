@@ -5,6 +5,7 @@ mod handler;
 mod link;
 mod listen;
 mod pins;
+mod plain;
 mod route;
 mod scan;
 

@@ -338,3 +338,47 @@ async fn secrets_are_told_to_nobody_else() {
         assert!(!text.windows(secret.len()).any(|window| window == secret.as_bytes()), "{}", file.display());
     }
 }
+
+/// A server that says this to everybody.
+fn says(answer: &'static str) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/mcp", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 8 << 10]);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_an_upstream_is_away_is_told_in_plain_words() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let page = says("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi");
+    let locked = says("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    let lost = says("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    let config = format!(
+        "[upstreams.closed]\nurl = \"http://{closed}/mcp\"\n[upstreams.page]\nurl = \"{page}\"\n[upstreams.locked]\nurl = \"{locked}\"\n\
+         [upstreams.lost]\nurl = \"{lost}\"\n[upstreams.brief]\ncommand = \"/bin/true\"\n[upstreams.nowhere]\ncommand = \"/no/such/program\"\n"
+    );
+    let gate = Gate::open(&config).await;
+    let expected = [
+        ("closed", format!("http://{closed} cannot be reached: Connection refused (os error 111)")),
+        ("page", "it answers with text/html, which is no MCP; look at the path of `url`".to_owned()),
+        ("locked", "it answers with HTTP 401: it wants credentials, or others (`bearer`, `oauth` or `headers` of the upstream)".to_owned()),
+        ("lost", "it answers with HTTP 404: there is no MCP at this address; look at the path of `url`".to_owned()),
+        ("brief", "it ended, or closed its output, before it had said hello".to_owned()),
+        ("nowhere", "`/no/such/program` cannot be started: No such file or directory (os error 2)".to_owned()),
+    ];
+    for (name, words) in expected {
+        let health = gate.gateway.health().into_iter().find(|health| health.name == name).unwrap();
+        match health.status {
+            Status::Down { why, .. } => assert_eq!(why, words, "{name}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    gate.end().await;
+}

@@ -63,6 +63,10 @@ pub struct Exposed {
     pub upstream: String,
     /// What it is called there.
     pub tool: String,
+    /// What it does to the world, as far as somebody has said.
+    pub effect: Effect,
+    /// Whether a table declares it.
+    pub declared: bool,
 }
 
 /// The longest description that a model is given.
@@ -92,8 +96,9 @@ impl Config {
                         let Some(tool) = meant.cloned() else { continue };
                         self.connect(entry, &upstream, &tool, described, timed, backend);
                         entry.behind = Some(Behind::Mcp { upstream: upstream.clone(), tools: vec![tool.clone()], described, timed });
-                        let name = entry.tool.spec().name().to_owned();
-                        self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool });
+                        let spec = entry.tool.spec();
+                        let (name, effect) = (spec.name().to_owned(), spec.effect());
+                        self.exposed.push(Exposed { agent: declared.name.clone(), name, upstream, tool, effect, declared: true });
                     }
                     None => {}
                 }
@@ -198,6 +203,8 @@ impl Config {
                 name: legal.clone(),
                 upstream: upstream.name.clone(),
                 tool: remote.name.clone(),
+                effect: tool.spec().effect(),
+                declared: false,
             });
             let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
             let behind =
