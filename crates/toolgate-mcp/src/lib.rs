@@ -48,4 +48,4 @@ mod upstream;
 pub use child::enter_if_asked;
 pub use gateway::{Gateway, Options};
 pub use serve::Listening;
-pub use upstream::{Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};
+pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};

@@ -191,7 +191,7 @@ fn known<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Ups
 fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
     let mut changes = Vec::new();
     for upstream in known(config, wanted)? {
-        changes.extend(Pins::open(Some(pins), upstream)?.changes());
+        changes.extend(Pins::open(Some(pins), upstream)?.show()?);
     }
     let mut out = anstream::stdout().lock();
     if as_json {
@@ -220,11 +220,21 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
 }
 
 fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
-    let (mut done, mut held) = (Vec::new(), Vec::new());
+    let (mut done, mut held, mut unseen) = (Vec::new(), Vec::new(), Vec::new());
     for upstream in known(config, Some(upstream))? {
         let pins = Pins::open(Some(pins), upstream)?;
         held.extend(pins.changes().into_iter().map(|change| change.tool));
-        done.extend(pins.accept(tool)?);
+        let accepted = pins.accept(tool)?;
+        done.extend(accepted.tools);
+        unseen.extend(accepted.unseen);
+    }
+    // An upstream may have changed its mind while somebody was looking.
+    if !unseen.is_empty() {
+        return Err(io::Error::other(format!(
+            "{}: nobody was shown what it looks like now{}; look with `toolgate upstream diff`, then accept it",
+            clean(&unseen.join(", ")),
+            if done.is_empty() { String::new() } else { format!(" (accepted: {})", clean(&done.join(", "))) }
+        )));
     }
     // By the name that the upstream has for it.
     if let Some(tool) = tool

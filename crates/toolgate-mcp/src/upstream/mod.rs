@@ -19,7 +19,7 @@ use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
 
 pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
-pub use pins::{Change, Pins};
+pub use pins::{Accepted, Change, Pins};
 pub(crate) use route::{FromUpstream, Line};
 pub use scan::Suspicion;
 pub(crate) use scan::{is_invisible, is_plain};

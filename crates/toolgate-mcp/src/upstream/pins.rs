@@ -37,6 +37,9 @@ struct Pin {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     why: Vec<Suspicion>,
     first: Timestamp,
+    /// What a person was shown of it last, as a digest: only that can be accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shown: Option<Digest>,
     /// A person has looked at it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     looked_at: bool,
@@ -68,6 +71,29 @@ pub struct Change {
     /// What is odd about it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub why: Vec<Suspicion>,
+}
+
+/// What was accepted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// These tools.
+    pub tools: Vec<String>,
+    /// Tools that nobody was shown as they are now: see [`Pins::show`].
+    pub unseen: Vec<String>,
+}
+
+fn changes(known: &Known) -> Vec<Change> {
+    let written = |tool: &Tool| serde_json::to_value(tool).unwrap_or_default();
+    let one = |(name, pin): (&String, &Pin)| {
+        Some(Change {
+            upstream: known.upstream.clone(),
+            tool: name.clone(),
+            before: pin.accepted.as_ref().map(written),
+            now: written(pin.seen.as_ref()?),
+            why: pin.why.clone(),
+        })
+    };
+    known.tools.iter().filter_map(one).collect()
 }
 
 /// Everything about a tool that a model or a client goes by.
@@ -139,7 +165,15 @@ impl Pins {
                 None => {
                     let why = scan(tool);
                     let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
-                    Pin { accepted, seen, why, first: Timestamp::now(), known_digest: std::sync::OnceLock::new(), looked_at: false }
+                    Pin {
+                        accepted,
+                        seen,
+                        why,
+                        first: Timestamp::now(),
+                        shown: None,
+                        known_digest: std::sync::OnceLock::new(),
+                        looked_at: false,
+                    }
                 }
             };
             known.tools.insert(name, pin);
@@ -189,40 +223,45 @@ impl Pins {
     /// What is held back.
     #[must_use]
     pub fn changes(&self) -> Vec<Change> {
-        let known = self.lock();
-        let one = |(name, pin): (&String, &Pin)| {
-            let written = |tool: &Tool| serde_json::to_value(tool).unwrap_or_default();
-            Some(Change {
-                upstream: known.upstream.clone(),
-                tool: name.clone(),
-                before: pin.accepted.as_ref().map(written),
-                now: written(pin.seen.as_ref()?),
-                why: pin.why.clone(),
-            })
-        };
-        known.tools.iter().filter_map(one).collect()
+        changes(&self.lock())
     }
 
     /// Accepts tools as they look now: one, or all. Says which.
     ///
     /// # Errors
     /// It cannot be written down.
-    pub fn accept(&self, tool: Option<&str>) -> io::Result<Vec<String>> {
+    pub fn accept(&self, tool: Option<&str>) -> io::Result<Accepted> {
         let mut known = self.lock();
-        let mut done = Vec::new();
-        for (name, pin) in &mut known.tools {
-            if tool.is_none_or(|tool| tool == name)
-                && let Some(seen) = pin.seen.take()
-            {
-                pin.accepted = Some(seen);
-                pin.known_digest.take();
-                pin.why.clear();
-                pin.looked_at = true;
-                done.push(name.clone());
+        let mut accepted = Accepted::default();
+        for (name, pin) in known.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name)) {
+            let Some(seen) = &pin.seen else { continue };
+            if pin.shown != Some(digest(seen)) {
+                accepted.unseen.push(name.clone());
+                continue;
             }
+            pin.accepted = pin.seen.take();
+            pin.known_digest.take();
+            pin.why.clear();
+            pin.looked_at = true;
+            accepted.tools.push(name.clone());
         }
         self.write(&known)?;
-        Ok(done)
+        Ok(accepted)
+    }
+
+    /// What is held back, shown to a person: only what was shown can be accepted.
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    pub fn show(&self) -> io::Result<Vec<Change>> {
+        // What is shown is what is noted as shown, whatever the upstream says meanwhile.
+        let mut known = self.lock();
+        let changes = changes(&known);
+        for pin in known.tools.values_mut() {
+            pin.shown = pin.seen.as_ref().map(digest);
+        }
+        self.write(&known)?;
+        Ok(changes)
     }
 
     fn keep(&self, known: &Known) {

@@ -239,7 +239,10 @@ async fn restarted_on_another_version() {
     // Somebody looks at it and finds it fine.
     let upstream = toolgate::config::Config::parse("toolgate.toml", &text).upstreams.into_iter().find(|one| one.name == "ill").unwrap();
     let pins = toolgate_mcp::Pins::open(Some(&gate.pins()), &upstream).unwrap();
-    assert_eq!(pins.accept(Some("echo")).unwrap(), ["echo"]);
+    // What nobody was shown cannot be accepted.
+    assert_eq!(pins.accept(Some("echo")).unwrap().unseen, ["echo"]);
+    assert_eq!(pins.show().unwrap().len(), 1);
+    assert_eq!(pins.accept(Some("echo")).unwrap().tools, ["echo"]);
     gate.reload(&text).await.unwrap();
     assert_eq!(client.in_session("d").code("ill_echo", json!({"text": "x"})).await, "ok");
     assert!(client.tools().await.contains(&"ill_extra".to_owned()));
