@@ -26,5 +26,5 @@ INSERT INTO claims_by_number (call, session, state, owner, lease, effect, intent
     SELECT call, session, state, owner, lease, effect, intent, charges, used, draft, outcome, ended, client, pass FROM claims ORDER BY call;
 DROP TABLE claims;
 ALTER TABLE claims_by_number RENAME TO claims;
-CREATE INDEX claims_unsettled ON claims (lease) WHERE state <> 'settled';
+CREATE INDEX claims_unsettled ON claims (state, lease) WHERE state <> 'settled';
 CREATE INDEX claims_kept ON claims (session, client, call) WHERE pass IS NOT NULL;

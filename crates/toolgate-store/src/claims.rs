@@ -16,7 +16,7 @@ use crate::home::Home;
 use crate::keys::Keys;
 use crate::ledger::{self, digest, nanos};
 use crate::session::{Session, time};
-use crate::tx::{Tx, lock};
+use crate::tx::Tx;
 
 fn window(window: Option<SignedDuration>) -> i64 {
     window.map_or(-1, |window| i64::try_from(window.as_nanos()).unwrap_or(i64::MAX).max(0))
@@ -98,7 +98,7 @@ pub(crate) type Reserved = (usize, i64, Charge);
 
 /// Settles what a read has reserved, if it is one of this process.
 pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>) -> Done<bool> {
-    let Some(reserved) = lock(&tx.shared.reads).remove(&call) else { return Ok(false) };
+    let Some(reserved) = tx.take_read(call, None) else { return Ok(false) };
     for (n, at, charge) in reserved {
         let actual = settle.amount(&charge, spent);
         if actual != charge.amount {
@@ -259,7 +259,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     }
     if !intent.effect && intent.recall.is_empty() && intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner) {
         let reserved = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge.clone())).collect();
-        lock(&tx.shared.reads).insert(intent.call, reserved);
+        tx.take_read(intent.call, Some(reserved));
         return Ok(());
     }
     for key in &intent.recall {
@@ -443,6 +443,7 @@ pub(crate) fn settle(
 
 pub(crate) fn append_row(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
     let mut session = Session::find_or_make(tx.sql, &row.key)?;
+    session.catch_up(tx, &row.key);
     let body = ledger::text(row)?;
     let appended = ledger::append(tx, &mut session, row, &body)?;
     session.save(tx.sql)?;

@@ -19,6 +19,8 @@ use crate::writer::{Job, Work};
 /// How many rows, and how long, may go without a signature.
 const ROWS: u64 = 1_000;
 const TIME: Duration = Duration::from_secs(1);
+/// How many transactions without a sync go into the log before it is put into the file.
+const LOOSE: u64 = 4_000;
 /// How many bytes of log those who make one call may leave to the next.
 const LOG: u64 = 256 << 10;
 
@@ -44,6 +46,10 @@ pub(crate) struct Pen {
     last: Option<Tip>,
     /// Whether the connection waits for the disk, as far as it was told.
     durable: Option<bool>,
+    /// A transaction is open, for what is written next.
+    begun: bool,
+    /// How many transactions were written since the last one that was synced.
+    loose: u64,
 }
 
 /// Signs where the ledger stands. What cannot be signed is signed later: the rows are worth more.
@@ -65,7 +71,18 @@ fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
 
 impl Pen {
     pub(crate) fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
-        Self { alone, sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, durable: None }
+        Self {
+            alone,
+            sql,
+            shared,
+            configs: HashSet::new(),
+            unsigned,
+            signed_at: Instant::now(),
+            last: None,
+            durable: None,
+            begun: false,
+            loose: 0,
+        }
     }
 
     pub(crate) fn is_to_sign(&self) -> bool {
@@ -128,7 +145,8 @@ impl Pen {
         if began.is_ok() && waits.is_err() {
             self.roll_back();
         }
-        began.is_ok() && waits.is_ok()
+        self.begun = began.is_ok() && waits.is_ok();
+        self.begun
     }
 
     /// Puts the log into the file when it has grown long, unless somebody is at work: whoever opens it next, with nobody else there,
@@ -152,9 +170,11 @@ impl Pen {
     }
 
     fn begin(&mut self, durable: bool) -> Done<()> {
-        if !self.sql.is_autocommit() {
+        if std::mem::take(&mut self.begun) {
             return Ok(());
         }
+        // Whatever somebody has left open is not ours to go on with.
+        self.roll_back();
         if self.durable != Some(durable) {
             self.durable = None;
             // Putting the log into the file takes long: that is for whoever waits for the disk anyway.
@@ -177,31 +197,34 @@ impl Pen {
         if self.last != Some(tip) {
             self.is_the_same_ledger()?;
         }
-        let began = tip.seq;
-        let mut tx = Tx { sql: &self.sql, shared: &self.shared, tip, configs: &mut self.configs };
-        for (work, refused) in work.iter_mut() {
-            let before = tx.tip;
-            tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
-            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(&mut tx)))
-                .unwrap_or_else(|_| Err(Fault::Said("the store panicked".to_owned())));
-            if let Err(fault) = ran {
-                // Some faults end the whole transaction, and everybody in it must know.
-                if tx.sql.is_autocommit() {
-                    return Err(fault);
-                }
-                tx.sql.prepare_cached("ROLLBACK TO job")?.execute([])?;
-                tx.tip = before;
-                // What was stored in between may not be.
-                tx.configs.clear();
-                *refused = Some(fault.into());
-            }
-            tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+        let mut tx = Tx::new(&self.sql, &self.shared, tip, &mut self.configs);
+        let mut written = write_all(&mut tx, work, sign);
+        if written.is_ok()
+            && let Err(error) = tx.sql.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]))
+        {
+            written = Err(error.into());
         }
-        let mark = if sign { signed_tip(&mut tx)? } else { None };
-        let (rows, last) = (tx.tip.seq - began, tx.tip);
-        self.sql.prepare_cached("COMMIT")?.execute([])?;
+        if written.is_err() {
+            tx.unwind(0);
+        }
+        let last = tx.tip;
+        let mark = written?;
         self.last = Some(last);
-        Ok((rows, mark))
+        self.loose = if durable { 0 } else { self.loose + 1 };
+        Ok((last.seq - tip.seq, mark))
+    }
+
+    /// Whether much was written since the log was last put into the file.
+    pub(crate) fn is_loose(&self) -> bool {
+        self.loose >= LOOSE
+    }
+
+    /// Puts what is in the log into the file, as far as nobody reads it.
+    pub(crate) fn tie(&mut self) {
+        self.loose = 0;
+        if let Err(error) = self.sql.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+            tracing::error!(%error, "the log of the ledger could not be put into its file");
+        }
     }
 
     /// Whether the last row that this process knew is still there, or was pruned. Somebody may have cut it off since.
@@ -225,13 +248,37 @@ impl Pen {
     }
 }
 
+/// Everything that is to be written, each so that it takes no other with it.
+fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], sign: bool) -> Done<Option<Mark>> {
+    for (work, refused) in work.iter_mut() {
+        let (before, done) = (tx.tip, tx.done());
+        tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(tx)))
+            .unwrap_or_else(|_| Err(Fault::Said("the store panicked".to_owned())));
+        if let Err(fault) = ran {
+            // Some faults end the whole transaction, and everybody in it must know.
+            if tx.sql.is_autocommit() {
+                return Err(fault);
+            }
+            tx.sql.prepare_cached("ROLLBACK TO job")?.execute([])?;
+            tx.tip = before;
+            tx.unwind(done);
+            // What was stored in between may not be.
+            tx.configs.clear();
+            *refused = Some(fault.into());
+        }
+        tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+    }
+    if sign { signed_tip(tx) } else { Ok(None) }
+}
+
 /// Before anything else is written: what died with its process is pending, and the ledger says so. Says how many rows are
 /// not signed yet.
 pub(crate) fn sweep(sql: &Connection, shared: &Shared, now: Timestamp) -> Done<u64> {
     sql.execute_batch("BEGIN IMMEDIATE")?;
     let swept = (|| -> Done<u64> {
         let mut configs = HashSet::new();
-        let mut tx = Tx { sql, shared, tip: ledger::tip(sql)?, configs: &mut configs };
+        let mut tx = Tx::new(sql, shared, ledger::tip(sql)?, &mut configs);
         crate::claims::sweep(&mut tx, now)?;
         let signed: Option<i64> = sql.query_row("SELECT max(seq) FROM checkpoints", [], |row| row.get(0))?;
         Ok(tx.tip.seq.saturating_sub(signed.map_or(0, ledger::unsigned)))

@@ -82,7 +82,7 @@ impl Session {
 
     /// Counts the calls that have come to it and were not counted yet: it is about to be saved. Says whether there were any.
     pub(crate) fn catch_up(&mut self, tx: &Tx<'_>, key: &SessionKey) -> bool {
-        let ahead = lock(&tx.shared.ahead).remove(key);
+        let ahead = tx.take_ahead(key, None);
         self.count(ahead.as_deref().unwrap_or_default());
         ahead.is_some()
     }
@@ -105,11 +105,12 @@ impl Session {
             session.save(tx.sql)?;
             return Ok((session, opened));
         };
-        let mut ahead = lock(&tx.shared.ahead);
-        if let Some(call) = call {
-            ahead.entry(key.clone()).or_default().push(call);
+        let mut ahead = lock(&tx.shared.ahead).get(key).cloned().unwrap_or_default();
+        ahead.extend(call);
+        session.count(&ahead);
+        if call.is_some() {
+            tx.take_ahead(key, Some(ahead));
         }
-        session.count(ahead.get(key).map(Vec::as_slice).unwrap_or_default());
         Ok((session, opened))
     }
 

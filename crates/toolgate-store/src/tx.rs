@@ -1,5 +1,6 @@
 //! What a transaction works with, and what everybody knows.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +22,58 @@ pub(crate) struct Tx<'c> {
     /// Where the ledger ends.
     pub(crate) tip: Tip,
     pub(crate) configs: &'c mut HashSet<Digest>,
+    /// How what is kept in memory was before: it goes back with what is rolled back.
+    undo: RefCell<Vec<Undo>>,
+}
+
+/// Something in memory, as it was.
+enum Undo {
+    Ahead(SessionKey, Option<Vec<Counted>>),
+    Reads(CallId, Option<Vec<Reserved>>),
+}
+
+impl<'c> Tx<'c> {
+    pub(crate) fn new(sql: &'c Connection, shared: &'c Shared, tip: Tip, configs: &'c mut HashSet<Digest>) -> Self {
+        Self { sql, shared, tip, configs, undo: RefCell::default() }
+    }
+
+    /// The calls that have come to a session and are not counted yet; those given are left instead.
+    pub(crate) fn take_ahead(&self, key: &SessionKey, left: Option<Vec<Counted>>) -> Option<Vec<Counted>> {
+        let before = put(&mut lock(&self.shared.ahead), key, left);
+        self.undo.borrow_mut().push(Undo::Ahead(key.clone(), before.clone()));
+        before
+    }
+
+    /// What a read has reserved; what is given is noted instead.
+    pub(crate) fn take_read(&self, call: CallId, left: Option<Vec<Reserved>>) -> Option<Vec<Reserved>> {
+        let before = put(&mut lock(&self.shared.reads), &call, left);
+        self.undo.borrow_mut().push(Undo::Reads(call, before.clone()));
+        before
+    }
+
+    /// How much could be undone.
+    pub(crate) fn done(&self) -> usize {
+        self.undo.borrow().len()
+    }
+
+    /// Puts back what was changed in memory since so much was done.
+    pub(crate) fn unwind(&self, to: usize) {
+        let mut undo = self.undo.borrow_mut();
+        while undo.len() > to {
+            match undo.pop() {
+                Some(Undo::Ahead(key, before)) => drop(put(&mut lock(&self.shared.ahead), &key, before)),
+                Some(Undo::Reads(call, before)) => drop(put(&mut lock(&self.shared.reads), &call, before)),
+                None => {}
+            }
+        }
+    }
+}
+
+fn put<K: std::hash::Hash + Eq + Clone, V>(map: &mut HashMap<K, V>, key: &K, value: Option<V>) -> Option<V> {
+    match value {
+        Some(value) => map.insert(key.clone(), value),
+        None => map.remove(key),
+    }
 }
 
 impl Tx<'_> {

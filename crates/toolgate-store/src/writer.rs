@@ -15,8 +15,9 @@ use crate::fault::Done;
 use crate::pen::Pen;
 use crate::tx::{Shared, Tx, lock};
 
-/// Most that goes into one transaction.
+/// Most that goes into one transaction; and most of it that somebody writes who only came for a job of its own.
 const MOST: usize = 512;
+const MOST_HERE: usize = 64;
 /// Something to write.
 pub(crate) trait Work: Send {
     fn run(&mut self, tx: &mut Tx<'_>) -> Done<()>;
@@ -120,24 +121,30 @@ impl Desk {
     }
 
     fn call_thread(&self) {
-        lock(&self.tray).rung = true;
-        self.ring.notify_one();
+        if !self.alone {
+            lock(&self.tray).rung = true;
+            self.ring.notify_one();
+        }
     }
 
     /// What waits, as far as it goes into one transaction. Nothing, where somebody must wait for the disk and `may_wait` is
     /// false: then all of it is the thread's, which was rung for.
     fn take(&self, may_wait: bool) -> Vec<Job> {
         let mut tray = lock(&self.tray);
-        if !may_wait && tray.jobs.iter().take(MOST).any(|job| job.durable) {
+        let most = tray.jobs.len().min(if may_wait { MOST } else { MOST_HERE });
+        if !may_wait && tray.jobs.iter().take(most).any(|job| job.durable) {
             return Vec::new();
         }
-        let most = tray.jobs.len().min(MOST);
         tray.jobs.drain(..most).collect()
     }
 
     /// Writes what waits, unless somebody is at it: whoever that is looks again afterwards.
     fn write_here(&self) {
-        for _ in 0..TURNS {
+        for turn in 0.. {
+            // Where there is no thread, whoever is at it stays at it.
+            if turn == TURNS && !self.alone {
+                break;
+            }
             let Some(mut pen) = self.pen() else { return };
             let jobs = self.take(self.alone);
             if !jobs.is_empty() {
@@ -153,7 +160,7 @@ impl Desk {
                 self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
                 pen.shared.set_mark(written.mark);
                 // The thread signs, a while after the first row, or when there are many.
-                if !self.alone && pen.unsigned > 0 && (quiet || pen.is_to_sign()) {
+                if (pen.unsigned > 0 && (quiet || pen.is_to_sign())) || pen.is_loose() {
                     self.call_thread();
                 }
             }
@@ -184,13 +191,16 @@ impl Desk {
             // What comes in while the disk is waited for goes into the next transaction.
             let mut pen = lock(&self.pen);
             let jobs = self.take(true);
-            if !jobs.is_empty() || pen.is_to_sign() {
+            if !jobs.is_empty() || (!closed && pen.is_to_sign()) {
                 let written = pen.write(jobs, true);
                 let shared = Arc::clone(&pen.shared);
-                // Others write on while the mark is moved.
+                // Others write on while the mark is moved, and those who have found this at work do not wait for it.
                 drop(pen);
                 self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
+                self.write_here();
                 shared.set_mark(written.mark);
+            } else if pen.is_loose() {
+                pen.tie();
             } else if closed {
                 return pen.sign();
             }
@@ -203,7 +213,10 @@ impl Writer {
     pub(crate) fn start(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> std::io::Result<Self> {
         let desk = Arc::new(Desk::new(false, sql, shared, unsigned));
         let kept = Arc::clone(&desk);
-        let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || kept.keep())?;
+        let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
+            let _ended = Ended(&kept);
+            kept.keep();
+        })?;
         Ok(Self { desk, thread: Mutex::new(Some(thread)) })
     }
 
@@ -219,14 +232,10 @@ impl Writer {
 
     /// Reads a little with the connection that writes, which remembers what it wrote, unless somebody writes.
     pub(crate) fn glance<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
+        // Somebody may come and find it busy.
+        let _looks = LooksAgain(&self.desk);
         let Some(pen) = self.desk.pen() else { return Err(f) };
-        let found = f(&pen.sql, &pen.shared);
-        drop(pen);
-        // Somebody may have come and found it busy.
-        if !lock(&self.desk.tray).is_settled() {
-            self.desk.write_here();
-        }
-        Ok(found)
+        Ok(f(&pen.sql, &pen.shared))
     }
 
     pub(crate) fn is_here(&self) -> bool {
@@ -264,13 +273,38 @@ impl Writer {
         } else if !durable {
             // What needs no sync is written here, before another thread would have woken up. Whoever else is ready comes first: it
             // goes into the same transaction.
+            let left = LooksAgain(&self.desk);
             tokio::task::yield_now().await;
-            if let Ok(written) = answer.try_recv() {
-                return written;
+            drop(left);
+            match answer.try_recv() {
+                Ok(written) => return written,
+                Err(oneshot::error::TryRecvError::Closed) => return Err(gone()),
+                Err(oneshot::error::TryRecvError::Empty) => {}
             }
-            self.desk.write_here();
         }
         answer.await.map_err(|_| gone())?
+    }
+}
+
+/// Whoever has had the pen, or has left something, looks into the tray before it goes, whatever makes it go.
+struct LooksAgain<'d>(&'d Desk);
+
+impl Drop for LooksAgain<'_> {
+    fn drop(&mut self) {
+        if !lock(&self.0.tray).is_settled() {
+            self.0.write_here();
+        }
+    }
+}
+
+/// The thread is gone: nobody waits for it any more.
+struct Ended<'d>(&'d Desk);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut tray = lock(&self.0.tray);
+        tray.closed = true;
+        tray.jobs.clear();
     }
 }
 
@@ -287,5 +321,100 @@ impl Drop for Writer {
                 pen.shorten_log();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use toolgate::CallId;
+
+    use super::*;
+    use crate::fault::Fault;
+    use crate::home::Home;
+
+    fn writer(directory: &std::path::Path) -> (Writer, Arc<Shared>) {
+        let sql = crate::open::writing(&directory.join("ledger.db")).unwrap();
+        let state = directory.join("state");
+        drop(Home::door(&state).unwrap());
+        let home = Home::enter(&state).unwrap();
+        let (id, keys) = crate::open::acquaint(&sql, &home).unwrap();
+        let shared = Shared::new(home, id, keys);
+        (Writer::start(sql, Arc::clone(&shared), 0).unwrap(), shared)
+    }
+
+    #[tokio::test]
+    async fn what_is_rolled_back_is_forgotten_in_memory_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let (writer, shared) = writer(directory.path());
+        let call = CallId::from_bytes([7; 16]);
+        let kept = CallId::from_bytes([8; 16]);
+        writer.write(false, move |tx| Ok(drop(tx.take_read(kept, Some(Vec::new()))))).await.unwrap();
+        let failed = writer
+            .write(false, move |tx| -> Done<()> {
+                tx.take_read(call, Some(Vec::new()));
+                tx.take_read(kept, None);
+                Err(Fault::Said("no".to_owned()))
+            })
+            .await;
+        assert!(failed.is_err());
+        let reads: Vec<CallId> = lock(&shared.reads).keys().copied().collect();
+        assert_eq!(reads, [kept]);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_cannot_sign_can_be_closed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (writer, _) = writer(directory.path());
+        writer
+            .write(true, |tx| {
+                tx.sql.execute("UPDATE meta SET value = 'gone' WHERE name = 'key'", [])?;
+                Ok(())
+            })
+            .await
+            .unwrap();
+        lock(&writer.desk.pen).unsigned = 5_000;
+        let (told, closed) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(writer);
+            let _ = told.send(());
+        });
+        assert!(closed.recv_timeout(Duration::from_secs(20)).is_ok(), "it never ends");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn everybody_is_answered_whoever_is_at_it_and_whoever_hangs_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let (writer, _) = writer(directory.path());
+        let writer = Arc::new(writer);
+        let mut tasks = Vec::new();
+        for n in 0..64_u32 {
+            let writer = Arc::clone(&writer);
+            tasks.push(tokio::spawn(async move {
+                for turn in 0..50 {
+                    let write = writer.write((n + turn) % 7 == 0, |tx| {
+                        tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", [])?;
+                        Ok(())
+                    });
+                    // Some do not wait for the end.
+                    if (n + turn) % 11 == 0 {
+                        let _ = tokio::time::timeout(Duration::from_micros(20), write).await;
+                    } else {
+                        write.await.unwrap();
+                    }
+                    let _ = writer.glance(|sql, _| Ok(sql.query_row("SELECT count(*) FROM meta", [], |row| row.get::<_, i64>(0))?));
+                }
+            }));
+        }
+        for task in tasks {
+            tokio::time::timeout(Duration::from_secs(60), task).await.expect("somebody was never answered").unwrap();
+        }
+        // What somebody left who did not wait is written all the same.
+        for _ in 0..200 {
+            if lock(&writer.desk.tray).jobs.is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("something was left");
     }
 }

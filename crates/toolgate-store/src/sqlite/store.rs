@@ -409,6 +409,7 @@ impl Store for SqliteStore {
 
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
         self.write(true, move |tx| {
+            claims::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
             let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
             if ledger::has(tx.sql, &row.call)? {
                 // It was given up meanwhile, and this is how it really ended.
