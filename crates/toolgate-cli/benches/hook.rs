@@ -108,7 +108,7 @@ impl World {
     }
 
     fn hook(&self, config: &Path) -> Command {
-        let mut command = self.command(env!("CARGO_BIN_EXE_toolgate"), &["hook", "--config", config.to_str().unwrap()]);
+        let mut command = self.command(env!("CARGO_BIN_EXE_toolgate-hook"), &["--config", config.to_str().unwrap()]);
         // What is read once is kept ready; a file that has just been written is not.
         once(&mut command, 2_000_000);
         std::thread::sleep(Duration::from_millis(1_100));
@@ -209,7 +209,7 @@ fn main() {
     let mut commands = [
         world.command("/bin/true", &[]),
         world.hook(&plain),
-        world.command(env!("CARGO_BIN_EXE_toolgate-hook"), &["--socket", "hook.sock"]),
+        world.command(env!("CARGO_BIN_EXE_toolgate-ask"), &["--socket", "hook.sock"]),
         world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
         world.hook(&ruled),
         world.hook(&aged),
@@ -218,7 +218,7 @@ fn main() {
     let [nothing, hook, asked, python, ruled, aged] = took[..] else { return };
     write(vec![
         line("hook_process", hook, nothing, "a call judged and claimed durably, from start to exit; floor: `/bin/true`"),
-        line("hook_service", asked, nothing, "the same, asked of a service by `toolgate-hook`; floor: `/bin/true`"),
+        line("hook_service", asked, nothing, "the same, asked of a service by `toolgate-ask`; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: ours, so the ratio says how much slower Python is"),
         line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),
         line("hook_1m_rows", aged, hook, "on a ledger of 1,000,000 rows; floor: on a new one"),

@@ -95,13 +95,14 @@ impl Client {
     fn entry(self, program: &str) -> CstInputValue {
         let text = |text: &str| CstInputValue::String(text.to_owned());
         let pair = |key: &str, value: CstInputValue| (key.to_owned(), value);
-        let line = format!("{} hook --client {}", quoted(program), self.name());
+        let words: &[&str] = if is_hook(program) { &["--client"] } else { &["hook", "--client"] };
+        let line = format!("{} {} {}", quoted(program), words.join(" "), self.name());
         let seconds = CstInputValue::Number("10".to_owned());
         CstInputValue::Object(match self {
             Self::ClaudeCode => vec![
                 pair("type", text("command")),
                 pair("command", text(program)),
-                pair("args", CstInputValue::Array(["hook", "--client", self.name()].into_iter().map(text).collect())),
+                pair("args", CstInputValue::Array(words.iter().copied().chain([self.name()]).map(text).collect())),
                 pair("timeout", seconds),
                 pair("onFailure", text("block")),
             ],
@@ -185,6 +186,18 @@ pub(crate) fn ended(root: &CstRootNode) -> String {
     if text.ends_with('\n') { text } else { format!("{text}\n") }
 }
 
+/// Whether a program is one that is only there for hooks.
+pub(crate) fn is_hook(program: &str) -> bool {
+    Path::new(program).file_name().is_some_and(|name| name == "toolgate-hook" || name == "toolgate-ask")
+}
+
+/// The program that clients start for hooks: the small one, where it stands beside this one.
+pub(crate) fn hook_program() -> io::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let small = own.with_file_name("toolgate-hook");
+    Ok(if small.is_file() { small } else { own })
+}
+
 /// The program of an entry, if it is toolgate.
 fn program(entry: &Value) -> Option<String> {
     let command = entry.get("command")?.as_str()?;
@@ -196,7 +209,7 @@ fn program(entry: &Value) -> Option<String> {
             None => command.split_whitespace().next()?.to_owned(),
         },
     };
-    if Path::new(&program).file_name().is_some_and(|name| name == "toolgate-hook") {
+    if is_hook(&program) {
         return Some(program);
     }
     let hooks = match args {

@@ -122,7 +122,8 @@ impl Telling {
         let heard = Targets::new()
             .with_default(tracing::Level::WARN.min(level))
             .with_target("toolgate", level)
-            .with_target("rmcp", tracing::level_filters::LevelFilter::OFF);
+            .with_target("rmcp", tracing::level_filters::LevelFilter::OFF)
+            .with_target("opentelemetry", tracing::level_filters::LevelFilter::OFF);
         let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
         // Somebody else listens already, and that is fine.
         let _ = tracing_subscriber::registry().with(telemetry.map(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();

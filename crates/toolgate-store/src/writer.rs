@@ -348,7 +348,7 @@ mod tests {
         let (writer, shared) = writer(directory.path());
         let call = CallId::from_bytes([7; 16]);
         let kept = CallId::from_bytes([8; 16]);
-        writer.write(false, move |tx| Ok(drop(tx.take_read(kept, Some(Vec::new()))))).await.unwrap();
+        writer.write(false, move |tx| Ok(tx.take_read(kept, Some(Vec::new())))).await.unwrap();
         let failed = writer
             .write(false, move |tx| -> Done<()> {
                 tx.take_read(call, Some(Vec::new()));

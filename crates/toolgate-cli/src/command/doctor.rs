@@ -14,7 +14,7 @@ use toolgate_mcp::{Gateway, Options, Starting, Status};
 use super::init::read;
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 use super::serve::{Served, pins};
-use crate::client::Client;
+use crate::client::{Client, is_hook};
 use crate::place::{self, InForce, State};
 use crate::servers;
 
@@ -337,8 +337,8 @@ fn registered(client: Client, path: &Path, entries: &[(String, String, Value)], 
     let mut wrong: Vec<String> = Vec::new();
     let same = |program: &str| {
         let (program, own) = (fs::canonicalize(program).unwrap_or_default(), fs::canonicalize(own).unwrap_or_default());
-        // The small one that asks a service stands beside this one.
-        program == own || (program.parent() == own.parent() && program.file_name().is_some_and(|name| name == "toolgate-hook"))
+        // The small ones stand beside this one.
+        program == own || (program.parent() == own.parent() && is_hook(&program.to_string_lossy()))
     };
     for (event, program, entry) in entries {
         if !Path::new(program).exists() {
@@ -364,10 +364,11 @@ fn registered(client: Client, path: &Path, entries: &[(String, String, Value)], 
         let args = entry.get("args").and_then(Value::as_array);
         let plain = |args: &Vec<Value>| {
             let words = args.iter().map(|word| word.as_str().unwrap_or_default().into());
-            super::hook::Args::quickly(words).is_some() || program.ends_with("toolgate-hook")
+            let read = if is_hook(program) { super::hook::Args::of_flags(words) } else { super::hook::Args::quickly(words) };
+            read.is_some()
         };
         if args.is_some_and(|args| !plain(args)) {
-            wrong.push(format!("{event} is started with other words than `hook`"));
+            wrong.push(format!("{event} is started with other words than `toolgate init` writes"));
         }
         if entry.get("timeout").is_some_and(|timeout| !timeout.is_number()) {
             wrong.push(format!("{event} has a `timeout` that is no number, so the client drops all hooks of this file"));

@@ -76,7 +76,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
             let after = match client {
                 Client::ClaudeDesktop => servers::with_toolgate(&before, &program, &config.display().to_string()).map_err(named)?,
-                _ => client.with_hooks(&before, &program).map_err(named)?,
+                _ => client.with_hooks(&before, &crate::client::hook_program()?.display().to_string()).map_err(named)?,
             };
             Some((path, before, after))
         }

@@ -85,8 +85,13 @@ impl Project {
     }
 
     pub(crate) fn run(&self, args: &[&str], input: &str) -> (i32, String, String) {
+        self.run_with(&[], args, input)
+    }
+
+    pub(crate) fn run_with(&self, variables: &[(&str, &str)], args: &[&str], input: &str) -> (i32, String, String) {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         self.environment(&mut command);
+        command.envs(variables.iter().copied());
         let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
@@ -99,7 +104,7 @@ impl Project {
         let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
         let text = one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
         let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
-        let text = one(r"[^ \x22']*/toolgate(['\x22 ,])", "TOOLGATE$1", &text);
+        let text = one(r"[^ \x22']*/toolgate(-hook)?(['\x22 ,])", "TOOLGATE$1$2", &text);
         one(r"in [0-9.]+(µs|ms|s)\b", "in LENGTH", &text)
     }
 
@@ -644,7 +649,7 @@ fn a_service_answers_in_another_process_and_reads_changes() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     let small = |event: &Value| {
-        let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
+        let mut command = std::process::Command::cargo_bin("toolgate-ask").unwrap();
         project.environment(&mut command);
         let mut child =
             command.args(["--socket", "hook.sock"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -107,12 +107,12 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
             let file = project.read("project/.claude/settings.json");
             let written: Value = serde_json::from_str(&file).unwrap();
             let program = written["hooks"]["PreToolUse"][0]["hooks"][0]["command"].as_str().unwrap();
-            edit(project, program, "/nowhere/toolgate");
+            edit(project, program, "/nowhere/toolgate-hook");
         }),
         ("only for some tools", |project| edit(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")),
         ("hooks are switched off", |project| edit(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
         ("hooks are switched off elsewhere", |project| project.write("project/.claude/settings.local.json", "{\"disableAllHooks\": true}")),
-        ("started with other words", |project| edit(project, "\"hook\", \"--client\"", "\"hook\", \"--help\", \"--client\"")),
+        ("started with other words", |project| edit(project, "[\"--client\"", "[\"--help\", \"--client\"")),
         ("not waited for", |project| edit(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")),
         ("a configuration for something else", |project| {
             project.write("project/toolgate.toml", "[tools.look]\neffect = \"read\"\n");

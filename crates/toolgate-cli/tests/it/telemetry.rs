@@ -105,12 +105,14 @@ fn calls_are_spans_of_the_trace_that_the_client_is_in() {
         named("execute_tool in_calc").into_iter().partition(|(_, span, _)| span.trace_id[..2] == [0x0a, 0xf7]);
     let [(service, span, about)] = of_trace.as_slice() else { panic!("{spans:#?}") };
     assert_eq!((service.as_str(), span.parent_span_id.as_slice()), ("toolgate", &[0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31][..]));
-    assert_eq!((about["gen_ai.tool.name"].as_str(), about["toolgate.decision"].as_str()), ("in_calc", "Succeeded"));
+    assert_eq!((about["gen_ai.tool.name"].as_str(), about["toolgate.decision"].as_str()), ("in_calc", "succeeded"));
     // The upstream is told whose child it is.
     let inner = named("execute_tool calc");
     let inner: Vec<_> = inner.iter().filter(|(_, inner, _)| inner.trace_id == span.trace_id).collect();
     let [(_, inner, _)] = inner.as_slice() else { panic!("{spans:#?}") };
     assert_eq!(inner.parent_span_id, span.span_id);
+    // The canary is nobody's call.
+    assert!(!spans.iter().any(|(_, _, about)| about["gen_ai.agent.name"] == "toolgate-canary"));
     // What was refused is there as well, and says so.
     let [(_, span, about)] = alone.as_slice() else { panic!("{spans:#?}") };
     assert_eq!((about["error.type"].as_str(), about["toolgate.gate"].as_str()), ("invalid_arguments", "validate"));
@@ -120,6 +122,22 @@ fn calls_are_spans_of_the_trace_that_the_client_is_in() {
 #[test]
 fn a_collector_that_is_away_is_told_and_stops_nothing() {
     let project = project("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://127.0.0.1:1\"\n");
-    let heard = talk(&project, &[call(2, "in_calc", json!({"expression": "1 + 1"}))]);
-    assert!(heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})), "{heard:?}");
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    let input = format!("{hello}\n{ready}\n{}\n", call(2, "in_calc", json!({"expression": "1 + 1"})));
+    let (code, stdout, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], &input);
+    assert!(code == 0 && stdout.contains("{\"result\":2}"), "{stdout}{stderr}");
+    let told: Vec<&str> = stderr.lines().filter(|line| line.contains("spans")).collect();
+    assert_eq!(told, [" WARN spans cannot be sent to http://127.0.0.1:1/v1/traces; they are dropped, calls go on"], "{stderr}");
+}
+
+#[test]
+fn who_wants_no_spans_gets_none() {
+    let collector = Collector::start();
+    let project = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
+    for (name, value) in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
+        let (code, ..) = project.run_with(&[(name, value)], &["serve", "--stdio", "--config", "toolgate.toml"], "");
+        assert_eq!(code, 0);
+    }
+    assert!(collector.heard.lock().unwrap().is_empty());
 }

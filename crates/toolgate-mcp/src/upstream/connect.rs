@@ -92,13 +92,19 @@ pub(super) async fn connect<H: ClientHandler>(
             let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let process = Process { group: child.id(), child };
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned()) };
-            if let Some(stderr) = stderr {
-                tokio::spawn(listen(stderr, hear));
-            }
+            let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST_LINE);
-            let service =
-                serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
-            Ok(Connection { service, child: Some(process) })
+            match serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await {
+                Ok(service) => Ok(Connection { service, child: Some(process) }),
+                Err(error) => {
+                    drop(process);
+                    // The last that it said may say why.
+                    if let Some(listening) = listening {
+                        let _ = tokio::time::timeout(Duration::from_millis(200), listening).await;
+                    }
+                    Err(super::plain::hello(&error))
+                }
+            }
         }
         Reach::Url { url, headers, credentials, sse } => {
             let url = url.resolve()?;

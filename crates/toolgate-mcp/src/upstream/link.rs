@@ -394,6 +394,8 @@ impl Link {
         let words: Vec<String> = std::mem::take(&mut *lock(&self.last_words)).into();
         let why = self.upstream.without_secrets(&why);
         match words.last().filter(|word| !word.is_empty()) {
+            // It never was: whoever was to start it says so.
+            Some(word) if word.starts_with('`') && word.contains("` cannot be started: ") => word.clone(),
             Some(word) => format!("{why} (it said: {})", word.chars().take(200).collect::<String>()),
             None => why,
         }

@@ -387,7 +387,7 @@ impl Toolgate {
     fn tell(&self, mut end: End, row: Arc<Row>, recorded: Option<Recorded>, trail: &Trail) -> Answer {
         let rule = row.rule.clone();
         trail.span.record("toolgate.gate", end.gate.name());
-        trail.span.record("toolgate.decision", tracing::field::debug(end.decision));
+        trail.span.record("toolgate.decision", end.decision.name());
         if let Outcome::Error(error) = &mut end.outcome {
             error.call_id = Some(trail.id);
             trail.span.record("error.type", &*error.code);

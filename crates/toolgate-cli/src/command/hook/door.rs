@@ -294,7 +294,7 @@ struct Protected {
 }
 
 /// Verbs that answer for a person, or switch toolgate off.
-const VERBS: [&str; 14] = [
+const VERBS: [&str; 15] = [
     "toolgate approvals approve",
     "toolgate approvals deny",
     "toolgate audit settle",
@@ -303,6 +303,7 @@ const VERBS: [&str; 14] = [
     "toolgate eject",
     "toolgate hook",
     "toolgate-hook",
+    "toolgate-ask",
     "toolgate init",
     "toolgate lint --fix",
     "toolgate pause",

@@ -57,15 +57,19 @@ pub(crate) struct Args {
 impl Args {
     /// Reads the command line where it is a plain one: `hook` and its flags, each with its value. No words at all, with
     /// something on standard input, are a client that left them out.
-    pub(crate) fn quickly(words: impl Iterator<Item = OsString>) -> Option<Self> {
+    pub(crate) fn quickly(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
+        match words.next() {
+            None if !std::io::stdin().is_terminal() => Self::of_flags(words),
+            Some(verb) if verb == "hook" => Self::of_flags(words),
+            _ => None,
+        }
+    }
+
+    /// Reads flags, each with its value.
+    pub(crate) fn of_flags(words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut words = words.map(|word| word.into_string().ok());
         let config = std::env::var_os("TOOLGATE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
         let mut args = Self { config, client: Client::ClaudeCode, agent: None, socket: None, serve: false };
-        match words.next() {
-            None if !std::io::stdin().is_terminal() => return Some(args),
-            Some(Some(verb)) if verb == "hook" => {}
-            _ => return None,
-        }
         while let Some(flag) = words.next() {
             let value = words.next()??;
             match flag?.as_str() {

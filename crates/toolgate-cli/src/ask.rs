@@ -1,4 +1,4 @@
-//! `toolgate-hook`: asks the service that `toolgate hook --serve` is, and starts as fast as a program can.
+//! `toolgate-ask`: asks the service that `toolgate hook --serve` is, and starts as fast as a program can.
 
 #[path = "command/hook/wire.rs"]
 mod wire;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 const HELP: &str = "Ask the service that `toolgate hook --serve` is.
 
-Usage: toolgate-hook --socket <PATH> [--client <CLIENT>] [--agent <AGENT>]
+Usage: toolgate-ask --socket <PATH> [--client <CLIENT>] [--agent <AGENT>]
 
 The event is read from standard input, as by `toolgate hook`. Exit code: 0 with a JSON answer, or 2: refused.
 ";
@@ -37,12 +37,12 @@ fn answer() -> Result<(u8, String), String> {
         if word == "--help" || word == "-h" {
             return Ok((0, HELP.to_owned()));
         }
-        let value = words.next().ok_or_else(|| format!("`{word}` wants a value; see `toolgate-hook --help`"))?;
+        let value = words.next().ok_or_else(|| format!("`{word}` wants a value; see `toolgate-ask --help`"))?;
         match word.as_str() {
             "--socket" => socket = Some(PathBuf::from(value)),
             "--client" => client = value,
             "--agent" => agent = value,
-            _ => return Err(format!("there is no `{word}`; see `toolgate-hook --help`")),
+            _ => return Err(format!("there is no `{word}`; see `toolgate-ask --help`")),
         }
     }
     let socket = socket.ok_or("say where the service listens, with `--socket`")?;
