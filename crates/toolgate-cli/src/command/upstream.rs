@@ -17,7 +17,7 @@ use crate::place::State;
 /// looked at it.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate upstream list                     ask all of them what they offer\n  toolgate upstream diff                     what is held back, and why\n  toolgate upstream accept git git_commit    it is fine as it is now"
+    after_help = "Examples:\n  toolgate upstream list                     ask all of them what they offer\n  toolgate upstream diff                     what is held back, and why\n  toolgate upstream accept git git_commit    it is fine as it was shown"
 )]
 pub(crate) struct Args {
     /// The configuration. Without it: what is in force here.
@@ -42,7 +42,7 @@ enum Verb {
         /// Only of this one.
         upstream: Option<String>,
     },
-    /// Accept tools as they look now.
+    /// Accept tools as `diff` last showed them.
     #[command(
         after_help = "Examples:\n  toolgate upstream accept git               all that is held back of it\n  toolgate upstream accept git git_commit    one tool"
     )]
