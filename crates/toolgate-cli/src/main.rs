@@ -86,7 +86,9 @@ fn main() -> ExitCode {
         return command::hook::run(&args);
     }
     let cli = Cli::parse();
-    let telling = Telling { quiet: cli.quiet, verbose: cli.verbose };
+    // Who asks how upstreams are is told by the answer.
+    let asks = matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) && cli.verbose == 0;
+    let telling = Telling { quiet: cli.quiet || asks, verbose: cli.verbose };
     // Who serves reads first whom else to tell.
     if !matches!(cli.verb, Verb::Serve(_)) {
         telling.begin(None);
@@ -105,7 +107,7 @@ fn main() -> ExitCode {
 /// How much is told.
 #[derive(Clone, Copy)]
 pub(crate) struct Telling {
-    quiet: bool,
+    pub(crate) quiet: bool,
     verbose: u8,
 }
 

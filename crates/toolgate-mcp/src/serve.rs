@@ -16,6 +16,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use opentelemetry::trace::FutureExt as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
@@ -263,6 +264,7 @@ impl Http {
                 let body: Value =
                     serde_json::from_slice(&body).map_err(|_| refusal(StatusCode::BAD_REQUEST, "the body is no JSON", None))?;
                 crate::api::call(&running, verb, &caller, &parts, body)
+                    .with_context(crate::trace::of_headers(&parts))
                     .await
                     .map(|answer| json_answer(StatusCode::OK, &answer))
                     .map_err(|(status, why)| refusal(status, &why, None))

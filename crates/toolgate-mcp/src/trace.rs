@@ -16,8 +16,20 @@ struct From<'r>(&'r RequestContext<RoleServer>);
 
 impl Extractor for From<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        let header = || self.0.extensions.get::<Parts>().and_then(|parts| parts.headers.get(key)).and_then(|value| value.to_str().ok());
-        self.0.meta.get(key).and_then(Value::as_str).or_else(header)
+        let parts = self.0.extensions.get::<Parts>();
+        self.0.meta.get(key).and_then(Value::as_str).or_else(|| parts.and_then(|parts| parts.headers.get(key)?.to_str().ok()))
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        FIELDS.to_vec()
+    }
+}
+
+struct Headers<'r>(&'r Parts);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.headers.get(key).and_then(|value| value.to_str().ok())
     }
 
     fn keys(&self) -> Vec<&str> {
@@ -31,6 +43,11 @@ impl Injector for To<'_> {
     fn set(&mut self, key: &str, value: String) {
         self.0.insert(key.to_owned(), Value::String(value));
     }
+}
+
+/// The trace that a request without metadata belongs to.
+pub(crate) fn of_headers(parts: &Parts) -> Context {
+    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&Headers(parts)))
 }
 
 /// The trace that a request belongs to.

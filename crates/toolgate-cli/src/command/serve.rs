@@ -79,13 +79,13 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
     telling.begin(telemetry.as_ref());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let code = runtime.block_on(serve(args, store, served, found))?;
+    let code = runtime.block_on(serve(args, store, served, found, telling.quiet))?;
     // Whoever reads standard input waits for a line that never comes.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(code)
 }
 
-async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
+async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce, quiet: bool) -> io::Result<ExitCode> {
     if let Some(notice) = &found.notice {
         anstream::eprintln!("{notice}");
     }
@@ -128,7 +128,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let listening = gateway.listen(address).await;
         match listening {
             Ok(listening) => {
-                report(&gateway, listening.address, found.config.gateway.tls.is_some())?;
+                report(&gateway, listening.address, found.config.gateway.tls.is_some(), quiet)?;
                 told_to_end().await;
                 gateway.begin_to_end();
                 listening.ended().await;
@@ -142,12 +142,15 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// One line when it is ready, and a few for a person.
-fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
+/// One line when it is ready, and a few for a person who wants to know.
+fn report(gateway: &Gateway, address: SocketAddr, tls: bool, quiet: bool) -> io::Result<()> {
     let scheme = if tls { "https" } else { "http" };
     let mut out = anstream::stdout().lock();
     writeln!(out, "toolgate serves at {BOLD}{scheme}://{address}/mcp{BOLD:#}")?;
     out.flush()?;
+    if quiet {
+        return Ok(());
+    }
     let mut err = anstream::stderr().lock();
     for (agent, tools) in gateway.offers() {
         writeln!(err, "  {DIM}agent{DIM:#} {agent}: {}", counted(tools as u64, "tool"))?;
@@ -182,6 +185,12 @@ async fn told_to_end() {
     }
 }
 
+/// Whether only files of pins have changed; `None` where nothing has.
+fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool> {
+    let changed: Vec<&PathBuf> = files.iter().filter(|(file, was)| stamp(file) != *was).map(|(file, _)| file).collect();
+    (!changed.is_empty()).then(|| changed.iter().all(|file| pins.contains(file)))
+}
+
 /// Reads the configuration again when it changes, and when it is told to.
 async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>) {
     let Ok(mut hang_up) = signal(SignalKind::hangup()) else { return };
@@ -192,12 +201,12 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
     let mut files = with_pins(files);
     let mut look = tokio::time::interval(Duration::from_millis(500));
     loop {
+        let mut only_pins = false;
         let because = tokio::select! {
             _ = hang_up.recv() => "it was told to",
             _ = look.tick() => {
-                if files.iter().all(|(file, was)| stamp(file) == *was) {
-                    continue;
-                }
+                let Some(pins) = changed(&files, &gateway.files()) else { continue };
+                only_pins = pins;
                 // Whoever writes a file may not be done yet.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 "it has changed"
@@ -209,6 +218,16 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
         }
         let now = served.find().map(|found| with_pins(found.looked_at));
         match gateway.reload().await {
+            // What tools look like has changed, or somebody has accepted it.
+            Ok(()) if only_pins => {
+                for health in gateway.health() {
+                    let held: Vec<String> = health.held.iter().map(|change| super::ledger::clean(&change.tool)).collect();
+                    if !held.is_empty() {
+                        anstream::eprintln!("{}: held back: {}; look with `toolgate upstream diff`", health.name, held.join(", "));
+                    }
+                }
+                files = now.unwrap_or(files);
+            }
             Ok(()) => {
                 anstream::eprintln!("the configuration was read again: {because}");
                 files = now.unwrap_or(files);
