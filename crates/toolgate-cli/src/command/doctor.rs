@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use toolgate::config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
 use super::init::read;
@@ -100,12 +101,20 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
     match InForce::find(args.config.as_deref(), &project, &state) {
         Err(error) => found.say("configuration", Health::Ill, error.to_string()),
         Ok(in_force) => {
-            let files = in_force.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+            // What upstreams start is no part of it, though a change to it is looked at.
+            let is_program =
+                |file: &Path| {
+                    in_force.config.upstreams.iter().any(
+                        |upstream| matches!(&upstream.reach, Reach::Command { program, .. } if file == program || file.ends_with(program)),
+                    )
+                };
+            let files = in_force.files.iter().filter(|file| !is_program(file)).map(|file| file.display().to_string());
+            let files = files.collect::<Vec<_>>().join(", ");
             if let Some(notice) = &in_force.notice {
                 found.say("trust", Health::Ill, notice.clone());
             }
             let store = in_force.store.clone();
-            serves = !in_force.config.upstreams.is_empty() || served_by(&project)?;
+            serves = !in_force.config.upstreams.is_empty() || in_force.config.gateway.given || served_by(&project)?;
             if serves {
                 gateway(args, found)?;
             }
@@ -328,7 +337,7 @@ fn clients(project: &Path, declared: &[String], serves: bool, found: &mut Findin
     }
     // A gateway needs no hooks.
     if !any && !serves {
-        found.say("hooks", Health::Ill, "no client has toolgate among its hooks; run `toolgate init --for claude-code`");
+        found.say("hooks", Health::Ill, "no client has toolgate among its hooks; run `toolgate init --for claude-code`, or add `[gateway]` where `toolgate serve` serves this");
     }
     Ok(())
 }

@@ -101,6 +101,13 @@ fn rules_are_held_against_what_upstreams_were_seen_to_take() {
 fn the_doctor_looks_at_upstreams() {
     let well = project("undeclared = \"read\"\n");
     insta::assert_snapshot!("doctor_gateway", well.said(&["doctor"], ""));
+    // One that only answers agents which run their own tools needs no hooks.
+    let answers = Project::with(
+        "store = \"ledger.db\"\n[gateway]\nlisten = \"127.0.0.1:7070\"\n[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n",
+    );
+    assert_eq!(answers.run(&["trust"], "").0, 0);
+    let (code, stdout, stderr) = answers.run(&["doctor"], "");
+    assert!(code == 0 && stdout.contains("the gate is on") && !stdout.contains("hooks"), "{stdout}{stderr}");
     let ill = project("undeclared = \"read\"\n[upstreams.gone]\ncommand = \"/nowhere/server\"\n");
     let (code, stdout, _) = ill.run(&["doctor"], "");
     assert!(code == 1 && stdout.contains("✗ upstream       gone"), "{stdout}");

@@ -12,6 +12,8 @@ use crate::policy::Problem;
 /// How the gateway listens.
 #[derive(Debug, Clone)]
 pub struct Gateway {
+    /// Whether the file says anything of it.
+    pub given: bool,
     /// Where it listens: loopback unless said.
     pub listen: Option<String>,
     /// The agent of those who name none.
@@ -78,6 +80,7 @@ pub struct Jwt {
 impl Default for Gateway {
     fn default() -> Self {
         Self {
+            given: false,
             listen: None,
             agent: None,
             hosts: Vec::new(),
@@ -96,7 +99,7 @@ impl Default for Gateway {
 
 impl Reader<'_> {
     pub(super) fn gateway(&self, table: &Table<'_>) -> Gateway {
-        let mut gateway = Gateway::default();
+        let mut gateway = Gateway { given: true, ..Gateway::default() };
         let names = |key: &str| table.names(key).unwrap_or_default().into_iter().map(str::to_owned).collect();
         gateway.listen = table.text("listen").map(str::to_owned);
         if let Some(address) = &gateway.listen
