@@ -77,7 +77,7 @@ impl opentelemetry_sdk::trace::SpanExporter for Sending {
     async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
         // The canary is nobody's call.
         let canary = |span: &SpanData| {
-            span.attributes.iter().any(|about| about.key.as_str() == "gen_ai.agent.name" && about.value.as_str() == "toolgate-canary")
+            span.attributes.iter().any(|about| about.key.as_str() == "gen_ai.agent.name" && about.value.as_str() == toolgate_mcp::CANARY)
         };
         batch.retain(|span| !canary(span));
         if batch.is_empty() {

@@ -19,7 +19,7 @@ use crate::parked::Parked;
 use crate::upstream::{Link, Starting, Upstreams};
 
 /// The agent of the call that must be refused.
-const CANARY: &str = "toolgate-canary";
+pub const CANARY: &str = "toolgate-canary";
 
 /// How a gateway is opened.
 #[derive(Clone)]

@@ -46,6 +46,6 @@ mod trace;
 mod upstream;
 
 pub use child::enter_if_asked;
-pub use gateway::{Gateway, Options};
+pub use gateway::{CANARY, Gateway, Options};
 pub use serve::Listening;
 pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};

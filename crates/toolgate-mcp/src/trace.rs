@@ -12,24 +12,13 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 /// What carries a trace from one to the next.
 const FIELDS: [&str; 2] = ["traceparent", "tracestate"];
 
-struct From<'r>(&'r RequestContext<RoleServer>);
+/// What a request says of its trace: its metadata first, where it has some.
+struct From<'r>(Option<&'r RequestMetaObject>, Option<&'r Parts>);
 
 impl Extractor for From<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        let parts = self.0.extensions.get::<Parts>();
-        self.0.meta.get(key).and_then(Value::as_str).or_else(|| parts.and_then(|parts| parts.headers.get(key)?.to_str().ok()))
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        FIELDS.to_vec()
-    }
-}
-
-struct Headers<'r>(&'r Parts);
-
-impl Extractor for Headers<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.headers.get(key).and_then(|value| value.to_str().ok())
+        let header = || self.1?.headers.get(key)?.to_str().ok();
+        self.0.and_then(|meta| meta.get(key)?.as_str()).or_else(header)
     }
 
     fn keys(&self) -> Vec<&str> {
@@ -47,12 +36,13 @@ impl Injector for To<'_> {
 
 /// The trace that a request without metadata belongs to.
 pub(crate) fn of_headers(parts: &Parts) -> Context {
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&Headers(parts)))
+    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(None, Some(parts))))
 }
 
 /// The trace that a request belongs to.
 pub(crate) fn of(request: &RequestContext<RoleServer>) -> Context {
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(request)))
+    let from = From(Some(&request.meta), request.extensions.get::<Parts>());
+    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&from))
 }
 
 /// Tells an upstream of the trace that the call under way belongs to. Where nobody traces, what the client said stays.

@@ -10,6 +10,7 @@ mod keys;
 mod ledger;
 mod open;
 mod pen;
+mod prints;
 mod session;
 mod sqlite;
 mod stats;

@@ -77,7 +77,6 @@ pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
     if application != APPLICATION || found != MIGRATIONS.len() {
         return Ok(None);
     }
-    sql.execute_batch("PRAGMA wal_autocheckpoint = 0")?;
     Ok(Some(sql))
 }
 

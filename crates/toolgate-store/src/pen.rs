@@ -33,8 +33,6 @@ pub(crate) struct Written {
 
 /// The connection that writes, and what must be known to write.
 pub(crate) struct Pen {
-    /// Whether there is no thread.
-    alone: bool,
     pub(crate) sql: Connection,
     pub(crate) shared: Arc<Shared>,
     /// Definitions that are stored.
@@ -70,9 +68,8 @@ fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
 }
 
 impl Pen {
-    pub(crate) fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
+    pub(crate) fn new(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
         Self {
-            alone,
             sql,
             shared,
             configs: HashSet::new(),
@@ -178,11 +175,9 @@ impl Pen {
         if self.durable != Some(durable) {
             self.durable = None;
             // Putting the log into the file takes long: that is for whoever waits for the disk anyway.
-            self.sql.execute_batch(match (durable, self.alone) {
-                (true, false) => "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000",
-                (false, false) => "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0",
-                (true, true) => "PRAGMA synchronous = FULL",
-                (false, true) => "PRAGMA synchronous = NORMAL",
+            self.sql.execute_batch(match durable {
+                true => "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000",
+                false => "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0",
             })?;
             self.durable = Some(durable);
         }

@@ -18,6 +18,7 @@ use crate::tx::{Shared, Tx, lock};
 /// Most that goes into one transaction; and most of it that somebody writes who only came for a job of its own.
 const MOST: usize = 512;
 const MOST_HERE: usize = 64;
+
 /// Something to write.
 pub(crate) trait Work: Send {
     fn run(&mut self, tx: &mut Tx<'_>) -> Done<()>;
@@ -92,7 +93,7 @@ const TURNS: usize = 4;
 
 impl Desk {
     fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
-        let pen = Pen::new(alone, sql, shared, unsigned);
+        let pen = Pen::new(sql, shared, unsigned);
         Self { alone, pen: Mutex::new(pen), tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0) }
     }
 

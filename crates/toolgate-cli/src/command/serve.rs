@@ -220,11 +220,12 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
         match gateway.reload().await {
             // What tools look like has changed, or somebody has accepted it.
             Ok(()) if only_pins => {
-                for health in gateway.health() {
-                    let held: Vec<String> = health.held.iter().map(|change| super::ledger::clean(&change.tool)).collect();
-                    if !held.is_empty() {
-                        anstream::eprintln!("{}: held back: {}; look with `toolgate upstream diff`", health.name, held.join(", "));
-                    }
+                let health = gateway.health();
+                let held = health.iter().flat_map(|one| &one.held).map(|change| format!("{} {}", change.upstream, change.tool));
+                let held: Vec<String> = held.map(|tool| super::ledger::clean(&tool)).collect();
+                match held.is_empty() {
+                    true => anstream::eprintln!("the tools of upstreams are offered as they were accepted"),
+                    false => anstream::eprintln!("held back: {}; look with `toolgate upstream diff`", held.join(", ")),
                 }
                 files = now.unwrap_or(files);
             }

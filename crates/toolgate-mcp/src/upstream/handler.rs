@@ -18,6 +18,7 @@ use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
 use super::link::{Link, Status, is_modern};
+use super::plain::status_in;
 use super::route::{FromUpstream, Line};
 
 /// How often an upstream may ask back before it is through.
@@ -270,13 +271,10 @@ impl Trouble {
                 Some(StreamableHttpError::HttpStatus(status)) if status.status == 429 => return Self::Status(429),
                 Some(StreamableHttpError::Client(error)) if error.is_connect() => return Self::Nobody,
                 // Refused at the door, in so many words.
-                Some(StreamableHttpError::UnexpectedServerResponse(said)) => {
-                    let status = said.strip_prefix("HTTP ").and_then(|rest| rest.get(..3)).and_then(|digits| digits.parse::<u16>().ok());
-                    match status {
-                        Some(status) if (400..500).contains(&status) && status != 408 => return Self::Status(status),
-                        _ => {}
-                    }
-                }
+                Some(StreamableHttpError::UnexpectedServerResponse(said)) => match status_in(said) {
+                    Some(status) if (400..500).contains(&status) && status != 408 => return Self::Status(status),
+                    _ => {}
+                },
                 _ => {}
             }
             if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) {

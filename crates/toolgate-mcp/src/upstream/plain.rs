@@ -55,11 +55,19 @@ fn transport(error: &(dyn Error + 'static)) -> String {
         cause = error.source();
     }
     // Whatever else it is, its own words are the innermost.
-    let mut innermost = error;
-    while let Some(inner) = innermost.source() {
-        innermost = inner;
+    innermost(error).to_string()
+}
+
+fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {
+    while let Some(inner) = error.source() {
+        error = inner;
     }
-    innermost.to_string()
+    error
+}
+
+/// The status in the words that the transport has for an answer that it did not expect.
+pub(super) fn status_in(said: &str) -> Option<u16> {
+    said.strip_prefix("HTTP ")?.get(..3)?.parse().ok()
 }
 
 fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
@@ -80,8 +88,7 @@ fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
             format!("it answers with {}, which is no MCP; look at the path of `url`", kind.as_deref().unwrap_or("something"))
         }
         StreamableHttpError::UnexpectedServerResponse(said) => {
-            let digits = said.strip_prefix("HTTP ").and_then(|rest| rest.get(..3)).and_then(|digits| digits.parse().ok());
-            digits.map_or_else(|| "it answers with something that is no MCP".to_owned(), status)
+            status_in(said).map_or_else(|| "it answers with something that is no MCP".to_owned(), status)
         }
         StreamableHttpError::UnexpectedEndOfStream => "it broke off in the middle of its answer".to_owned(),
         other => other.to_string(),
@@ -90,13 +97,10 @@ fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
 
 fn request(error: &reqwest::Error) -> String {
     let place = error.url().map(|url| url.origin().ascii_serialization()).unwrap_or_default();
-    let mut innermost: &(dyn Error + 'static) = error;
-    while let Some(inner) = innermost.source() {
-        innermost = inner;
-    }
+    let cause = innermost(error);
     match (error.is_connect(), error.is_timeout()) {
         (_, true) => format!("{place} does not answer in time"),
-        (true, _) => format!("{place} cannot be reached: {innermost}"),
-        _ => format!("the connection to {place} broke: {innermost}"),
+        (true, _) => format!("{place} cannot be reached: {cause}"),
+        _ => format!("the connection to {place} broke: {cause}"),
     }
 }

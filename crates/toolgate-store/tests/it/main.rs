@@ -6,6 +6,7 @@ mod crash;
 mod faults;
 mod keeping;
 mod restart;
+mod shape;
 mod shared;
 mod tamper;
 mod world;

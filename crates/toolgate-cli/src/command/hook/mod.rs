@@ -4,7 +4,7 @@ mod answer;
 mod compiled;
 mod door;
 mod event;
-mod serve;
+pub(crate) mod serve;
 mod wire;
 
 use std::ffi::OsString;
@@ -85,9 +85,6 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    if args.serve {
-        return serve::run(args);
-    }
     // Whatever happens, it is a refusal: any other exit code is none to some clients.
     let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hear(args)));
     let failed = || Rendered::Refused("toolgate failed while it handled this event, so the call is refused".to_owned()).say();
