@@ -12,6 +12,11 @@ use tokio::sync::oneshot;
 
 use crate::upstream::{FromUpstream, Link};
 
+/// What toolgate calls itself.
+pub(crate) fn own_name() -> Implementation {
+    Implementation::new("toolgate", env!("CARGO_PKG_VERSION"))
+}
+
 /// Hears an upstream, and passes on what belongs to a call.
 pub(crate) struct Ears(Weak<Link>);
 
@@ -45,7 +50,7 @@ impl Ears {
 impl ClientHandler for Ears {
     fn get_info(&self) -> ClientConfig {
         let capabilities = ClientCapabilities::builder().enable_elicitation().enable_sampling().enable_roots().build();
-        ClientConfig::new(capabilities, Implementation::new("toolgate", env!("CARGO_PKG_VERSION")))
+        ClientConfig::new(capabilities, own_name())
     }
 
     async fn create_elicitation(

@@ -45,6 +45,12 @@ mod sse;
 mod trace;
 mod upstream;
 
+/// The revision of the protocol whose requests stand for themselves.
+pub(crate) const MODERN: &str = "2026-07-28";
+
+/// What marks an argument in a schema that is to be said in a header as well.
+pub(crate) const ARGUMENT_HEADER: &str = "x-mcp-header";
+
 pub use child::enter_if_asked;
 pub use gateway::{CANARY, Gateway, Options};
 pub use serve::Listening;

@@ -415,7 +415,7 @@ impl Http {
 
 /// Whether a request is of 2026-07-28 or later.
 fn is_newer(headers: &HeaderMap) -> bool {
-    headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= b"2026-07-28".as_slice())
+    headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
 }
 
 /// Pages that this place itself would serve.

@@ -13,6 +13,8 @@ use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, Str
 use rmcp::{ClientHandler, RoleClient};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use super::link::is_modern;
+use super::straight::Straight;
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
 
 /// Largest message that an upstream may send over its standard output.
@@ -23,6 +25,8 @@ pub(super) struct Connection<H: ClientHandler> {
     pub(super) service: RunningService<RoleClient, H>,
     /// The process behind it; gone with all that it has started when this is dropped.
     pub(super) child: Option<Process>,
+    /// The way for calls, where it is of 2026-07-28.
+    pub(super) straight: Option<Straight>,
 }
 
 /// A child process with everything that it has started.
@@ -95,7 +99,7 @@ pub(super) async fn connect<H: ClientHandler>(
             let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST_LINE);
             match serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await {
-                Ok(service) => Ok(Connection { service, child: Some(process) }),
+                Ok(service) => Ok(Connection { service, child: Some(process), straight: None }),
                 Err(error) => {
                     drop(process);
                     // The last that it said may say why.
@@ -128,8 +132,9 @@ pub(super) async fn connect<H: ClientHandler>(
                 let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize)
                     .await
                     .map_err(|error| super::plain::hello(&error))?;
-                return Ok(Connection { service, child: None });
+                return Ok(Connection { service, child: None, straight: None });
             }
+            let straight = Straight::new(&url, custom.clone(), token.as_deref());
             let mut config = StreamableHttpClientTransportConfig::with_uri(url)
                 .custom_headers(custom)
                 .max_concurrent_requests(upstream.concurrency)
@@ -141,7 +146,8 @@ pub(super) async fn connect<H: ClientHandler>(
             let transport = StreamableHttpClientTransport::with_client(client, config);
             let service =
                 serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
-            Ok(Connection { service, child: None })
+            let straight = straight.filter(|_| is_modern(service.peer()));
+            Ok(Connection { service, child: None, straight })
         }
     }
 }

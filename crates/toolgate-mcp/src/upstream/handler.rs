@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientRequest, ContentBlock,
-    ErrorCode, InputRequiredResult, InputResponses, RequestId, RequestMetaObject, ResourceContents, ServerResult,
+    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientCapabilities,
+    ClientRequest, ContentBlock, ErrorCode, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject,
+    ResourceContents, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -17,9 +18,11 @@ use tokio_util::sync::CancellationToken;
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
-use super::link::{Link, Status, is_modern};
+use super::link::{Link, Standing, Status, is_modern};
 use super::plain::status_in;
 use super::route::{FromUpstream, Line};
+use super::straight::{Broken, LONGEST, Params, Straight, Word};
+use crate::client::own_name;
 
 /// How often an upstream may ask back before it is through.
 const ROUNDS: usize = 10;
@@ -29,6 +32,8 @@ pub(super) struct RemoteTool {
     tool: String,
     /// What it looked like when the rules for it were read.
     accepted: Option<Digest>,
+    /// Whether a call of it can go the straight way, where there is one.
+    plain: bool,
 }
 
 /// What stands behind a tool of an upstream that is not there.
@@ -44,7 +49,8 @@ impl Handler for Nobody {
 impl RemoteTool {
     pub(super) fn new(link: Arc<Link>, tool: &str) -> Self {
         let accepted = link.pins.digest_of(tool);
-        Self { link, tool: tool.to_owned(), accepted }
+        let plain = link.pins.is_plain(tool) && tool.bytes().all(|byte| byte.is_ascii_graphic()) && !tool.starts_with("=?");
+        Self { link, tool: tool.to_owned(), accepted, plain }
     }
 
     /// Why it cannot be called now.
@@ -86,23 +92,22 @@ impl RemoteTool {
             let message = format!("the upstream `{}` has as many calls as it takes", link.upstream.name);
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(1_000));
         };
-        let mut params = CallToolRequestParams::new(self.tool.clone());
-        params.arguments = match arguments.value() {
-            Value::Object(map) => Some(map.clone()),
-            _ => None,
-        };
+        let mut given = Given { arguments: arguments.value().as_object(), responses: None, state: None };
         for round in 0..ROUNDS {
             // Looked at anew each time: who it is, and whether it is still what it was.
             let asked = async {
-                let (generation, peer) = link.peer_now().ok_or_else(|| self.away())?;
+                let standing = link.standing().ok_or_else(|| self.away())?;
                 self.check_definition()?;
-                self.once(generation, &peer, params.clone(), line, ctx).await
+                match standing.straight.as_ref().filter(|_| self.plain) {
+                    Some(straight) => self.straight(straight, &given, line, ctx).await,
+                    None => self.once(&standing, &given, line, ctx).await,
+                }
             };
             // What it did before it asked back, it did.
             match asked.await.map_err(|failure| if round == 0 { failure } else { failure.effects_unsaid() })? {
                 ServerResult::CallToolResult(result) => return Ok(result),
                 ServerResult::InputRequiredResult(asked) => {
-                    (params.input_responses, params.request_state) = self.ask_back(asked, line).await?;
+                    (given.responses, given.state) = self.ask_back(asked, line).await?;
                 }
                 _ => {
                     link.answered();
@@ -134,15 +139,79 @@ impl RemoteTool {
         Ok(())
     }
 
+    /// One request and its answer, the straight way.
+    async fn straight(&self, straight: &Arc<Straight>, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
+        let mut meta = line.map(|line| passed_on(line, true)).unwrap_or_default();
+        if let Some(token) = line.and_then(|line| line.meta.get_progress_token()) {
+            meta.set_progress_token(token);
+        }
+        meta.set_protocol_version(ProtocolVersion::V_2026_07_28);
+        meta.set_client_info(own_name());
+        if line.is_none() {
+            meta.set_client_capabilities(ClientCapabilities::default());
+        }
+        let params = Params {
+            name: &self.tool,
+            arguments: given.arguments,
+            input_responses: given.responses.as_ref(),
+            request_state: given.state.as_deref(),
+            meta,
+        };
+        let mut waiting = Unanswered { link: &self.link, over: false, cancelled: ctx.cancelled() };
+        let answer = straight.call(&params, |word| match word {
+            // A client that does not keep up misses some of it.
+            Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
+            Word::Lists => self.link.lists_changed(),
+            Word::Resource(uri) => self.link.updated(uri),
+        });
+        let answer = answer.await;
+        waiting.over = true;
+        answer.inspect(|_| self.link.answered()).map_err(|broken| self.broken(broken))
+    }
+
+    /// What went wrong on the straight way.
+    fn broken(&self, broken: Broken) -> Failure {
+        let (name, link) = (&self.link.upstream.name, &self.link);
+        let unheard = |why: &str| {
+            link.failed();
+            tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
+            Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached"))
+        };
+        match broken {
+            Broken::Refused(error) => {
+                link.answered();
+                self.protocol_error(&error)
+            }
+            // A request that was refused at the door, or that found nobody, was not carried out.
+            Broken::Nobody(why) => unheard(&why).effects(Effects::None),
+            Broken::Status(status) => {
+                unheard(&format!("it answers with HTTP {status}"));
+                Failure::http(status, "").effects(Effects::None)
+            }
+            Broken::Unclear(why) => unheard(&why),
+            Broken::TooLong => {
+                link.answered();
+                Failure::business("invalid_result", format!("the answer of the upstream `{name}` is longer than {LONGEST} bytes"))
+            }
+            Broken::Unread(why) => {
+                link.answered();
+                self.unread(&why)
+            }
+        }
+    }
+
+    fn unread(&self, why: &str) -> Failure {
+        let name = &self.link.upstream.name;
+        tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(why), "an upstream answered something else");
+        Failure::business("upstream_rejected", format!("the upstream `{name}` answered something that cannot be understood"))
+    }
+
     /// One request and its answer. Whoever is not waited for any more is told so.
-    async fn once(
-        &self,
-        generation: u64,
-        peer: &Peer<RoleClient>,
-        params: CallToolRequestParams,
-        line: Option<&Line>,
-        ctx: &Ctx,
-    ) -> Result<ServerResult, Failure> {
+    async fn once(&self, standing: &Standing, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
+        let (generation, peer) = (standing.generation, &standing.peer);
+        let mut params = CallToolRequestParams::new(self.tool.clone());
+        params.arguments = given.arguments.cloned();
+        (params.input_responses, params.request_state) = (given.responses.clone(), given.state.clone());
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
         let mut options = PeerRequestOptions::no_options();
         if let Some(line) = line {
@@ -203,8 +272,7 @@ impl RemoteTool {
             }
             other => {
                 self.link.answered();
-                tracing::warn!(upstream = name, error = %other, "an upstream answered something else");
-                Failure::business("upstream_rejected", format!("the upstream `{name}` answered something that cannot be understood"))
+                self.unread(&other.to_string())
             }
         }
     }
@@ -299,6 +367,29 @@ fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
     }
     crate::trace::tell(&mut meta);
     meta
+}
+
+/// What a tool is given.
+struct Given<'g> {
+    arguments: Option<&'g serde_json::Map<String, Value>>,
+    /// What the client said when it was asked back.
+    responses: Option<InputResponses>,
+    state: Option<String>,
+}
+
+/// A request of which nothing is heard. Where nobody but the upstream is to blame, it counts against it.
+struct Unanswered<'u> {
+    link: &'u Link,
+    over: bool,
+    cancelled: &'u CancellationToken,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.over && !self.cancelled.is_cancelled() {
+            self.link.failed();
+        }
+    }
 }
 
 /// A request that is waited for. Whoever stops waiting says so.

@@ -19,6 +19,7 @@ use super::connect::connect;
 use super::pins::{Change, Pins};
 use super::route::{FromUpstream, Routes};
 use super::scan::{Suspicion, mentions};
+use super::straight::Straight;
 use crate::client::Ears;
 use crate::gateway::lock;
 
@@ -92,6 +93,15 @@ pub(crate) struct Offer {
     pub(crate) instructions: Option<String>,
 }
 
+/// A connection that stands.
+pub(super) struct Standing {
+    /// Which one it is.
+    pub(super) generation: u64,
+    pub(super) peer: Peer<RoleClient>,
+    /// The way for calls, where there is one beside.
+    pub(super) straight: Option<Arc<Straight>>,
+}
+
 pub(crate) struct Link {
     pub(crate) upstream: Upstream,
     pub(super) pins: Pins,
@@ -99,8 +109,8 @@ pub(crate) struct Link {
     pub(super) seats: Semaphore,
     launcher: Option<PathBuf>,
     status: watch::Sender<Status>,
-    /// The connection that stands, and which one it is.
-    peer: Mutex<Option<(u64, Peer<RoleClient>)>>,
+    /// The connection that stands.
+    standing: Mutex<Option<Arc<Standing>>>,
     offer: Mutex<Arc<Offer>>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
@@ -134,7 +144,7 @@ impl Link {
             routes: Routes::default(),
             launcher,
             status: watch::Sender::new(Status::Starting),
-            peer: Mutex::default(),
+            standing: Mutex::default(),
             offer: Mutex::new(Arc::new(offer)),
             changed: watch::Sender::new(0),
             updates,
@@ -180,7 +190,7 @@ impl Link {
         while !self.stop.is_cancelled() {
             self.starts.fetch_add(1, Ordering::Relaxed);
             let why = self.once(&mut tries).await;
-            *lock(&self.peer) = None;
+            *lock(&self.standing) = None;
             if self.stop.is_cancelled() {
                 break;
             }
@@ -247,16 +257,17 @@ impl Link {
         self.failures.store(0, Ordering::Relaxed);
         *lock(&self.rests_until) = None;
         let generation = u64::from(self.starts.load(Ordering::Relaxed));
-        *lock(&self.peer) = Some((generation, peer.clone()));
+        let straight = connection.straight.take().map(Arc::new);
+        *lock(&self.standing) = Some(Arc::new(Standing { generation, peer: peer.clone(), straight: straight.clone() }));
         let begun = tokio::time::Instant::now();
         self.status.send_replace(Status::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "an upstream is there");
-        let why = self.watch(&connection.service, &peer, generation).await;
+        let why = self.watch(&connection.service, &peer, generation, straight.as_deref()).await;
         // One that lives for a moment at a time is given more and more time.
         if begun.elapsed() > STEADY {
             *tries = 0;
         }
-        *lock(&self.peer) = None;
+        *lock(&self.standing) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
             child.end(Duration::from_secs(if self.stop.is_cancelled() { 2 } else { 0 })).await;
@@ -270,6 +281,7 @@ impl Link {
         service: &rmcp::service::RunningService<RoleClient, Ears>,
         peer: &Peer<RoleClient>,
         generation: u64,
+        straight: Option<&Straight>,
     ) -> String {
         let mut again = self.again.subscribe();
         let mut pulse = tokio::time::interval(PULSE);
@@ -295,6 +307,9 @@ impl Link {
                     }
                 }
                 _ = pulse.tick() => {
+                    if let Some(straight) = straight {
+                        straight.sweep();
+                    }
                     // What it offers is looked at again, also where it says nothing of a change.
                     if !self.is_busy()
                         && let Err(why) = self.list_or_work(peer).await
@@ -403,12 +418,12 @@ impl Link {
 
     /// Whom to talk to.
     pub(crate) fn peer(&self) -> Option<Peer<RoleClient>> {
-        self.peer_now().map(|(_, peer)| peer)
+        self.standing().map(|standing| standing.peer.clone())
     }
 
-    /// Whom to talk to, and which connection that is.
-    pub(super) fn peer_now(&self) -> Option<(u64, Peer<RoleClient>)> {
-        lock(&self.peer).clone()
+    /// The connection that stands.
+    pub(super) fn standing(&self) -> Option<Arc<Standing>> {
+        lock(&self.standing).clone()
     }
 
     pub(crate) fn status(&self) -> Status {

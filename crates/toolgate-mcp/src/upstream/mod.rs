@@ -8,6 +8,7 @@ mod pins;
 mod plain;
 mod route;
 mod scan;
+mod straight;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

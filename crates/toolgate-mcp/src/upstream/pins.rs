@@ -211,6 +211,13 @@ impl Pins {
         self.lock().tools.get(tool).and_then(|pin| pin.accepted.as_ref().map(digest))
     }
 
+    /// Whether a call of a tool says all of itself in its body: some want arguments in headers as well.
+    pub(super) fn is_plain(&self, tool: &str) -> bool {
+        let known = crate::gateway::lock(&self.known);
+        let schema = known.tools.get(tool).and_then(|pin| pin.accepted.as_ref()).map(|tool| &tool.input_schema);
+        schema.is_some_and(|schema| !serde_json::to_string(schema).unwrap_or_default().contains(crate::ARGUMENT_HEADER))
+    }
+
     /// Whether a tool is now as it was when somebody looked at it: no other one is called in its place.
     pub(super) fn holds(&self, tool: &str, accepted: Option<Digest>) -> bool {
         let known = crate::gateway::lock(&self.known);

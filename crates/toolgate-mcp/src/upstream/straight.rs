@@ -1,0 +1,397 @@
+//! The straight way to an upstream of 2026-07-28 over HTTP: such a call is one request and one answer, and needs no session, no
+//! worker and no task of its own. The connection is driven by whoever waits for the answer.
+
+use std::error::Error;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::combinators::MapErr;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use rmcp::ErrorData;
+use rmcp::model::{
+    CallToolResult, InputRequiredResult, InputResponses, LoggingMessageNotificationParam, ProgressNotificationParam, RequestMetaObject,
+    ServerResult,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use sse_stream::SseStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::route::FromUpstream;
+use crate::gateway::lock;
+
+/// Largest answer.
+pub(super) const LONGEST: usize = 16 << 20;
+/// How long a connection may take to stand.
+const HELLO: Duration = Duration::from_secs(10);
+/// How long a connection is kept that nobody needs. Many servers hang up after five seconds, and what is sent at that moment is lost.
+const KEPT: Duration = Duration::from_secs(4);
+/// Most connections that are kept.
+const MOST: usize = 64;
+
+/// What both kinds of connection can do.
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+/// A connection, and what drives it.
+struct Wire {
+    send: SendRequest<Full<Bytes>>,
+    drive: Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>,
+}
+
+/// Where an upstream is, and what every request to it says.
+pub(super) struct Straight {
+    host: String,
+    port: u16,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    target: Uri,
+    headers: HeaderMap,
+    kept: Mutex<Vec<(Instant, Wire)>>,
+    next: AtomicU64,
+}
+
+/// Why there is no result.
+pub(super) enum Broken {
+    /// The upstream says so, in the words of the protocol.
+    Refused(ErrorData),
+    /// Nobody was there, and nothing was sent.
+    Nobody(String),
+    /// It was turned away.
+    Status(u16),
+    /// The answer is longer than any may be.
+    TooLong,
+    /// The answer cannot be understood.
+    Unread(String),
+    /// It may have been heard.
+    Unclear(String),
+}
+
+/// What is asked of a tool.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Params<'p> {
+    pub(super) name: &'p str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) arguments: Option<&'p serde_json::Map<String, Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) input_responses: Option<&'p InputResponses>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) request_state: Option<&'p str>,
+    #[serde(rename = "_meta")]
+    pub(super) meta: RequestMetaObject,
+}
+
+#[derive(Serialize)]
+struct Asked<'p> {
+    jsonrpc: &'static str,
+    id: u64,
+    method: &'static str,
+    params: &'p Params<'p>,
+}
+
+/// Anything that an upstream says.
+#[derive(Deserialize)]
+struct Said<'s> {
+    #[serde(borrow, default)]
+    id: Option<&'s RawValue>,
+    #[serde(borrow, default)]
+    method: Option<std::borrow::Cow<'s, str>>,
+    #[serde(borrow, default)]
+    params: Option<&'s RawValue>,
+    #[serde(borrow, default)]
+    result: Option<&'s RawValue>,
+    #[serde(default)]
+    error: Option<ErrorData>,
+}
+
+/// What an upstream says in the middle of a call.
+pub(super) enum Word {
+    /// To the client of the call.
+    Client(FromUpstream),
+    /// Its lists have changed.
+    Lists,
+    /// A resource has changed.
+    Resource(String),
+}
+
+impl Straight {
+    /// For an address with everything that is sent along; `None` where this way does not lead there.
+    pub(super) fn new(url: &str, custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>, token: Option<&str>) -> Option<Self> {
+        let url = url::Url::parse(url).ok()?;
+        let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
+        let tls = match url.scheme() {
+            "http" => None,
+            "https" => Some((TlsConnector::from(Arc::new(encrypted()?)), ServerName::try_from(host.clone()).ok()?)),
+            _ => return None,
+        };
+        let target = match url.query() {
+            Some(query) => format!("{}?{query}", url.path()),
+            None => url.path().to_owned(),
+        };
+        let mut headers: HeaderMap = custom.into_iter().collect();
+        let authority = match url.port() {
+            Some(port) => format!("{}:{port}", url.host_str()?),
+            None => url.host_str()?.to_owned(),
+        };
+        headers.insert(HOST, authority.parse().ok()?);
+        if let Some(token) = token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("toolgate/", env!("CARGO_PKG_VERSION"))));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert("mcp-protocol-version", HeaderValue::from_static(crate::MODERN));
+        headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
+        Some(Self {
+            host,
+            port: url.port_or_known_default()?,
+            tls,
+            target: target.parse().ok()?,
+            headers,
+            kept: Mutex::default(),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// Calls a tool, and tells what is said meanwhile. Whoever stops waiting hangs up, which is how an upstream of this revision hears
+    /// that nobody waits any more.
+    pub(super) async fn call(self: &Arc<Self>, params: &Params<'_>, mut tell: impl FnMut(Word)) -> Result<ServerResult, Broken> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let asked = Asked { jsonrpc: "2.0", id, method: "tools/call", params };
+        let body = serde_json::to_vec(&asked).map_err(|error| Broken::Nobody(error.to_string()))?;
+        let mut request = Request::new(Full::new(Bytes::from(body)));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.target.clone();
+        *request.headers_mut() = self.headers.clone();
+        request.headers_mut().insert("mcp-name", HeaderValue::from_str(params.name).map_err(|error| Broken::Nobody(error.to_string()))?);
+        loop {
+            let (mut wire, kept) = match self.take().await {
+                Some(wire) => (wire, true),
+                None => (self.open().await.map_err(Broken::Nobody)?, false),
+            };
+            let sent = driven(&mut wire.drive, wire.send.try_send_request(request)).await;
+            let answer = match sent {
+                Ok(answer) => answer,
+                Err(mut failed) => match failed.take_message() {
+                    // It was hung up meanwhile, and nothing was sent: the next may stand.
+                    Some(unsent) if kept => {
+                        request = unsent;
+                        continue;
+                    }
+                    Some(_) => return Err(Broken::Nobody(failed.error().to_string())),
+                    None => return Err(Broken::Unclear(failed.error().to_string())),
+                },
+            };
+            let heard = driven(&mut wire.drive, hear(answer, id, &mut tell)).await?;
+            match heard.rest {
+                None => self.keep(wire),
+                Some(mut rest) => {
+                    let own = Arc::clone(self);
+                    tokio::spawn(async move {
+                        let over = driven(&mut wire.drive, async { while rest.next().await.is_some() {} });
+                        if tokio::time::timeout(KEPT, over).await.is_ok() {
+                            own.keep(wire);
+                        }
+                    });
+                }
+            }
+            return heard.said;
+        }
+    }
+
+    /// A connection that was kept and still stands.
+    async fn take(&self) -> Option<Wire> {
+        loop {
+            let (since, mut wire) = lock(&self.kept).pop()?;
+            if since.elapsed() > KEPT {
+                // All before it were kept for longer.
+                lock(&self.kept).clear();
+                return None;
+            }
+            let stands = poll_fn(|context| {
+                let over = wire.drive.as_mut().poll(context).is_ready();
+                Poll::Ready(!over && matches!(wire.send.poll_ready(context), Poll::Ready(Ok(()))))
+            });
+            if stands.await {
+                return Some(wire);
+            }
+        }
+    }
+
+    fn keep(&self, wire: Wire) {
+        let mut kept = lock(&self.kept);
+        if kept.len() < MOST && !wire.send.is_closed() {
+            kept.push((Instant::now(), wire));
+        }
+    }
+
+    /// Lets go of connections that nobody has needed for a while.
+    pub(super) fn sweep(&self) {
+        lock(&self.kept).retain(|(since, _)| since.elapsed() <= KEPT);
+    }
+
+    async fn open(&self) -> Result<Wire, String> {
+        let standing = tokio::time::timeout(HELLO, async {
+            let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
+            let _ = stream.set_nodelay(true);
+            let stream: Box<dyn Io> = match &self.tls {
+                None => Box::new(stream),
+                Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await.map_err(|error| error.to_string())?),
+            };
+            let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+            Ok(Wire { send, drive: Box::pin(drive) })
+        });
+        standing.await.map_err(|_| format!("not within {HELLO:?}"))?
+    }
+}
+
+/// As every client here trusts whom the machine trusts.
+fn encrypted() -> Option<ClientConfig> {
+    use rustls_platform_verifier::BuilderVerifierExt as _;
+    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
+    Some(builder.with_platform_verifier().ok()?.with_no_client_auth())
+}
+
+/// Waits for something that comes over a connection, and drives the connection meanwhile.
+async fn driven<T>(drive: &mut Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    let mut over = false;
+    poll_fn(move |context| {
+        loop {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(done);
+            }
+            // Where it has ended, whoever waits for it learns that from what it has left.
+            if over || drive.as_mut().poll(context).is_pending() {
+                return work.as_mut().poll(context);
+            }
+            over = true;
+        }
+    })
+    .await
+}
+
+/// What was answered, and what is left of the stream that it came in.
+struct Heard {
+    said: Result<ServerResult, Broken>,
+    rest: Option<Events>,
+}
+
+type Events = Pin<Box<SseStream<MapErr<Limited<Incoming>, fn(Box<dyn Error + Send + Sync>) -> io::Error>>>>;
+
+/// Reads an answer. After an error nothing more can be heard on the connection.
+async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) -> Result<Heard, Broken> {
+    let status = answer.status();
+    let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let (json, events) = (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
+    let body = Limited::new(answer.into_body(), LONGEST);
+    if events && status.is_success() {
+        let mut events: Events = Box::pin(SseStream::new(body.map_err(unread)));
+        while let Some(event) = events.next().await {
+            let event = event.map_err(|error| if is_too_long(&error) { Broken::TooLong } else { Broken::Unclear(error.to_string()) })?;
+            let Some(text) = event.data.filter(|_| event.event.as_deref().is_none_or(|kind| kind == "message")) else { continue };
+            if let Some(said) = understand(text.as_bytes(), id, tell) {
+                // Who has said everything often ends the stream a moment later.
+                let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
+                return Ok(Heard { said, rest: (!over).then_some(events) });
+            }
+        }
+        return Err(Broken::Unclear("it broke off in the middle of its answer".to_owned()));
+    }
+    let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
+    let refused = || match turned_away {
+        true => Broken::Status(status.as_u16()),
+        false => Broken::Unclear(format!("it answers with HTTP {}", status.as_u16())),
+    };
+    // Who is not let in is told so by the status alone.
+    if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
+        return Err(refused());
+    }
+    let text = match body.collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return Err(Broken::TooLong),
+        Err(error) => return Err(Broken::Unclear(error.to_string())),
+    };
+    let said = match understand(&text, id, tell) {
+        Some(said) if status.is_success() || matches!(said, Err(Broken::Refused(_))) => said,
+        _ if !status.is_success() => Err(refused()),
+        _ => Err(Broken::Unread("it answers something else than it was asked".to_owned())),
+    };
+    Ok(Heard { said, rest: None })
+}
+
+fn unread(error: Box<dyn Error + Send + Sync>) -> io::Error {
+    match error.is::<LengthLimitError>() {
+        true => io::Error::new(io::ErrorKind::FileTooLarge, error),
+        false => io::Error::other(error),
+    }
+}
+
+fn is_too_long(error: &sse_stream::Error) -> bool {
+    let sse_stream::Error::Body(error) = error else { return false };
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
+}
+
+/// What a message says: the answer, or something on the way to it.
+fn understand(text: &[u8], id: u64, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
+    let said: Said<'_> = match serde_json::from_slice(text) {
+        Ok(said) => said,
+        Err(error) => return Some(Err(Broken::Unread(error.to_string()))),
+    };
+    if let Some(method) = said.method {
+        let params = said.params.map_or("{}", RawValue::get);
+        let word = match &*method {
+            "notifications/progress" => {
+                serde_json::from_str::<ProgressNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Progress(said)))
+            }
+            "notifications/message" => {
+                serde_json::from_str::<LoggingMessageNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Log(said)))
+            }
+            "notifications/resources/updated" => serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
+                .ok()
+                .map(|said| Word::Resource(said.uri)),
+            "notifications/tools/list_changed" | "notifications/prompts/list_changed" | "notifications/resources/list_changed" => {
+                Some(Word::Lists)
+            }
+            _ => None,
+        };
+        if let Some(word) = word {
+            tell(word);
+        }
+        return None;
+    }
+    let own = said.id.is_some_and(|said| said.get() == id.to_string());
+    if let Some(error) = said.error {
+        // Who could not read the question does not know its number.
+        let nobodys = said.id.is_none_or(|id| id.get() == "null");
+        return (own || nobodys).then_some(Err(Broken::Refused(error)));
+    }
+    let result = said.result.filter(|_| own)?.get();
+    Some(match serde_json::from_str::<CallToolResult>(result) {
+        Ok(result) => Ok(ServerResult::CallToolResult(result)),
+        Err(error) => match serde_json::from_str::<InputRequiredResult>(result) {
+            Ok(asked) => Ok(ServerResult::InputRequiredResult(asked)),
+            Err(_) => Err(Broken::Unread(error.to_string())),
+        },
+    })
+}
