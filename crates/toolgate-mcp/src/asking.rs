@@ -1,7 +1,7 @@
 //! What clients are asked, and how their answers get back to whoever asked.
 
 use rmcp::model::*;
-use rmcp::service::RequestContext;
+use rmcp::service::Peer;
 use rmcp::{ErrorData, RoleServer};
 use serde_json::Value;
 
@@ -23,38 +23,38 @@ pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitReq
 }
 
 /// Asks a client of an earlier revision, in the middle of its request.
-pub(crate) async fn ask(question: FromUpstream, context: &RequestContext<RoleServer>) {
+pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>) {
     let cannot = |error: rmcp::ServiceError| passed(error);
     match question {
         FromUpstream::Elicit(params, reply) => {
-            let _ = reply.send(context.peer.create_elicitation(*params).await.map_err(cannot));
+            let _ = reply.send(peer.create_elicitation(*params).await.map_err(cannot));
         }
         FromUpstream::Sample(params, reply) => {
-            let _ = reply.send(context.peer.create_message(*params).await.map_err(cannot));
+            let _ = reply.send(peer.create_message(*params).await.map_err(cannot));
         }
         FromUpstream::Roots(reply) => {
-            let _ = reply.send(context.peer.list_roots().await.map_err(cannot));
+            let _ = reply.send(peer.list_roots().await.map_err(cannot));
         }
         FromUpstream::Inputs(requests, reply) => {
-            let _ = reply.send(ask_all(requests, context).await);
+            let _ = reply.send(ask_all(requests, peer).await);
         }
         FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
 
 /// Asks a client of an earlier revision one thing after the other.
-async fn ask_all(requests: InputRequests, context: &RequestContext<RoleServer>) -> Result<InputResponses, ErrorData> {
+async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>) -> Result<InputResponses, ErrorData> {
     let unread = |_| ErrorData::internal_error("the client's answer cannot be passed on", None);
     let mut responses = InputResponses::new();
     for (key, request) in requests {
         let said = match request {
             InputRequest::Elicitation(request) => {
-                serde_json::to_value(context.peer.create_elicitation(request.params).await.map_err(passed)?)
+                serde_json::to_value(peer.create_elicitation(request.params).await.map_err(passed)?)
             }
             InputRequest::CreateMessage(request) => {
-                serde_json::to_value(context.peer.create_message(request.params).await.map_err(passed)?)
+                serde_json::to_value(peer.create_message(request.params).await.map_err(passed)?)
             }
-            InputRequest::ListRoots(_) => serde_json::to_value(context.peer.list_roots().await.map_err(passed)?),
+            InputRequest::ListRoots(_) => serde_json::to_value(peer.list_roots().await.map_err(passed)?),
             _ => return Err(ErrorData::invalid_request("this is not known here", None)),
         };
         responses.insert(key, said.map_err(unread)?);

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use http::request::Parts;
 use opentelemetry::trace::FutureExt as _;
 use rmcp::model::*;
-use rmcp::service::RequestContext;
+use rmcp::service::{Peer, RequestContext};
 use rmcp::{ErrorData, RoleServer};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -17,7 +18,7 @@ use crate::asking::{ask, can_answer, decline, question, reply};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
-use crate::parked::{Underway, Waits};
+use crate::parked::{Task, Underway, Waits};
 use crate::render;
 use crate::upstream::{FromUpstream, Line};
 
@@ -37,18 +38,18 @@ const WORDS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
 /// The call that a request asks for.
-fn call_of(key: SessionKey, request: &CallToolRequestParams, context: &RequestContext<RoleServer>) -> Result<Call, ErrorData> {
+fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>) -> Result<Call, ErrorData> {
     // A key that is not understood would be a key that does not hold.
-    let text = |name: &str| match context.meta.get(name) {
+    let text = |name: &str| match client.meta.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if !text.is_empty() => Ok(Some(text.clone())),
         Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
     };
     let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
-    let mut call = Call::new(key, request.name.to_string(), arguments).client_id(context.id.to_string());
+    let mut call = Call::new(key, request.name.to_string(), arguments).client_id(client.id.clone());
     call.idempotency_key = text(KEY_META)?;
     call.approval = text(APPROVAL_META)?;
-    call.turn = match context.meta.get(TURN_META) {
+    call.turn = match client.meta.get(TURN_META) {
         None | Some(Value::Null) => None,
         Some(turn) => Some(turn.as_u64().ok_or_else(|| ErrorData::invalid_params(format!("`{TURN_META}` must be a whole number"), None))?),
     };
@@ -61,9 +62,49 @@ fn digest(request: &CallToolRequestParams) -> String {
     toolgate::json::Digest::of(&toolgate::json::canonical(&json!([request.name, arguments]))).to_string()
 }
 
-/// Whether a client is of 2026-07-28 or later.
-fn is_modern(context: &RequestContext<RoleServer>) -> bool {
-    context.protocol_version().is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
+/// The client of a request for a call, whichever way the request came.
+pub(crate) struct Client<'c> {
+    /// What it calls its request.
+    pub(crate) id: String,
+    pub(crate) meta: &'c RequestMetaObject,
+    /// The head of its request, over HTTP.
+    pub(crate) parts: Option<&'c Parts>,
+    pub(crate) capabilities: Option<ClientCapabilities>,
+    /// It is of 2026-07-28 or later.
+    pub(crate) modern: bool,
+    /// It does not wait any more.
+    pub(crate) gone: &'c CancellationToken,
+    pub(crate) ear: Ear<'c>,
+}
+
+/// How a client hears something in the middle of a call.
+pub(crate) enum Ear<'c> {
+    /// Over its connection; there it can be asked as well.
+    Peer(&'c Peer<RoleServer>),
+    /// In the answer to its request.
+    Answer(&'c mpsc::Sender<ServerNotification>),
+}
+
+impl<'c> Client<'c> {
+    pub(crate) fn of(context: &'c RequestContext<RoleServer>) -> Self {
+        Self {
+            id: context.id.to_string(),
+            meta: &context.meta,
+            parts: context.extensions.get(),
+            capabilities: context.client_capabilities(),
+            modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::MODERN),
+            gone: &context.ct,
+            ear: Ear::Peer(&context.peer),
+        }
+    }
+
+    /// Tells it something. One that does not keep up keeps nobody else waiting.
+    async fn tell(&self, said: ServerNotification) {
+        match self.ear {
+            Ear::Peer(peer) => drop(peer.send_notification(said).await),
+            Ear::Answer(answer) => drop(answer.try_send(said)),
+        }
+    }
 }
 
 impl Door {
@@ -71,19 +112,19 @@ impl Door {
     pub(crate) async fn call(
         &self,
         request: CallToolRequestParams,
-        context: &RequestContext<RoleServer>,
+        client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("this is ending", None));
         }
         let _counted = self.gateway.count();
         let running = self.gateway.running();
-        let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), context)? {
+        let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client)? {
             Ok(key) => key,
             // Nobody is let in who is turned away here, and it is written down.
             Err((key, why)) => {
-                let call = call_of(key, &request, context)?.turned_away(why);
-                return self.begin(&running, call, &request, context).await;
+                let call = call_of(key, &request, client)?.turned_away(why);
+                return self.begin(&running, call, &request, client).await;
             }
         };
         let parked = &self.gateway.0.parked;
@@ -97,22 +138,22 @@ impl Door {
             (None, None) => None,
         };
         match waits {
-            Some(waits) => self.resume(key, request, waits, context).await,
+            Some(waits) => self.resume(key, request, waits, client).await,
             None => {
-                let call = call_of(key, &request, context)?;
-                self.begin(&running, call, &request, context).await
+                let call = call_of(key, &request, client)?;
+                self.begin(&running, call, &request, client).await
             }
         }
     }
 
     /// The line from a client to the upstream of its call.
-    fn line(&self, to_client: mpsc::Sender<FromUpstream>, context: &RequestContext<RoleServer>) -> Line {
-        let level = match is_modern(context) {
-            true => context.meta.log_level(),
+    fn line(&self, to_client: mpsc::Sender<FromUpstream>, client: &Client<'_>) -> Line {
+        let level = match client.modern {
+            true => client.meta.log_level(),
             false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
         };
-        let capabilities = context.client_capabilities().unwrap_or_default();
-        Line { to_client, meta: context.meta.clone(), capabilities, level, answered: Mutex::default() }
+        let capabilities = client.capabilities.clone().unwrap_or_default();
+        Line { to_client, meta: client.meta.clone(), capabilities, level, answered: Mutex::default() }
     }
 
     /// Begins a call, and sees it through.
@@ -121,17 +162,19 @@ impl Door {
         running: &Running,
         call: Call,
         request: &CallToolRequestParams,
-        context: &RequestContext<RoleServer>,
+        client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let (to_client, heard) = mpsc::channel(WORDS);
-        let line = Arc::new(self.line(to_client, context));
+        let line = Arc::new(self.line(to_client, client));
         let gate = running.gate.clone();
         let key = call.key.clone();
         let cancel = CancellationToken::new();
         let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
-        let task = tokio::spawn(async move { gate.call(call).await }.with_context(crate::trace::of(context)));
-        let underway = Underway { task, heard, line, cancel, asked: None, digest: digest(request) };
-        self.accompany(key, request, underway, context).await
+        let task = Task::new(async move { gate.call(call).await }.with_context(crate::trace::of(client)));
+        // Who has to wait until its client has heard something goes on by itself.
+        let task = if matches!(client.ear, Ear::Peer(_)) { task.apart() } else { task };
+        let underway = Underway { task, heard, line, cancel, asked: None, digest: String::new() };
+        self.accompany(key, request, underway, client).await
     }
 
     /// Stays with a call until it has ended, or its client has to be asked.
@@ -140,9 +183,9 @@ impl Door {
         key: SessionKey,
         request: &CallToolRequestParams,
         mut underway: Underway,
-        context: &RequestContext<RoleServer>,
+        client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let modern = is_modern(context);
+        let modern = client.modern;
         // Whoever hangs up cancels the call; whoever is asked something does not.
         let hang_up = underway.cancel.clone().drop_guard();
         let mut asking = None;
@@ -150,26 +193,29 @@ impl Door {
             let busy = asking.is_some();
             tokio::select! {
                 biased;
-                () = context.ct.cancelled(), if !underway.cancel.is_cancelled() => underway.cancel.cancel(),
+                () = client.gone.cancelled(), if !underway.cancel.is_cancelled() => underway.cancel.cancel(),
                 () = poll(&mut asking), if busy => asking = None,
                 Some(said) = underway.heard.recv(), if !busy => match said {
-                    FromUpstream::Progress(progress) => self.progress(progress, context).await,
-                    FromUpstream::Log(message) => self.log(message, context).await,
+                    FromUpstream::Progress(progress) => self.progress(progress, client).await,
+                    FromUpstream::Log(message) => self.log(message, client).await,
                     question if !can_answer(&question, &underway.line.capabilities) => decline(question),
-                    question if modern => match self.park(&key, question, underway) {
+                    question if modern => match self.park(&key, question, underway, digest(request)) {
                         Some(asked) => {
                             hang_up.disarm();
                             return Ok(asked);
                         }
                         None => return Err(ErrorData::internal_error("too many calls wait for their clients", None)),
                     },
-                    question => asking = Some(Box::pin(ask(question, context))),
+                    question => match client.ear {
+                        Ear::Peer(peer) => asking = Some(Box::pin(ask(question, peer))),
+                        Ear::Answer(_) => decline(question),
+                    },
                 },
                 answer = &mut underway.task => {
                     drop(asking);
                     hang_up.disarm();
-                    let answer = answer.map_err(|_| ErrorData::internal_error("the call did not come to an end", None))?;
-                    return self.answered(key, request, answer, &underway.line, context).await;
+                    let answer = answer.ok_or_else(|| ErrorData::internal_error("the call did not come to an end", None))?;
+                    return self.answered(key, request, answer, &underway.line, client).await;
                 }
             }
         }
@@ -182,7 +228,7 @@ impl Door {
         request: &CallToolRequestParams,
         answer: Answer,
         line: &Line,
-        context: &RequestContext<RoleServer>,
+        client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         // What the protocol has a word for is not the tool's failure.
         if let Some(said) = answer.outcome.error().and_then(|error| error.upstream.as_ref())
@@ -202,21 +248,22 @@ impl Door {
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return plain() };
         let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return plain() };
-        let can_ask = context.client_capabilities().is_some_and(|capabilities| capabilities.elicitation.is_some());
+        let can_ask = client.capabilities.as_ref().is_some_and(|capabilities| capabilities.elicitation.is_some());
         let effect = spec.map(Spec::effect);
         let Some(params) = question(&approval).filter(|_| can_ask && is_left_to_client(&approval, effect)) else { return plain() };
-        if is_modern(context) {
+        if client.modern {
             let parked = self.gateway.0.parked.park(&key, Waits::Approval { id: waits.id, digest: digest(request) });
             let Some(state) = parked else { return plain() };
             let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
             return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))));
         }
+        let Ear::Peer(peer) = client.ear else { return plain() };
         let said = tokio::select! {
-            said = tokio::time::timeout(PATIENCE, context.peer.create_elicitation(params)) => said,
-            () = context.ct.cancelled() => return plain(),
+            said = tokio::time::timeout(PATIENCE, peer.create_elicitation(params)) => said,
+            () = client.gone.cancelled() => return plain(),
         };
         let Ok(Ok(said)) = said else { return plain() };
-        self.decide(key, request, &waits.id, &said, context).await
+        self.decide(key, request, &waits.id, &said, client).await
     }
 
     /// A client's user has answered. What runs then is judged by what holds now.
@@ -226,10 +273,10 @@ impl Door {
         request: &CallToolRequestParams,
         id: &str,
         said: &ElicitResult,
-        context: &RequestContext<RoleServer>,
+        client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let running = self.gateway.running();
-        let key = match identity::session(&self.gateway, &running, self.fixed.as_ref(), context)? {
+        let key = match identity::session(&self.gateway, &running, self.fixed.as_ref(), client)? {
             now if now == key => now,
             _ => return Err(ErrorData::invalid_request("this is another conversation than the one that was asked", None)),
         };
@@ -244,12 +291,12 @@ impl Door {
         if !counts {
             return Ok(still_waits(approval.as_ref()).into());
         }
-        let mut call = call_of(key, request, context)?;
+        let mut call = call_of(key, request, client)?;
         if yes {
             call = call.approval(id);
         }
         // One that was refused is refused by the gate, and has its row.
-        Box::pin(self.begin(&running, call, request, context)).await
+        Box::pin(self.begin(&running, call, request, client)).await
     }
 
     /// A client comes back with what it was asked for.
@@ -258,21 +305,21 @@ impl Door {
         key: SessionKey,
         request: CallToolRequestParams,
         waits: Waits,
-        context: &RequestContext<RoleServer>,
+        client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let mut responses = request.input_responses.clone().unwrap_or_default();
         match waits {
             Waits::Approval { id, digest: shown } => {
                 if shown != digest(&request) {
                     // It was edited: it is judged as any other.
-                    let call = call_of(key, &request, context)?;
-                    return self.begin(&self.gateway.running(), call, &request, context).await;
+                    let call = call_of(key, &request, client)?;
+                    return self.begin(&self.gateway.running(), call, &request, client).await;
                 }
                 let said: ElicitResult = responses
                     .remove(APPROVAL)
                     .and_then(|said| serde_json::from_value(said).ok())
                     .ok_or_else(|| ErrorData::invalid_params("the answer to the question for approval is missing", None))?;
-                self.decide(key, &request, &id, &said, context).await
+                self.decide(key, &request, &id, &said, client).await
             }
             Waits::Upstream(mut underway) => {
                 if underway.digest != digest(&request) {
@@ -289,13 +336,13 @@ impl Door {
                     }
                     None => {}
                 }
-                self.accompany(key, &request, *underway, context).await
+                self.accompany(key, &request, *underway, client).await
             }
         }
     }
 
     /// Parks a call whose upstream wants to know something.
-    fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway) -> Option<CallToolResponse> {
+    fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway, digest: String) -> Option<CallToolResponse> {
         let one = |request| InputRequests::from([("input".to_owned(), request)]);
         let requests = match &question {
             FromUpstream::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
@@ -304,22 +351,23 @@ impl Door {
             FromUpstream::Inputs(requests, _) => requests.clone(),
             FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
         };
-        let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), ..underway }));
+        let task = underway.task.apart();
+        let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), digest, task, ..underway }));
         let state = self.gateway.0.parked.park(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
     }
 
-    async fn progress(&self, mut progress: ProgressNotificationParam, context: &RequestContext<RoleServer>) {
-        if let Some(token) = context.meta.get_progress_token() {
+    async fn progress(&self, mut progress: ProgressNotificationParam, client: &Client<'_>) {
+        if let Some(token) = client.meta.get_progress_token() {
             progress.progress_token = token;
-            let _ = context.peer.notify_progress(progress).await;
+            client.tell(ProgressNotification::new(progress).into()).await;
         }
     }
 
-    async fn log(&self, message: LoggingMessageNotificationParam, context: &RequestContext<RoleServer>) {
-        let wanted = context.meta.log_level().or(*lock(&self.level)).unwrap_or(LoggingLevel::Info);
+    async fn log(&self, message: LoggingMessageNotificationParam, client: &Client<'_>) {
+        let wanted = client.meta.log_level().or(*lock(&self.level)).unwrap_or(LoggingLevel::Info);
         if rank(message.level) >= rank(wanted) {
-            let _ = context.peer.notify_logging_message(message).await;
+            client.tell(LoggingMessageNotification::new(message).into()).await;
         }
     }
 }

@@ -9,6 +9,7 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Fixed};
 use crate::render;
@@ -63,7 +64,7 @@ impl Door {
     }
 
     fn agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
-        identity::caller(running, self.fixed.as_ref(), context).map(|(caller, agent)| (caller.principal, agent))
+        identity::caller(running, self.fixed.as_ref(), context.extensions.get()).map(|(caller, agent)| (caller.principal, agent))
     }
 
     /// What it can do, for an agent or for any.
@@ -187,7 +188,7 @@ impl ServerHandler for Door {
     }
 
     async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
-        self.call(request, &context).await
+        self.call(request, &Client::of(&context)).await
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {

@@ -1,6 +1,6 @@
 //! What the gateway holds: one reading of the configuration at a time, and what outlives it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
@@ -11,7 +11,7 @@ use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use toolgate::config::{Config, Exposed, Gateway as Settings, Rules};
-use toolgate::{Agent, Effect, Store, Timestamp, Tool, Toolgate};
+use toolgate::{Agent, Effect, Spec, Store, Timestamp, Tool, Toolgate};
 
 use crate::auth::Keys;
 use crate::metrics::Metrics;
@@ -92,6 +92,8 @@ pub(crate) struct Running {
     /// The upstreams that an agent hears of.
     pub(crate) shared: BTreeMap<String, Vec<Arc<Link>>>,
     pub(crate) agents: Vec<String>,
+    /// Tools of which arguments are said in headers as well.
+    pub(crate) in_headers: BTreeSet<String>,
     /// How often each upstream had changed what it offers when the rules were read.
     seen: BTreeMap<String, u64>,
 }
@@ -409,13 +411,19 @@ impl Running {
                 (name.clone(), links)
             })
             .collect();
-        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, seen, keys })
+        let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools).filter(|spec| says_in_headers(spec));
+        let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
+        Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, keys })
     }
 
     /// The agent of those who name none.
     pub(crate) fn default_agent(&self) -> Option<&str> {
         self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
     }
+}
+
+fn says_in_headers(spec: &Spec) -> bool {
+    spec.input_schema().is_some_and(|schema| schema.to_string().contains(crate::ARGUMENT_HEADER))
 }
 
 /// An agent whose only tool a rule refuses: whoever gets through to it knows that the gate is off.

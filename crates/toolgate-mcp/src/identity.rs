@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use http::request::Parts;
+use rmcp::ErrorData;
 use rmcp::model::RequestMetaObject;
-use rmcp::service::RequestContext;
-use rmcp::{ErrorData, RoleServer};
 use toolgate::SessionKey;
 
+use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
 
 /// The header that names a conversation.
@@ -45,8 +45,7 @@ fn refuse(message: impl Into<String>) -> ErrorData {
 }
 
 /// Who makes a request, and the agent that it names.
-fn who(fixed: Option<&Fixed>, context: &RequestContext<RoleServer>) -> Result<(Caller, Option<String>), ErrorData> {
-    let parts = context.extensions.get::<Parts>();
+fn who(fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, Option<String>), ErrorData> {
     let caller = match (fixed, parts) {
         (Some(fixed), _) => fixed.caller.clone(),
         (None, Some(parts)) => parts.extensions.get::<Caller>().cloned().ok_or_else(|| refuse("nobody has let this request in"))?,
@@ -57,12 +56,8 @@ fn who(fixed: Option<&Fixed>, context: &RequestContext<RoleServer>) -> Result<(C
 }
 
 /// The caller and the agent of a request.
-pub(crate) fn caller(
-    running: &Running,
-    fixed: Option<&Fixed>,
-    context: &RequestContext<RoleServer>,
-) -> Result<(Caller, String), ErrorData> {
-    let (caller, asked) = who(fixed, context)?;
+pub(crate) fn caller(running: &Running, fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, String), ErrorData> {
+    let (caller, asked) = who(fixed, parts)?;
     agent(running, &caller, asked.as_deref()).map(|agent| (caller, agent)).map_err(refuse)
 }
 
@@ -97,23 +92,18 @@ pub(crate) fn of_call(
     gateway: &Gateway,
     running: &Running,
     fixed: Option<&Fixed>,
-    context: &RequestContext<RoleServer>,
+    client: &Client<'_>,
 ) -> Result<Result<SessionKey, (SessionKey, String)>, ErrorData> {
-    let (caller, asked) = who(fixed, context)?;
-    let found = session(gateway, running, fixed, context);
+    let (caller, asked) = who(fixed, client.parts)?;
+    let found = session(gateway, running, fixed, client);
     Ok(found.map_err(|refused| (turned_away(running, &caller, asked.as_deref()), refused.message.into_owned())))
 }
 
 /// The conversation of a request.
-pub(crate) fn session(
-    gateway: &Gateway,
-    running: &Running,
-    fixed: Option<&Fixed>,
-    context: &RequestContext<RoleServer>,
-) -> Result<SessionKey, ErrorData> {
-    let (caller, agent) = caller(running, fixed, context)?;
-    let parts = context.extensions.get::<Parts>();
-    let name = named(&caller, meta(&context.meta)?, parts).map_err(refuse)?;
+pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed>, client: &Client<'_>) -> Result<SessionKey, ErrorData> {
+    let (caller, agent) = caller(running, fixed, client.parts)?;
+    let parts = client.parts;
+    let name = named(&caller, meta(client.meta)?, parts).map_err(refuse)?;
     let name = match (name, fixed) {
         (Some(name), _) => name,
         (None, Some(fixed)) => fixed.session.clone(),

@@ -42,6 +42,7 @@ mod parked;
 mod render;
 mod serve;
 mod sse;
+mod straight;
 mod trace;
 mod upstream;
 

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::pin::Pin;
 use std::sync::Mutex;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -29,9 +31,73 @@ pub(crate) enum Waits {
     Upstream(Box<Underway>),
 }
 
+/// A call on its way to its answer. Whoever waits for it runs it; where nobody waits any more, it goes on by itself.
+pub(crate) enum Task {
+    Here(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>),
+    Apart(JoinHandle<Answer>),
+}
+
+impl Task {
+    pub(crate) fn new(call: impl Future<Output = Answer> + Send + 'static) -> Self {
+        Self::Here(Some(Box::pin(call)))
+    }
+
+    /// One that goes on whether somebody waits or not.
+    pub(crate) fn apart(mut self) -> Self {
+        match &mut self {
+            Self::Here(call) => match call.take() {
+                Some(call) => Self::Apart(tokio::spawn(call)),
+                None => self,
+            },
+            Self::Apart(_) => self,
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        match self {
+            Self::Here(call) => call.is_none(),
+            Self::Apart(task) => task.is_finished(),
+        }
+    }
+}
+
+impl Future for Task {
+    /// `None` where it did not come to an end.
+    type Output = Option<Answer>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Self::Apart(task) => Pin::new(task).poll(context).map(Result::ok),
+            Self::Here(waits) => {
+                // Taken out: what has panicked is not run again.
+                let Some(mut call) = waits.take() else { return Poll::Ready(None) };
+                match call.as_mut().poll(context) {
+                    Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                    Poll::Pending => {
+                        *waits = Some(call);
+                        Poll::Pending
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What has begun is seen through.
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Self::Here(call) = self
+            && let Some(call) = call.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(call);
+        }
+    }
+}
+
 /// A call in the middle of its run.
 pub(crate) struct Underway {
-    pub(crate) task: JoinHandle<Answer>,
+    pub(crate) task: Task,
     pub(crate) heard: mpsc::Receiver<FromUpstream>,
     pub(crate) line: std::sync::Arc<crate::upstream::Line>,
     pub(crate) cancel: CancellationToken,

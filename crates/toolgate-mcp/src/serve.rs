@@ -32,6 +32,7 @@ use crate::door::Door;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{Asked, Caller};
 use crate::lines::bounds;
+use crate::straight::Straight;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -47,6 +48,8 @@ pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
 /// What all requests share.
 pub(crate) struct Http {
     pub(crate) gateway: Gateway,
+    /// For calls that stand for themselves.
+    pub(crate) door: Door,
     mcp: StreamableHttpService<Door, LocalSessionManager>,
     seats: Arc<Semaphore>,
     /// When principals have asked, of late.
@@ -176,10 +179,11 @@ impl Http {
         let doors = gateway.clone();
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::new(sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency));
-        Self { gateway, mcp, seats, rates: Mutex::default(), owners: Mutex::default() }
+        let door = Door::new(gateway.clone(), None);
+        Self { gateway, door, mcp, seats, rates: Mutex::default(), owners: Mutex::default() }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
         match self.route(request).await {
             Ok(answer) => answer,
             Err(refused) => {
@@ -189,7 +193,7 @@ impl Http {
         }
     }
 
-    async fn route(&self, request: Request<Incoming>) -> Result<Answer, Box<Answer>> {
+    async fn route(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Box<Answer>> {
         let running = self.gateway.running();
         let (mut parts, body) = request.into_parts();
         self.check_headers(&parts)?;
@@ -237,14 +241,20 @@ impl Http {
                 // What the header says is held against the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
-                let body = self.read(&running, &parts, body).await?;
+                let (bytes, mut body) = self.read(&running, &parts, body).await?;
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
-                let answer = self.mcp.handle(Request::from_parts(parts, Full::new(body))).await;
-                match &ends {
-                    Some(id) => drop(lock(&self.owners).remove(id)),
-                    None => self.own_session(&answer, caller, asked.agent),
-                }
+                let answer = match Straight::of(&running, &parts, &mut body) {
+                    Some(call) => call.answer(self, parts).await,
+                    None => {
+                        let answer = self.mcp.handle(Request::from_parts(parts, Full::new(bytes))).await;
+                        match &ends {
+                            Some(id) => drop(lock(&self.owners).remove(id)),
+                            None => self.own_session(&answer, caller, asked.agent),
+                        }
+                        answer
+                    }
+                };
                 // It takes its seat until all of the answer is said; those who only listen take none.
                 Ok(if listens {
                     answer
@@ -260,9 +270,7 @@ impl Http {
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
-                let body = self.read(&running, &parts, body).await?;
-                let body: Value =
-                    serde_json::from_slice(&body).map_err(|_| refusal(StatusCode::BAD_REQUEST, "the body is no JSON", None))?;
+                let (_, body) = self.read(&running, &parts, body).await?;
                 crate::api::call(&running, verb, &caller, &parts, body)
                     .with_context(crate::trace::of_headers(&parts))
                     .await
@@ -377,9 +385,9 @@ impl Http {
     }
 
     /// The body of a request: not too large, not too deep, and nothing in it twice.
-    async fn read(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<Bytes, Box<Answer>> {
+    async fn read(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<(Bytes, Value), Box<Answer>> {
         if parts.method != Method::POST {
-            return Ok(Bytes::new());
+            return Ok((Bytes::new(), Value::Null));
         }
         let most = running.settings.max_request;
         let collected = tokio::time::timeout(PATIENCE, Limited::new(body, most).collect()).await;
@@ -392,7 +400,7 @@ impl Http {
             Err(_) => return Err(refusal(StatusCode::BAD_REQUEST, "the request broke off", None)),
         };
         match toolgate::json::parse(&bytes, &bounds(most)) {
-            Ok(_) => Ok(bytes),
+            Ok(value) => Ok((bytes, value)),
             Err(error) => {
                 let said = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": error.message}});
                 Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &said)))

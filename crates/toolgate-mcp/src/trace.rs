@@ -3,11 +3,11 @@
 use http::request::Parts;
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, Injector};
-use rmcp::RoleServer;
 use rmcp::model::RequestMetaObject;
-use rmcp::service::RequestContext;
 use serde_json::Value;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use crate::calls::Client;
 
 /// What carries a trace from one to the next.
 const FIELDS: [&str; 2] = ["traceparent", "tracestate"];
@@ -40,9 +40,8 @@ pub(crate) fn of_headers(parts: &Parts) -> Context {
 }
 
 /// The trace that a request belongs to.
-pub(crate) fn of(request: &RequestContext<RoleServer>) -> Context {
-    let from = From(Some(&request.meta), request.extensions.get::<Parts>());
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&from))
+pub(crate) fn of(client: &Client<'_>) -> Context {
+    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&From(Some(client.meta), client.parts)))
 }
 
 /// Tells an upstream of the trace that the call under way belongs to. Where nobody traces, what the client said stays.
