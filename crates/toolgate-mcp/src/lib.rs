@@ -36,6 +36,7 @@ mod door;
 mod gateway;
 mod http;
 mod identity;
+mod inplace;
 mod lines;
 mod metrics;
 mod parked;

@@ -31,6 +31,7 @@ use crate::auth::NotLetIn;
 use crate::door::Door;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{Asked, Caller};
+use crate::inplace::InPlace;
 use crate::lines::bounds;
 use crate::straight::Straight;
 
@@ -131,10 +132,10 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
         let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else { continue };
         let _ = stream.set_nodelay(true);
         let (http, tls, watcher) = (Arc::clone(&http), tls.clone(), graceful.watcher());
-        tokio::spawn(async move {
+        tokio::spawn(InPlace::new(async move {
             let _seat = seat;
             connection(stream, http, tls, watcher).await;
-        });
+        }));
     }
     drop(listener);
     // What was asked is answered, within reason; then those who only listen are told that it is over.

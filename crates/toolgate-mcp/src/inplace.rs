@@ -1,0 +1,70 @@
+//! A task that wakes itself runs on at once. Left to the scheduler it would go to the back of the queue, and another thread would be
+//! woken to look for work that is done by the time it looks.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use futures_util::task::AtomicWaker;
+
+/// How often in a row, before others have their turn.
+const MOST: usize = 32;
+
+/// Nobody runs it; it runs; it runs, and is to run again.
+const IDLE: u8 = 0;
+const RUNS: u8 = 1;
+const AGAIN: u8 = 2;
+
+/// Runs a future in place.
+pub(crate) struct InPlace<F> {
+    inner: Pin<Box<F>>,
+    bell: Arc<Bell>,
+    waker: Waker,
+}
+
+struct Bell {
+    state: AtomicU8,
+    outer: AtomicWaker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Whoever runs it sees the mark before it goes idle; else the scheduler is asked.
+        if self.state.compare_exchange(RUNS, AGAIN, Ordering::AcqRel, Ordering::Acquire) == Err(IDLE) {
+            self.outer.wake();
+        }
+    }
+}
+
+impl<F: Future> InPlace<F> {
+    pub(crate) fn new(inner: F) -> Self {
+        let bell = Arc::new(Bell { state: AtomicU8::new(IDLE), outer: AtomicWaker::new() });
+        Self { inner: Box::pin(inner), waker: Waker::from(Arc::clone(&bell)), bell }
+    }
+}
+
+impl<F: Future> Future for InPlace<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let own = &mut *self;
+        own.bell.outer.register(context.waker());
+        for _ in 0..MOST {
+            own.bell.state.store(RUNS, Ordering::Release);
+            if let Poll::Ready(done) = own.inner.as_mut().poll(&mut Context::from_waker(&own.waker)) {
+                return Poll::Ready(done);
+            }
+            if own.bell.state.compare_exchange(RUNS, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return Poll::Pending;
+            }
+        }
+        own.bell.state.store(IDLE, Ordering::Release);
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
