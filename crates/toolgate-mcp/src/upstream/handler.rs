@@ -140,7 +140,7 @@ impl RemoteTool {
     }
 
     /// One request and its answer, the straight way.
-    async fn straight(&self, straight: &Arc<Straight>, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
+    async fn straight(&self, straight: &Straight, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
         let mut meta = line.map(|line| passed_on(line, true)).unwrap_or_default();
         if let Some(token) = line.and_then(|line| line.meta.get_progress_token()) {
             meta.set_progress_token(token);

@@ -7,11 +7,11 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::{Stream as _, StreamExt};
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::combinators::MapErr;
@@ -54,6 +54,26 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 struct Wire {
     send: SendRequest<Full<Bytes>>,
     drive: Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>,
+    /// What may still come of the last answer: its end.
+    rest: Option<Events>,
+}
+
+impl Wire {
+    /// Whether the next request can be sent.
+    fn stands(&mut self, context: &mut Context<'_>) -> bool {
+        if self.drive.as_mut().poll(context).is_ready() {
+            return false;
+        }
+        while let Some(rest) = &mut self.rest {
+            match rest.as_mut().poll_next(context) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(None) => self.rest = None,
+                Poll::Ready(Some(Err(_))) | Poll::Pending => return false,
+            }
+        }
+        // The end of one answer makes room for the next request.
+        self.drive.as_mut().poll(context).is_pending() && matches!(self.send.poll_ready(context), Poll::Ready(Ok(())))
+    }
 }
 
 /// Where an upstream is, and what every request to it says.
@@ -174,7 +194,7 @@ impl Straight {
 
     /// Calls a tool, and tells what is said meanwhile. Whoever stops waiting hangs up, which is how an upstream of this revision hears
     /// that nobody waits any more.
-    pub(super) async fn call(self: &Arc<Self>, params: &Params<'_>, mut tell: impl FnMut(Word)) -> Result<ServerResult, Broken> {
+    pub(super) async fn call(&self, params: &Params<'_>, mut tell: impl FnMut(Word)) -> Result<ServerResult, Broken> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let asked = Asked { jsonrpc: "2.0", id, method: "tools/call", params };
         let body = serde_json::to_vec(&asked).map_err(|error| Broken::Nobody(error.to_string()))?;
@@ -202,18 +222,8 @@ impl Straight {
                 },
             };
             let heard = driven(&mut wire.drive, hear(answer, id, &mut tell)).await?;
-            match heard.rest {
-                None => self.keep(wire),
-                Some(mut rest) => {
-                    let own = Arc::clone(self);
-                    tokio::spawn(async move {
-                        let over = driven(&mut wire.drive, async { while rest.next().await.is_some() {} });
-                        if tokio::time::timeout(KEPT, over).await.is_ok() {
-                            own.keep(wire);
-                        }
-                    });
-                }
-            }
+            wire.rest = heard.rest;
+            self.keep(wire);
             return heard.said;
         }
     }
@@ -227,10 +237,7 @@ impl Straight {
                 lock(&self.kept).clear();
                 return None;
             }
-            let stands = poll_fn(|context| {
-                let over = wire.drive.as_mut().poll(context).is_ready();
-                Poll::Ready(!over && matches!(wire.send.poll_ready(context), Poll::Ready(Ok(()))))
-            });
+            let stands = poll_fn(|context| Poll::Ready(wire.stands(context)));
             if stands.await {
                 return Some(wire);
             }
@@ -258,7 +265,7 @@ impl Straight {
                 Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await.map_err(|error| error.to_string())?),
             };
             let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-            Ok(Wire { send, drive: Box::pin(drive) })
+            Ok(Wire { send, drive: Box::pin(drive), rest: None })
         });
         standing.await.map_err(|_| format!("not within {HELLO:?}"))?
     }
