@@ -245,14 +245,18 @@ impl Pen {
 
 /// Everything that is to be written, each so that it takes no other with it.
 fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], sign: bool) -> Done<Option<Mark>> {
+    // What is alone takes nobody with it when all is rolled back.
+    let alone = work.len() == 1 && !sign;
     for (work, refused) in work.iter_mut() {
         let (before, done) = (tx.tip, tx.done());
-        tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
+        if !alone {
+            tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
+        }
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.run(tx)))
             .unwrap_or_else(|_| Err(Fault::Said("the store panicked".to_owned())));
         if let Err(fault) = ran {
             // Some faults end the whole transaction, and everybody in it must know.
-            if tx.sql.is_autocommit() {
+            if alone || tx.sql.is_autocommit() {
                 return Err(fault);
             }
             tx.sql.prepare_cached("ROLLBACK TO job")?.execute([])?;
@@ -262,7 +266,9 @@ fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], 
             tx.configs.clear();
             *refused = Some(fault.into());
         }
-        tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+        if !alone {
+            tx.sql.prepare_cached("RELEASE job")?.execute([])?;
+        }
     }
     if sign { signed_tip(tx) } else { Ok(None) }
 }

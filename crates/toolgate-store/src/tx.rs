@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
@@ -102,6 +103,8 @@ pub(crate) struct Shared {
     pub(crate) ahead: Mutex<HashMap<SessionKey, Vec<Counted>>>,
     /// What reads under way have reserved. They leave nothing to reconcile, so nothing else is written down of them before their end.
     pub(crate) reads: Mutex<HashMap<CallId, Vec<Reserved>>>,
+    /// How many calls are under way.
+    pub(crate) calls: AtomicUsize,
 }
 
 /// A validated call, to be counted for its session's progress.
@@ -124,7 +127,7 @@ impl Shared {
 
     pub(crate) fn new(home: Home, id: String, keys: Keys) -> Arc<Self> {
         let (definitions, ahead, reads) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead, reads })
+        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead, reads, calls: AtomicUsize::new(0) })
     }
 
     pub(crate) fn keys(&self) -> Arc<Keys> {

@@ -69,6 +69,7 @@ struct Desk {
     tray: Mutex<Tray>,
     ring: Condvar,
     count: AtomicU64,
+    shared: Arc<Shared>,
 }
 
 /// What waits to be written.
@@ -93,8 +94,8 @@ const TURNS: usize = 4;
 
 impl Desk {
     fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
-        let pen = Pen::new(sql, shared, unsigned);
-        Self { alone, pen: Mutex::new(pen), tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0) }
+        let pen = Mutex::new(Pen::new(sql, Arc::clone(&shared), unsigned));
+        Self { alone, pen, tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0), shared }
     }
 
     /// The pen, unless somebody has it. Whoever had it looks into the tray afterwards.
@@ -275,7 +276,9 @@ impl Writer {
             // What needs no sync is written here, before another thread would have woken up. Whoever else is ready comes first: it
             // goes into the same transaction.
             let left = LooksAgain(&self.desk);
-            tokio::task::yield_now().await;
+            if self.desk.shared.calls.load(Ordering::Relaxed) > 1 {
+                tokio::task::yield_now().await;
+            }
             drop(left);
             match answer.try_recv() {
                 Ok(written) => return written,

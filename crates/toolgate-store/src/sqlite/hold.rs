@@ -1,5 +1,6 @@
 //! Holding a session: against other calls of this process, and against other processes.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
@@ -37,12 +38,14 @@ impl Held {
         }
         *held += 1;
         drop(held);
+        shared.calls.fetch_add(1, Ordering::Relaxed);
         Ok(Some(Self { own, shared, key: key.clone() }))
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
+        self.shared.calls.fetch_sub(1, Ordering::Relaxed);
         let mut held = lock(&self.own.held);
         *held -= 1;
         if *held == 0
