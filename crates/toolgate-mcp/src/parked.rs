@@ -31,33 +31,28 @@ pub(crate) enum Waits {
     Upstream(Box<Underway>),
 }
 
-/// A call on its way to its answer. Whoever waits for it runs it; where nobody waits any more, it goes on by itself.
+/// A call on its way to its answer.
 pub(crate) enum Task {
-    Here(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>),
+    /// Whoever waits for it runs it.
+    Here(Pin<Box<dyn Future<Output = Answer> + Send>>),
+    /// It goes on whether somebody waits or not.
     Apart(JoinHandle<Answer>),
 }
 
 impl Task {
     pub(crate) fn new(call: impl Future<Output = Answer> + Send + 'static) -> Self {
-        Self::Here(Some(Box::pin(call)))
+        Self::Here(Box::pin(call))
     }
 
-    /// One that goes on whether somebody waits or not.
-    pub(crate) fn apart(mut self) -> Self {
-        match &mut self {
-            Self::Here(call) => match call.take() {
-                Some(call) => Self::Apart(tokio::spawn(call)),
-                None => self,
-            },
+    pub(crate) fn apart(self) -> Self {
+        match self {
+            Self::Here(call) => Self::Apart(tokio::spawn(call)),
             Self::Apart(_) => self,
         }
     }
 
     fn is_finished(&self) -> bool {
-        match self {
-            Self::Here(call) => call.is_none(),
-            Self::Apart(task) => task.is_finished(),
-        }
+        matches!(self, Self::Apart(task) if task.is_finished())
     }
 }
 
@@ -67,30 +62,8 @@ impl Future for Task {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
+            Self::Here(call) => call.as_mut().poll(context).map(Some),
             Self::Apart(task) => Pin::new(task).poll(context).map(Result::ok),
-            Self::Here(waits) => {
-                // Taken out: what has panicked is not run again.
-                let Some(mut call) = waits.take() else { return Poll::Ready(None) };
-                match call.as_mut().poll(context) {
-                    Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                    Poll::Pending => {
-                        *waits = Some(call);
-                        Poll::Pending
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// What has begun is seen through.
-impl Drop for Task {
-    fn drop(&mut self) {
-        if let Self::Here(call) = self
-            && let Some(call) = call.take()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn(call);
         }
     }
 }

@@ -249,18 +249,19 @@ pub(crate) fn recall(
 
 /// Writes an intent down, with what it reserves on top of what is used.
 pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: &[Charge], used: &[Decimal], now: Timestamp) -> Done<()> {
-    let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&kept(intent.call), pass)).transpose()?;
-    let mut session = Session::find_or_make(tx.sql, &intent.key)?;
-    if session.catch_up(tx, &intent.key) {
-        session.save(tx.sql)?;
-    }
     for (n, (charge, used)) in charges.iter().zip(used).enumerate() {
         reserve(tx.sql, intent.call, n, charge, *used, now)?;
     }
+    // A read leaves nothing to reconcile.
     if !intent.effect && intent.recall.is_empty() && intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner) {
         let reserved = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge.clone())).collect();
         tx.take_read(intent.call, Some(reserved));
         return Ok(());
+    }
+    let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&kept(intent.call), pass)).transpose()?;
+    let mut session = Session::find_or_make(tx.sql, &intent.key)?;
+    if session.catch_up(tx, &intent.key) {
+        session.save(tx.sql)?;
     }
     for key in &intent.recall {
         tx.sql

@@ -17,7 +17,7 @@ use crate::chain;
 use crate::fault::Done;
 use crate::ledger::{digest, nanos, signed, text, unsigned};
 use crate::prints::{Carriers, Prints};
-use crate::tx::{Counted, Tx, lock};
+use crate::tx::{Counted, Shared, Tx, lock};
 
 /// What is known of a session without looking into it.
 pub(crate) struct Session {
@@ -95,22 +95,34 @@ impl Session {
     /// A call comes to its session. What is known already need not be written for it: it is counted with what it, or whoever
     /// is before it, writes. Another process hears of it then.
     pub(crate) fn enter(tx: &Tx<'_>, key: &SessionKey, call: Option<Counted>, now: Timestamp) -> Done<(Self, Timestamp)> {
-        let known = Self::find(tx.sql, key)?.and_then(|session| Some((session.opened?, session)));
-        let Some((opened, mut session)) = known else {
-            let mut session = Self::find_or_make(tx.sql, key)?;
-            session.catch_up(tx, key);
-            session.count(call.as_slice());
-            let opened = *session.opened.get_or_insert(now);
-            session.save(tx.sql)?;
+        if let Some((session, opened, ahead)) = Self::known(tx.sql, tx.shared, key, call)? {
+            if call.is_some() {
+                tx.take_ahead(key, Some(ahead));
+            }
             return Ok((session, opened));
+        }
+        let mut session = Self::find_or_make(tx.sql, key)?;
+        session.catch_up(tx, key);
+        session.count(call.as_slice());
+        let opened = *session.opened.get_or_insert(now);
+        session.save(tx.sql)?;
+        Ok((session, opened))
+    }
+
+    /// A session that is known, as a call finds it, and the calls that are not written down yet.
+    pub(crate) fn known(
+        sql: &Connection,
+        shared: &Shared,
+        key: &SessionKey,
+        call: Option<Counted>,
+    ) -> Done<Option<(Self, Timestamp, Vec<Counted>)>> {
+        let Some((opened, mut session)) = Self::find(sql, key)?.and_then(|session| Some((session.opened?, session))) else {
+            return Ok(None);
         };
-        let mut ahead = lock(&tx.shared.ahead).get(key).cloned().unwrap_or_default();
+        let mut ahead = lock(&shared.ahead).get(key).cloned().unwrap_or_default();
         ahead.extend(call);
         session.count(&ahead);
-        if call.is_some() {
-            tx.take_ahead(key, Some(ahead));
-        }
-        Ok((session, opened))
+        Ok(Some((session, opened, ahead)))
     }
 
     pub(crate) fn save(&self, sql: &Connection) -> Done<()> {
@@ -140,6 +152,10 @@ impl Session {
 
     /// The slices as they are stored.
     pub(crate) fn raw_slices(&self, sql: &Connection) -> Done<Vec<(String, String)>> {
+        // Whoever changes one makes another version.
+        if self.version == 0 {
+            return Ok(Vec::new());
+        }
         let mut statement = sql.prepare_cached("SELECT name, value FROM slices WHERE session = ?1")?;
         let rows = statement.query_map([self.id], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)

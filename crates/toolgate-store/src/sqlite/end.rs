@@ -8,7 +8,7 @@ use toolgate::json::Digest;
 use toolgate::store::{Conflict, Finish};
 
 use crate::claims::{self, Claim};
-use crate::fault::Done;
+use crate::fault::{Done, Fault};
 use crate::ledger::{self, nanos};
 use crate::session::Session;
 use crate::tx::Tx;
@@ -52,14 +52,17 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
         true => None,
         false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
     };
-    // It was given up and written down as such; now it comes to an end after all.
-    let (row, (seq, hash)) = if ledger::has(tx.sql, &row.call)? {
-        let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
-        let body = ledger::text(&late)?;
-        let appended = ledger::append(tx, &mut session, &late, &body)?;
-        (Arc::new(late), appended)
-    } else {
-        (Arc::clone(row), ledger::append(tx, &mut session, row, body)?)
+    let (row, (seq, hash)) = match ledger::append(tx, &mut session, row, body) {
+        // It was given up and written down as such; now it comes to an end after all.
+        Err(Fault::Sql(error))
+            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) && ledger::has(tx.sql, &row.call)? =>
+        {
+            let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
+            let body = ledger::text(&late)?;
+            let appended = ledger::append(tx, &mut session, &late, &body)?;
+            (Arc::new(late), appended)
+        }
+        appended => (Arc::clone(row), appended?),
     };
     session.save(tx.sql)?;
     if let Some(claim) = claim {

@@ -136,17 +136,37 @@ impl Store for SqliteStore {
         let entering = Entering::of(&enter);
         // A long-lived process sweeps when it opens the ledger; one that makes a single call does a little each time.
         let sweeps = self.writer.is_here();
-        let entered = self.write(false, move |tx| {
-            if sweeps {
-                claims::sweep_some(tx, entering.now)?;
+        // To a session that is known a call comes without a word in the ledger.
+        let glance = |sql: &Connection, shared: &Shared| -> Done<_> {
+            let call = entering.counted();
+            let Some((session, opened, ahead)) = Session::known(sql, shared, &entering.key, call)? else { return Ok(None) };
+            let slices = session.raw_slices(sql)?;
+            let rows = ledger::tip(sql)?.seq;
+            if call.is_some() {
+                lock(&shared.ahead).insert(entering.key.clone(), ahead);
             }
-            let recalled = entering.recalled(tx.sql, tx.shared)?;
-            let call = entering.counted().filter(|_| !matches!(recalled, Some(Recalled::Settled(_))));
-            let (session, opened) = Session::enter(tx, &entering.key, call, entering.now)?;
-            let slices = session.raw_slices(tx.sql)?;
-            Ok((session, opened, slices, tx.tip.seq, recalled))
-        });
-        let (session, opened, slices, rows, recalled) = entered.await?;
+            Ok(Some((session, opened, slices, rows, None)))
+        };
+        let known = match sweeps || !entering.recall.is_empty() {
+            true => None,
+            false => self.writer.glance(glance).unwrap_or(Ok(None)).map_err(|fault| self.named(&fault.into()))?,
+        };
+        let (session, opened, slices, rows, recalled) = match known {
+            Some(known) => known,
+            None => {
+                let entered = self.write(false, move |tx| {
+                    if sweeps {
+                        claims::sweep_some(tx, entering.now)?;
+                    }
+                    let recalled = entering.recalled(tx.sql, tx.shared)?;
+                    let call = entering.counted().filter(|_| !matches!(recalled, Some(Recalled::Settled(_))));
+                    let (session, opened) = Session::enter(tx, &entering.key, call, entering.now)?;
+                    let slices = session.raw_slices(tx.sql)?;
+                    Ok((session, opened, slices, tx.tip.seq, recalled))
+                });
+                entered.await?
+            }
+        };
         // Read outside of the thread that writes.
         let state = Arc::new(session.state_of(slices).map_err(|fault| self.named(&fault.into()))?);
         let (version, progress) = (session.version, session.progress);

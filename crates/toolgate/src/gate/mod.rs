@@ -15,6 +15,7 @@ mod run;
 mod session;
 mod settle;
 mod shape;
+mod through;
 mod trail;
 
 use std::collections::HashMap;
@@ -47,6 +48,7 @@ use crate::session::State;
 use crate::spool::Spool;
 use crate::store::{Approval, Intent, MemoryStore, Settle, Store, StoreError, Target};
 use pass::{Admitted, Passed};
+use through::Through;
 use trail::Trail;
 
 /// The runtime: agents, a store, and the one path that every call takes. Cheap to clone.
@@ -89,8 +91,8 @@ pub(crate) struct Inner {
 }
 
 impl Toolgate {
-    /// Takes a call through all gates. Runs on a task of its own: a caller who hangs up cancels the
-    /// tool, never the record.
+    /// Takes a call through all gates. A caller who hangs up cancels the tool, never the record: what changes something runs on a
+    /// task of its own, and a read goes on by itself where nobody waits for it any more.
     pub async fn call(&self, call: Call) -> Answer {
         let call = Arc::new(call);
         let trail = Trail::open(self, &call, None);
@@ -98,11 +100,17 @@ impl Toolgate {
         let _hang_up = trail.cancel.clone().drop_guard();
         let gate = self.clone();
         let asked = Arc::clone(&call);
-        let task = tokio::spawn(async move { gate.path(&asked, trail).await }.instrument(span));
-        match task.await {
-            Ok(answer) => answer,
-            Err(_) => Box::pin(self.lost(&call, id)).await,
+        let path = async move { gate.path(&asked, trail).await }.instrument(span);
+        let ended = if self.is_read(&call) { Through::new(path).await } else { tokio::spawn(path).await.ok() };
+        match ended {
+            Some(answer) => answer,
+            None => Box::pin(self.lost(&call, id)).await,
         }
+    }
+
+    fn is_read(&self, call: &Call) -> bool {
+        let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
+        tool.is_some_and(|tool| tool.spec.effect() == crate::Effect::Read)
     }
 
     /// The path. The first "no" ends it, and the ledger still gets its row.
