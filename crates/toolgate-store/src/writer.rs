@@ -2,7 +2,7 @@
 //! where it must be, and then by a thread of its own, so that nobody else waits for the disk.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -69,6 +69,8 @@ struct Desk {
     tray: Mutex<Tray>,
     ring: Condvar,
     count: AtomicU64,
+    /// Somebody has come to write and found the pen taken: whoever has it sees to what waits.
+    missed: AtomicBool,
     shared: Arc<Shared>,
 }
 
@@ -95,10 +97,10 @@ const TURNS: usize = 4;
 impl Desk {
     fn new(alone: bool, sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
         let pen = Mutex::new(Pen::new(sql, Arc::clone(&shared), unsigned));
-        Self { alone, pen, tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0), shared }
+        Self { alone, pen, tray: Mutex::default(), ring: Condvar::new(), count: AtomicU64::new(0), missed: AtomicBool::new(false), shared }
     }
 
-    /// The pen, unless somebody has it. Whoever had it looks into the tray afterwards.
+    /// The pen, unless somebody has it.
     fn pen(&self) -> Option<MutexGuard<'_, Pen>> {
         match self.pen.try_lock() {
             Ok(pen) => Some(pen),
@@ -120,6 +122,13 @@ impl Desk {
             self.ring.notify_one();
         }
         true
+    }
+
+    /// Whether somebody waits for whoever had the pen. Asked when it is free again: whoever finds it taken after that has said so
+    /// before.
+    fn has_missed(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.missed.load(Ordering::Relaxed) && !lock(&self.tray).is_settled()
     }
 
     fn call_thread(&self) {
@@ -147,7 +156,10 @@ impl Desk {
             if turn == TURNS && !self.alone {
                 break;
             }
+            self.missed.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
             let Some(mut pen) = self.pen() else { return };
+            self.missed.store(false, Ordering::Relaxed);
             let jobs = self.take(self.alone);
             if !jobs.is_empty() {
                 let quiet = pen.unsigned == 0;
@@ -167,7 +179,8 @@ impl Desk {
                 }
             }
             drop(pen);
-            if lock(&self.tray).is_settled() {
+            // Others who have left something come for it themselves, unless they have been here meanwhile.
+            if !self.has_missed() {
                 return;
             }
         }
@@ -235,7 +248,7 @@ impl Writer {
     /// Reads a little with the connection that writes, which remembers what it wrote, unless somebody writes.
     pub(crate) fn glance<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
         // Somebody may come and find it busy.
-        let _looks = LooksAgain(&self.desk);
+        let _free = Free(&self.desk);
         let Some(pen) = self.desk.pen() else { return Err(f) };
         Ok(f(&pen.sql, &pen.shared))
     }
@@ -275,7 +288,7 @@ impl Writer {
         } else if !durable {
             // What needs no sync is written here, before another thread would have woken up. Whoever else is ready comes first: it
             // goes into the same transaction.
-            let left = LooksAgain(&self.desk);
+            let left = Left(&self.desk);
             if self.desk.shared.calls.load(Ordering::Relaxed) > 1 {
                 tokio::task::yield_now().await;
             }
@@ -290,12 +303,23 @@ impl Writer {
     }
 }
 
-/// Whoever has had the pen, or has left something, looks into the tray before it goes, whatever makes it go.
-struct LooksAgain<'d>(&'d Desk);
+/// Whoever has left something comes to write it before it goes, whatever makes it go.
+struct Left<'d>(&'d Desk);
 
-impl Drop for LooksAgain<'_> {
+impl Drop for Left<'_> {
     fn drop(&mut self) {
         if !lock(&self.0.tray).is_settled() {
+            self.0.write_here();
+        }
+    }
+}
+
+/// Whoever has had the pen sees to those who have missed it.
+struct Free<'d>(&'d Desk);
+
+impl Drop for Free<'_> {
+    fn drop(&mut self) {
+        if self.0.has_missed() {
             self.0.write_here();
         }
     }
