@@ -48,12 +48,8 @@ async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>) -> Result<Inp
     let mut responses = InputResponses::new();
     for (key, request) in requests {
         let said = match request {
-            InputRequest::Elicitation(request) => {
-                serde_json::to_value(peer.create_elicitation(request.params).await.map_err(passed)?)
-            }
-            InputRequest::CreateMessage(request) => {
-                serde_json::to_value(peer.create_message(request.params).await.map_err(passed)?)
-            }
+            InputRequest::Elicitation(request) => serde_json::to_value(peer.create_elicitation(request.params).await.map_err(passed)?),
+            InputRequest::CreateMessage(request) => serde_json::to_value(peer.create_message(request.params).await.map_err(passed)?),
             InputRequest::ListRoots(_) => serde_json::to_value(peer.list_roots().await.map_err(passed)?),
             _ => return Err(ErrorData::invalid_request("this is not known here", None)),
         };

@@ -109,11 +109,7 @@ impl<'c> Client<'c> {
 
 impl Door {
     /// A request for a call.
-    pub(crate) async fn call(
-        &self,
-        request: CallToolRequestParams,
-        client: &Client<'_>,
-    ) -> Result<CallToolResponse, ErrorData> {
+    pub(crate) async fn call(&self, request: CallToolRequestParams, client: &Client<'_>) -> Result<CallToolResponse, ErrorData> {
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("this is ending", None));
         }

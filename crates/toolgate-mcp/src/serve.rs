@@ -5,7 +5,9 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,14 +16,14 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use opentelemetry::trace::FutureExt as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig as TlsConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -257,17 +259,7 @@ impl Http {
                     }
                 };
                 // It takes its seat until all of the answer is said; those who only listen take none.
-                Ok(if listens {
-                    answer
-                } else {
-                    answer.map(|body| {
-                        body.map_frame(move |frame| {
-                            let _ = &seat;
-                            frame
-                        })
-                        .boxed()
-                    })
-                })
+                Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat }.boxed()) })
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
@@ -419,6 +411,29 @@ impl Http {
                     "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", base(running, parts))}),
             ),
         }
+    }
+}
+
+/// An answer with the seat that it takes.
+struct Seated {
+    body: BoxBody<Bytes, Infallible>,
+    _seat: OwnedSemaphorePermit,
+}
+
+impl Body for Seated {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

@@ -188,7 +188,8 @@ fn streamed(first: ServerNotification, told: mpsc::Receiver<ServerNotification>,
         };
         Some((said, (None, told, work)))
     });
-    let frames = futures_util::StreamExt::filter_map(events, |event| async move { event.map(|event| Ok::<_, Infallible>(Frame::data(event))) });
+    let frames =
+        futures_util::StreamExt::filter_map(events, |event| async move { event.map(|event| Ok::<_, Infallible>(Frame::data(event))) });
     let mut answer = head(StatusCode::OK, "text/event-stream").map(|()| BodyExt::boxed(StreamBody::new(frames)));
     answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     answer.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));

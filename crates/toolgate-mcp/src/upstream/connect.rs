@@ -6,6 +6,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::link::is_modern;
+use super::straight::Straight;
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
@@ -13,8 +15,6 @@ use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, Str
 use rmcp::{ClientHandler, RoleClient};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use super::link::is_modern;
-use super::straight::Straight;
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
 
 /// Largest message that an upstream may send over its standard output.

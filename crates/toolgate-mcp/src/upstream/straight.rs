@@ -50,10 +50,12 @@ const MOST: usize = 64;
 trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
+type Drive = Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>;
+
 /// A connection, and what drives it.
 struct Wire {
     send: SendRequest<Full<Bytes>>,
-    drive: Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>,
+    drive: Drive,
     /// What may still come of the last answer: its end.
     rest: Option<Events>,
 }
@@ -280,7 +282,7 @@ fn encrypted() -> Option<ClientConfig> {
 }
 
 /// Waits for something that comes over a connection, and drives the connection meanwhile.
-async fn driven<T>(drive: &mut Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>, work: impl Future<Output = T>) -> T {
+async fn driven<T>(drive: &mut Drive, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     let mut over = false;
     poll_fn(move |context| {
@@ -374,9 +376,9 @@ fn understand(text: &[u8], id: u64, tell: &mut impl FnMut(Word)) -> Option<Resul
             "notifications/message" => {
                 serde_json::from_str::<LoggingMessageNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Log(said)))
             }
-            "notifications/resources/updated" => serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
-                .ok()
-                .map(|said| Word::Resource(said.uri)),
+            "notifications/resources/updated" => {
+                serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params).ok().map(|said| Word::Resource(said.uri))
+            }
             "notifications/tools/list_changed" | "notifications/prompts/list_changed" | "notifications/resources/list_changed" => {
                 Some(Word::Lists)
             }

@@ -6,5 +6,6 @@ mod door;
 mod faults;
 mod http;
 mod security;
+mod straight;
 mod support;
 mod tricks;

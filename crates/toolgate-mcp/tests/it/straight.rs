@@ -1,0 +1,264 @@
+//! The straight way for calls of 2026-07-28: it says what the long way says, and what breaks on it is told from what was done.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use toolgate_store::{Filter, Ledger};
+
+use crate::support::{Gate, fixture, until};
+
+/// The fixture over HTTP.
+struct Fixture(Child, String);
+
+impl Fixture {
+    fn start() -> Self {
+        use std::io::BufRead;
+        let mut child = Command::new(fixture()).args(["--listen", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        let address = said.split("http://").nth(1).unwrap().split(['/', ' ', '\n']).next().unwrap().to_owned();
+        Self(child, format!("http://{address}/mcp"))
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A request over a connection of its own: what comes back, head and all.
+async fn post(address: &str, params: Value, name: &str) -> String {
+    let body = json!({"jsonrpc": "2.0", "id": "one", "method": "tools/call", "params": params}).to_string();
+    let mut stream = TcpStream::connect(address.trim_start_matches("http://")).await.unwrap();
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nhost: {}\r\nconnection: close\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n\
+         mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {name}\r\ncontent-length: {}\r\n\r\n",
+        address.trim_start_matches("http://"),
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).await.unwrap();
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text).await.unwrap();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+fn params(tool: &str, arguments: Value, token: Option<&str>) -> Value {
+    let mut meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    if let Some(token) = token {
+        meta["progressToken"] = json!(token);
+    }
+    json!({"name": tool, "arguments": arguments, "_meta": meta})
+}
+
+/// All messages of an answer, without what is different each time.
+fn messages(answer: &str) -> Vec<Value> {
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let events = body.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok());
+    let mut found: Vec<Value> = events.collect();
+    if found.is_empty() {
+        found.push(serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}")));
+    }
+    let plain = |mut message: Value| {
+        let Some(meta) = message.pointer_mut("/result/_meta").and_then(Value::as_object_mut) else { return message };
+        let call = meta.remove("toolgate/call").unwrap();
+        assert!(meta.remove("toolgate/receipt").is_some(), "{answer}");
+        serde_json::from_str(&message.to_string().replace(call.as_str().unwrap(), "(call)")).unwrap()
+    };
+    found.into_iter().map(plain).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_ways_say_the_same() {
+    let upstream = Fixture::start();
+    let gate = Gate::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
+    for (tool, arguments, kind) in [
+        ("echo", json!({"text": "a \u{2028} b"}), "application/json"),
+        ("add", json!({"a": 9_007_199_254_740_993_u64, "b": 0}), "application/json"),
+        ("echo", json!({"txt": 1}), "application/json"),
+        ("fail", json!({}), "application/json"),
+        ("nothing_such", json!({}), "application/json"),
+        ("test_image_content", json!({}), "application/json"),
+        ("test_embedded_resource", json!({}), "application/json"),
+        ("test_multiple_content_types", json!({}), "application/json"),
+        // What is said before the answer makes it a stream.
+        ("test_tool_with_progress", json!({}), "text/event-stream"),
+    ] {
+        let straight = post(&gate.url, params(tool, arguments.clone(), Some("mine")), tool).await;
+        assert!(straight.to_ascii_lowercase().contains(&format!("content-type: {kind}")), "{tool}: {straight}");
+        // What this revision has no word for goes the long way.
+        let mut long = params(tool, arguments, Some("mine"));
+        long["of no meaning"] = json!(1);
+        let said = messages(&straight);
+        assert_eq!(said, messages(&post(&gate.url, long, tool).await), "{tool}");
+        if kind == "text/event-stream" {
+            assert!(said.len() > 2 && said[0]["params"]["progressToken"] == "mine", "{said:?}");
+        }
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_hangs_up_ends_the_call_and_it_is_recorded() {
+    let upstream = Fixture::start();
+    let gate = Gate::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
+    let asked = tokio::time::timeout(Duration::from_millis(700), post(&gate.url, params("sleep", json!({"ms": 60_000}), None), "sleep"));
+    assert!(asked.await.is_err(), "nobody waits so long");
+    let path = gate.home.path().join("ledger.db");
+    let codes = async || -> Vec<String> {
+        let mut codes = Vec::new();
+        let sleeps = Filter { tool: Some("sleep".to_owned()), ..Filter::default() };
+        let note = |entry: toolgate_store::Entry| {
+            codes.push(entry.row.code().unwrap_or_default().to_owned());
+            Ok(true)
+        };
+        Ledger::open(&path).unwrap().query(&sleeps, note).unwrap();
+        codes
+    };
+    until("it is recorded", async || codes().await == ["cancelled"]).await;
+    gate.end().await;
+}
+
+/// A server that does as the name of the tool says.
+async fn scripted() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let ran = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&ran);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(serve(stream, Arc::clone(&counted)));
+        }
+    });
+    (format!("http://{address}/mcp"), ran)
+}
+
+const TOOLS: [&str; 9] = ["plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger"];
+
+async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
+    let mut text = Vec::new();
+    loop {
+        let mut chunk = [0; 4096];
+        let head = loop {
+            if let Some(at) = text.windows(4).position(|window| window == b"\r\n\r\n") {
+                break at + 4;
+            }
+            match stream.read(&mut chunk).await {
+                Ok(n) if n > 0 => text.extend_from_slice(&chunk[..n]),
+                _ => return,
+            }
+        };
+        let lower = String::from_utf8_lossy(&text[..head]).to_ascii_lowercase();
+        let length: usize = lower.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.trim().parse().unwrap());
+        while text.len() < head + length {
+            let Ok(n @ 1..) = stream.read(&mut chunk).await else { return };
+            text.extend_from_slice(&chunk[..n]);
+        }
+        let asked: Value = serde_json::from_slice(&text[head..head + length]).unwrap_or_default();
+        text.drain(..head + length);
+        let result = |result: Value| json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string();
+        let json = |body: &str| {
+            format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+        };
+        let stream_of = |body: &str| {
+            let chunk = format!("data: {body}\n\n");
+            format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{chunk}\r\n",
+                chunk.len()
+            )
+        };
+        let done = result(json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]}));
+        let tool = asked.pointer("/params/name").and_then(Value::as_str).unwrap_or_default();
+        ran.fetch_add(usize::from(!tool.is_empty()), Ordering::SeqCst);
+        let answer = match (asked["method"].as_str().unwrap_or_default(), tool) {
+            ("server/discover", _) => {
+                let about = json!({"name": "scripted", "version": "1"});
+                json(&result(json!({
+                    "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": about,
+                    "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": about},
+                })))
+            }
+            ("tools/list", _) => {
+                let one = |name: &&str| json!({"name": name, "description": "Does so.", "inputSchema": {"type": "object"}});
+                let tools: Vec<Value> = TOOLS.iter().map(one).collect();
+                json(&result(json!({"resultType": "complete", "tools": tools, "ttlMs": 1000, "cacheScope": "private"})))
+            }
+            ("tools/call", "plain") => json(&done),
+            // It answers, and goes without a word.
+            ("tools/call", "leaves") => {
+                let _ = stream.write_all(&json(&done)).await;
+                return;
+            }
+            // It does what it was asked, and says nothing.
+            ("tools/call", "breaks") => return,
+            // An answer that does not end.
+            ("tools/call", "endless") => {
+                let _ =
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{\"jsonrpc\": \"2.0\", \"x\": \"").await;
+                while stream.write_all(&[b'a'; 1 << 16]).await.is_ok() {}
+                return;
+            }
+            // It answers, and leaves the stream open.
+            ("tools/call", "stays") => stream_of(&done).into_bytes(),
+            // A stream that ends before the answer.
+            ("tools/call", "ends") => b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 8\r\n\r\n: hello\n".to_vec(),
+            ("tools/call", "junk") => json("{\"jsonrpc\": \"2.0\", "),
+            // The answer to another question.
+            ("tools/call", "other") => json(&done.replacen("\"id\":", "\"id\":1000", 1)),
+            ("tools/call", "stranger") => b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            _ => b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n".to_vec(),
+        };
+        if stream.write_all(&answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_breaks_is_told_from_what_was_done() {
+    let (url, ran) = scripted().await;
+    let tools: String = TOOLS
+        .iter()
+        .map(|tool| format!("[tools.{tool}]\nkind = \"mcp\"\nupstream = \"s\"\neffect = \"write\"\npolicy = \"open\"\ntimeout = \"20s\"\n"))
+        .collect();
+    let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\n{tools}")).await;
+    let mut asked = 0;
+    for (tool, code, effects) in [
+        ("plain", "ok", Value::Null),
+        ("plain", "ok", Value::Null),
+        ("leaves", "ok", Value::Null),
+        // The connection that was left is not taken for one that stands, and nothing is unclear about the call after it.
+        ("plain", "ok", Value::Null),
+        ("stays", "ok", Value::Null),
+        ("plain", "ok", Value::Null),
+        ("breaks", "upstream_unavailable", json!("unknown")),
+        ("plain", "ok", Value::Null),
+        ("endless", "invalid_result", json!("unknown")),
+        ("ends", "upstream_unavailable", json!("unknown")),
+        ("junk", "upstream_rejected", json!("unknown")),
+        ("other", "upstream_rejected", json!("unknown")),
+        ("plain", "ok", Value::Null),
+        ("stranger", "upstream_forbidden", json!("none")),
+        ("plain", "ok", Value::Null),
+    ] {
+        asked += 1;
+        let begun = Instant::now();
+        let said = gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
+        let error = &said["_meta"]["toolgate/error"];
+        let (found, left) = (error["code"].as_str().unwrap_or("ok"), error.get("effects").cloned().unwrap_or_default());
+        assert_eq!((found, &left), (code, &effects), "{tool}: {:.600}", said.to_string());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{tool} took {:?}", begun.elapsed());
+        assert_eq!(ran.load(Ordering::SeqCst), asked, "{tool} was asked for once");
+    }
+    gate.end().await;
+}
