@@ -42,11 +42,11 @@ pub(crate) struct Pen {
     signed_at: Instant,
     /// Where the ledger ended when this process last wrote.
     last: Option<Tip>,
-    /// Whether the connection waits for the disk, as far as it was told.
-    durable: Option<bool>,
+    /// Whether the connection waits for the disk, and puts the log into the file when that has grown long, as far as it was told.
+    ways: Option<(bool, bool)>,
     /// A transaction is open, for what is written next.
     begun: bool,
-    /// How many transactions were written since the last one that was synced.
+    /// How many transactions were written since the log was last put into the file.
     loose: u64,
 }
 
@@ -76,7 +76,7 @@ impl Pen {
             unsigned,
             signed_at: Instant::now(),
             last: None,
-            durable: None,
+            ways: None,
             begun: false,
             loose: 0,
         }
@@ -133,10 +133,10 @@ impl Pen {
         done
     }
 
-    /// Begins to write what needs no sync, unless another process is at it.
-    pub(crate) fn could_begin(&mut self) -> bool {
+    /// Begins to write where others wait for whoever does, unless another process is at it.
+    pub(crate) fn could_begin(&mut self, durable: bool) -> bool {
         let waits = self.sql.busy_timeout(Duration::ZERO);
-        let began = waits.map_err(Fault::from).and_then(|()| self.begin(false));
+        let began = waits.map_err(Fault::from).and_then(|()| self.begin(durable, false));
         // What else is wrong shows when the thread tries.
         let waits = self.sql.busy_timeout(open::BUSY);
         if began.is_ok() && waits.is_err() {
@@ -166,20 +166,21 @@ impl Pen {
         }
     }
 
-    fn begin(&mut self, durable: bool) -> Done<()> {
+    /// Putting the log into the file takes long: that is for whoever has the time.
+    fn begin(&mut self, durable: bool, has_time: bool) -> Done<()> {
         if std::mem::take(&mut self.begun) {
             return Ok(());
         }
         // Whatever somebody has left open is not ours to go on with.
         self.roll_back();
-        if self.durable != Some(durable) {
-            self.durable = None;
-            // Putting the log into the file takes long: that is for whoever waits for the disk anyway.
-            self.sql.execute_batch(match durable {
-                true => "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000",
-                false => "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0",
+        if self.ways != Some((durable, has_time)) {
+            self.ways = None;
+            self.sql.execute_batch(match (durable, has_time) {
+                (true, true) => "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000",
+                (true, false) => "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0",
+                (false, _) => "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0",
             })?;
-            self.durable = Some(durable);
+            self.ways = Some((durable, has_time));
         }
         self.sql.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         Ok(())
@@ -187,7 +188,8 @@ impl Pen {
 
     /// Says how many rows came in, and how far they are signed.
     fn transaction(&mut self, durable: bool, sign: bool, work: &mut [(Box<dyn Work>, Option<StoreError>)]) -> Done<(u64, Option<Mark>)> {
-        self.begin(durable)?;
+        let has_time = durable && !self.begun;
+        self.begin(durable, has_time)?;
         let tip = ledger::tip(&self.sql)?;
         if self.last != Some(tip) {
             self.is_the_same_ledger()?;
@@ -205,7 +207,7 @@ impl Pen {
         let last = tx.tip;
         let mark = written?;
         self.last = Some(last);
-        self.loose = if durable { 0 } else { self.loose + 1 };
+        self.loose = if has_time { 0 } else { self.loose + 1 };
         Ok((last.seq - tip.seq, mark))
     }
 

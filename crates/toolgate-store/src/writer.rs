@@ -109,13 +109,12 @@ impl Desk {
         }
     }
 
-    /// Leaves something to be written; false where nothing is taken any more.
-    fn leave(&self, job: Job) -> bool {
+    /// Leaves something to be written, for the thread or not; false where nothing is taken any more.
+    fn leave(&self, job: Job, ring: bool) -> bool {
         let mut tray = lock(&self.tray);
         if tray.closed {
             return false;
         }
-        let ring = job.durable && !self.alone;
         tray.jobs.push_back(job);
         if ring {
             tray.rung = true;
@@ -149,8 +148,9 @@ impl Desk {
         tray.jobs.drain(..most).collect()
     }
 
-    /// Writes what waits, unless somebody is at it: whoever that is looks again afterwards.
-    fn write_here(&self) {
+    /// Writes what waits, unless somebody is at it: whoever that is looks again afterwards. What waits for the disk is written
+    /// here only where somebody may wait for it.
+    fn write_here(&self, may_wait: bool) {
         for turn in 0.. {
             // Where there is no thread, whoever is at it stays at it.
             if turn == TURNS && !self.alone {
@@ -158,13 +158,17 @@ impl Desk {
             }
             self.missed.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            let Some(mut pen) = self.pen() else { return };
+            let Some(mut pen) = self.pen() else {
+                // Whoever has it may not wait.
+                return if may_wait && !self.alone { self.call_thread() };
+            };
             self.missed.store(false, Ordering::Relaxed);
-            let jobs = self.take(self.alone);
+            let jobs = self.take(may_wait);
             if !jobs.is_empty() {
                 let quiet = pen.unsigned == 0;
                 // Another process may be writing: the thread waits for it.
-                if !self.alone && !pen.could_begin() {
+                let durable = jobs.iter().any(|job| job.durable);
+                if !self.alone && !pen.could_begin(durable) {
                     let mut tray = lock(&self.tray);
                     jobs.into_iter().rev().for_each(|job| tray.jobs.push_front(job));
                     drop(tray);
@@ -212,7 +216,7 @@ impl Desk {
                 // Others write on while the mark is moved, and those who have found this at work do not wait for it.
                 drop(pen);
                 self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
-                self.write_here();
+                self.write_here(false);
                 shared.set_mark(written.mark);
             } else if pen.is_loose() {
                 pen.tie();
@@ -267,7 +271,7 @@ impl Writer {
         // Who makes one call stores what belongs to it with the call.
         if !self.desk.alone {
             let (reply, _) = oneshot::channel();
-            self.desk.leave(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) });
+            self.desk.leave(Job { durable: false, work: Box::new(Task { f: Some(f), result: None, reply }) }, false);
             self.desk.call_thread();
         }
     }
@@ -280,16 +284,17 @@ impl Writer {
     ) -> Result<T, StoreError> {
         let gone = || StoreError("the thread that writes has ended".to_owned());
         let (reply, mut answer) = oneshot::channel();
-        if !self.desk.leave(Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) }) {
+        // Where others are under way, a thread waits for the disk, so that they need not.
+        let others = self.desk.shared.calls.load(Ordering::Relaxed) > 1;
+        let thread = durable && others && !self.desk.alone;
+        if !self.desk.leave(Job { durable, work: Box::new(Task { f: Some(f), result: None, reply }) }, thread) {
             return Err(gone());
         }
-        if self.desk.alone {
-            self.desk.write_here();
-        } else if !durable {
-            // What needs no sync is written here, before another thread would have woken up. Whoever else is ready comes first: it
-            // goes into the same transaction.
-            let left = Left(&self.desk);
-            if self.desk.shared.calls.load(Ordering::Relaxed) > 1 {
+        if !thread {
+            // What is written here is written before another thread would have woken up. Whoever else is ready comes first: it goes
+            // into the same transaction.
+            let left = Left(&self.desk, self.desk.alone || durable);
+            if others && !self.desk.alone {
                 tokio::task::yield_now().await;
             }
             drop(left);
@@ -304,12 +309,12 @@ impl Writer {
 }
 
 /// Whoever has left something comes to write it before it goes, whatever makes it go.
-struct Left<'d>(&'d Desk);
+struct Left<'d>(&'d Desk, bool);
 
 impl Drop for Left<'_> {
     fn drop(&mut self) {
         if !lock(&self.0.tray).is_settled() {
-            self.0.write_here();
+            self.0.write_here(self.1);
         }
     }
 }
@@ -320,7 +325,7 @@ struct Free<'d>(&'d Desk);
 impl Drop for Free<'_> {
     fn drop(&mut self) {
         if self.0.has_missed() {
-            self.0.write_here();
+            self.0.write_here(self.0.alone);
         }
     }
 }
