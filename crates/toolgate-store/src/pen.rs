@@ -24,6 +24,16 @@ const LOOSE: u64 = 4_000;
 /// How many bytes of log those who make one call may leave to the next.
 const LOG: u64 = 256 << 10;
 
+/// When a transaction signs where the ledger stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Signs {
+    Never,
+    /// When there are many rows that are not signed, or when the oldest has waited for long.
+    WhenDue,
+    /// With every row that is on disk afterwards: nobody comes back to sign it.
+    WithRows,
+}
+
 /// What became of a transaction.
 pub(crate) struct Written {
     pub(crate) done: bool,
@@ -69,17 +79,7 @@ fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
 
 impl Pen {
     pub(crate) fn new(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
-        Self {
-            sql,
-            shared,
-            configs: HashSet::new(),
-            unsigned,
-            signed_at: Instant::now(),
-            last: None,
-            ways: None,
-            begun: false,
-            loose: 0,
-        }
+        Self { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, ways: None, begun: false, loose: 0 }
     }
 
     pub(crate) fn is_to_sign(&self) -> bool {
@@ -95,17 +95,18 @@ impl Pen {
     pub(crate) fn sign(&mut self) {
         if self.unsigned > 0 {
             self.signed_at = Instant::now().checked_sub(TIME).unwrap_or(self.signed_at);
-            let written = self.write(Vec::new(), true);
+            let written = self.write(Vec::new(), Signs::WhenDue);
             self.shared.set_mark(written.mark);
         }
     }
 
     /// One transaction. All of it is there afterwards, or none.
-    pub(crate) fn write(&mut self, jobs: Vec<Job>, may_sign: bool) -> Written {
-        let sign = may_sign && self.is_to_sign();
+    pub(crate) fn write(&mut self, jobs: Vec<Job>, signs: Signs) -> Written {
+        let sign = signs != Signs::Never && self.is_to_sign();
         let durable = sign || jobs.iter().any(|job| job.durable);
         let mut work: Vec<(Box<dyn Work>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.work, None)).collect();
-        let written = self.transaction(durable, sign, &mut work);
+        let with_rows = durable && signs == Signs::WithRows;
+        let written = self.transaction(durable, sign, with_rows, &mut work);
         let mut done = Written { done: written.is_ok(), mark: None };
         let failed = match written {
             Ok((rows, mark)) => {
@@ -187,7 +188,13 @@ impl Pen {
     }
 
     /// Says how many rows came in, and how far they are signed.
-    fn transaction(&mut self, durable: bool, sign: bool, work: &mut [(Box<dyn Work>, Option<StoreError>)]) -> Done<(u64, Option<Mark>)> {
+    fn transaction(
+        &mut self,
+        durable: bool,
+        sign: bool,
+        with_rows: bool,
+        work: &mut [(Box<dyn Work>, Option<StoreError>)],
+    ) -> Done<(u64, Option<Mark>)> {
         let has_time = durable && !self.begun;
         self.begin(durable, has_time)?;
         let tip = ledger::tip(&self.sql)?;
@@ -195,7 +202,7 @@ impl Pen {
             self.is_the_same_ledger()?;
         }
         let mut tx = Tx::new(&self.sql, &self.shared, tip, &mut self.configs);
-        let mut written = write_all(&mut tx, work, sign);
+        let mut written = write_all(&mut tx, work, sign, with_rows);
         if written.is_ok()
             && let Err(error) = tx.sql.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]))
         {
@@ -246,7 +253,8 @@ impl Pen {
 }
 
 /// Everything that is to be written, each so that it takes no other with it.
-fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], sign: bool) -> Done<Option<Mark>> {
+fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], sign: bool, with_rows: bool) -> Done<Option<Mark>> {
+    let began = tx.tip;
     // What is alone takes nobody with it when all is rolled back.
     let alone = work.len() == 1 && !sign;
     for (work, refused) in work.iter_mut() {
@@ -272,7 +280,7 @@ fn write_all(tx: &mut Tx<'_>, work: &mut [(Box<dyn Work>, Option<StoreError>)], 
             tx.sql.prepare_cached("RELEASE job")?.execute([])?;
         }
     }
-    if sign { signed_tip(tx) } else { Ok(None) }
+    if sign || (with_rows && tx.tip != began) { signed_tip(tx) } else { Ok(None) }
 }
 
 /// Before anything else is written: what died with its process is pending, and the ledger says so. Says how many rows are

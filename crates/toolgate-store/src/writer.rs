@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use toolgate::store::StoreError;
 
 use crate::fault::Done;
-use crate::pen::Pen;
+use crate::pen::{Pen, Signs};
 use crate::tx::{Shared, Tx, lock};
 
 /// Most that goes into one transaction; and most of it that somebody writes who only came for a job of its own.
@@ -160,7 +160,9 @@ impl Desk {
             fence(Ordering::SeqCst);
             let Some(mut pen) = self.pen() else {
                 // Whoever has it may not wait.
-                return if may_wait && !self.alone { self.call_thread() };
+                return if may_wait && !self.alone {
+                    self.call_thread()
+                };
             };
             self.missed.store(false, Ordering::Relaxed);
             let jobs = self.take(may_wait);
@@ -174,7 +176,7 @@ impl Desk {
                     drop(tray);
                     return self.call_thread();
                 }
-                let written = pen.write(jobs, self.alone);
+                let written = pen.write(jobs, if self.alone { Signs::WithRows } else { Signs::Never });
                 self.count.fetch_add(u64::from(written.done), Ordering::Relaxed);
                 pen.shared.set_mark(written.mark);
                 // The thread signs, a while after the first row, or when there are many.
@@ -211,7 +213,7 @@ impl Desk {
             let mut pen = lock(&self.pen);
             let jobs = self.take(true);
             if !jobs.is_empty() || (!closed && pen.is_to_sign()) {
-                let written = pen.write(jobs, true);
+                let written = pen.write(jobs, Signs::WhenDue);
                 let shared = Arc::clone(&pen.shared);
                 // Others write on while the mark is moved, and those who have found this at work do not wait for it.
                 drop(pen);

@@ -272,7 +272,9 @@ impl Store for SqliteStore {
         let outputs: Result<Vec<_>, _> =
             finish.outputs.iter().map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes())).collect();
         let outputs = outputs.map_err(|error| self.named(&StoreError(error.to_string())))?;
-        let written = self.write(finish.durable, move |tx| end(tx, *finish, &body, outputs)).await?;
+        // Where nobody stays to sign it later, a row is signed with its transaction, and that is on disk.
+        let durable = finish.durable || self.writer.is_here();
+        let written = self.write(durable, move |tx| end(tx, *finish, &body, outputs)).await?;
         let Ok((row, seq, hash)) = written else { return Ok(Err(Conflict)) };
         Ok(Ok(Some(recorded(self.keys(), &row, seq, hash))))
     }
