@@ -113,7 +113,6 @@ impl Door {
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("this is ending", None));
         }
-        let _counted = self.gateway.count();
         let running = self.gateway.running();
         let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client)? {
             Ok(key) => key,
@@ -166,10 +165,18 @@ impl Door {
         let key = call.key.clone();
         let cancel = CancellationToken::new();
         let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
-        let task = Task::new(async move { gate.call(call).await }.with_context(crate::trace::of(client)));
+        // Counted until it is over, however long its client waits.
+        let counted = Arc::new(Mutex::new(Some(self.gateway.count())));
+        let counts = Arc::clone(&counted);
+        let path = async move {
+            let answer = gate.call(call).await;
+            drop(counts);
+            answer
+        };
+        let task = Task::new(path.with_context(crate::trace::of(client)));
         // Who has to wait until its client has heard something goes on by itself.
         let task = if matches!(client.ear, Ear::Peer(_)) { task.apart() } else { task };
-        let underway = Underway { task, heard, line, cancel, asked: None, digest: String::new() };
+        let underway = Underway { task, heard, line, cancel, asked: None, digest: String::new(), counted };
         self.accompany(key, request, underway, client).await
     }
 
@@ -211,6 +218,14 @@ impl Door {
                     drop(asking);
                     hang_up.disarm();
                     let answer = answer.ok_or_else(|| ErrorData::internal_error("the call did not come to an end", None))?;
+                    // What was said in the same breath as the answer was said before it.
+                    while let Ok(said) = underway.heard.try_recv() {
+                        match said {
+                            FromUpstream::Progress(progress) => self.progress(progress, client).await,
+                            FromUpstream::Log(message) => self.log(message, client).await,
+                            question => decline(question),
+                        }
+                    }
                     return self.answered(key, request, answer, &underway.line, client).await;
                 }
             }
@@ -321,6 +336,7 @@ impl Door {
                 if underway.digest != digest(&request) {
                     return Err(ErrorData::invalid_params("this is another call than the one that was asked about", None));
                 }
+                *lock(&underway.counted) = Some(self.gateway.count());
                 match underway.asked.take() {
                     // What is missing in it, whoever asked knows best.
                     Some(FromUpstream::Inputs(_, reply)) => {
@@ -348,6 +364,8 @@ impl Door {
             FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
         };
         let task = underway.task.apart();
+        // Nobody waits for its client when the gateway ends.
+        drop(lock(&underway.counted).take());
         let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), digest, task, ..underway }));
         let state = self.gateway.0.parked.park(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))

@@ -11,7 +11,7 @@ use futures_util::task::AtomicWaker;
 /// How often in a row, before others have their turn.
 const MOST: usize = 32;
 
-/// Nobody runs it; it runs; it runs, and is to run again.
+/// Nobody runs it; it runs; it is to run again, and somebody will see to that.
 const IDLE: u8 = 0;
 const RUNS: u8 = 1;
 const AGAIN: u8 = 2;
@@ -35,7 +35,7 @@ impl Wake for Bell {
 
     fn wake_by_ref(self: &Arc<Self>) {
         // Whoever runs it sees the mark before it goes idle; else the scheduler is asked.
-        if self.state.compare_exchange(RUNS, AGAIN, Ordering::AcqRel, Ordering::Acquire) == Err(IDLE) {
+        if self.state.swap(AGAIN, Ordering::SeqCst) == IDLE {
             self.outer.wake();
         }
     }
@@ -55,15 +55,15 @@ impl<F: Future> Future for InPlace<F> {
         let own = &mut *self;
         own.bell.outer.register(context.waker());
         for _ in 0..MOST {
-            own.bell.state.store(RUNS, Ordering::Release);
+            own.bell.state.swap(RUNS, Ordering::SeqCst);
             if let Poll::Ready(done) = own.inner.as_mut().poll(&mut Context::from_waker(&own.waker)) {
                 return Poll::Ready(done);
             }
-            if own.bell.state.compare_exchange(RUNS, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            if own.bell.state.compare_exchange(RUNS, IDLE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
                 return Poll::Pending;
             }
         }
-        own.bell.state.store(IDLE, Ordering::Release);
+        // The mark stays: it is to run again.
         context.waker().wake_by_ref();
         Poll::Pending
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::pin::Pin;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use toolgate::{Answer, SessionKey};
 
-use crate::gateway::lock;
+use crate::gateway::{Counted, lock};
 use crate::upstream::FromUpstream;
 
 /// How long a client may take.
@@ -33,22 +33,23 @@ pub(crate) enum Waits {
 
 /// A call on its way to its answer.
 pub(crate) enum Task {
-    /// Whoever waits for it runs it.
-    Here(Pin<Box<dyn Future<Output = Answer> + Send>>),
+    /// Whoever waits for it runs it; where nobody waits any more, it goes on by itself.
+    Here(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>),
     /// It goes on whether somebody waits or not.
     Apart(JoinHandle<Answer>),
 }
 
 impl Task {
     pub(crate) fn new(call: impl Future<Output = Answer> + Send + 'static) -> Self {
-        Self::Here(Box::pin(call))
+        Self::Here(Some(Box::pin(call)))
     }
 
-    pub(crate) fn apart(self) -> Self {
-        match self {
-            Self::Here(call) => Self::Apart(tokio::spawn(call)),
-            Self::Apart(_) => self,
-        }
+    pub(crate) fn apart(mut self) -> Self {
+        let call = match &mut self {
+            Self::Here(call) => call.take(),
+            Self::Apart(_) => None,
+        };
+        call.map_or(self, |call| Self::Apart(tokio::spawn(call)))
     }
 
     fn is_finished(&self) -> bool {
@@ -62,8 +63,30 @@ impl Future for Task {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Self::Here(call) => call.as_mut().poll(context).map(Some),
             Self::Apart(task) => Pin::new(task).poll(context).map(Result::ok),
+            Self::Here(waits) => {
+                // Taken out meanwhile: what has panicked is not run again.
+                let Some(mut call) = waits.take() else { return Poll::Ready(None) };
+                match call.as_mut().poll(context) {
+                    Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                    Poll::Pending => {
+                        *waits = Some(call);
+                        Poll::Pending
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What has begun is seen through, and counted until then.
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Self::Here(call) = self
+            && let Some(call) = call.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(call);
         }
     }
 }
@@ -72,10 +95,11 @@ impl Future for Task {
 pub(crate) struct Underway {
     pub(crate) task: Task,
     pub(crate) heard: mpsc::Receiver<FromUpstream>,
-    pub(crate) line: std::sync::Arc<crate::upstream::Line>,
+    pub(crate) line: Arc<crate::upstream::Line>,
     pub(crate) cancel: CancellationToken,
     pub(crate) asked: Option<FromUpstream>,
     pub(crate) digest: String,
+    pub(crate) counted: Arc<Mutex<Option<Counted>>>,
 }
 
 impl Entry {

@@ -3,6 +3,7 @@
 //! there what is wrong with it.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,13 +96,18 @@ impl Straight {
     pub(crate) async fn answer(self, http: &Arc<Http>, parts: Parts) -> Answer {
         let (tell, mut told) = mpsc::channel(WORDS);
         let mut work = Box::pin(self.work(Arc::clone(http), parts, tell));
-        let first = tokio::select! {
+        tokio::select! {
             biased;
-            said = &mut work => return whole(&said),
-            Some(first) = told.recv() => first,
-        };
-        // Nobody who reads slowly holds up the call; whoever hangs up ends the wait for it.
-        streamed(first, told, AbortOnDropHandle::new(tokio::spawn(work)))
+            said = &mut work => match told.try_recv() {
+                Err(_) => whole(&said),
+                Ok(first) => streamed(first, told, Box::pin(std::future::ready(Some(said)))),
+            },
+            Some(first) = told.recv() => {
+                // Nobody who reads slowly holds up the call; whoever hangs up ends the wait for it.
+                let work = AbortOnDropHandle::new(tokio::spawn(work));
+                streamed(first, told, Box::pin(async move { work.await.ok() }))
+            }
+        }
     }
 
     async fn work(self, http: Arc<Http>, parts: Parts, tell: mpsc::Sender<ServerNotification>) -> Said {
@@ -168,8 +174,11 @@ fn whole(said: &Said) -> Answer {
     head(said.status(), "application/json").map(|()| Full::new(Bytes::from(said.text())).boxed())
 }
 
+/// What a call comes to; `None` where it does not come to an end.
+type Waits = Pin<Box<dyn Future<Output = Option<Said>> + Send + Sync>>;
+
 /// What was said before the answer, and the answer.
-fn streamed(first: ServerNotification, told: mpsc::Receiver<ServerNotification>, work: AbortOnDropHandle<Said>) -> Answer {
+fn streamed(first: ServerNotification, told: mpsc::Receiver<ServerNotification>, work: Waits) -> Answer {
     let event = |text: &[u8]| Some(Bytes::from([b"data: ", text, b"\n\n"].concat()));
     let word = move |said: &ServerNotification| event(&serde_json::to_vec(&Notified { jsonrpc: "2.0", said }).unwrap_or_default());
     let events = stream::unfold((Some(first), told, Some(work)), move |(first, mut told, mut work)| async move {
@@ -182,7 +191,7 @@ fn streamed(first: ServerNotification, told: mpsc::Receiver<ServerNotification>,
             Some(next) = told.recv() => word(&next),
             said = waits => {
                 work = None;
-                said.ok().and_then(|said| event(&said.text()))
+                said.and_then(|said| event(&said.text()))
             }
             () = tokio::time::sleep(PULSE) => Some(Bytes::from_static(b":\n\n")),
         };

@@ -218,6 +218,11 @@ impl Pen {
         Ok((last.seq - tip.seq, mark))
     }
 
+    /// Whether the ledger ends where this process left it.
+    pub(crate) fn ends_at(&self, tip: Tip) -> bool {
+        self.last == Some(tip)
+    }
+
     /// Whether much was written since the log was last put into the file.
     pub(crate) fn is_loose(&self) -> bool {
         self.loose >= LOOSE

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use toolgate::store::StoreError;
 
 use crate::fault::Done;
+use crate::ledger::Tip;
 use crate::pen::{Pen, Signs};
 use crate::tx::{Shared, Tx, lock};
 
@@ -137,15 +138,16 @@ impl Desk {
         }
     }
 
-    /// What waits, as far as it goes into one transaction. Nothing, where somebody must wait for the disk and `may_wait` is
-    /// false: then all of it is the thread's, which was rung for.
-    fn take(&self, may_wait: bool) -> Vec<Job> {
+    /// What waits, as far as it goes into one transaction, and whether there is more. Nothing, where somebody must wait for the disk
+    /// and `may_wait` is false: then all of it is the thread's, which was rung for, or whoever's who comes for it.
+    fn take(&self, may_wait: bool) -> (Vec<Job>, bool) {
         let mut tray = lock(&self.tray);
         let most = tray.jobs.len().min(if may_wait { MOST } else { MOST_HERE });
         if !may_wait && tray.jobs.iter().take(most).any(|job| job.durable) {
-            return Vec::new();
+            return (Vec::new(), false);
         }
-        tray.jobs.drain(..most).collect()
+        let jobs = tray.jobs.drain(..most).collect();
+        (jobs, !tray.jobs.is_empty())
     }
 
     /// Writes what waits, unless somebody is at it: whoever that is looks again afterwards. What waits for the disk is written
@@ -165,7 +167,7 @@ impl Desk {
                 };
             };
             self.missed.store(false, Ordering::Relaxed);
-            let jobs = self.take(may_wait);
+            let (jobs, more) = self.take(may_wait);
             if !jobs.is_empty() {
                 let quiet = pen.unsigned == 0;
                 // Another process may be writing: the thread waits for it.
@@ -185,8 +187,8 @@ impl Desk {
                 }
             }
             drop(pen);
-            // Others who have left something come for it themselves, unless they have been here meanwhile.
-            if !self.has_missed() {
+            // Others who have left something come for it themselves, unless they have been here meanwhile, or there were too many.
+            if !more && !self.has_missed() {
                 return;
             }
         }
@@ -211,7 +213,7 @@ impl Desk {
             drop(tray);
             // What comes in while the disk is waited for goes into the next transaction.
             let mut pen = lock(&self.pen);
-            let jobs = self.take(true);
+            let (jobs, _) = self.take(true);
             if !jobs.is_empty() || (!closed && pen.is_to_sign()) {
                 let written = pen.write(jobs, Signs::WhenDue);
                 let shared = Arc::clone(&pen.shared);
@@ -257,6 +259,21 @@ impl Writer {
         let _free = Free(&self.desk);
         let Some(pen) = self.desk.pen() else { return Err(f) };
         Ok(f(&pen.sql, &pen.shared))
+    }
+
+    /// Reads what may be read without a word in the ledger, all of it as of one moment: where it ends as this process left it, and
+    /// nobody writes.
+    pub(crate) fn look<T>(&self, f: impl FnOnce(&Connection, &Shared, Tip) -> Done<Option<T>>) -> Done<Option<T>> {
+        let _free = Free(&self.desk);
+        let Some(pen) = self.desk.pen().filter(|pen| pen.sql.is_autocommit()) else { return Ok(None) };
+        pen.sql.prepare_cached("BEGIN")?.execute([])?;
+        let found = match crate::ledger::tip(&pen.sql) {
+            Ok(tip) if pen.ends_at(tip) => f(&pen.sql, &pen.shared, tip),
+            // Whoever writes looks more closely.
+            other => other.map(|_| None),
+        };
+        pen.sql.prepare_cached("COMMIT")?.execute([])?;
+        found
     }
 
     pub(crate) fn is_here(&self) -> bool {
@@ -394,6 +411,27 @@ mod tests {
         assert!(failed.is_err());
         let reads: Vec<CallId> = lock(&shared.reads).keys().copied().collect();
         assert_eq!(reads, [kept]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn however_many_come_at_once_nobody_is_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let (writer, shared) = writer(directory.path());
+        // Others are under way, so everybody looks around before it writes.
+        shared.calls.store(2, Ordering::Relaxed);
+        let writer = Arc::new(writer);
+        for _ in 0..20 {
+            let tasks: Vec<_> = (0..600)
+                .map(|_| {
+                    let writer = Arc::clone(&writer);
+                    tokio::spawn(async move { writer.write(false, |tx| Ok(tx.tip.seq)).await.unwrap() })
+                })
+                .collect();
+            for task in tasks {
+                // Nothing is unsigned here, so no clock comes to the rescue.
+                tokio::time::timeout(Duration::from_secs(20), task).await.expect("somebody was never answered").unwrap();
+            }
+        }
     }
 
     #[tokio::test]

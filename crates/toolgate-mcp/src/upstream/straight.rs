@@ -55,7 +55,8 @@ type Drive = Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>;
 /// A connection, and what drives it.
 struct Wire {
     send: SendRequest<Full<Bytes>>,
-    drive: Drive,
+    /// Gone as soon as it has ended: then whoever waits for it hears of it.
+    drive: Option<Drive>,
     /// What may still come of the last answer: its end.
     rest: Option<Events>,
 }
@@ -63,7 +64,7 @@ struct Wire {
 impl Wire {
     /// Whether the next request can be sent.
     fn stands(&mut self, context: &mut Context<'_>) -> bool {
-        if self.drive.as_mut().poll(context).is_ready() {
+        if !self.goes_on(context) {
             return false;
         }
         while let Some(rest) = &mut self.rest {
@@ -74,7 +75,11 @@ impl Wire {
             }
         }
         // The end of one answer makes room for the next request.
-        self.drive.as_mut().poll(context).is_pending() && matches!(self.send.poll_ready(context), Poll::Ready(Ok(())))
+        self.goes_on(context) && matches!(self.send.poll_ready(context), Poll::Ready(Ok(())))
+    }
+
+    fn goes_on(&mut self, context: &mut Context<'_>) -> bool {
+        goes_on(&mut self.drive, context)
     }
 }
 
@@ -156,7 +161,8 @@ pub(super) enum Word {
 impl Straight {
     /// For an address with everything that is sent along; `None` where this way does not lead there.
     pub(super) fn new(url: &str, custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>, token: Option<&str>) -> Option<Self> {
-        let url = url::Url::parse(url).ok()?;
+        // A name and a password in the address are for those who know what to make of them.
+        let url = url::Url::parse(url).ok().filter(|url| url.username().is_empty() && url.password().is_none())?;
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
         let tls = match url.scheme() {
             "http" => None,
@@ -248,7 +254,7 @@ impl Straight {
 
     fn keep(&self, wire: Wire) {
         let mut kept = lock(&self.kept);
-        if kept.len() < MOST && !wire.send.is_closed() {
+        if kept.len() < MOST && wire.drive.is_some() {
             kept.push((Instant::now(), wire));
         }
     }
@@ -258,16 +264,30 @@ impl Straight {
         lock(&self.kept).retain(|(since, _)| since.elapsed() <= KEPT);
     }
 
+    /// A connection to the first of its addresses that answers.
+    async fn connected(&self) -> Result<TcpStream, String> {
+        let addresses = tokio::net::lookup_host((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
+        let mut why = "it has no address".to_owned();
+        for address in addresses {
+            match tokio::time::timeout(HELLO / 4, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => why = error.to_string(),
+                Err(_) => why = format!("{address} does not answer"),
+            }
+        }
+        Err(why)
+    }
+
     async fn open(&self) -> Result<Wire, String> {
         let standing = tokio::time::timeout(HELLO, async {
-            let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
+            let stream = self.connected().await?;
             let _ = stream.set_nodelay(true);
             let stream: Box<dyn Io> = match &self.tls {
                 None => Box::new(stream),
                 Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await.map_err(|error| error.to_string())?),
             };
             let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-            Ok(Wire { send, drive: Box::pin(drive), rest: None })
+            Ok(Wire { send, drive: Some(Box::pin(drive)), rest: None })
         });
         standing.await.map_err(|_| format!("not within {HELLO:?}"))?
     }
@@ -281,21 +301,23 @@ fn encrypted() -> Option<ClientConfig> {
     Some(builder.with_platform_verifier().ok()?.with_no_client_auth())
 }
 
+/// Drives a connection. One that has ended is let go: what was to be sent on it comes back unsent.
+fn goes_on(drive: &mut Option<Drive>, context: &mut Context<'_>) -> bool {
+    if drive.as_mut().is_some_and(|drive| drive.as_mut().poll(context).is_ready()) {
+        *drive = None;
+    }
+    drive.is_some()
+}
+
 /// Waits for something that comes over a connection, and drives the connection meanwhile.
-async fn driven<T>(drive: &mut Drive, work: impl Future<Output = T>) -> T {
+async fn driven<T>(drive: &mut Option<Drive>, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
-    let mut over = false;
     poll_fn(move |context| {
-        loop {
-            if let Poll::Ready(done) = work.as_mut().poll(context) {
-                return Poll::Ready(done);
-            }
-            // Where it has ended, whoever waits for it learns that from what it has left.
-            if over || drive.as_mut().poll(context).is_pending() {
-                return work.as_mut().poll(context);
-            }
-            over = true;
+        if let Poll::Ready(done) = work.as_mut().poll(context) {
+            return Poll::Ready(done);
         }
+        goes_on(drive, context);
+        work.as_mut().poll(context)
     })
     .await
 }
@@ -403,4 +425,24 @@ fn understand(text: &[u8], id: u64, tell: &mut impl FnMut(Word)) -> Option<Resul
             Err(_) => Err(Broken::Unread(error.to_string())),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_finds_its_connection_closed_comes_back_unsent() {
+        let (near, far) = tokio::io::duplex(1024);
+        let near: Box<dyn Io> = Box::new(near);
+        let (mut send, drive) = http1::Builder::new().handshake(TokioIo::new(near)).await.unwrap();
+        let mut drive: Option<Drive> = Some(Box::pin(drive));
+        // It stood when it was looked at, and is gone when something is sent.
+        assert!(poll_fn(|context| Poll::Ready(goes_on(&mut drive, context))).await);
+        let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
+        let sent = send.try_send_request(request);
+        drop(far);
+        let sent = tokio::time::timeout(Duration::from_secs(5), driven(&mut drive, sent)).await.expect("nobody ever says so");
+        assert!(sent.unwrap_err().take_message().is_some());
+    }
 }

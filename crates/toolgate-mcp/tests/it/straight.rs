@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use toolgate_store::{Filter, Ledger};
 
-use crate::support::{Gate, fixture, until};
+use crate::support::{Gate, fixture};
 
 /// The fixture over HTTP.
 struct Fixture(Child, String);
@@ -113,18 +113,16 @@ async fn who_hangs_up_ends_the_call_and_it_is_recorded() {
     let gate = Gate::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
     let asked = tokio::time::timeout(Duration::from_millis(700), post(&gate.url, params("sleep", json!({"ms": 60_000}), None), "sleep"));
     assert!(asked.await.is_err(), "nobody waits so long");
-    let path = gate.home.path().join("ledger.db");
-    let codes = async || -> Vec<String> {
-        let mut codes = Vec::new();
-        let sleeps = Filter { tool: Some("sleep".to_owned()), ..Filter::default() };
-        let note = |entry: toolgate_store::Entry| {
-            codes.push(entry.row.code().unwrap_or_default().to_owned());
-            Ok(true)
-        };
-        Ledger::open(&path).unwrap().query(&sleeps, note).unwrap();
-        codes
+    // The gateway ends, but not before the row is there.
+    gate.gateway.end().await;
+    let mut codes = Vec::new();
+    let sleeps = Filter { tool: Some("sleep".to_owned()), ..Filter::default() };
+    let note = |entry: toolgate_store::Entry| {
+        codes.push(entry.row.code().unwrap_or_default().to_owned());
+        Ok(true)
     };
-    until("it is recorded", async || codes().await == ["cancelled"]).await;
+    Ledger::open(gate.home.path().join("ledger.db")).unwrap().query(&sleeps, note).unwrap();
+    assert_eq!(codes, ["cancelled"]);
     gate.end().await;
 }
 
@@ -143,7 +141,7 @@ async fn scripted() -> (String, Arc<AtomicUsize>) {
     (format!("http://{address}/mcp"), ran)
 }
 
-const TOOLS: [&str; 9] = ["plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger"];
+const TOOLS: [&str; 10] = ["plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger", "chatters"];
 
 async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
     let mut text = Vec::new();
@@ -210,6 +208,16 @@ async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
             }
             // It answers, and leaves the stream open.
             ("tools/call", "stays") => stream_of(&done).into_bytes(),
+            // Words and the answer in one breath.
+            ("tools/call", "chatters") => {
+                let token = asked.pointer("/params/_meta/progressToken").cloned().unwrap_or_default();
+                let word = |n: u8| {
+                    json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, "progress": n}})
+                        .to_string()
+                };
+                let body = format!("data: {}\n\ndata: {}\n\ndata: {done}\n\n", word(1), word(2));
+                format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+            }
             // A stream that ends before the answer.
             ("tools/call", "ends") => b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 8\r\n\r\n: hello\n".to_vec(),
             ("tools/call", "junk") => json("{\"jsonrpc\": \"2.0\", "),
@@ -222,6 +230,19 @@ async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
             return;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn words_in_the_same_breath_as_the_answer_are_heard() {
+    let (url, _) = scripted().await;
+    let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    for n in 0..20 {
+        let said = messages(&post(&gate.url, params("chatters", json!({"n": n}), Some("mine")), "chatters").await);
+        let progress: Vec<&Value> = said.iter().filter_map(|message| message.pointer("/params/progress")).collect();
+        assert_eq!(progress, [&json!(1.0), &json!(2.0)], "{said:?}");
+        assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
+    }
+    gate.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -27,6 +27,9 @@ use crate::ledger::{self, nanos};
 use crate::session::{self, Session};
 use crate::tx::{Counted, Shared, lock};
 
+/// How many calls of a session may be counted in memory before they are written down.
+const AHEAD: usize = 64;
+
 /// What a call brings to its session, on its way to the thread that writes.
 struct Entering {
     key: SessionKey,
@@ -136,20 +139,22 @@ impl Store for SqliteStore {
         let entering = Entering::of(&enter);
         // A long-lived process sweeps when it opens the ledger; one that makes a single call does a little each time.
         let sweeps = self.writer.is_here();
-        // To a session that is known a call comes without a word in the ledger.
-        let glance = |sql: &Connection, shared: &Shared| -> Done<_> {
+        // To a session that is known a call comes without a word in the ledger, unless many have come so.
+        let look = |sql: &Connection, shared: &Shared, tip: ledger::Tip| -> Done<_> {
             let call = entering.counted();
             let Some((session, opened, ahead)) = Session::known(sql, shared, &entering.key, call)? else { return Ok(None) };
+            if ahead.len() > AHEAD {
+                return Ok(None);
+            }
             let slices = session.raw_slices(sql)?;
-            let rows = ledger::tip(sql)?.seq;
             if call.is_some() {
                 lock(&shared.ahead).insert(entering.key.clone(), ahead);
             }
-            Ok(Some((session, opened, slices, rows, None)))
+            Ok(Some((session, opened, slices, tip.seq, None)))
         };
         let known = match sweeps || !entering.recall.is_empty() {
             true => None,
-            false => self.writer.glance(glance).unwrap_or(Ok(None)).map_err(|fault| self.named(&fault.into()))?,
+            false => self.writer.look(look).map_err(|fault| self.named(&fault.into()))?,
         };
         let (session, opened, slices, rows, recalled) = match known {
             Some(known) => known,

@@ -8,11 +8,15 @@ use tokio::runtime::Handle;
 
 /// Runs a future in the task that waits for it, which saves that task a hop. Where it is dropped before its end, it goes on in a task
 /// of its own.
-pub(super) struct Through<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+pub(super) struct Through<F: Future<Output: Send> + Send + 'static> {
+    work: Option<Pin<Box<F>>>,
+    /// Where it goes on: whoever drops it may be elsewhere.
+    runtime: Option<Handle>,
+}
 
 impl<F: Future<Output: Send> + Send + 'static> Through<F> {
     pub(super) fn new(work: F) -> Self {
-        Self(Some(Box::pin(work)))
+        Self { work: Some(Box::pin(work)), runtime: Handle::try_current().ok() }
     }
 }
 
@@ -22,11 +26,11 @@ impl<F: Future<Output: Send> + Send + 'static> Future for Through<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // Taken out meanwhile: what has panicked is not run again.
-        let Some(mut work) = self.0.take() else { return Poll::Ready(None) };
+        let Some(mut work) = self.work.take() else { return Poll::Ready(None) };
         match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
             Ok(Poll::Ready(done)) => Poll::Ready(Some(done)),
             Ok(Poll::Pending) => {
-                self.0 = Some(work);
+                self.work = Some(work);
                 Poll::Pending
             }
             Err(_) => Poll::Ready(None),
@@ -36,9 +40,7 @@ impl<F: Future<Output: Send> + Send + 'static> Future for Through<F> {
 
 impl<F: Future<Output: Send> + Send + 'static> Drop for Through<F> {
     fn drop(&mut self) {
-        if let Some(work) = self.0.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
+        if let (Some(work), Some(runtime)) = (self.work.take(), &self.runtime) {
             runtime.spawn(work);
         }
     }
