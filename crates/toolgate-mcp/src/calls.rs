@@ -174,8 +174,10 @@ impl Door {
             answer
         };
         let task = Task::new(path.with_context(crate::trace::of(client)));
-        // Who has to wait until its client has heard something goes on by itself.
-        let task = if matches!(client.ear, Ear::Peer(_)) { task.apart() } else { task };
+        // Who has to wait until its client has heard something goes on by itself; so does who is among others, with whom it takes turns
+        // at the ledger: to wake it is less than to wake its connection.
+        let among_others = *self.gateway.0.underway.borrow() > 1;
+        let task = if among_others || matches!(client.ear, Ear::Peer(_)) { task.apart() } else { task };
         let underway = Underway { task, heard, line, cancel, asked: None, digest: String::new(), counted };
         self.accompany(key, request, underway, client).await
     }
