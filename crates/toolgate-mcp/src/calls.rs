@@ -33,7 +33,7 @@ const APPROVAL: &str = "toolgate_approval";
 /// The approver who is whoever sits before the client.
 const CLIENT: &str = "client";
 /// How many words of an upstream wait for its client.
-const WORDS: usize = 256;
+pub(crate) const WORDS: usize = 256;
 /// How long a client's user may think.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 

@@ -11,7 +11,7 @@ use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use toolgate::config::{Config, Exposed, Gateway as Settings, Rules};
-use toolgate::{Agent, Effect, Spec, Store, Timestamp, Tool, Toolgate};
+use toolgate::{Agent, Effect, Store, Timestamp, Tool, Toolgate};
 
 use crate::auth::Keys;
 use crate::metrics::Metrics;
@@ -411,7 +411,8 @@ impl Running {
                 (name.clone(), links)
             })
             .collect();
-        let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools).filter(|spec| says_in_headers(spec));
+        let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools);
+        let in_headers = in_headers.filter(|spec| spec.input_schema().is_some_and(crate::speaks_in_headers));
         let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
         Ok(Self { gate, settings, upstreams, exposed, shared, agents: names, in_headers, seen, keys })
     }
@@ -420,10 +421,6 @@ impl Running {
     pub(crate) fn default_agent(&self) -> Option<&str> {
         self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
     }
-}
-
-fn says_in_headers(spec: &Spec) -> bool {
-    spec.input_schema().is_some_and(|schema| schema.to_string().contains(crate::ARGUMENT_HEADER))
 }
 
 /// An agent whose only tool a rule refuses: whoever gets through to it knows that the gate is off.

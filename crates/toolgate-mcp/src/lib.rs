@@ -50,8 +50,15 @@ mod upstream;
 /// The revision of the protocol whose requests stand for themselves.
 pub(crate) const MODERN: &str = "2026-07-28";
 
-/// What marks an argument in a schema that is to be said in a header as well.
-pub(crate) const ARGUMENT_HEADER: &str = "x-mcp-header";
+/// Whether a tool's name can stand in a header as it is.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_graphic()) && !name.starts_with("=?")
+}
+
+/// Whether a schema may want arguments to be said in headers as well.
+pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
+    serde_json::to_string(schema).map_or(true, |text| text.contains("x-mcp-header"))
+}
 
 pub use child::enter_if_asked;
 pub use gateway::{CANARY, Gateway, Options};

@@ -24,12 +24,10 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::calls::{Client, Ear};
+use crate::calls::{Client, Ear, WORDS};
 use crate::gateway::Running;
 use crate::serve::{Answer, Http};
 
-/// How many words of an upstream wait for their client.
-const WORDS: usize = 64;
 /// How long a stream is silent at most.
 const PULSE: Duration = Duration::from_secs(15);
 
@@ -72,7 +70,7 @@ impl Straight {
         let known = |key: &String| matches!(key.as_str(), "name" | "arguments" | "_meta");
         let arguments = params.get("arguments").is_none_or(Value::is_object);
         let name = params.get("name")?.as_str()?.to_owned();
-        let plain = name.bytes().all(|byte| byte.is_ascii_graphic()) && !name.starts_with("=?") && is("mcp-name", &name);
+        let plain = crate::is_plain_name(&name) && is("mcp-name", &name);
         if !arguments || !plain || !params.keys().all(known) || running.in_headers.contains(&name) {
             return None;
         }

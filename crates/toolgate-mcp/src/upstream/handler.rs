@@ -49,7 +49,7 @@ impl Handler for Nobody {
 impl RemoteTool {
     pub(super) fn new(link: Arc<Link>, tool: &str) -> Self {
         let accepted = link.pins.digest_of(tool);
-        let plain = link.pins.is_plain(tool) && tool.bytes().all(|byte| byte.is_ascii_graphic()) && !tool.starts_with("=?");
+        let plain = link.pins.is_plain(tool) && crate::is_plain_name(tool);
         Self { link, tool: tool.to_owned(), accepted, plain }
     }
 

@@ -99,7 +99,7 @@ pub(super) struct Standing {
     pub(super) generation: u64,
     pub(super) peer: Peer<RoleClient>,
     /// The way for calls, where there is one beside.
-    pub(super) straight: Option<Arc<Straight>>,
+    pub(super) straight: Option<Straight>,
 }
 
 pub(crate) struct Link {
@@ -257,12 +257,12 @@ impl Link {
         self.failures.store(0, Ordering::Relaxed);
         *lock(&self.rests_until) = None;
         let generation = u64::from(self.starts.load(Ordering::Relaxed));
-        let straight = connection.straight.take().map(Arc::new);
-        *lock(&self.standing) = Some(Arc::new(Standing { generation, peer: peer.clone(), straight: straight.clone() }));
+        let straight = connection.straight.take();
+        *lock(&self.standing) = Some(Arc::new(Standing { generation, peer: peer.clone(), straight }));
         let begun = tokio::time::Instant::now();
         self.status.send_replace(Status::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "an upstream is there");
-        let why = self.watch(&connection.service, &peer, generation, straight.as_deref()).await;
+        let why = self.watch(&connection.service, &peer, generation).await;
         // One that lives for a moment at a time is given more and more time.
         if begun.elapsed() > STEADY {
             *tries = 0;
@@ -281,7 +281,6 @@ impl Link {
         service: &rmcp::service::RunningService<RoleClient, Ears>,
         peer: &Peer<RoleClient>,
         generation: u64,
-        straight: Option<&Straight>,
     ) -> String {
         let mut again = self.again.subscribe();
         let mut pulse = tokio::time::interval(PULSE);
@@ -307,7 +306,7 @@ impl Link {
                     }
                 }
                 _ = pulse.tick() => {
-                    if let Some(straight) = straight {
+                    if let Some(straight) = self.standing().as_ref().and_then(|standing| standing.straight.as_ref()) {
                         straight.sweep();
                     }
                     // What it offers is looked at again, also where it says nothing of a change.

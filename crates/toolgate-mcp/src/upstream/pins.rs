@@ -215,7 +215,7 @@ impl Pins {
     pub(super) fn is_plain(&self, tool: &str) -> bool {
         let known = crate::gateway::lock(&self.known);
         let schema = known.tools.get(tool).and_then(|pin| pin.accepted.as_ref()).map(|tool| &tool.input_schema);
-        schema.is_some_and(|schema| !serde_json::to_string(schema).unwrap_or_default().contains(crate::ARGUMENT_HEADER))
+        schema.is_some_and(|schema| !crate::speaks_in_headers(schema))
     }
 
     /// Whether a tool is now as it was when somebody looked at it: no other one is called in its place.

@@ -5,8 +5,8 @@ use std::error::Error;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -28,11 +28,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sse_stream::SseStream;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::route::FromUpstream;
 use crate::gateway::lock;
@@ -46,11 +42,7 @@ const KEPT: Duration = Duration::from_secs(4);
 /// Most connections that are kept.
 const MOST: usize = 64;
 
-/// What both kinds of connection can do.
-trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
-
-type Drive = Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>;
+type Drive = Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
 
 /// A connection, and what drives it.
 struct Wire {
@@ -87,7 +79,6 @@ impl Wire {
 pub(super) struct Straight {
     host: String,
     port: u16,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
     target: Uri,
     headers: HeaderMap,
     kept: Mutex<Vec<(Instant, Wire)>>,
@@ -161,14 +152,12 @@ pub(super) enum Word {
 impl Straight {
     /// For an address with everything that is sent along; `None` where this way does not lead there.
     pub(super) fn new(url: &str, custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>, token: Option<&str>) -> Option<Self> {
-        // A name and a password in the address are for those who know what to make of them.
-        let url = url::Url::parse(url).ok().filter(|url| url.username().is_empty() && url.password().is_none())?;
+        let url = url::Url::parse(url).ok()?;
+        // What is encrypted, or has a name and a password in its address, is for those who know what to make of it.
+        if url.scheme() != "http" || !url.username().is_empty() || url.password().is_some() {
+            return None;
+        }
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
-        let tls = match url.scheme() {
-            "http" => None,
-            "https" => Some((TlsConnector::from(Arc::new(encrypted()?)), ServerName::try_from(host.clone()).ok()?)),
-            _ => return None,
-        };
         let target = match url.query() {
             Some(query) => format!("{}?{query}", url.path()),
             None => url.path().to_owned(),
@@ -192,7 +181,6 @@ impl Straight {
         Some(Self {
             host,
             port: url.port_or_known_default()?,
-            tls,
             target: target.parse().ok()?,
             headers,
             kept: Mutex::default(),
@@ -282,10 +270,6 @@ impl Straight {
         let standing = tokio::time::timeout(HELLO, async {
             let stream = self.connected().await?;
             let _ = stream.set_nodelay(true);
-            let stream: Box<dyn Io> = match &self.tls {
-                None => Box::new(stream),
-                Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await.map_err(|error| error.to_string())?),
-            };
             let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
             Ok(Wire { send, drive: Some(Box::pin(drive)), rest: None })
         });
@@ -293,24 +277,16 @@ impl Straight {
     }
 }
 
-/// As every client here trusts whom the machine trusts.
-fn encrypted() -> Option<ClientConfig> {
-    use rustls_platform_verifier::BuilderVerifierExt as _;
-    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
-    Some(builder.with_platform_verifier().ok()?.with_no_client_auth())
-}
-
 /// Drives a connection. One that has ended is let go: what was to be sent on it comes back unsent.
-fn goes_on(drive: &mut Option<Drive>, context: &mut Context<'_>) -> bool {
-    if drive.as_mut().is_some_and(|drive| drive.as_mut().poll(context).is_ready()) {
+fn goes_on<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Context<'_>) -> bool {
+    if drive.as_mut().is_some_and(|drive| Pin::new(drive).poll(context).is_ready()) {
         *drive = None;
     }
     drive.is_some()
 }
 
 /// Waits for something that comes over a connection, and drives the connection meanwhile.
-async fn driven<T>(drive: &mut Option<Drive>, work: impl Future<Output = T>) -> T {
+async fn driven<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     poll_fn(move |context| {
         if let Poll::Ready(done) = work.as_mut().poll(context) {
@@ -434,9 +410,8 @@ mod tests {
     #[tokio::test]
     async fn what_finds_its_connection_closed_comes_back_unsent() {
         let (near, far) = tokio::io::duplex(1024);
-        let near: Box<dyn Io> = Box::new(near);
         let (mut send, drive) = http1::Builder::new().handshake(TokioIo::new(near)).await.unwrap();
-        let mut drive: Option<Drive> = Some(Box::pin(drive));
+        let mut drive = Some(Box::pin(drive));
         // It stood when it was looked at, and is gone when something is sent.
         assert!(poll_fn(|context| Poll::Ready(goes_on(&mut drive, context))).await);
         let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
