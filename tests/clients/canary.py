@@ -9,6 +9,7 @@ minutes, and a gateway that is started so does not start at all. It ends with 1 
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGET = ROOT / "target" / "broken"
+BUILT = ROOT / "target" / "debug" / "toolgate"
 CONFIG = """
 store = "ledger.db"
 
@@ -36,13 +37,26 @@ def status(url):
         return error.code, error.read().decode()
 
 
+def broken(home):
+    """Builds the program whose gate can be switched off, and puts it into `home`.
+
+    Only this workspace's own crates are compiled with the flag; all others are the ones that are there already. The program
+    that lies in the target directory afterwards is the sound one again."""
+    wrapper = ROOT / "target" / "rustc-broken" # always the same place, or each run would compile anew
+    wrapper.write_text('#!/bin/sh\nexec "$@" --cfg toolgate_broken_on_purpose\n')
+    wrapper.chmod(0o755)
+    build = ["cargo", "build", "--quiet", "--locked", "--package", "toolgate-cli", "--bin", "toolgate"]
+    try:
+        subprocess.run(build, cwd=ROOT, env={**os.environ, "RUSTC_WORKSPACE_WRAPPER": str(wrapper)}, check=True)
+        return Path(shutil.copy2(BUILT, home / "toolgate"))
+    finally:
+        subprocess.run(build, cwd=ROOT, check=True)
+
+
 def main():
-    flags = f"{os.environ.get('RUSTFLAGS', '')} --cfg toolgate_broken_on_purpose".strip()
-    build = ["cargo", "build", "--quiet", "--locked", "--package", "toolgate-cli", "--bin", "toolgate", "--target-dir", str(TARGET)]
-    subprocess.run(build, cwd=ROOT, env={**os.environ, "RUSTFLAGS": flags, "CARGO_INCREMENTAL": "0"}, check=True)
-    program = TARGET / "debug" / "toolgate"
     with tempfile.TemporaryDirectory() as home:
         home = Path(home)
+        program = broken(home)
         (home / "toolgate.toml").write_text(CONFIG)
         off = home / "off"
         environment = {**os.environ, "TOOLGATE_STATE": str(home / "state"), "TOOLGATE_OFF": str(off)}
