@@ -29,6 +29,7 @@
 mod api;
 mod asking;
 mod auth;
+mod bounded;
 mod calls;
 mod child;
 mod client;

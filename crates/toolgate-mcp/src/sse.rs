@@ -9,7 +9,6 @@ use reqwest::{Client, Url};
 use rmcp::RoleClient;
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::Transport;
-use sse_stream::SseStream;
 use tokio::sync::mpsc;
 
 /// Longest that a server may take to say where to post to.
@@ -47,7 +46,7 @@ impl SseTransport {
         if !answer.status().is_success() {
             return Err(format!("it answered with status {}", answer.status().as_u16()));
         }
-        let mut events = SseStream::from_byte_stream(answer.bytes_stream());
+        let mut events = crate::bounded::events(answer.bytes_stream());
         let endpoint = async {
             while let Some(Ok(event)) = events.next().await {
                 if event.event.as_deref() == Some("endpoint") {

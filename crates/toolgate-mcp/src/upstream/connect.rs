@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::link::is_modern;
 use super::straight::Straight;
+use crate::bounded::{Bounded, LONGEST};
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
@@ -16,9 +17,6 @@ use rmcp::{ClientHandler, RoleClient};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
-
-/// Largest message that an upstream may send over its standard output.
-const LONGEST_LINE: usize = 16 << 20;
 
 /// A connection that stands.
 pub(super) struct Connection<H: ClientHandler> {
@@ -97,7 +95,7 @@ pub(super) async fn connect<H: ClientHandler>(
             let process = Process { group: child.id(), child };
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned()) };
             let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, hear)));
-            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST_LINE);
+            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
             match serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await {
                 Ok(service) => Ok(Connection { service, child: Some(process), straight: None }),
                 Err(error) => {
@@ -143,7 +141,7 @@ pub(super) async fn connect<H: ClientHandler>(
             if let Some(token) = token {
                 config = config.auth_header(token);
             }
-            let transport = StreamableHttpClientTransport::with_client(client, config);
+            let transport = StreamableHttpClientTransport::with_client(Bounded(client), config);
             let service =
                 serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
             let straight = straight.filter(|_| is_modern(service.peer()));

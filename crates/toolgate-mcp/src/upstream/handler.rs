@@ -19,9 +19,9 @@ use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
 use super::link::{Link, Standing, Status, is_modern};
-use super::plain::status_in;
 use super::route::{FromUpstream, Line};
-use super::straight::{Broken, LONGEST, Params, Straight, Word};
+use super::straight::{Broken, Params, Straight, Word};
+use crate::bounded::{LONGEST, TOO_LONG};
 use crate::client::own_name;
 
 /// How often an upstream may ask back before it is through.
@@ -189,15 +189,19 @@ impl RemoteTool {
                 Failure::http(status, "").effects(Effects::None)
             }
             Broken::Unclear(why) => unheard(&why),
-            Broken::TooLong => {
-                link.answered();
-                Failure::business("invalid_result", format!("the answer of the upstream `{name}` is longer than {LONGEST} bytes"))
-            }
+            Broken::TooLong => self.too_long(),
             Broken::Unread(why) => {
                 link.answered();
                 self.unread(&why)
             }
         }
+    }
+
+    /// It has answered, and nobody has read that to its end.
+    fn too_long(&self) -> Failure {
+        self.link.answered();
+        let name = &self.link.upstream.name;
+        Failure::business("invalid_result", format!("the answer of the upstream `{name}` is longer than {LONGEST} bytes"))
     }
 
     fn unread(&self, why: &str) -> Failure {
@@ -244,6 +248,7 @@ impl RemoteTool {
         let name = &self.link.upstream.name;
         let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
         match error {
+            ServiceError::McpError(error) if error.code == TOO_LONG => self.too_long(),
             ServiceError::McpError(error) => {
                 self.link.answered();
                 self.protocol_error(&error)
@@ -334,15 +339,10 @@ impl Trouble {
         while let Some(error) = cause {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
                 Some(StreamableHttpError::SessionExpired) => return Self::Lost,
-                Some(StreamableHttpError::AuthRequired(_)) => return Self::Status(401),
-                Some(StreamableHttpError::InsufficientScope(_)) => return Self::Status(403),
-                Some(StreamableHttpError::HttpStatus(status)) if status.status == 429 => return Self::Status(429),
-                Some(StreamableHttpError::Client(error)) if error.is_connect() => return Self::Nobody,
-                // Refused at the door, in so many words.
-                Some(StreamableHttpError::UnexpectedServerResponse(said)) => match status_in(said) {
-                    Some(status) if (400..500).contains(&status) && status != 408 => return Self::Status(status),
-                    _ => {}
-                },
+                // Refused at the door.
+                Some(StreamableHttpError::HttpStatus(error)) if (400..500).contains(&error.status) && error.status != 408 => {
+                    return Self::Status(error.status);
+                }
                 _ => {}
             }
             if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) {

@@ -65,11 +65,6 @@ fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'stat
     error
 }
 
-/// The status in the words that the transport has for an answer that it did not expect.
-pub(super) fn status_in(said: &str) -> Option<u16> {
-    said.strip_prefix("HTTP ")?.get(..3)?.parse().ok()
-}
-
 fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
     let status = |status: u16| match status {
         401 | 403 => {
@@ -81,15 +76,11 @@ fn http(error: &StreamableHttpError<reqwest::Error>) -> String {
     match error {
         StreamableHttpError::Client(error) => request(error),
         StreamableHttpError::HttpStatus(error) => status(error.status),
-        StreamableHttpError::AuthRequired(_) => status(401),
-        StreamableHttpError::InsufficientScope(_) => status(403),
         StreamableHttpError::SessionExpired => "it does not know its session any more".to_owned(),
         StreamableHttpError::UnexpectedContentType(kind) => {
             format!("it answers with {}, which is no MCP; look at the path of `url`", kind.as_deref().unwrap_or("something"))
         }
-        StreamableHttpError::UnexpectedServerResponse(said) => {
-            status_in(said).map_or_else(|| "it answers with something that is no MCP".to_owned(), status)
-        }
+        StreamableHttpError::UnexpectedServerResponse(_) => "it answers with something that is no MCP".to_owned(),
         StreamableHttpError::UnexpectedEndOfStream => "it broke off in the middle of its answer".to_owned(),
         other => other.to_string(),
     }

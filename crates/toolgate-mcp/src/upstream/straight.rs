@@ -31,10 +31,9 @@ use sse_stream::SseStream;
 use tokio::net::TcpStream;
 
 use super::route::FromUpstream;
+use crate::bounded::{LONGEST, is_too_long};
 use crate::gateway::lock;
 
-/// Largest answer.
-pub(super) const LONGEST: usize = 16 << 20;
 /// How long a connection may take to stand.
 const HELLO: Duration = Duration::from_secs(10);
 /// How long a connection is kept that nobody needs. Many servers hang up after five seconds, and what is sent at that moment is lost.
@@ -352,11 +351,6 @@ fn unread(error: Box<dyn Error + Send + Sync>) -> io::Error {
         true => io::Error::new(io::ErrorKind::FileTooLarge, error),
         false => io::Error::other(error),
     }
-}
-
-fn is_too_long(error: &sse_stream::Error) -> bool {
-    let sse_stream::Error::Body(error) = error else { return false };
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
 }
 
 /// What a message says: the answer, or something on the way to it.

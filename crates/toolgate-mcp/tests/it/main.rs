@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests fail loudly")]
 
 mod door;
+mod endless;
 mod faults;
 mod http;
 mod security;

@@ -1,0 +1,255 @@
+//! What an upstream says over HTTP, none of it longer than [`LONGEST`]. The library that speaks the protocol would read an answer
+//! to its end, wherever that is.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::future::ready;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Client, StatusCode};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::transport::streamable_http_client::{
+    HttpStatusError, SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+};
+use sse_stream::{Sse, SseStream};
+
+/// The longest answer, or event, of an upstream.
+pub(crate) const LONGEST: usize = 16 << 20;
+
+/// What stands in place of an answer that is longer.
+pub(crate) const TOO_LONG: ErrorCode = ErrorCode(-31_413);
+
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+const SESSION: &str = "mcp-session-id";
+
+/// Headers that only the protocol sets.
+const RESERVED: [&str; 3] = ["accept", SESSION, "last-event-id"];
+
+/// The way to an upstream of streamable HTTP.
+#[derive(Clone)]
+pub(crate) struct Bounded(pub(crate) Client);
+
+type Refused = StreamableHttpError<reqwest::Error>;
+
+impl StreamableHttpClient for Bounded {
+    type Error = reqwest::Error;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, Refused> {
+        if let Some(name) = custom.keys().find(|name| RESERVED.contains(&name.as_str())) {
+            return Err(StreamableHttpError::ReservedHeaderConflict(name.to_string()));
+        }
+        let mut request = self.0.post(&*uri).headers(custom.into_iter().collect::<HeaderMap>()).header(ACCEPT, format!("{EVENTS}, {JSON}"));
+        if let Some(session) = &session {
+            request = request.header(SESSION, &**session);
+        }
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        let answer = request.json(&message).send().await?;
+        let status = answer.status();
+        match status {
+            StatusCode::ACCEPTED | StatusCode::NO_CONTENT => return Ok(StreamableHttpPostResponse::Accepted),
+            StatusCode::NOT_FOUND if session.is_some() => return Err(StreamableHttpError::SessionExpired),
+            _ => {}
+        }
+        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let (given, kind, retry_after) = (header(SESSION), header(CONTENT_TYPE.as_str()), header(RETRY_AFTER.as_str()));
+        let is = |wanted: &str| kind.as_deref().is_some_and(|kind| kind.starts_with(wanted));
+        let asked = match &message {
+            ClientJsonRpcMessage::Request(request) => Some(request),
+            _ => None,
+        };
+        if status.is_success() && is(EVENTS) {
+            let id = asked.map(|request| request.id.clone());
+            let events = events(answer.bytes_stream()).scan(false, move |over, event| {
+                let last = std::mem::replace(over, event.is_err());
+                let event = match event {
+                    Err(error) if is_too_long(&error) => Ok(Sse::default().data(text_of(&too_long(id.clone())))),
+                    event => event,
+                };
+                ready((!last).then_some(event))
+            });
+            return Ok(StreamableHttpPostResponse::Sse(events.boxed(), given));
+        }
+        // Who is not let in, or comes too often, is told so by the status alone.
+        let shut = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
+        let said: Option<ServerJsonRpcMessage> = match is(JSON) && !shut {
+            true => match whole(answer).await? {
+                Some(text) => serde_json::from_slice(&text).ok(),
+                None => Some(too_long(asked.map(|request| request.id.clone()))),
+            },
+            false => None,
+        };
+        // Who does not know the newest greeting says so under some other name, or none.
+        if let Some(request) = asked.filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
+            && status.is_client_error()
+            && session.is_none()
+            && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+        {
+            let error = match said {
+                Some(JsonRpcMessage::Error(error)) => error.error,
+                _ => ErrorData::invalid_request(format!("HTTP {}", status.as_u16()), None),
+            };
+            return Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, Some(request.id.clone())), None));
+        }
+        match said {
+            Some(said) if status.is_success() || matches!(said, JsonRpcMessage::Error(_)) => {
+                Ok(StreamableHttpPostResponse::Json(said, given))
+            }
+            _ if !status.is_success() => Err(HttpStatusError::new(status.as_u16(), retry_after).into()),
+            // Who was not asked anything may say what it likes.
+            _ if asked.is_none() => Ok(StreamableHttpPostResponse::Accepted),
+            _ if is(JSON) => Err(StreamableHttpError::UnexpectedServerResponse("it answers with JSON that is no message".into())),
+            _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
+        }
+    }
+
+    async fn post_message_with_max_sse_event_size(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+        _: usize,
+    ) -> Result<StreamableHttpPostResponse, Refused> {
+        self.post_message(uri, message, session, token, custom).await
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last: Option<String>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
+        self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await
+    }
+
+    async fn get_stream_with_max_sse_event_size(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last: Option<String>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+        _: usize,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
+        self.get_stream(uri, session, last, token, custom).await
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session: Arc<str>,
+        token: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), Refused> {
+        self.0.delete_session(uri, session, token, custom).await
+    }
+}
+
+fn too_long(id: Option<RequestId>) -> ServerJsonRpcMessage {
+    ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("longer than {LONGEST} bytes"), None), id)
+}
+
+fn text_of(message: &ServerJsonRpcMessage) -> String {
+    serde_json::to_string(message).unwrap_or_default()
+}
+
+/// All that an answer says, unless that is too much.
+async fn whole(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
+    let mut text = Vec::new();
+    while let Some(chunk) = answer.chunk().await? {
+        if text.len() + chunk.len() > LONGEST {
+            return Ok(None);
+        }
+        text.extend_from_slice(&chunk);
+    }
+    Ok(Some(text))
+}
+
+/// The events of a stream, until one is too long.
+pub(crate) fn events<E: Error + Send + Sync + 'static>(
+    bytes: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+) -> BoxStream<'static, Result<Sse, SseError>> {
+    let mut event = Event::default();
+    let bytes = bytes.map(move |chunk| match chunk {
+        Ok(chunk) if event.has_room_for(&chunk) => Ok(chunk),
+        Ok(_) => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        Err(error) => Err(io::Error::other(error)),
+    });
+    SseStream::from_byte_stream(bytes).boxed()
+}
+
+/// Whether a stream broke because an event in it, or all of it, was too long.
+pub(crate) fn is_too_long(error: &SseError) -> bool {
+    let SseError::Body(error) = error else { return false };
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
+}
+
+/// How long an event is so far. It ends with an empty line.
+#[derive(Default)]
+struct Event {
+    long: usize,
+    /// The line so far, or the one that has just ended, was not empty.
+    begun: bool,
+    /// The last byte was a carriage return, which may have half of an end of line to come.
+    returned: bool,
+}
+
+impl Event {
+    fn has_room_for(&mut self, chunk: &[u8]) -> bool {
+        for byte in chunk {
+            self.long += 1;
+            match byte {
+                b'\n' if self.returned => self.returned = false,
+                b'\n' | b'\r' => {
+                    if !std::mem::take(&mut self.begun) {
+                        self.long = 0;
+                    }
+                    self.returned = *byte == b'\r';
+                }
+                _ => (self.begun, self.returned) = (true, false),
+            }
+            if self.long > LONGEST {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_ends_with_an_empty_line() {
+        let half = vec![b'x'; LONGEST / 2 + 10];
+        for (between, fits) in
+            [("", false), ("\n", false), ("\r\n", false), ("\n\n", true), ("\r\n\r\n", true), ("\r\r", true), ("\n: x\n", false)]
+        {
+            let mut event = Event::default();
+            let chunks = [&half[..], between.as_bytes(), &half[..]];
+            // However it comes in pieces.
+            let whole = chunks.concat();
+            assert_eq!(Event::default().has_room_for(&whole), fits, "{between:?}");
+            assert_eq!(chunks.iter().flat_map(|chunk| chunk.chunks(7)).all(|chunk| event.has_room_for(chunk)), fits, "{between:?}");
+        }
+    }
+}
