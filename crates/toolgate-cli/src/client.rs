@@ -7,6 +7,9 @@ use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::Value;
 
+/// What is installed, one beside the other.
+pub(crate) const PROGRAMS: [&str; 3] = ["toolgate", "toolgate-hook", "toolgate-ask"];
+
 /// A client that can be given toolgate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Client {
@@ -23,6 +26,7 @@ pub(crate) enum Client {
 }
 
 impl Client {
+    pub(crate) const ALL: [Self; 5] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::ClaudeDesktop, Self::Vscode];
     /// Those that have hooks.
     pub(crate) const HOOKED: [Self; 4] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
 

@@ -71,7 +71,8 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
 /// A connection to a ledger that is ready, for one call. The next checkpoint is left to whoever has the time.
 pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
     let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    sql.busy_timeout(Duration::from_secs(3))?;
+    // Whoever makes one call tries several times, and has to say what is wrong before its client stops waiting.
+    sql.busy_timeout(Duration::from_secs(1))?;
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     let (application, found) = version(&sql)?;
     if application != APPLICATION || found != MIGRATIONS.len() {

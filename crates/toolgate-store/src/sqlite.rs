@@ -132,6 +132,14 @@ impl SqliteStore {
         self.writer.count()
     }
 
+    /// Whether it takes what is written to it: writes what is there already, to the disk.
+    ///
+    /// # Errors
+    /// It does not.
+    pub async fn try_out(&self) -> Result<(), StoreError> {
+        self.write(true, |tx| Ok(tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", []).map(drop)?)).await
+    }
+
     /// Signs with a new key from here on. The old key signs the new one, so that what it signed is still believed.
     ///
     /// # Errors

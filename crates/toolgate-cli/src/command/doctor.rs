@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use toolgate::Spec;
 use toolgate::config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
@@ -96,6 +97,7 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
         }
     };
     found.say("state", Health::Well, format!("{} is yours alone", state.path().display()));
+    let own = std::env::current_exe()?;
     let mut declared: Vec<String> = Vec::new();
     let mut serves = false;
     match InForce::find(args.config.as_deref(), &project, &state) {
@@ -128,25 +130,23 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
                         Health::Well,
                         format!("{files} ({} enforced)", super::ledger::counted(rules as u64, "rule")),
                     );
-                    // One that takes any argument can be asked anything.
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
-                    let tool =
-                        tools().find(|tool| tool.input_schema().is_none()).or_else(|| tools().next()).map(|tool| tool.name().to_owned());
+                    let asked = asked_for(tools(), state.path());
                     declared = tools().map(|tool| tool.name().to_owned()).collect();
                     ledger(&store, &state, found);
                     if !serves {
-                        canary(args, &names, tool.as_deref(), &state, found);
+                        canary(args, &names, &own, asked.as_ref(), found);
                     }
                 }
             }
         }
     }
-    match toolgate::sandbox::try_out(&std::env::current_exe()?) {
+    match toolgate::sandbox::try_out(&own) {
         Ok(None) => found.say("sandbox", Health::Well, "command tools run in a room of their own"),
         Ok(Some(gap)) => found.say("sandbox", Health::Note, gap),
         Err(why) => found.say("sandbox", Health::Note, format!("command tools cannot be run here: {why}")),
     }
-    clients(&project, &declared, serves, found)
+    clients(&project, &state, &declared, serves, &own, found)
 }
 
 /// The ledger takes rows, and nobody else can read it.
@@ -154,6 +154,13 @@ fn ledger(store: &Path, state: &State, found: &mut Findings) {
     match super::hook::open_store(store, state) {
         Err(error) => found.say("ledger", Health::Ill, error.to_string()),
         Ok(opened) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            if let Err(why) = runtime
+                .map_err(|error| error.to_string())
+                .and_then(|runtime| runtime.block_on(opened.try_out()).map_err(|error| error.to_string()))
+            {
+                return found.say("ledger", Health::Ill, format!("it cannot be written: {why}"));
+            }
             drop(opened);
             let keys = PathBuf::from(format!("{}.state/keys", store.display()));
             let open = [store.to_owned(), keys.clone()]
@@ -186,42 +193,75 @@ fn clock(store: &Path, found: &mut Findings) {
 }
 
 /// A call that must be refused: through the program that clients start, as they start it.
-fn canary(args: &Args, agents: &[String], tool: Option<&str>, state: &State, found: &mut Findings) {
-    let Some(tool) = tool else {
-        found.say("canary", Health::Note, "no tool is declared, so nothing can be tried");
+fn canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Value)>, found: &mut Findings) {
+    let Some((tool, input)) = asked else {
+        found.say("canary", Health::Note, "no tool is declared that could be asked for a file, so nothing can be tried");
         return;
     };
-    let event = json!({
-        "hook_event_name": "PreToolUse", "session_id": format!("toolgate-doctor-{}", jiff::Timestamp::now().as_millisecond()), "tool_use_id": "canary", "tool_name": tool,
-        "tool_input": {"command": format!("cat {}/key", state.path().display()), "file_path": state.path().join("key")},
-    });
+    let mut command = Command::new(own);
+    command.arg("hook").args(args.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]));
+    if agents.len() > 1 {
+        command.args(agents.first().map(|agent| format!("--agent={agent}")));
+    }
+    match refuses(command, "PreToolUse", tool, input) {
+        Err(why) => found.say("canary", Health::Ill, why),
+        Ok(took) => found.say("canary", Health::Well, format!("a call that must be refused was refused, in {took:?}")),
+    }
+}
+
+/// A tool that can be asked for toolgate's own state, and how: one that takes anything, or a text and nothing else.
+fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<(String, Value)> {
+    let key = state.join("key").display().to_string();
+    let asks = |tool: &Spec| {
+        let Some(schema) = tool.input_schema() else { return Some(json!({"command": format!("cat {key}"), "file_path": key})) };
+        let required = schema.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let is_text = |name: &String, one: &Value| {
+            let free = ["enum", "const", "pattern", "format", "maxLength"].iter().all(|word| one.get(word).is_none());
+            free && one.get("type").and_then(Value::as_str) == Some("string") && required.iter().all(|other| other.as_str() == Some(name))
+        };
+        let (name, _) = schema.get("properties")?.as_object()?.iter().find(|(name, one)| is_text(name, one))?;
+        let value = if tool.shell_argument().is_some() { format!("cat {key}") } else { key.clone() };
+        Some(json!({name.as_str(): value}))
+    };
+    let mut all: Vec<(String, Value, bool)> =
+        tools.filter_map(|tool| Some((tool.name().to_owned(), asks(tool)?, tool.input_schema().is_some()))).collect();
+    all.sort_by_key(|(_, _, closed)| *closed);
+    all.into_iter().next().map(|(tool, input, _)| (tool, input))
+}
+
+/// Whether a hook, started so, refuses a call for toolgate's own state: by the rule that protects it, and not because something
+/// else is wrong. Says how long that took, or what it did instead.
+fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Result<Duration, String> {
+    let session = format!("toolgate-doctor-{}", jiff::Timestamp::now().as_millisecond());
+    let event = json!({"hook_event_name": event, "session_id": session, "tool_use_id": "canary", "tool_name": tool, "tool_input": input});
     let begun = Instant::now();
-    let tried = || -> io::Result<Value> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("hook").args(args.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]));
-        if agents.len() > 1 {
-            command.args(agents.first().map(|agent| format!("--agent={agent}")));
-        }
+    let mut run = || -> io::Result<std::process::Output> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(event.to_string().as_bytes())?;
+            // Who does not listen may answer all the same.
+            let _ = stdin.write_all(event.to_string().as_bytes());
         }
-        let output = child.wait_with_output()?;
-        serde_json::from_slice(&output.stdout).map_err(|_| io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+        while child.try_wait()?.is_none() {
+            if begun.elapsed() > Duration::from_secs(10) {
+                child.kill()?;
+                return Err(io::Error::other("it did not answer in ten seconds"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.wait_with_output()
     };
-    let took = |begun: Instant| Duration::from_micros(u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX));
-    match tried() {
-        Err(error) => found.say("canary", Health::Ill, format!("it got no answer: {error}")),
-        Ok(answer) => match answer.pointer("/hookSpecificOutput/permissionDecision").and_then(Value::as_str) {
-            // By the rule that protects toolgate itself, and not because something else is wrong.
-            Some("deny") if answer.to_string().contains("own_state") => {
-                found.say("canary", Health::Well, format!("a call that must be refused was refused, in {:?}", took(begun)))
-            }
-            other => {
-                found.say("canary", Health::Ill, format!("a call that must be refused got {}: {answer}", other.unwrap_or("no decision")))
-            }
-        },
+    let output = run().map_err(|error| format!("a call that must be refused got no answer: {error}"))?;
+    let took = Duration::from_micros(u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX));
+    let (answer, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let denied = output.status.success() && answer.contains("\"deny\"") && answer.contains("own_state");
+    if denied || (output.status.code() == Some(2) && said.contains("own_state")) {
+        return Ok(took);
     }
+    let read: Value = serde_json::from_str(&answer).unwrap_or_default();
+    let told = |name: &str| read.pointer(&format!("/hookSpecificOutput/{name}")).and_then(Value::as_str);
+    let why = told("permissionDecisionReason").unwrap_or(if answer.trim().is_empty() { said.trim() } else { answer.trim() });
+    let why: String = why.lines().next().unwrap_or("not a word").chars().take(300).collect();
+    Err(format!("a call that must be refused got {}: {why}", told("permissionDecision").unwrap_or("no decision")))
 }
 
 /// Whether a client has toolgate as its server.
@@ -296,8 +336,7 @@ fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
 }
 
 /// The hooks that clients know of.
-fn clients(project: &Path, declared: &[String], serves: bool, found: &mut Findings) -> io::Result<()> {
-    let own = std::env::current_exe()?;
+fn clients(project: &Path, state: &State, declared: &[String], serves: bool, own: &Path, found: &mut Findings) -> io::Result<()> {
     let mut any = false;
     for client in Client::HOOKED {
         for place in [Some(project), None] {
@@ -311,9 +350,22 @@ fn clients(project: &Path, declared: &[String], serves: bool, found: &mut Findin
                 Ok(entries) if entries.is_empty() => {}
                 Ok(entries) => {
                     any = true;
-                    registered(client, &path, &entries, &own, found);
                     let shell = client.shell_tool();
-                    if !declared.is_empty() && !declared.iter().any(|tool| tool == shell) {
+                    let knows = declared.iter().any(|tool| tool == shell);
+                    let asked = knows.then(|| json!({"command": format!("cat {}/key", state.path().display())}));
+                    registered(
+                        client,
+                        &path,
+                        &entries,
+                        own,
+                        |command| match &asked {
+                            Some(input) => refuses(command, client.before(), shell, input).map(drop),
+                            None => Ok(()),
+                        },
+                        project,
+                        found,
+                    );
+                    if !declared.is_empty() && !knows {
                         let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());
                         found.say(
                             "tools",
@@ -333,7 +385,7 @@ fn clients(project: &Path, declared: &[String], serves: bool, found: &mut Findin
     }
     if served_by(project)? {
         any = true;
-        registered_as_server(project, &own, found)?;
+        registered_as_server(project, own, found)?;
     }
     // A gateway needs no hooks.
     if !any && !serves {
@@ -342,7 +394,16 @@ fn clients(project: &Path, declared: &[String], serves: bool, found: &mut Findin
     Ok(())
 }
 
-fn registered(client: Client, path: &Path, entries: &[(String, String, Value)], own: &Path, found: &mut Findings) {
+/// What is written in a client's file, and what comes of it when it is started as the client starts it.
+fn registered(
+    client: Client,
+    path: &Path,
+    entries: &[(String, String, Value)],
+    own: &Path,
+    refuses: impl Fn(Command) -> Result<(), String>,
+    project: &Path,
+    found: &mut Findings,
+) {
     let mut wrong: Vec<String> = Vec::new();
     let same = |program: &str| {
         let (program, own) = (fs::canonicalize(program).unwrap_or_default(), fs::canonicalize(own).unwrap_or_default());
@@ -383,6 +444,13 @@ fn registered(client: Client, path: &Path, entries: &[(String, String, Value)], 
             wrong.push(format!("{event} has a `timeout` that is no number, so the client drops all hooks of this file"));
         }
     }
+    // What it is started with is best seen when it is started.
+    let sound = wrong.is_empty();
+    for (_, _, entry) in entries.iter().filter(|(event, ..)| event == client.before() && sound) {
+        let mut command = started(entry);
+        command.current_dir(project);
+        wrong.extend(refuses(command).err().map(|why| format!("{}: {why}", client.before())));
+    }
     if !entries.iter().any(|(event, ..)| event == client.before()) {
         wrong.push(format!("there is none for {}: nothing is asked before a tool", client.before()));
     }
@@ -393,5 +461,22 @@ fn registered(client: Client, path: &Path, entries: &[(String, String, Value)], 
         wrong.sort();
         wrong.dedup();
         found.say("hooks", Health::Ill, format!("{place}\n{}\nrun `toolgate init --for {}` again", wrong.join("\n"), client.name()));
+    }
+}
+
+/// An entry as a client starts it: a program with its words, or a line for the shell.
+fn started(entry: &Value) -> Command {
+    let line = entry.get("command").and_then(Value::as_str).unwrap_or_default();
+    match entry.get("args").and_then(Value::as_array) {
+        Some(args) => {
+            let mut command = Command::new(line);
+            command.args(args.iter().filter_map(Value::as_str));
+            command
+        }
+        None => {
+            let mut command = Command::new("sh");
+            command.arg("-c").arg(line);
+            command
+        }
     }
 }

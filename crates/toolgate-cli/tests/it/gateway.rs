@@ -100,7 +100,9 @@ fn rules_are_held_against_what_upstreams_were_seen_to_take() {
 #[test]
 fn the_doctor_looks_at_upstreams() {
     let well = project("undeclared = \"read\"\n");
-    insta::assert_snapshot!("doctor_gateway", well.said(&["doctor"], ""));
+    // What the kernel can do is the machine's business.
+    let said: Vec<String> = well.said(&["doctor"], "").lines().filter(|line| !line.contains(" sandbox ")).map(str::to_owned).collect();
+    insta::assert_snapshot!("doctor_gateway", said.join("\n"));
     // One that only answers agents which run their own tools needs no hooks.
     let answers = Project::with(
         "store = \"ledger.db\"\n[gateway]\nlisten = \"127.0.0.1:7070\"\n[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n",

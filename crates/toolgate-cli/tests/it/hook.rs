@@ -80,7 +80,7 @@ impl Project {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    fn environment(&self, command: &mut std::process::Command) {
+    pub(crate) fn environment(&self, command: &mut std::process::Command) {
         command.current_dir(self.path("project")).env_clear().env("HOME", self.path("")).env("PATH", "/usr/bin:/bin");
     }
 
@@ -547,6 +547,19 @@ fn a_program_is_given_secrets_that_stand_nowhere_else() {
     std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
     project.hook(&after("t1", "Bash", json!({"command": "ls"}), json!({})));
+    // Not even where it says so itself.
+    for (n, end) in [
+        "echo \"wrong key $KEY\" >&2; exit 2",
+        "echo $KEY >&2; exit 3",
+        "echo \"{\\\"decision\\\": \\\"deny\\\", \\\"reason\\\": \\\"$KEY\\\"}\"",
+    ]
+    .iter()
+    .enumerate()
+    {
+        project.write("project/house.sh", &format!("#!/bin/sh\n{end}\n"));
+        let said = project.before(&format!("u{n}"), "Bash", json!({"command": format!("ls {n}")})).to_string();
+        assert!(said.contains("deny") && said.contains("[redacted]") && !said.contains("s3cret"), "{said}");
+    }
     let everything =
         walk(&project.path("")).into_iter().filter(|path| path.file_name().is_some_and(|name| name != "house.key" && name != "house.sh"));
     for path in everything {
@@ -672,4 +685,35 @@ fn a_service_answers_in_another_process_and_reads_changes() {
     assert_eq!(small(&json!("junk")).0, 2);
     drop(_service);
     assert_eq!(small(&push("t6", "ls -a")).0, 2);
+}
+
+#[test]
+fn a_ledger_that_somebody_else_writes_without_end_is_named() {
+    for (setting, answer) in [("", "deny"), ("[client]\non_failure = \"ask\"\n", "ask")] {
+        let project = Project::with(&format!("{CONFIG}{setting}"));
+        project.before("t0", "read", json!({"file_path": "/tmp/x"}));
+        let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
+        ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let said = project.before("t1", "bash", json!({"command": "ls"}));
+        let told = &said["hookSpecificOutput"];
+        assert_eq!(told["permissionDecision"], answer, "{said}");
+        assert!(told["permissionDecisionReason"].as_str().unwrap().contains("store_unavailable"), "{said}");
+        ledger.execute_batch("COMMIT").unwrap();
+        // What was refused is in the ledger all the same, with the next row.
+        project.before("t2", "bash", json!({"command": "git push"}));
+        assert!(project.said_of().iter().any(|(_, code)| code == "store_unavailable"), "{:?}", project.said_of());
+    }
+}
+
+#[test]
+fn no_program_of_toolgate_is_an_agents_to_change() {
+    let project = Project::with(CONFIG);
+    let beside = assert_cmd::cargo::cargo_bin("toolgate");
+    let home = project.path("");
+    let desktop = home.join(".config/Claude/claude_desktop_config.json");
+    let programs = ["toolgate", "toolgate-hook", "toolgate-ask"].map(|name| beside.with_file_name(name));
+    for (n, path) in programs.into_iter().chain([desktop]).enumerate() {
+        let said = project.before(&format!("t{n}"), "bash", json!({"command": format!("cp /bin/true {}", path.display())}));
+        assert!(said.to_string().contains("own_files"), "{}: {said}", path.display());
+    }
 }

@@ -30,7 +30,11 @@ impl Room {
     }
 
     fn session(&self, program: CommandTool) -> Session {
-        let program = program.launcher(env!("CARGO_BIN_EXE_toolgate")).sandbox(self.room.clone());
+        self.session_led_by(program, Path::new(env!("CARGO_BIN_EXE_toolgate")))
+    }
+
+    fn session_led_by(&self, program: CommandTool, launcher: &Path) -> Session {
+        let program = program.launcher(launcher).sandbox(self.room.clone());
         let schema = json!({"type": "object", "properties": {"word": {"type": "string"}, "n": {"type": "integer"}}});
         let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program)).effect(Effect::Read).retry(0, Duration::ZERO);
         let agent = Agent::builder("a").tool(tool.timeout(Duration::from_secs(self.seconds))).build().unwrap();
@@ -72,6 +76,9 @@ async fn what_a_program_comes_to() {
     assert_eq!(room.says("echo '{\"a\": 1}'").await, "{\"a\":1}");
     assert_eq!(room.says("echo plain text").await, "plain text");
     assert!(room.says("echo why >&2; exit 3").await.starts_with("ERROR the program ended with exit code 3: why"));
+    let told = CommandTool::new("/bin/bash").arg("-c").arg("echo \"no entry with $KEY\" >&2; exit 3").env("KEY", "s3cret").hide("s3cret");
+    let answer = room.session(told).call("run", json!({})).await;
+    assert_eq!(answer.outcome.error().unwrap().message, "the program ended with exit code 3: no entry with [redacted]");
     assert!(room.says("kill -9 $$").await.contains("ended by a signal"));
     assert!(room.says("head -c 3000000 /dev/zero").await.contains("printed more than"));
     assert_eq!(room.says("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
@@ -104,8 +111,10 @@ async fn nothing_leaves_the_room() {
         ("a link out", format!("ln -s {secret} {mine}/link; cat {mine}/link")),
         (
             "a link that is swapped",
+            // Ends well only if what is outside was read once.
             format!(
-                "for i in $(seq 200); do ln -sfn {mine}/in.txt {mine}/l; ln -sfn {secret} {mine}/l; grep outside {mine}/l; done; false"
+                "(while :; do ln -sfn {mine}/in.txt {mine}/l; ln -sfn {secret} {mine}/l; done) & s=$!; \
+                 for i in $(seq 2000); do read -r got < {mine}/l; [ \"$got\" = outside ] && kill $s && exit 0; done 2> /dev/null; kill $s; exit 1"
             ),
         ),
         ("a hard link", format!("ln {secret} {mine}/hard && cat {mine}/hard")),
@@ -131,13 +140,38 @@ async fn nothing_leaves_the_room() {
 
 #[tokio::test]
 async fn a_program_that_multiplies_is_ended_with_all_its_children() {
+    use std::os::unix::fs::PermissionsExt;
     let mut room = Room::new();
     room.seconds = 3;
     room.room.processes = 20;
+    // The kernel does not count root's: as somebody else, then.
+    let launcher = room.path("launcher");
+    let program = env!("CARGO_BIN_EXE_toolgate");
+    let root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    let (own, other) = (room.path("toolgate"), if root { "exec setpriv --reuid 61234 --regid 61234 --clear-groups " } else { "exec " });
+    std::fs::copy(program, &own).unwrap();
+    std::fs::write(&launcher, format!("#!/bin/sh\n{other}{} \"$@\"\n", own.display())).unwrap();
+    std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(room.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let mark = format!("toolgate-bomb-{}", std::process::id());
     // Ten generations at most, so that a room that does not hold does not take the machine with it.
     let bomb = format!("f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec -a {mark} sleep 100; }}; f 9");
-    room.says(&bomb).await;
+    let script = CommandTool::new("/bin/bash").arg("-c").arg(&bomb);
+    let session = room.session_led_by(script, &launcher);
+    let watch = mark.clone();
+    let most = tokio::task::spawn_blocking(move || {
+        let until = std::time::Instant::now() + Duration::from_secs(2);
+        let mut most = 0;
+        while std::time::Instant::now() < until {
+            most = most.max(processes_called(&watch));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        most
+    });
+    let answer = session.call("run", json!({})).await;
+    assert!(answer.outcome.error().is_some(), "{answer:?}");
+    let most = most.await.unwrap();
+    assert!((1..=21).contains(&most), "{most} at once");
     tokio::time::sleep(Duration::from_millis(300)).await;
     let alive = processes_called(&mark);
     assert_eq!(alive, 0, "{alive} are left");

@@ -98,7 +98,7 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         let file = "project/.claude/settings.json";
         project.write(file, &project.read(file).replace(from, to));
     }
-    let cases: [Break; 13] = [
+    let cases: [Break; 16] = [
         ("the hooks are gone", |project| {
             project.run(&["eject"], "");
         }),
@@ -113,6 +113,28 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         ("hooks are switched off", |project| edit(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
         ("hooks are switched off elsewhere", |project| project.write("project/.claude/settings.local.json", "{\"disableAllHooks\": true}")),
         ("started with other words", |project| edit(project, "[\"--client\"", "[\"--help\", \"--client\"")),
+        ("a line that ends well whatever it says", |project| {
+            let file = project.read("project/.claude/settings.json");
+            let mut written: Value = serde_json::from_str(&file).unwrap();
+            let entry = &mut written["hooks"]["PreToolUse"][0]["hooks"][0];
+            let line = format!("{} --client claude-code > /dev/null; true", entry["command"].as_str().unwrap());
+            entry["command"] = line.into();
+            entry.as_object_mut().unwrap().remove("args");
+            project.write("project/.claude/settings.json", &written.to_string());
+        }),
+        ("a line that asks for help", |project| {
+            let file = project.read("project/.claude/settings.json");
+            let mut written: Value = serde_json::from_str(&file).unwrap();
+            let entry = &mut written["hooks"]["PreToolUse"][0]["hooks"][0];
+            entry["command"] = format!("{} --help; true", entry["command"].as_str().unwrap()).into();
+            entry.as_object_mut().unwrap().remove("args");
+            project.write("project/.claude/settings.json", &written.to_string());
+        }),
+        ("a ledger that somebody else writes without end", |project| {
+            let ledger = rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db")).unwrap();
+            ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
+            std::mem::forget(ledger);
+        }),
         ("not waited for", |project| edit(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")),
         ("a configuration for something else", |project| {
             project.write("project/toolgate.toml", "[tools.look]\neffect = \"read\"\n");
@@ -137,11 +159,54 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         break_it(&project);
         let said = project.said(&["doctor"], "");
         assert!(said.starts_with("exit 1\n"), "{name}: {said}");
-        let ill: Vec<&str> =
-            said.lines().skip_while(|line| !line.starts_with('✗')).take_while(|line| !line.starts_with('✓') && !line.is_empty()).collect();
+        let ill: Vec<&str> = said
+            .lines()
+            .filter(|line| !line.contains(" sandbox "))
+            .skip_while(|line| !line.starts_with('✗'))
+            .take_while(|line| !line.starts_with('✓') && !line.is_empty())
+            .collect();
         told.push_str(&format!("## {name}\n{}\n", ill.join("\n")));
     }
     insta::assert_snapshot!(told);
+}
+
+#[test]
+fn another_program_of_the_same_name_is_seen() {
+    let project = Project::new();
+    let own = assert_cmd::cargo::cargo_bin("toolgate");
+    std::fs::create_dir(project.path("bin")).unwrap();
+    for name in ["toolgate", "toolgate-hook"] {
+        std::fs::copy(own.with_file_name(name), project.path(&format!("bin/{name}"))).unwrap();
+    }
+    let doctor = |verb: &[&str]| {
+        let mut command = std::process::Command::new(project.path("bin/toolgate"));
+        project.environment(&mut command);
+        let output = command.args(verb).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(doctor(&["init", "--for", "claude-code"]).0, 0);
+    let (code, said) = doctor(&["doctor"]);
+    assert_eq!(code, 0, "{said}");
+    std::fs::write(project.path("bin/toolgate-hook"), "#!/bin/sh\nexit 0\n").unwrap();
+    let (code, said) = doctor(&["doctor"]);
+    assert!(code == 1 && said.contains("PreToolUse: a call that must be refused got no decision"), "{said}");
+}
+
+#[test]
+fn tools_that_take_little_can_be_looked_at_too() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init"], "").0, 0);
+    let said = project.said(&["doctor"], "");
+    assert!(!said.contains("✗ canary"), "{said}");
+    let closed = "[tools.look]\nkind = \"client\"\neffect = \"read\"\ninput = { type = \"object\", required = [\"where\"], properties = { where = { type = \"string\" } } }\n";
+    project.write("project/toolgate.toml", closed);
+    assert!(
+        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("✓ canary         a call that must be refused was refused")
+    );
+    project.write("project/toolgate.toml", &closed.replace("type = \"string\"", "type = \"integer\""));
+    assert!(
+        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no tool is declared that could be asked")
+    );
 }
 
 #[test]
@@ -190,6 +255,38 @@ where = [{ argument = "/amount", above = 5 }]
         serde_json::from_str::<Value>(&json).unwrap()["findings"].as_array().unwrap().len(),
         sarif["runs"][0]["results"].as_array().unwrap().len()
     );
+}
+
+#[test]
+fn what_is_mended_means_what_was_meant() {
+    let project = Project::new();
+    let config = r#"
+[tools.pay]
+description = "Pays."
+input = { type = "object", properties = { amount = { type = "number" }, order = { type = "object", properties = { amount = { type = "number" } } } } }
+
+[[policy]]
+name = "short"
+rule = "deny"
+tools = ["pay"]
+where = [{ argument = "/amuont", above = 5 }]
+
+[[policy]]
+name = "long"
+rule = "deny"
+tools = ["pay"]
+where = [{ argument = "/order/amuont", above = 5 }]
+
+[[policy]]
+name = "elsewhere"
+rule = "deny"
+tools = ["pay"]
+where = [{ argument = "/ordr/amount", above = 5 }]
+"#;
+    project.write("project/toolgate.toml", config);
+    project.run(&["lint", "--fix"], "");
+    // Of a longer path nobody knows which part was meant: a person looks at it.
+    assert_eq!(project.read("project/toolgate.toml"), config.replace("\"/amuont\"", "\"/amount\""));
 }
 
 #[test]

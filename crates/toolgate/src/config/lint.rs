@@ -89,11 +89,16 @@ impl Finding {
 fn meant(problem: &Problem, place: &Place) -> Option<(Range<usize>, String)> {
     let name = problem.help.as_ref()?.strip_prefix("did you mean `")?.strip_suffix("`?")?;
     let written = place.text.get(place.span.clone())?;
-    let text = match written.chars().next()? {
-        quote @ ('"' | '\'') => format!("{quote}{name}{quote}"),
-        _ if written.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-') => name.to_owned(),
-        _ => return None,
-    };
+    let quote = written.chars().next().filter(|first| matches!(first, '"' | '\''));
+    let inner = quote.map_or(Some(written), |quote| written.strip_prefix(quote)?.strip_suffix(quote))?;
+    // In a longer path nobody knows which part was meant.
+    let (before, word) = inner.strip_prefix('/').map_or(("", inner), |word| ("/", word));
+    let is_one_word = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+    if !is_one_word || name.contains(['/', '"', '\'', '\\']) {
+        return None;
+    }
+    let quote = quote.map(String::from).unwrap_or_default();
+    let text = format!("{quote}{before}{name}{quote}");
     Some((place.span.clone(), text))
 }
 

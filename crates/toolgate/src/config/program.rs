@@ -33,8 +33,8 @@ impl Reader<'_> {
         hook = table.names("inherit").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));
         if let Some(env) = table.table("env") {
             for name in env.keys() {
-                if let Some(value) = self.secret(&env, &name) {
-                    hook = hook.env(&name, value);
+                if let Some((value, hidden)) = self.secret(&env, &name) {
+                    hook = hidden.into_iter().fold(hook.env(&name, value), CommandHook::hide);
                 }
             }
         }

@@ -92,8 +92,7 @@ impl Reference {
 
 /// A text without what stands elsewhere.
 pub(super) fn without<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
-    let hidden = references.into_iter().flat_map(Reference::hidden).filter(|value| value.len() >= 4);
-    hidden.fold(text.to_owned(), |text, value| text.replace(&value, "[redacted]"))
+    crate::redact::without(references.into_iter().flat_map(Reference::hidden), text)
 }
 
 impl Reader<'_> {
@@ -118,14 +117,14 @@ impl Reader<'_> {
         }
     }
 
-    /// The value itself, where it is needed at once.
-    pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<String> {
+    /// The value itself, where it is needed at once, and what of it stands elsewhere.
+    pub(super) fn secret(&self, table: &Table<'_>, key: &str) -> Option<(String, Vec<String>)> {
         let reference = self.reference(table, key)?;
         if let Some(problem) = reference.problem() {
             table.wrong(key, problem);
             return None;
         }
-        reference.resolve().ok()
+        Some((reference.resolve().ok()?, reference.hidden().collect()))
     }
 
     /// Values by name.

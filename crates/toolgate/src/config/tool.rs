@@ -206,8 +206,8 @@ fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) ->
     tool = table.names("inherit").unwrap_or_default().into_iter().fold(tool, |tool, name| tool.inherit(name));
     if let Some(env) = table.table("env") {
         for name in env.keys() {
-            if let Some(value) = reader.secret(&env, &name) {
-                tool = tool.env(&name, value);
+            if let Some((value, hidden)) = reader.secret(&env, &name) {
+                tool = hidden.into_iter().fold(tool.env(&name, value), CommandTool::hide);
             }
         }
     }

@@ -37,6 +37,7 @@ pub struct CommandHook {
     timeout: Duration,
     env: Vec<String>,
     set: BTreeMap<String, OsString>,
+    hidden: Vec<String>,
     runs_before: bool,
     runs_after: bool,
 }
@@ -67,6 +68,7 @@ impl CommandHook {
             timeout: Duration::from_secs(5),
             env: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
             set: BTreeMap::new(),
+            hidden: Vec::new(),
             runs_before: false,
             runs_after: false,
         }
@@ -104,6 +106,13 @@ impl CommandHook {
     #[must_use]
     pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
         self.set.insert(variable.to_owned(), value.into());
+        self
+    }
+
+    /// A value that nobody may see in what it says.
+    #[must_use]
+    pub fn hide(mut self, value: impl Into<String>) -> Self {
+        self.hidden.push(value.into());
         self
     }
 
@@ -156,7 +165,7 @@ impl CommandHook {
     /// The exit code and what was printed, read as one answer.
     fn answer(&self, done: &Finished) -> Result<Option<Answer>, HookFault> {
         let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
-        let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+        let said = crate::redact::without(&self.hidden, String::from_utf8_lossy(&done.stderr).trim());
         match done.status.code() {
             Some(0) => {}
             Some(2) => {
@@ -186,7 +195,9 @@ impl CommandHook {
         }
         let answer: Answer = serde_json::from_value(value).map_err(|e| fault(shown(&e.to_string())))?;
         if answer.says_something() {
-            Ok(Some(answer.merged()))
+            let answer = answer.merged();
+            let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.hidden, reason));
+            Ok(Some(Answer { reason, ..answer }))
         } else {
             Err(fault("it has no `decision`, `tool_input` or `tool_result`".to_owned()))
         }

@@ -38,6 +38,7 @@ pub struct CommandTool {
     program: PathBuf,
     args: Vec<Template>,
     env: BTreeMap<String, OsString>,
+    hidden: Vec<String>,
     inherit: Vec<String>,
     sandbox: Sandbox,
     launcher: Option<PathBuf>,
@@ -59,6 +60,7 @@ impl CommandTool {
             program: program.into(),
             args: Vec::new(),
             env: BTreeMap::new(),
+            hidden: Vec::new(),
             inherit: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
             sandbox: Sandbox::default(),
             launcher: None,
@@ -77,6 +79,13 @@ impl CommandTool {
     #[must_use]
     pub fn env(mut self, variable: &str, value: impl Into<OsString>) -> Self {
         self.env.insert(variable.to_owned(), value.into());
+        self
+    }
+
+    /// A value that nobody may see in what it says when it fails.
+    #[must_use]
+    pub fn hide(mut self, value: impl Into<String>) -> Self {
+        self.hidden.push(value.into());
         self
     }
 
@@ -157,7 +166,7 @@ impl Handler for CommandTool {
         };
         let ((), out, err, status) = tokio::join!(feed, drain(stdout, self.most), drain(stderr, 64 << 10), child.wait());
         let status = status.map_err(|error| Failure::business("command_failed", format!("the program cannot be waited for: {error}")))?;
-        let said = String::from_utf8_lossy(&err.0).trim().chars().take(2_000).collect::<String>();
+        let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0)).trim().chars().take(2_000).collect::<String>();
         match status.code() {
             Some(0) => {}
             Some(NOT_RUN) if said.starts_with(&sign) => {

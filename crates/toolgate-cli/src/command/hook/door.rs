@@ -323,9 +323,13 @@ impl Protected {
         let looked_at = found.looked_at.iter().map(|(file, _)| file).chain(&found.files);
         let mut fixed: Vec<String> = looked_at.map(|file| shown(absolute(file))).collect();
         fixed.extend(place::own().map(shown));
-        fixed.extend(std::env::current_exe().ok().map(shown));
+        if let Ok(program) = std::env::current_exe() {
+            // The small programs stand beside the large one.
+            fixed.extend(crate::client::PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
+            fixed.push(shown(program));
+        }
         let project = place::project().ok();
-        for client in crate::client::Client::HOOKED {
+        for client in crate::client::Client::ALL {
             fixed.extend(client.file(project.as_deref()).ok().map(shown));
             fixed.extend(client.file(None).ok().map(shown));
         }
