@@ -328,6 +328,23 @@ impl Ledger {
         self.named(find())
     }
 
+    /// The configurations that decided an agent's calls of a period.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn configs(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<Digest>, StoreError> {
+        let find = || -> Done<Vec<Digest>> {
+            let mut statement = self.sql.prepare(
+                "SELECT DISTINCT json_extract(body, '$.config') FROM ledger
+                 WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3",
+            )?;
+            let (since, until) = (since.map_or(i64::MIN, nanos), until.map_or(i64::MAX, nanos));
+            let rows = statement.query_map(params![agent, since, until], |row| row.get::<_, String>(0))?;
+            rows.map(|config| Ok(serde_json::from_value(Value::String(config?))?)).collect()
+        };
+        self.named(find())
+    }
+
     /// The row at a place.
     ///
     /// # Errors

@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use serde_json::json;
+use async_trait::async_trait;
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use toolgate::config::Config;
 use toolgate::json::Digest;
-use toolgate::{Agent, Backtest, Change, Compared, Definition, Timestamp};
+use toolgate::{Agent, Backtest, Change, Compared, Ctx, Definition, Effects, Failure, Handler, Judged, Permit, Timestamp};
 use toolgate_store::{Filter, Ledger};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, moment, named, open, time};
@@ -22,7 +26,7 @@ use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, moment, 
     after_help = "Exit code: 0 if no decision would change, 1 if one would, 2 if it could not be done.\n\nExamples:\n  toolgate backtest --store ledger.db --config policy.toml\n  toolgate backtest --store ledger.db --config policy.toml --since 30d --json"
 )]
 pub(crate) struct Args {
-    /// The policy file to try; again for several. The tools are those of the recorded configuration.
+    /// The configuration to try; or policy files, on the tools and limits as they were.
     #[arg(long, value_name = "FILE", required = true)]
     config: Vec<PathBuf>,
     /// The agent, where the ledger has several.
@@ -54,9 +58,9 @@ struct Tally {
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
     let name = agent_name(&ledger, args.agent.as_deref())?;
-    let files = read_files(&args.config)?;
+    let new = New::read(&args.config, &name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let tally = runtime.block_on(play(named(store)?, &ledger, &name, files, args))?;
+    let tally = runtime.block_on(play(named(store)?, &ledger, &name, new, args))?;
     let mut out = anstream::stdout().lock();
     if args.json {
         writeln!(
@@ -99,25 +103,99 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>) -> io::Result<String> {
     }
 }
 
-/// The rules that are to be tried.
-fn read_files(files: &[PathBuf]) -> io::Result<Vec<(String, String)>> {
-    let read = |file: &PathBuf| {
-        let text = std::fs::read_to_string(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
-        Ok((file.display().to_string(), text))
-    };
-    files.iter().map(read).collect()
+/// What is to be tried.
+enum New {
+    /// Policy files, and what they include.
+    Rules(Vec<(String, String)>),
+    /// An agent with its tools and limits. Upstreams may bring more tools than it declares.
+    Agent { definition: Box<Definition>, upstreams: bool },
 }
 
-/// An agent as it was recorded, and the same with the rules that are to be tried.
-fn agents(ledger: &Ledger, config: Digest, files: &[(String, String)]) -> Result<(Agent, Agent), Unplayable> {
+impl New {
+    fn read(files: &[PathBuf], name: &str) -> io::Result<Self> {
+        let colours = io::stderr().is_terminal();
+        let wrong = |why: String| io::Error::other(format!("the configuration does not load\n\n{why}"));
+        let mut texts = Vec::new();
+        for file in files {
+            let text = read(file)?;
+            let config = Config::parse(&file.display().to_string(), &text);
+            if let Err(error) = config.sound() {
+                return Err(wrong(error.render(colours)));
+            }
+            let included = config.files().to_vec();
+            if !config.is_only_rules() {
+                let refused = match (config.has_tools(), files.len()) {
+                    (true, 1) => None,
+                    (true, _) => Some("declares tools; try it alone, or policy files together"),
+                    (false, _) => Some("has more than rules, and no tools; try a whole configuration, or rules alone"),
+                };
+                if let Some(why) = refused {
+                    return Err(io::Error::other(format!("{} {why}", file.display())));
+                }
+                let upstreams = !config.upstreams.is_empty();
+                let script: Arc<dyn Handler> = Arc::new(Nothing);
+                let agents = config.agents(Some(&script)).map_err(|error| wrong(error.render(colours)))?;
+                let names: Vec<&str> = agents.iter().map(Agent::name).collect();
+                let agent = agents.iter().find(|agent| agent.name() == name).ok_or_else(|| {
+                    io::Error::other(format!(
+                        "{} has no agent `{name}`, whose calls these are; it has {}",
+                        file.display(),
+                        names.join(", ")
+                    ))
+                })?;
+                let definition = Box::new(Definition::parse(agent.definition())?);
+                return Ok(Self::Agent { definition, upstreams });
+            }
+            texts.push((file.display().to_string(), text));
+            for file in included {
+                texts.push((file.display().to_string(), read(&file)?));
+            }
+        }
+        Ok(Self::Rules(texts))
+    }
+
+    fn on(&self, recorded: Definition) -> Definition {
+        match self {
+            Self::Rules(files) => recorded.with_policies(files.iter().cloned()),
+            Self::Agent { definition, upstreams } => recorded.changed_to((**definition).clone(), *upstreams),
+        }
+    }
+}
+
+fn read(file: &Path) -> io::Result<String> {
+    std::fs::read_to_string(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
+}
+
+/// Behind tools that are only looked at.
+struct Nothing;
+
+#[async_trait]
+impl Handler for Nothing {
+    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+        Err(Failure::business("not_run", "nothing is run here").effects(Effects::None))
+    }
+}
+
+/// An agent as it was recorded, and as it is to be tried.
+fn agents(ledger: &Ledger, config: Digest, new: &New) -> Result<(Agent, Agent), Unplayable> {
     let text = ledger.definition(config).ok().flatten().ok_or(Unplayable::Unknown)?;
     let definition = Definition::parse(&text).map_err(|_| Unplayable::Unknown)?;
     let then = definition.clone().build().map_err(|_| Unplayable::Unknown)?;
-    let now = definition
-        .with_policies(files.iter().cloned())
-        .build()
-        .map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
+    let now = new.on(definition).build().map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
     Ok((then, now))
+}
+
+/// How far back the calls before a period count, by the rules of its time and by those that are tried; `None` is without end.
+fn looks_back(ledger: &Ledger, name: &str, new: &New, args: &Args) -> io::Result<Option<SignedDuration>> {
+    let mut longest = SignedDuration::ZERO;
+    for config in ledger.configs(name, args.since, args.until).map_err(io::Error::other)? {
+        let Ok((then, now)) = agents(ledger, config, new) else { continue };
+        match (then.looks_back(), now.looks_back()) {
+            (Some(then), Some(now)) => longest = longest.max(then).max(now),
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(longest))
 }
 
 /// Why a configuration cannot be played.
@@ -126,25 +204,25 @@ enum Unplayable {
     Rules(String),
 }
 
-async fn play(path: &Path, ledger: &Ledger, name: &str, files: Vec<(String, String)>, args: &Args) -> io::Result<Tally> {
+async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -> io::Result<Tally> {
     // Rules that do not load on the newest configuration are a mistake, and not a result.
     let newest = Filter { agent: Some(name.to_owned()), newest_first: true, most: Some(1), ..Filter::default() };
     let newest = ledger.find(&newest).map_err(io::Error::other)?;
     let config = newest.first().ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?.row.config;
-    let agent = match agents(ledger, config, &files) {
-        Ok((_, agent)) => agent,
+    match agents(ledger, config, &new) {
+        Ok(_) => {}
         Err(Unplayable::Rules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),
         Err(Unplayable::Unknown) => return Err(io::Error::other(format!("the ledger has no configuration of the agent `{name}`"))),
-    };
+    }
     let from = args.since.unwrap_or(Timestamp::MIN);
-    let warm = agent.looks_back().and_then(|back| from.checked_sub(back).ok());
+    let warm = looks_back(ledger, name, &new, args)?.and_then(|back| from.checked_sub(back).ok());
     let rows = ledger.index(name, warm, args.until).map_err(io::Error::other)?;
     let first = Filter { agent: Some(name.to_owned()), since: args.since, until: args.until, most: Some(1), ..Filter::default() };
     let Some(first) = ledger.find(&first).map_err(io::Error::other)?.first().map(|entry| entry.seq) else {
         return Err(io::Error::other("no calls are recorded in this period; look at `--since` and `--until`"));
     };
     let own = Ledger::open(path).map_err(io::Error::other)?;
-    let mut backtest = Backtest::new(move |config| match agents(&own, config, &files) {
+    let mut backtest = Backtest::new(move |config| match agents(&own, config, &new) {
         Ok(both) => Ok(both),
         Err(Unplayable::Unknown) => Err("its configuration cannot be read".to_owned()),
         Err(Unplayable::Rules(_)) => Err("the new rules do not load on the tools of its time".to_owned()),

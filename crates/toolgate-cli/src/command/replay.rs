@@ -80,10 +80,13 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
     let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
     let (mut same, mut differ, mut unknown, mut moment) = (0, 0, 0, 0);
     let mut out = anstream::stdout().lock();
+    // A row that tells no turn is of the turn before it.
+    let (tells_turns, mut at) = (entries.iter().any(|entry| entry.row.turn.is_some()), 0);
     for entry in entries {
         let row = &entry.row;
-        if args.until.is_some_and(|until| row.turn.unwrap_or(entry.n) > until) {
-            break;
+        at = if tells_turns { row.turn.unwrap_or(at) } else { entry.n };
+        if args.until.is_some_and(|until| at > until) {
+            continue;
         }
         let replay = match by_config.entry(row.config) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
@@ -119,7 +122,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {why}{DIM:#}")),
             Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}taken as it is: {why}{DIM:#}")),
         };
-        let turn = row.turn.map_or_else(|| entry.n.to_string(), |turn| turn.to_string());
+        let turn = if tells_turns { row.turn.map_or_else(String::new, |turn| turn.to_string()) } else { entry.n.to_string() };
         writeln!(out, "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {was}{more}", time(row.at), clean(&row.tool))?;
     }
     if args.json {

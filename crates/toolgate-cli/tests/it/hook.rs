@@ -717,3 +717,47 @@ fn no_program_of_toolgate_is_an_agents_to_change() {
         assert!(said.to_string().contains("own_files"), "{}: {said}", path.display());
     }
 }
+
+#[test]
+fn a_whole_configuration_is_tried_on_what_was_recorded() {
+    let project = Project::with(CONFIG);
+    for n in 0..4 {
+        let input = json!({"file_path": format!("/tmp/{n}")});
+        project.before(&format!("r{n}"), "read", input.clone());
+        project.hook(&after(&format!("r{n}"), "read", input, json!("text")));
+    }
+    project.before("t1", "bash", json!({"command": "git push"}));
+    project.before("t2", "bash", json!({"command": format!("cat {}", project.path("project/ledger.db").display())}));
+    let trying = |text: &str| {
+        project.write("project/new.toml", text);
+        project.said(&["backtest", "--config", "new.toml", "--store", "ledger.db"], "")
+    };
+    let same = trying(CONFIG);
+    assert!(same.starts_with("exit 0\n6 calls: 6 would be decided the same"), "{same}");
+    // Limits, tools and what they do are part of it, and so are files that it includes.
+    let limited = trying(&CONFIG.replace("name = \"coder\"", "name = \"coder\"\nlimits = { session = { calls = 2 } }"));
+    assert!(limited.starts_with("exit 1\n") && limited.matches("now refused").count() >= 2 && limited.contains("budget"), "{limited}");
+    let without = trying(&CONFIG.replace("[tools.read]", "[tools.reading]"));
+    assert!(without.contains("4 otherwise") && without.contains("unknown_tool"), "{without}");
+    let (rules, push) = CONFIG.split_once("[[policy]]\nname = \"no_push\"").unwrap();
+    let (_, rest) = push.split_once("[[policy]]").unwrap();
+    project.write(
+        "project/more.toml",
+        "[[policy]]\nname = \"no_tmp\"\nrule = \"deny\"\ntools = [\"read\"]\nwhere = [{ argument = \"/file_path\", glob = \"/tmp/*\" }]\n",
+    );
+    let included = trying(&format!("include = [\"more.toml\"]\n{rules}[[policy]]{rest}"));
+    assert!(included.contains("5 otherwise") && included.contains("by `no_tmp`") && included.contains("now let through"), "{included}");
+    // What protects toolgate is not the configuration's.
+    assert!(!included.contains("ledger.db"), "{included}");
+    for (text, why) in [
+        (format!("nonsense_key = 1\n{CONFIG}"), "nonsense_key"),
+        (CONFIG.replace("name = \"coder\"", "name = \"painter\""), "has no agent `coder`"),
+        (
+            "limits = { session = { calls = 1 } }\n[[policy]]\nname = \"x\"\nrule = \"deny\"\ntools = [\"bash\"]\n".to_owned(),
+            "try a whole configuration",
+        ),
+    ] {
+        let said = trying(&text);
+        assert!(said.starts_with("exit 2\n") && said.contains(why), "{said}");
+    }
+}

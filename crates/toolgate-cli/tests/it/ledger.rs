@@ -275,6 +275,57 @@ fn other_rules_are_tried_on_recorded_traffic() {
 }
 
 #[test]
+fn a_part_of_the_traffic_is_decided_as_in_the_whole() {
+    let kept = Kept::new();
+    let rules = include_str!("../../src/command/demo/policy.toml");
+    // One rule of all.
+    let at = rules.find("name = \"refund_cap\"").unwrap();
+    let begun = rules[..at].rfind("[[policy]]").unwrap();
+    let end = rules[at..].find("[[policy]]").map_or(rules.len(), |end| at + end);
+    let file = kept.directory.path().join("one.toml");
+    std::fs::write(&file, &rules[begun..end]).unwrap();
+    let backtest = |more: &[&str]| {
+        let mut lines = kept.json(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
+        lines.pop();
+        lines
+            .into_iter()
+            .map(|line| (line["at"].as_str().unwrap().to_owned(), line["call"].clone(), line["now"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let whole = backtest(&[]);
+    assert!(whole.len() > 3, "{whole:?}");
+    let rows = kept.json(&["audit", "query"]);
+    let times: Vec<&str> = rows.iter().map(|row| row["row"]["at"].as_str().or(row["at"].as_str()).unwrap()).collect();
+    for since in times.iter().step_by(3) {
+        let wanted: Vec<_> = whole.iter().filter(|(at, ..)| at.as_str() >= *since).cloned().collect();
+        assert_eq!(backtest(&["--since", since]), wanted, "since {since}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_decided_again_up_to_a_turn() {
+    use toolgate::{Agent, Effect, Tool, Toolgate};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) }).effect(Effect::Read);
+    let gate = Toolgate::builder()
+        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap()))
+        .agent(Agent::builder("a").tool(look).build().unwrap())
+        .build()
+        .unwrap();
+    let session = gate.session("a", "b", "talk");
+    for (n, turn) in [Some(1), Some(1), None, Some(2), None, Some(3), Some(4)].into_iter().enumerate() {
+        let call = session.prepare("look", json!({"n": n}));
+        gate.call(if let Some(turn) = turn { call.turn(turn) } else { call }).await;
+    }
+    drop(gate);
+    for (until, rows) in [("0", 0), ("1", 3), ("2", 5), ("3", 6), ("9", 7)] {
+        let (code, stdout, stderr) = toolgate(&["replay", "talk", "--until", until, "--json", "--store", path.to_str().unwrap()]);
+        assert_eq!((code, stdout.lines().count()), (0, rows + 1), "{until}: {stdout}{stderr}");
+    }
+}
+
+#[test]
 fn what_is_kept_can_be_pruned_settled_and_signed_anew() {
     let kept = Kept::new();
     let (code, stdout, _) = kept.run(&["audit", "settle"]);

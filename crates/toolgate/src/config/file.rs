@@ -278,6 +278,31 @@ impl Config {
         &self.problems
     }
 
+    /// What is wrong with the file itself, as an error.
+    ///
+    /// # Errors
+    /// Something is.
+    pub fn sound(&self) -> Result<(), ConfigError> {
+        match self.problems.iter().any(|problem| problem.severity == Severity::Error) {
+            true => Err(ConfigError { problems: self.problems.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether it has tools, or upstreams that have some.
+    #[must_use]
+    pub fn has_tools(&self) -> bool {
+        !self.upstreams.is_empty() || self.agents.iter().any(|declared| !declared.tools.is_empty())
+    }
+
+    /// Whether it says nothing of its agents but their rules.
+    #[must_use]
+    pub fn is_only_rules(&self) -> bool {
+        let plain =
+            |declared: &Declared| declared.limits == Limits::default() && declared.principals.is_none() && declared.hooks.is_empty();
+        !self.has_tools() && self.agents.iter().all(plain)
+    }
+
     /// The names of its agents.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.agents.iter().map(|agent| agent.name.as_str())

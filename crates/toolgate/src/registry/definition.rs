@@ -14,6 +14,9 @@ use crate::policy::{Ask, Fault, Mode, Policy, Verdict};
 use crate::resource::MemoryFs;
 use crate::tool::{Spec, Tool};
 
+/// The policy file of what protects toolgate itself.
+pub const BUILT_IN: &str = "(built in)";
+
 /// An agent as it is written down.
 ///
 /// Tools stand in it with all they declare, policy files word for word. Rules and hooks that were written in Rust stand in
@@ -78,11 +81,35 @@ impl Definition {
         &self.agent
     }
 
-    /// The same agent with other policy files.
+    /// The same agent with other policy files. What protects toolgate itself stays.
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
-        self.policies = files.into_iter().map(|(name, text)| File { name, text }).collect();
+        self.policies.retain(|file| file.name == BUILT_IN);
+        self.policies.splice(0..0, files.into_iter().map(|(name, text)| File { name, text }));
         self
+    }
+
+    /// The same agent as another definition has it: its rules, its limits and its tools. What a tool of an upstream cannot say of
+    /// itself while that is away is taken from here; `undeclared` keeps the tools that the other does not have.
+    #[must_use]
+    pub fn changed_to(self, new: Self, undeclared: bool) -> Self {
+        let mut before = self.tools;
+        let mut tools: Vec<Placed> = new.tools;
+        for placed in &mut tools {
+            let Some(at) = before.iter().position(|known| known.spec.name == placed.spec.name) else { continue };
+            let (known, spec) = (before.swap_remove(at).spec, &mut placed.spec);
+            spec.external = known.external;
+            (spec.input, spec.output) = (spec.input.take().or(known.input), spec.output.take().or(known.output));
+        }
+        // The rules that protect toolgate name tools that may be gone: those are there for nobody.
+        tools.extend(before.into_iter().map(|mut placed| {
+            if !undeclared {
+                (placed.spec.visible_to, placed.spec.open) = (Some(BTreeSet::new()), true);
+            }
+            placed
+        }));
+        let policies = new.policies.into_iter().chain(self.policies.into_iter().filter(|file| file.name == BUILT_IN)).collect();
+        Self { tools, policies, limits: new.limits, principals: new.principals, bounds: new.bounds, ..self }
     }
 
     /// Whether nothing in it was written in Rust.
