@@ -94,7 +94,9 @@ class World:
         self.toolgate = scratch / "bin" / "toolgate"
         for folder in (self.project, scratch / "bin", scratch / "tmp"):
             folder.mkdir(parents=True)
-        shutil.copy(toolgate, self.toolgate)
+        # As they are installed: `init` registers the small one.
+        for name in ("toolgate", "toolgate-hook"):
+            shutil.copy(Path(toolgate).with_name(name), self.toolgate.with_name(name))
         self.environment = {
             "PATH": f"{self.toolgate.parent}:{os.environ.get('PATH', os.defpath)}",
             "HOME": str(self.home),

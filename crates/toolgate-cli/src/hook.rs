@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 const HELP: &str = "Answer one hook event of a coding agent, as `toolgate hook` does, and start sooner.
 
-Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>] [--socket <PATH>]
+Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>] [--store <PATH>] [--socket <PATH>]
 
 The event is read from standard input. Exit code: 0 with a JSON answer, or 2: refused. See `toolgate hook --help`.
 ";

@@ -143,6 +143,9 @@ fn configured() -> io::Result<Option<PathBuf>> {
 }
 
 fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
+    if let Some(path) = &cli.store {
+        place::name_store(path);
+    }
     // The demonstration is kept only where that is asked for.
     let store = match (cli.store, &cli.verb) {
         (

@@ -245,6 +245,20 @@ pub(crate) struct InForce {
     pub(crate) since: std::time::SystemTime,
 }
 
+/// The ledger that was named on the command line.
+static NAMED: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+
+/// Names the ledger for whatever this process does: that counts for more than all else.
+pub(crate) fn name_store(path: &Path) {
+    let _ = NAMED.set(path.to_owned());
+}
+
+/// The ledger that was named on the command line, or in the environment.
+pub(crate) fn named_store() -> Option<PathBuf> {
+    let environment = || std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
+    NAMED.get().cloned().or_else(environment)
+}
+
 impl InForce {
     /// What holds in a directory: the configuration that is given, else the user's own and that of the project, where it is
     /// trusted.
@@ -286,9 +300,8 @@ impl InForce {
 
     fn of(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {
         files.extend(config.files().iter().cloned());
-        // What the environment says counts for more than what a file says.
-        let said = std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let store = std::path::absolute(said.or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger()))?;
+        // A flag counts for more than the environment, and that for more than a file.
+        let store = std::path::absolute(named_store().or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger()))?;
         let looked_at = files.iter().map(|path| (path.clone(), stamp(path))).collect();
         Ok(Self { config, files, store, notice, looked_at, since: std::time::SystemTime::UNIX_EPOCH })
     }

@@ -200,6 +200,7 @@ fn canary(args: &Args, agents: &[String], own: &Path, asked: Option<&(String, Va
     };
     let mut command = Command::new(own);
     command.arg("hook").args(args.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]));
+    command.args(place::named_store().iter().flat_map(|path| ["--store".as_ref(), path.as_os_str()]));
     if agents.len() > 1 {
         command.args(agents.first().map(|agent| format!("--agent={agent}")));
     }

@@ -638,6 +638,18 @@ fn the_environment_counts_for_more_than_the_file_and_a_flag_for_more_than_both()
     assert!(run(&variable, &["hook"]).contains("No one pushes"));
     assert!(project.path("project/elsewhere.db").exists() && !project.path("other/ledger.db").exists());
     assert!(run(&variable, &["hook", "--config", "toolgate.toml"]).contains("Nobody pushes"));
+    // With its flag, each has a ledger of its own, and what is kept ready for one is not taken for another.
+    for _ in 0..2 {
+        for store in ["one.db", "two.db"] {
+            run(&variable, &["hook", "--store", store, "--config", "toolgate.toml"]);
+        }
+    }
+    for store in ["one.db", "two.db"] {
+        let (_, rows, _) = project.run(&["audit", "query", "--json", "--store", store], "");
+        assert_eq!(rows.lines().count(), 2, "{store}: {rows}");
+    }
+    let (_, said, _) = project.run(&["doctor", "--config", "toolgate.toml", "--store", "three.db"], "");
+    assert!(said.contains("✓ ledger") && said.contains("three.db") && said.contains("✓ canary"), "{said}");
 }
 
 /// A service, while a test needs it.
@@ -760,4 +772,54 @@ fn a_whole_configuration_is_tried_on_what_was_recorded() {
         let said = trying(&text);
         assert!(said.starts_with("exit 2\n") && said.contains(why), "{said}");
     }
+}
+
+#[test]
+fn the_small_program_says_what_the_large_one_says() {
+    let run = |small: bool, more: &[&str]| {
+        let project = Project::with(CONFIG);
+        let mut said = Vec::new();
+        let events = [
+            event("SessionStart", "", "", json!({})),
+            event("PreToolUse", "t1", "Bash", json!({"command": "git push"})),
+            event("PreToolUse", "t2", "Bash", json!({"command": "rm x"})),
+            event("PreToolUse", "t3", "Read", json!({"file_path": "/tmp/x"})),
+            after("t3", "Read", json!({"file_path": "/tmp/x"}), json!("text")),
+            event("PreToolUse", "t4", "lookup", json!({"id": 7})),
+            after("t4", "lookup", json!({"id": 7}), json!({"created": 1_700_000_000})),
+            event("PreToolUse", "t5", "Nothing", json!({})),
+            json!({"tool_name": "bash", "tool_input": {"command": "git push"}}),
+            json!(["no event"]),
+            event("SessionEnd", "", "", json!({})),
+        ];
+        for event in events {
+            let mut command = std::process::Command::cargo_bin(if small { "toolgate-hook" } else { "toolgate" }).unwrap();
+            project.environment(&mut command);
+            let verb: &[&str] = if small { &[] } else { &["hook"] };
+            let output = Command::from_std(command)
+                .args(verb)
+                .args(["--config", "toolgate.toml"])
+                .args(more)
+                .write_stdin(event.to_string())
+                .output()
+                .unwrap();
+            let text = format!(
+                "{:?} {}{}",
+                output.status.code(),
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            let text = Regex::new("20[0-9-]{8}T[0-9:.]+Z").unwrap().replace_all(&text, "TIME");
+            said.push(
+                Regex::new("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap().replace_all(&text, "CALL").into_owned(),
+            );
+        }
+        let rows = if project.path("project/ledger.db").exists() { project.said_of() } else { Vec::new() };
+        (said, rows)
+    };
+    for more in [&[][..], &["--client", "codex"], &["--client", "cursor"]] {
+        assert_eq!(run(true, more), run(false, more), "{more:?}");
+    }
+    // What it does not understand is a refusal too.
+    assert!(run(true, &["--no-such-flag", "x"]).0.iter().all(|said| said.starts_with("Some(2)")));
 }

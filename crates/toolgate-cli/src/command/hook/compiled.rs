@@ -41,8 +41,10 @@ fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
     let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
     let mut words = vec![config.to_vec(), project.as_os_str().as_bytes().to_vec(), args.agent.clone().unwrap_or_default().into_bytes()];
-    // What the environment has a say in.
-    for name in ["TOOLGATE_STORE", "XDG_CONFIG_HOME", "HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"] {
+    // What the command line and the environment have a say in.
+    let store = crate::place::named_store().and_then(|path| std::path::absolute(path).ok());
+    words.push(store.unwrap_or_default().as_os_str().as_bytes().to_vec());
+    for name in ["XDG_CONFIG_HOME", "HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"] {
         words.push(std::env::var_os(name).unwrap_or_default().as_bytes().to_vec());
     }
     let digest = Digest::of(&words.join(&[0][..])).to_string();

@@ -76,6 +76,7 @@ impl Args {
                 "--config" => args.config = Some(value.into()),
                 "--client" => args.client = clap::ValueEnum::from_str(&value, false).ok()?,
                 "--agent" => args.agent = Some(value),
+                "--store" => place::name_store(Path::new(&value)),
                 "--socket" => args.socket = Some(value.into()),
                 _ => return None,
             }

@@ -123,6 +123,7 @@ impl Service {
     /// Reads the configuration. What is in use stays in use for calls that are under way, and for all where it does not load.
     fn read(&self) -> Result<(), String> {
         let found = self.found()?;
+        found.config.sound().map_err(|error| format!("it does not load\n{}", error.render(false)))?;
         if found.store != self.path {
             return Err(format!("it names another store, {}; start the service again", found.store.display()));
         }
