@@ -1,6 +1,6 @@
 //! `calc`: exact decimal arithmetic. It parses; it never evaluates anything as code.
 
-use rust_decimal::{Decimal, MathematicalOps};
+use rust_decimal::Decimal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -84,14 +84,14 @@ impl Parser<'_> {
     fn sum(&mut self) -> Result<Decimal, String> {
         let mut value = self.product()?;
         loop {
-            value = if self.take('+') {
-                value.checked_add(self.product()?)
+            let right = if self.take('+') {
+                self.product()?
             } else if self.take('-') {
-                value.checked_sub(self.product()?)
+                -self.product()?
             } else {
                 return Ok(value);
-            }
-            .ok_or_else(too_large)?;
+            };
+            value = added(value, right).ok_or_else(too_large)?;
         }
     }
 
@@ -112,7 +112,7 @@ impl Parser<'_> {
                 return Err("division by zero".to_owned());
             }
             value = match (divide, remainder) {
-                (false, _) => value.checked_mul(right),
+                (false, _) => multiplied(value, right),
                 (true, false) => value.checked_div(right),
                 (true, true) => value.checked_rem(right),
             }
@@ -149,7 +149,8 @@ impl Parser<'_> {
         if base.is_zero() && whole < 0 {
             return Err("division by zero".to_owned());
         }
-        base.checked_powi(whole).ok_or_else(too_large)
+        let power = raised(base, whole.unsigned_abs()).ok_or_else(too_large)?;
+        if whole < 0 { Decimal::ONE.checked_div(power).ok_or_else(too_large) } else { Ok(power) }
     }
 
     fn atom(&mut self) -> Result<Decimal, String> {
@@ -176,6 +177,46 @@ impl Parser<'_> {
     }
 }
 
+/// The sum, unless it has more digits than there is room for: nothing of it is rounded away.
+fn added(left: Decimal, right: Decimal) -> Option<Decimal> {
+    let (left, right) = (left.normalize(), right.normalize());
+    left.checked_add(right).filter(|sum| sum.scale() >= left.scale().max(right.scale()))
+}
+
+/// The product, unless it has more digits than there is room for.
+fn multiplied(left: Decimal, right: Decimal) -> Option<Decimal> {
+    let (left, right) = (left.normalize(), right.normalize());
+    let product = left.checked_mul(right)?;
+    // Behind the point there is room for as many digits as both have together, or for fewer, where the last of them are zeros.
+    let missing = (left.scale() + right.scale()).saturating_sub(product.scale());
+    let times = |factor: i128| times_in(left.mantissa(), factor) + times_in(right.mantissa(), factor);
+    let exact = left.is_zero() || right.is_zero() || times(2).min(times(5)) >= missing;
+    exact.then_some(product)
+}
+
+/// How often a number is divisible by another.
+fn times_in(mut number: i128, factor: i128) -> u32 {
+    let mut times = 0;
+    while number != 0 && number % factor == 0 {
+        (number, times) = (number / factor, times + 1);
+    }
+    times
+}
+
+fn raised(base: Decimal, exponent: u64) -> Option<Decimal> {
+    let (mut power, mut square, mut left) = (Decimal::ONE, base, exponent);
+    while left > 0 {
+        if left % 2 == 1 {
+            power = multiplied(power, square)?;
+        }
+        left /= 2;
+        if left > 0 {
+            square = multiplied(square, square)?;
+        }
+    }
+    Some(power)
+}
+
 fn too_large() -> String {
     "the result has more than 28 digits".to_owned()
 }
@@ -199,11 +240,36 @@ mod tests {
             ("--5", "5"),
             ("1_000 * 3", "3000"),
             ("9007199254740993 + 0", "9007199254740993"),
+            ("1.1^5", "1.61051"),
+            ("0.00000000000000000005 * 0.000000002", "0.0000000000000000000000000001"),
+            ("0 * 0.00000000000000000001", "0"),
+            ("79228162514264337593543950335 - 1", "79228162514264337593543950334"),
+            ("1.10 + 1.90", "3"),
         ];
         for (expression, result) in cases {
             assert_eq!(evaluate(expression).map(|d| d.normalize().to_string()), Ok(result.to_owned()), "{expression}");
         }
-        for wrong in ["", "1 +", "1/0", "0^-1", "(1", "1)", "2^0.5", "import os", "9^999", "1 2", "é", "1..2", "２"] {
+        for wrong in [
+            "",
+            "1 +",
+            "1/0",
+            "0^-1",
+            "(1",
+            "1)",
+            "2^0.5",
+            "import os",
+            "9^999",
+            "1 2",
+            "é",
+            "1..2",
+            "２",
+            // Nothing is rounded away unseen.
+            "0.00000000000000000001 * 0.00000000000000000001",
+            "9999999999999999999999999999 + 0.05",
+            "9999999999999999999999999999 - 0.05",
+            "1.000000000000001 ^ 2 * 1.000000000000001",
+            "1.1 ^ 40",
+        ] {
             assert!(evaluate(wrong).is_err(), "{wrong}");
         }
         assert!(evaluate(&"(".repeat(1_000)).is_err() && evaluate(&"2^".repeat(500)).is_err() && evaluate(&"-".repeat(999)).is_err());

@@ -142,6 +142,9 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
         }
         message.push_str(sentence);
     }
+    for field in &mut all {
+        field.path = shown_path(&field.path);
+    }
     Invalid { errors: all, message }
 }
 
@@ -295,6 +298,11 @@ fn with_article(kind: &str) -> String {
 /// What a sentence is about.
 fn subject(path: &str) -> String {
     if path.is_empty() { "the value".to_owned() } else { format!("`{}`", argument_name(path)) }
+}
+
+/// A path as it may be shown: its names may be anybody's.
+fn shown_path(path: &str) -> String {
+    path.split('/').map(shown).collect::<Vec<_>>().join("/")
 }
 
 /// `/items/0/price` as a model writes it: `items[0].price`.

@@ -103,6 +103,22 @@ async fn confusable_names_are_shown_for_what_they_are() {
 }
 
 #[tokio::test]
+async fn names_of_arguments_are_shown_for_what_they_are() {
+    let schema = json!({"type": "object", "properties": {"n": {"type": "object", "additionalProperties": {"type": "integer"}}}});
+    let tool = Tool::dynamic("count", "Counts.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read);
+    let world = World::new(|agent| agent.tool(tool));
+    for name in ["\u{430}", "n\u{200b}", "\u{202e}x", "a\u{1b}[2J", &"n".repeat(300_000)] {
+        for arguments in [json!({name: 1}), json!({"n": {name: "text"}}), json!({"n": {name: {name: 1}}})] {
+            let answer = world.session.call("count", arguments).await;
+            let error = serde_json::to_string(answer.outcome.error().unwrap()).unwrap();
+            assert!(error.len() < 3_000, "{} bytes", error.len());
+            let plain = error.chars().all(|c| c.is_ascii_graphic() || c == ' ' || c == '…');
+            assert!(plain, "{error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn catastrophic_patterns_end() {
     let schema =
         |pattern: &str| json!({"type": "object", "properties": {"text": {"type": "string", "pattern": pattern}}, "required": ["text"]});
