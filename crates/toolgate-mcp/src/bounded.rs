@@ -12,7 +12,9 @@ use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, StatusCode};
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, JsonRpcError, JsonRpcMessage, RequestId, ServerJsonRpcMessage,
+};
 use rmcp::transport::streamable_http_client::{
     HttpStatusError, SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
 };
@@ -105,9 +107,20 @@ impl StreamableHttpClient for Bounded {
             };
             return Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, Some(request.id.clone())), None));
         }
+        // What is refused at the door is often refused without a name, and nobody would wait for that.
+        let named = |error: &JsonRpcError| asked.is_some_and(|request| error.id.as_ref() == Some(&request.id));
         match said {
-            Some(said) if status.is_success() || matches!(said, JsonRpcMessage::Error(_)) => {
-                Ok(StreamableHttpPostResponse::Json(said, given))
+            Some(said) if status.is_success() => Ok(StreamableHttpPostResponse::Json(said, given)),
+            Some(JsonRpcMessage::Error(error)) if named(&error) => {
+                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
+            }
+            // Not all say with 404 that they do not know a session any more.
+            Some(JsonRpcMessage::Error(error))
+                if session.is_some()
+                    && status == StatusCode::BAD_REQUEST
+                    && error.error.message.to_ascii_lowercase().contains("session") =>
+            {
+                Err(StreamableHttpError::SessionExpired)
             }
             _ if !status.is_success() => Err(HttpStatusError::new(status.as_u16(), retry_after).into()),
             // Who was not asked anything may say what it likes.

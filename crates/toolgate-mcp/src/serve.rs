@@ -219,9 +219,11 @@ impl Http {
         }
         let caller = self.let_in(&running, &parts).await?;
         self.hold_rate(&running, &caller)?;
-        let seat = Arc::clone(&self.seats)
-            .try_acquire_owned()
-            .map_err(|_| refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests at the same time", Some(1)))?;
+        // Who is still talking takes no seat: it might go on for long.
+        let seat = || {
+            let full = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests at the same time", Some(1));
+            Arc::clone(&self.seats).try_acquire_owned().map_err(full)
+        };
         match words.as_slice() {
             ["metrics"] => {
                 let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
@@ -245,6 +247,7 @@ impl Http {
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
                 let (bytes, mut body) = self.read(&running, &parts, body).await?;
+                let seat = seat()?;
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
                 let answer = match Straight::of(&running, &parts, &mut body) {
@@ -264,6 +267,7 @@ impl Http {
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
                 let (_, body) = self.read(&running, &parts, body).await?;
+                let _seat = seat()?;
                 crate::api::call(&running, verb, &caller, &parts, body)
                     .with_context(crate::trace::of_headers(&parts))
                     .await

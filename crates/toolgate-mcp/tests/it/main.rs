@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests fail loudly")]
 
 mod door;
-mod endless;
 mod faults;
 mod http;
+mod old;
 mod security;
 mod straight;
 mod support;

@@ -1,0 +1,196 @@
+//! Upstreams of earlier revisions over HTTP that do not do as they should: answers without end, sessions that are forgotten.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::{Gate, until};
+
+/// What is sent at most: somebody has to stop.
+const MOST: usize = 200 << 20;
+
+/// One request: its head in small letters, and what it says.
+async fn request(stream: &mut TcpStream) -> Option<(String, Value)> {
+    let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
+    loop {
+        let Ok(n @ 1..) = stream.read(&mut chunk).await else { return None };
+        text.extend_from_slice(&chunk[..n]);
+        let Some(at) = text.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+        let head = String::from_utf8_lossy(&text[..at]).to_ascii_lowercase();
+        let length: usize = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.trim().parse().unwrap());
+        if text.len() >= at + 4 + length {
+            return Some((head, serde_json::from_slice(&text[at + 4..]).unwrap_or_default()));
+        }
+    }
+}
+
+/// A server that hears one request on each connection.
+async fn listen<F: Future<Output = ()> + Send + 'static>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(serve(stream));
+        }
+    });
+    address.to_string()
+}
+
+fn answer(status: &str, kind: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\n\r\n{body}")
+}
+
+fn result(asked: &Value, result: Value) -> String {
+    answer("200 OK", "application/json", &json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string())
+}
+
+fn about() -> Value {
+    json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "old", "version": "1"}})
+}
+
+fn tools() -> Value {
+    json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]})
+}
+
+async fn serve(mut stream: TcpStream, sent: Arc<AtomicUsize>) {
+    let Some((head, asked)) = request(&mut stream).await else { return };
+    let result = |said: Value| result(&asked, said);
+    let begun = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
+        ("initialize", _) => result(about()),
+        ("ping", _) => result(json!({})),
+        ("tools/list", _) => result(tools()),
+        ("tools/call", Some("answer")) => result(json!({"content": [{"type": "text", "text": "done"}]})),
+        ("tools/call", Some("json")) => answer("200 OK", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("tools/call", Some("event")) => answer("200 OK", "text/event-stream", ": hello\n\ndata: x"),
+        ("tools/call", Some("error")) => answer("500 Oh", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("tools/call", Some("turned away")) => answer("400 No", "text/html", "<p>"),
+        ("tools/call", Some("not let in")) => answer("401 No", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("", _) if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+        ("server/discover", _) => answer("404 No", "text/html", "<p>"),
+        _ => answer("202 Accepted", "text/plain", ""),
+    };
+    if stream.write_all(begun.as_bytes()).await.is_err() || !begun.ends_with(['x', '"', '>']) {
+        return;
+    }
+    let mut total = 0;
+    while total < MOST && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
+        total += 1 << 16;
+    }
+    sent.fetch_max(total, Ordering::SeqCst);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_answer_is_read_without_end() {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let address = listen(move |stream| serve(stream, Arc::clone(&counted))).await;
+    let config = format!(
+        "[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n[tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
+    );
+    let gate = Gate::open(&config).await;
+    for (n, (how, code, effects)) in [
+        ("answer", "ok", ""),
+        // It was asked, it answered, and nobody knows what.
+        ("json", "invalid_result", "unknown"),
+        ("event", "invalid_result", "unknown"),
+        ("error", "invalid_result", "unknown"),
+        // It did nothing.
+        ("turned away", "upstream_invalid", "none"),
+        ("not let in", "upstream_forbidden", "none"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let client = gate.client().in_session(&format!("s{n}"));
+        let mut said = Value::Null;
+        // Whoever was turned away too often is left alone for a moment.
+        until("it is asked", async || {
+            said = client.call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
+            said["code"] != "upstream_unavailable"
+        })
+        .await;
+        let found = (said["code"].as_str().unwrap_or("ok"), said["effects"].as_str().unwrap_or_default());
+        assert_eq!(found, (code, effects), "{how}: {said}");
+    }
+    let most = sent.load(Ordering::SeqCst);
+    assert!(most < 64 << 20, "{most} bytes of one answer were read");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_of_the_old_transport_ends_too() {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let address = listen(move |mut stream| {
+        let counted = Arc::clone(&counted);
+        async move {
+            let _ = request(&mut stream).await;
+            let begun = answer("200 OK", "text/event-stream", "event: endpoint\ndata: /post\n\ndata: x");
+            let _ = stream.write_all(begun.as_bytes()).await;
+            let mut total = 0;
+            while total < MOST && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
+                total += 1 << 16;
+            }
+            counted.fetch_max(total, Ordering::SeqCst);
+        }
+    })
+    .await;
+    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nundeclared = \"read\"\n")).await;
+    until("it was heard", async || sent.load(Ordering::SeqCst) > 0).await;
+    let most = sent.load(Ordering::SeqCst);
+    assert!(most < 64 << 20, "{most} bytes of one event were read");
+    gate.end().await;
+}
+
+/// As the servers of the TypeScript SDK do: whose session is not known is a bad request, and the answer names no question.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_is_forgotten_is_begun_anew() {
+    let (life, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (lives, runs) = (Arc::clone(&life), Arc::clone(&ran));
+    let address = listen(move |mut stream| {
+        let (life, ran) = (lives.load(Ordering::SeqCst), Arc::clone(&runs));
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let known = head.contains(&format!("mcp-session-id: life-{life}"));
+            let method = asked["method"].as_str().unwrap_or_default();
+            let said = match method {
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "initialize" => result(&asked, about()).replacen("\r\n", &format!("\r\nmcp-session-id: life-{life}\r\n"), 1),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                _ if !known => {
+                    let error = json!({"jsonrpc": "2.0", "error": {"code": -32000, "message": "Bad Request: No valid session ID provided"}, "id": null});
+                    answer("400 Bad Request", "application/json", &error.to_string())
+                }
+                "tools/list" => result(&asked, tools()),
+                "tools/call" => {
+                    ran.fetch_add(1, Ordering::SeqCst);
+                    result(&asked, json!({"content": [{"type": "text", "text": "done"}]}))
+                }
+                "ping" => result(&asked, json!({})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await;
+    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let begun = std::time::Instant::now();
+    for round in 0..4 {
+        let before = ran.load(Ordering::SeqCst);
+        let mut tries = 0;
+        until("it is back", async || {
+            tries += 1;
+            gate.client().in_session(&format!("s{round}-{tries}")).code("talk", json!({})).await == "ok"
+        })
+        .await;
+        assert_eq!(ran.load(Ordering::SeqCst), before + 1);
+        // It is started anew, and knows nobody.
+        life.fetch_add(1, Ordering::SeqCst);
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_secs(40), "it takes {:?} to notice", begun.elapsed());
+    gate.end().await;
+}
