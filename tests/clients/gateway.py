@@ -115,6 +115,8 @@ def calls(world, table):
         Call("sqlite: create", "sqlite_create_table", {"query": f"CREATE TABLE {table} (word TEXT)"}, "created"),
         Call("sqlite: insert", "sqlite_write_query", {"query": f"INSERT INTO {table} VALUES ('{table} was here')"}, "affected_rows"),
         Call("sqlite: read", "sqlite_read_query", {"query": f"SELECT word FROM {table}"}, f"{table} was here"),
+        # It says so in a success.
+        Call("sqlite: refused by the server", "sqlite_read_query", {"query": f"DROP TABLE {table}"}, "Error: ", failed, "failed"),
         Call("a tool that nobody has", "nobody_has_this", {}, "no tool `nobody_has_this`", unknown, "refused"),
         Call("wrong arguments", "everything_get-sum", {"a": 1}, "requires `b`", invalid, "refused"),
     ]

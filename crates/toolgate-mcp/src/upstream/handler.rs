@@ -6,8 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientCapabilities,
-    ClientRequest, ContentBlock, ErrorCode, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject,
-    ResourceContents, ServerResult,
+    ClientRequest, ErrorCode, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -20,6 +19,7 @@ use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
 use super::link::{Link, Standing, Status, is_modern};
 use super::route::{FromUpstream, Line};
+use super::said::{blurts, value_of, words};
 use super::straight::{Broken, Params, Straight, Word};
 use crate::bounded::{LONGEST, TOO_LONG};
 use crate::client::own_name;
@@ -437,7 +437,11 @@ impl Handler for RemoteTool {
             return Err(failure.upstream(json!({"said": said, "structured": structured})));
         }
         // Some say in a success that they failed.
-        if let Some(failure) = self.by_pattern(&said) {
+        let blurted = || {
+            let message = format!("`{}` of the upstream `{}` reported a failure", self.tool, self.link.upstream.name);
+            (self.link.upstream.blurts && blurts(&result)).then(|| Failure::business("tool_failed", message).effects(Effects::Done))
+        };
+        if let Some(failure) = self.by_pattern(&said).or_else(blurted) {
             return Err(failure.upstream(json!({"said": said})));
         }
         let value = value_of(&result);
@@ -445,53 +449,5 @@ impl Handler for RemoteTool {
             *line.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some((value.clone(), Box::new(result)));
         }
         Ok(value)
-    }
-}
-
-/// The text of a result.
-fn words(result: &CallToolResult) -> String {
-    let texts = result.content.iter().filter_map(|block| block.as_text().map(|text| text.text.as_str()));
-    texts.collect::<Vec<_>>().join("\n")
-}
-
-/// What a result says, as a value that rules can look into: what is structured; else JSON, where the text is some; else text. Of
-/// what is no text, a description.
-fn value_of(result: &CallToolResult) -> Value {
-    if let Some(structured) = &result.structured_content {
-        return structured.clone();
-    }
-    match result.content.as_slice() {
-        [] => Value::Null,
-        [ContentBlock::Text(text)] => text_value(&text.text),
-        blocks if blocks.iter().all(|block| block.as_text().is_some()) => Value::String(words(result)),
-        blocks => Value::Array(blocks.iter().map(described).collect()),
-    }
-}
-
-fn text_value(text: &str) -> Value {
-    let bounds = toolgate::json::Bounds { bytes: 4 << 20, ..toolgate::json::Bounds::default() };
-    let structured = text.trim_start().starts_with(['{', '[']);
-    structured.then(|| toolgate::json::parse(text.as_bytes(), &bounds).ok()).flatten().unwrap_or_else(|| Value::String(text.to_owned()))
-}
-
-/// A part of a result, with a digest in place of what nobody reads.
-fn described(block: &ContentBlock) -> Value {
-    let binary = |kind: &str, mime: Option<&str>, data: &str| json!({"type": kind, "mimeType": mime, "base64Length": data.len(), "sha256": toolgate::json::Digest::of(data.as_bytes()).to_string()});
-    match block {
-        ContentBlock::Text(text) => json!({"type": "text", "text": text.text}),
-        ContentBlock::Image(image) => binary("image", Some(&image.mime_type), &image.data),
-        ContentBlock::Audio(audio) => binary("audio", Some(&audio.mime_type), &audio.data),
-        ContentBlock::Resource(embedded) => match &embedded.resource {
-            ResourceContents::TextResourceContents { uri, text, .. } => json!({"type": "resource", "uri": uri, "text": text}),
-            ResourceContents::BlobResourceContents { uri, blob, mime_type, .. } => {
-                let mut described = binary("resource", mime_type.as_deref(), blob);
-                if let Some(fields) = described.as_object_mut() {
-                    fields.insert("uri".to_owned(), uri.clone().into());
-                }
-                described
-            }
-            _ => json!({"type": "resource"}),
-        },
-        other => serde_json::to_value(other).unwrap_or_default(),
     }
 }

@@ -7,6 +7,7 @@ mod listen;
 mod pins;
 mod plain;
 mod route;
+mod said;
 mod scan;
 mod straight;
 

@@ -294,7 +294,7 @@ fn upstream() -> Value {
             "resources": {"type": "boolean", "description": "Whether its resources are passed on; unless said, where undeclared tools are offered."},
             "timeout": {"$ref": "#/$defs/duration"},
             "concurrency": {"type": "integer", "minimum": 1},
-            "errors": {"type": "array", "items": error, "description": "What its words mean."},
+            "errors": {"type": "array", "items": error, "description": "What its words mean. Without it, a success whose whole text is `Error: …` is an error."},
         }),
         &[],
     )

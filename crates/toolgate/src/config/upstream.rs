@@ -26,6 +26,8 @@ pub struct Upstream {
     pub concurrency: usize,
     /// How its failures are understood.
     pub errors: Vec<ErrorPattern>,
+    /// A success whose whole text is `Error: …` is none; unless `errors` says what its words mean.
+    pub blurts: bool,
     /// Whether its prompts are passed on.
     pub prompts: bool,
     /// Whether its resources are passed on.
@@ -130,6 +132,7 @@ impl Upstream {
             timeout: Duration::from_secs(60),
             concurrency: 16,
             errors: Vec::new(),
+            blurts: true,
             prompts: false,
             resources: false,
             place: None,
@@ -140,8 +143,10 @@ impl Upstream {
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let shape = |upstream: &Self| {
-            let patterns: Vec<String> =
-                upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect();
+            let patterns: (bool, Vec<String>) = (
+                upstream.blurts,
+                upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect(),
+            );
             let reach = match &upstream.reach {
                 Reach::Command { program, env, inherit, directory, .. } => {
                     format!("{program:?} {:?} {inherit:?} {directory:?}", env.iter().map(|(name, _)| name).collect::<Vec<_>>())
@@ -260,6 +265,7 @@ impl Reader<'_> {
             upstream.concurrency = usize::try_from(most).unwrap_or(usize::MAX).clamp(1, 4096);
         }
         upstream.errors = table.tables("errors").iter().filter_map(pattern).collect();
+        upstream.blurts = !table.has("errors");
         Some(upstream)
     }
 

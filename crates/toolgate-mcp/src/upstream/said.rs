@@ -1,0 +1,91 @@
+//! What a result says.
+
+use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
+use serde_json::{Value, json};
+
+/// Whether all that a result says is that something went wrong, as many servers say it: `Error: …`, `Database error: …`.
+pub(super) fn blurts(result: &CallToolResult) -> bool {
+    let ([ContentBlock::Text(text)], None) = (result.content.as_slice(), &result.structured_content) else { return false };
+    let Some((head, _)) = text.text.split_once(": ") else { return false };
+    let is_word = |word: &str| !word.is_empty() && word.chars().all(char::is_alphabetic);
+    let mut words = head.split(' ');
+    let last = words.next_back().unwrap_or_default();
+    matches!(last, "Error" | "error") && words.clone().count() <= 2 && words.all(|word| is_word(word) && !word.eq_ignore_ascii_case("no"))
+}
+
+/// The text of a result.
+pub(super) fn words(result: &CallToolResult) -> String {
+    let texts = result.content.iter().filter_map(|block| block.as_text().map(|text| text.text.as_str()));
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+/// What a result says, as a value that rules can look into: what is structured; else JSON, where the text is some; else text. Of
+/// what is no text, a description.
+pub(super) fn value_of(result: &CallToolResult) -> Value {
+    if let Some(structured) = &result.structured_content {
+        return structured.clone();
+    }
+    match result.content.as_slice() {
+        [] => Value::Null,
+        [ContentBlock::Text(text)] => text_value(&text.text),
+        blocks if blocks.iter().all(|block| block.as_text().is_some()) => Value::String(words(result)),
+        blocks => Value::Array(blocks.iter().map(described).collect()),
+    }
+}
+
+fn text_value(text: &str) -> Value {
+    let bounds = toolgate::json::Bounds { bytes: 4 << 20, ..toolgate::json::Bounds::default() };
+    let structured = text.trim_start().starts_with(['{', '[']);
+    structured.then(|| toolgate::json::parse(text.as_bytes(), &bounds).ok()).flatten().unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+/// A part of a result, with a digest in place of what nobody reads.
+fn described(block: &ContentBlock) -> Value {
+    let binary = |kind: &str, mime: Option<&str>, data: &str| json!({"type": kind, "mimeType": mime, "base64Length": data.len(), "sha256": toolgate::json::Digest::of(data.as_bytes()).to_string()});
+    match block {
+        ContentBlock::Text(text) => json!({"type": "text", "text": text.text}),
+        ContentBlock::Image(image) => binary("image", Some(&image.mime_type), &image.data),
+        ContentBlock::Audio(audio) => binary("audio", Some(&audio.mime_type), &audio.data),
+        ContentBlock::Resource(embedded) => match &embedded.resource {
+            ResourceContents::TextResourceContents { uri, text, .. } => json!({"type": "resource", "uri": uri, "text": text}),
+            ResourceContents::BlobResourceContents { uri, blob, mime_type, .. } => {
+                let mut described = binary("resource", mime_type.as_deref(), blob);
+                if let Some(fields) = described.as_object_mut() {
+                    fields.insert("uri".to_owned(), uri.clone().into());
+                }
+                described
+            }
+            _ => json!({"type": "resource"}),
+        },
+        other => serde_json::to_value(other).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_blurted_out_is_told_from_what_is_said() {
+        let says = |text: &str| CallToolResult::success(vec![ContentBlock::text(text)]);
+        for text in ["Error: no such table", "error: x", "Database error: near \"x\"", "Invalid input error: y"] {
+            assert!(blurts(&says(text)), "{text}");
+        }
+        for text in [
+            "Errors: 0",
+            "No error: all is well, and this is a long text about it",
+            "12:00 error: x",
+            "Error",
+            "the log says\nError: x",
+            "Terror: a film",
+        ] {
+            assert!(!blurts(&says(text)), "{text}");
+        }
+        let mut several = says("Error: x");
+        several.content.push(ContentBlock::text("and more"));
+        assert!(!blurts(&several));
+        let mut structured = says("Error: x");
+        structured.structured_content = Some(json!({"rows": []}));
+        assert!(!blurts(&structured));
+    }
+}
