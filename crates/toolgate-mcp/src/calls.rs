@@ -11,8 +11,8 @@ use rmcp::{ErrorData, RoleServer};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use toolgate::store::{Approval, ApprovalState};
-use toolgate::{Answer, Call, Effect, SessionKey, Spec, ToolError, code};
+use toolgate::store::Approval;
+use toolgate::{Answer, Call, Effect, SessionKey, Spec, code};
 
 use crate::asking::{ask, can_answer, decline, question, reply};
 use crate::door::Door;
@@ -123,12 +123,12 @@ impl Door {
             }
         };
         let parked = &self.gateway.0.parked;
+        let unasked = || ErrorData::invalid_params("this answer was not asked for, or was given before", None);
         let waits = match (&request.request_state, &request.input_responses) {
-            (Some(state), _) => match parked.take(&key, state) {
-                Some(waits) => Some(waits),
-                None => return Err(ErrorData::invalid_params("this answer was not asked for, or was given before", None)),
-            },
-            // Some clients forget the state of what they were asked. What nobody asked is not heard.
+            (Some(state), _) => Some(parked.take(&key, state).ok_or_else(unasked)?),
+            // An approval that nobody asked for is none.
+            (None, Some(said)) if said.contains_key(APPROVAL) => return Err(unasked()),
+            // Some clients forget the state of what they were asked. What nobody asked is not heard, and is asked again.
             (None, Some(_)) => parked.take_unstated(&key, &digest(&request)),
             (None, None) => None,
         };
@@ -257,26 +257,32 @@ impl Door {
         // Who may not act as the agent does not learn what its tools look like.
         let forbidden = answer.outcome.error().is_some_and(|error| error.code == code::FORBIDDEN);
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;
-        let plain = || Ok(render::result(&answer, line, has_schema).into());
+        let refused = render::result(&answer, line, has_schema);
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
-        let Some(waits) = waits else { return plain() };
-        let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return plain() };
+        let Some(waits) = waits else { return Ok(refused.into()) };
+        let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return Ok(refused.into()) };
         let can_ask = client.capabilities.as_ref().is_some_and(|capabilities| capabilities.elicitation.is_some());
         let effect = spec.map(Spec::effect);
-        let Some(params) = question(&approval).filter(|_| can_ask && is_left_to_client(&approval, effect)) else { return plain() };
+        let Some(params) = question(&approval).filter(|_| can_ask && is_left_to_client(&approval, effect)) else {
+            return Ok(refused.into());
+        };
         if client.modern {
-            let parked = self.gateway.0.parked.park(&key, Waits::Approval { id: waits.id, digest: digest(request) });
-            let Some(state) = parked else { return plain() };
+            let parked = self
+                .gateway
+                .0
+                .parked
+                .park(&key, Waits::Approval { id: waits.id, digest: digest(request), refused: Box::new(refused.clone()) });
+            let Some(state) = parked else { return Ok(refused.into()) };
             let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
             return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))));
         }
-        let Ear::Peer(peer) = client.ear else { return plain() };
+        let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
         let said = tokio::select! {
             said = tokio::time::timeout(PATIENCE, peer.create_elicitation(params)) => said,
-            () = client.gone.cancelled() => return plain(),
+            () = client.gone.cancelled() => return Ok(refused.into()),
         };
-        let Ok(Ok(said)) = said else { return plain() };
-        self.decide(key, request, &waits.id, &said, client).await
+        let Ok(Ok(said)) = said else { return Ok(refused.into()) };
+        self.decide(key, request, &waits.id, &said, refused, client).await
     }
 
     /// A client's user has answered. What runs then is judged by what holds now.
@@ -286,6 +292,7 @@ impl Door {
         request: &CallToolRequestParams,
         id: &str,
         said: &ElicitResult,
+        refused: CallToolResult,
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let running = self.gateway.running();
@@ -299,10 +306,10 @@ impl Door {
         let approval = running.gate.approval(id).await.ok().flatten();
         let named = approval.as_ref().is_some_and(|approval| !approval.approvers.is_empty());
         let by = if named { CLIENT.to_owned() } else { format!("the client of {}", key.principal) };
-        // Whoever closes the question has not refused: it can still be answered elsewhere.
+        // Whoever closes the question has not refused: it can still be answered elsewhere, and the call stands as it stood.
         let counts = (yes || no) && matches!(running.gate.answer_approval(id, yes, &by).await, Ok(true));
         if !counts {
-            return Ok(still_waits(approval.as_ref()).into());
+            return Ok(refused.into());
         }
         let mut call = call_of(key, request, client)?;
         if yes {
@@ -322,7 +329,7 @@ impl Door {
     ) -> Result<CallToolResponse, ErrorData> {
         let mut responses = request.input_responses.clone().unwrap_or_default();
         match waits {
-            Waits::Approval { id, digest: shown } => {
+            Waits::Approval { id, digest: shown, refused } => {
                 if shown != digest(&request) {
                     // It was edited: it is judged as any other.
                     let call = call_of(key, &request, client)?;
@@ -332,7 +339,7 @@ impl Door {
                     .remove(APPROVAL)
                     .and_then(|said| serde_json::from_value(said).ok())
                     .ok_or_else(|| ErrorData::invalid_params("the answer to the question for approval is missing", None))?;
-                self.decide(key, &request, &id, &said, client).await
+                self.decide(key, &request, &id, &said, *refused, client).await
             }
             Waits::Upstream(mut underway) => {
                 if underway.digest != digest(&request) {
@@ -402,28 +409,6 @@ fn is_left_to_client(approval: &Approval, effect: Option<Effect>) -> bool {
     let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
     let all_named = approval.approvers.len() == approval.asked_by.len();
     named && (all_named || effect != Some(Effect::Destructive))
-}
-
-/// A call whose question was closed, or answered by somebody else.
-fn still_waits(approval: Option<&Approval>) -> CallToolResult {
-    let error = match approval {
-        Some(approval) if approval.state == ApprovalState::Denied => {
-            ToolError::of(code::APPROVAL_DENIED, "somebody else has refused this call")
-        }
-        Some(approval) => {
-            let what = match approval.state {
-                ApprovalState::Waiting => "A person must approve this call; tell the user",
-                _ => "Somebody else has answered meanwhile; make the call anew to see how it stands",
-            };
-            let mut error = ToolError::of(code::APPROVAL_REQUIRED, format!("{}. {what}", approval.reason.trim_end_matches('.')));
-            error.approval = Some(toolgate::ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
-            error
-        }
-        None => ToolError::of(code::APPROVAL_REQUIRED, "the question is not known any more; make the call anew"),
-    };
-    let mut result = CallToolResult::structured_error(serde_json::to_value(&error).unwrap_or_default());
-    result.content = vec![ContentBlock::text(error.for_model())];
-    result
 }
 
 const fn rank(level: LoggingLevel) -> u8 {

@@ -26,7 +26,7 @@ const MOST: (usize, usize) = (10_000, 200);
 /// A call that waits.
 pub(crate) enum Waits {
     /// For a person to approve it.
-    Approval { id: String, digest: String },
+    Approval { id: String, digest: String, refused: Box<rmcp::model::CallToolResult> },
     /// For something that its upstream wants to know.
     Upstream(Box<Underway>),
 }

@@ -189,6 +189,44 @@ async fn no_means_no() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_question_that_is_closed_leaves_the_call_as_it_stood() {
+    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
+    let client = gate.client().in_session("s").who_can(elicits());
+    let asked = client.ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+    let state = asked["result"]["requestState"].clone();
+    let closed = json!({"toolgate_approval": {"action": "cancel"}});
+    let again = json!({"name": "count", "arguments": {}, "requestState": state, "inputResponses": closed});
+    let answer = client.ask("tools/call", again.clone()).await.1;
+    let meta = &answer["result"]["_meta"];
+    assert_eq!(meta["toolgate/error"]["code"], "approval_required", "{answer}");
+    assert!(meta["toolgate/receipt"]["signature"].is_string(), "{answer}");
+    // Nobody has refused: it can be approved elsewhere, once.
+    let id = meta["toolgate/error"]["approval"]["id"].as_str().unwrap();
+    assert!(gate.gateway.gate().answer_approval(id, true, "lead").await.unwrap());
+    assert_eq!(client.code("count", json!({})).await, "ok");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_approval_that_nobody_asked_for_is_refused() {
+    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
+    let yes = json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
+    for (n, more) in [json!({}), json!({"requestState": "made up"}), json!({"requestState": ""})].into_iter().enumerate() {
+        let client = gate.client().in_session(&format!("s{n}")).who_can(elicits());
+        let mut call = json!({"name": "count", "arguments": {}, "inputResponses": yes});
+        call.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (_, answer) = client.ask("tools/call", call).await;
+        assert_eq!(answer["error"]["code"], -32602, "{answer}");
+    }
+    // What was asked of one is not answered by another.
+    let asked = gate.client().in_session("mine").who_can(elicits()).ask("tools/call", json!({"name": "count", "arguments": {}})).await.1;
+    let theirs = gate.client().in_session("theirs").who_can(elicits());
+    let stolen = json!({"name": "count", "arguments": {}, "requestState": asked["result"]["requestState"], "inputResponses": yes});
+    assert_eq!(theirs.ask("tools/call", stolen).await.1["error"]["code"], -32602);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_two_halves_of_the_path() {
     let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
         [[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 10 }]\nreason = \"Too much.\"\n";
