@@ -229,8 +229,8 @@ impl ServerHandler for Door {
             .ok_or_else(|| ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None))?;
         request.name = name;
         let peer = link.peer().ok_or_else(away)?;
-        request.meta = None;
-        let found = peer.get_prompt_once(request).await.map_err(passed)?;
+        request.meta = Some(render::own_words(context.meta.clone()));
+        let found = link.noted(peer.get_prompt_once(request).await).map_err(passed)?;
         Ok(match found {
             GetPromptResponse::Complete(result) => GetPromptResponse::Complete(render::unspoofed(result)),
             other => other,
@@ -277,8 +277,8 @@ impl ServerHandler for Door {
         let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| {
             ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), Some(json!({"uri": request.uri})))
         })?;
-        request.meta = None;
-        let found = link.peer().ok_or_else(away)?.read_resource_once(request).await.map_err(passed)?;
+        request.meta = Some(render::own_words(context.meta.clone()));
+        let found = link.noted(link.peer().ok_or_else(away)?.read_resource_once(request).await).map_err(passed)?;
         Ok(match found {
             ReadResourceResponse::Complete(result) => ReadResourceResponse::Complete(render::unspoofed(result)),
             other => other,
@@ -288,7 +288,7 @@ impl ServerHandler for Door {
     async fn complete(&self, mut request: CompleteRequestParams, context: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        request.meta = None;
+        request.meta = Some(render::own_words(context.meta.clone()));
         let link = match &mut request.r#ref {
             Reference::Prompt(prompt) => prompt_of(&running, &agent, &prompt.name).map(|(link, name)| {
                 prompt.name = name;
@@ -298,7 +298,7 @@ impl ServerHandler for Door {
             _ => None,
         };
         let link = link.ok_or_else(|| ErrorData::invalid_params("there is nothing of this name", None))?;
-        link.peer().ok_or_else(away)?.complete(request).await.map_err(passed)
+        link.noted(link.peer().ok_or_else(away)?.complete(request).await).map_err(passed)
     }
 
     async fn set_level(&self, request: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
@@ -415,7 +415,9 @@ fn prompt_of(running: &Running, agent: &str, name: &str) -> Option<(Arc<crate::u
 fn resource_of(running: &Running, agent: &str, uri: &str) -> Option<Arc<crate::upstream::Link>> {
     let links: Vec<_> =
         running.shared.get(agent)?.iter().filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect();
-    let named = links.iter().find(|link| link.offer().resources.iter().any(|resource| resource.uri == uri));
+    // Of several that have it, one that is there: the death of one takes nothing from another.
+    let having = || links.iter().filter(|link| link.offer().resources.iter().any(|resource| resource.uri == uri));
+    let named = having().find(|link| link.peer().is_some()).or_else(|| having().next());
     let fits = |template: &str| {
         let head = template.split('{').next().unwrap_or_default();
         uri == template || (!head.is_empty() && uri.starts_with(head))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject, ResultType, Tool as McpTool, ToolAnnotations};
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject, RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations};
 use serde_json::{Value, json};
 use toolgate::{Answer, Effect, Outcome, Spec};
 
@@ -36,6 +36,12 @@ pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
 /// Metadata of an upstream, without what only toolgate writes.
 fn clean(mut meta: MetaObject) -> MetaObject {
     meta.retain(|key, _| !key.starts_with("toolgate/"));
+    meta
+}
+
+/// Metadata of a client that an upstream may see. What is the protocol's is said anew on the way there.
+pub(crate) fn own_words(mut meta: RequestMetaObject) -> RequestMetaObject {
+    meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
     meta
 }
 

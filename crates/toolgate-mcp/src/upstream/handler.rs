@@ -356,8 +356,7 @@ impl Trouble {
 
 /// Metadata of a client that an upstream may see.
 fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
-    let mut meta = line.meta.clone();
-    meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
+    let mut meta = crate::render::own_words(line.meta.clone());
     if modern {
         // What the client cannot do, nobody does for it.
         meta.set_client_capabilities(line.capabilities.clone());

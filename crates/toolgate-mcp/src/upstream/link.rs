@@ -491,6 +491,15 @@ impl Link {
         self.failures.store(0, Ordering::Relaxed);
     }
 
+    /// Notes whether it has answered.
+    pub(crate) fn noted<T>(&self, said: Result<T, rmcp::ServiceError>) -> Result<T, rmcp::ServiceError> {
+        match &said {
+            Ok(_) | Err(rmcp::ServiceError::McpError(_)) => self.answered(),
+            Err(_) => self.failed(),
+        }
+        said
+    }
+
     /// It has not answered. After some of these it is left alone for a while, and asked whether it is there at all.
     pub(super) fn failed(&self) {
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
