@@ -14,6 +14,7 @@ use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
+use toolgate::config::{Credentials, Reach};
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
@@ -99,7 +100,7 @@ impl RemoteTool {
                 let standing = link.standing().ok_or_else(|| self.away())?;
                 self.check_definition()?;
                 match standing.straight.as_ref().filter(|_| self.plain) {
-                    Some(straight) => self.straight(straight, &given, line, ctx).await,
+                    Some(straight) => self.straight(&standing, straight, &given, line, ctx).await,
                     None => self.once(&standing, &given, line, ctx).await,
                 }
             };
@@ -140,7 +141,14 @@ impl RemoteTool {
     }
 
     /// One request and its answer, the straight way.
-    async fn straight(&self, straight: &Straight, given: &Given<'_>, line: Option<&Line>, ctx: &Ctx) -> Result<ServerResult, Failure> {
+    async fn straight(
+        &self,
+        standing: &Standing,
+        straight: &Straight,
+        given: &Given<'_>,
+        line: Option<&Line>,
+        ctx: &Ctx,
+    ) -> Result<ServerResult, Failure> {
         let mut meta = line.map(|line| passed_on(line, true)).unwrap_or_default();
         if let Some(token) = line.and_then(|line| line.meta.get_progress_token()) {
             meta.set_progress_token(token);
@@ -166,11 +174,11 @@ impl RemoteTool {
         });
         let answer = answer.await;
         waiting.over = true;
-        answer.inspect(|_| self.link.answered()).map_err(|broken| self.broken(broken))
+        answer.inspect(|_| self.link.answered()).map_err(|broken| self.broken(broken, standing.generation))
     }
 
     /// What went wrong on the straight way.
-    fn broken(&self, broken: Broken) -> Failure {
+    fn broken(&self, broken: Broken, generation: u64) -> Failure {
         let (name, link) = (&self.link.upstream.name, &self.link);
         let unheard = |why: &str| {
             link.failed();
@@ -184,6 +192,7 @@ impl RemoteTool {
             }
             // A request that was refused at the door, or that found nobody, was not carried out.
             Broken::Nobody(why) => unheard(&why).effects(Effects::None),
+            Broken::Status(401) if self.can_renew() => self.renewed(generation),
             Broken::Status(status) => {
                 unheard(&format!("it answers with HTTP {status}"));
                 Failure::http(status, "").effects(Effects::None)
@@ -195,6 +204,18 @@ impl RemoteTool {
                 self.unread(&why)
             }
         }
+    }
+
+    /// Whether its token may have run out, and another can be had.
+    fn can_renew(&self) -> bool {
+        matches!(&self.link.upstream.reach, Reach::Url { credentials: Credentials::Client { .. }, .. })
+    }
+
+    /// It is connected to anew, with a new token.
+    fn renewed(&self, generation: u64) -> Failure {
+        self.link.lost(generation);
+        let message = format!("the upstream `{}` does not take its token any more; another one is fetched", self.link.upstream.name);
+        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500)
     }
 
     /// It has answered, and nobody has read that to its end.
@@ -255,6 +276,9 @@ impl RemoteTool {
             }
             ServiceError::TransportSend(why) => {
                 let trouble = Trouble::of(&why);
+                if matches!(trouble, Trouble::Status(401)) && self.can_renew() {
+                    return self.renewed(generation);
+                }
                 tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
