@@ -24,6 +24,8 @@ use crate::client::Ears;
 use crate::gateway::lock;
 
 /// How long an upstream may take to say hello.
+/// What is seen within this time came together: who was first is chance.
+const TOGETHER: Duration = Duration::from_secs(60);
 const HELLO: Duration = Duration::from_secs(30);
 /// How often it is asked whether it is there.
 const PULSE: Duration = Duration::from_secs(30);
@@ -458,13 +460,14 @@ impl Link {
         }
     }
 
-    /// Holds back tools whose words speak of another upstream's tool that was there before them.
+    /// Holds back tools whose words speak of another upstream's tool that was there before them, or came with them.
     pub(super) fn hold_shadows(&self, others: &[(String, Timestamp)]) {
         let own: Vec<Tool> = self.pins.accepted().unwrap_or_default();
         for tool in &own {
             let since = self.pins.first_seen(&tool.name);
             let shadowed = others.iter().find(|(other, first)| {
-                own.iter().all(|own| own.name != *other) && since.is_some_and(|since| since >= *first) && mentions(tool, other)
+                let together = first.checked_sub(TOGETHER).unwrap_or(*first);
+                own.iter().all(|own| own.name != *other) && since.is_some_and(|since| since >= together) && mentions(tool, other)
             });
             if let Some((other, _)) = shadowed {
                 self.pins.hold(&tool.name, Suspicion::Shadow { tool: other.clone() });
@@ -473,10 +476,16 @@ impl Link {
         Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
     }
 
-    /// Its tools, and when each was first seen.
+    /// The names of its tools, here and there, and when each was first seen.
     pub(super) fn first_seen(&self) -> Vec<(String, Timestamp)> {
-        let one = |tool: Tool| self.pins.first_seen(&tool.name).map(|first| (tool.name.to_string(), first));
-        self.pins.accepted().unwrap_or_default().into_iter().filter_map(one).collect()
+        let mut seen = Vec::new();
+        for tool in self.pins.accepted().unwrap_or_default() {
+            if let Some(first) = self.pins.first_seen(&tool.name) {
+                seen.push((format!("{}{}", self.upstream.prefix, tool.name), first));
+                seen.push((tool.name.to_string(), first));
+            }
+        }
+        seen
     }
 
     /// Whether it is to be left alone for now; for how long.

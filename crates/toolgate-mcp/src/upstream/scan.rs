@@ -54,9 +54,8 @@ pub(crate) fn is_invisible(c: char) -> bool {
         || (c.is_control() && !matches!(c, '\n' | '\r' | '\t'))
 }
 
-/// What is odd about a tool, in all that a model reads of it.
-pub(super) fn scan(tool: &Tool) -> Vec<Suspicion> {
-    let mut found = Vec::new();
+/// All that a model reads of a tool, and where.
+fn texts(tool: &Tool) -> Vec<(String, String)> {
     let mut texts = vec![("name".to_owned(), tool.name.to_string())];
     texts.extend(tool.title.clone().map(|title| ("title".to_owned(), title)));
     let annotated = tool.annotations.as_ref().and_then(|annotations| annotations.title.clone());
@@ -69,7 +68,13 @@ pub(super) fn scan(tool: &Tool) -> Vec<Suspicion> {
     if let Some(output) = &tool.output_schema {
         collect(&serde_json::Value::Object((**output).clone()), "output", &mut texts);
     }
-    for (part, text) in texts {
+    texts
+}
+
+/// What is odd about a tool.
+pub(super) fn scan(tool: &Tool) -> Vec<Suspicion> {
+    let mut found = Vec::new();
+    for (part, text) in texts(tool) {
         if text.chars().any(is_invisible) {
             found.push(Suspicion::Invisible { part: part.clone() });
         }
@@ -108,12 +113,12 @@ fn collect(value: &serde_json::Value, at: &str, texts: &mut Vec<(String, String)
 pub(super) fn mentions(tool: &Tool, name: &str) -> bool {
     // A common word is no name.
     let telling = name.len() >= 6 && name.contains(['_', '-', '.']);
-    let text = tool.description.as_deref().unwrap_or_default();
-    let bounded = |at: usize| {
+    let bounded = |text: &str, at: usize| {
         let letter = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
         let before = text.get(..at).and_then(|before| before.chars().next_back());
         let after = text.get(at + name.len()..).and_then(|after| after.chars().next());
         !before.is_some_and(letter) && !after.is_some_and(letter)
     };
-    telling && text.match_indices(name).any(|(at, _)| bounded(at))
+    let names = |text: &str| text.match_indices(name).any(|(at, _)| bounded(text, at));
+    telling && texts(tool).iter().any(|(part, text)| part != "name" && names(text))
 }
