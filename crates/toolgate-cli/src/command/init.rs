@@ -278,7 +278,12 @@ fn template(client: Option<Client>, store: Option<&Path>, import: Option<&Path>)
     };
     let line =
         import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
-    let text = &text.replace("#IMPORT#", &line);
+    // One that is for hooks has no place for servers unless there are some; they stand beside its name.
+    let text = match (text.contains("#IMPORT#"), import) {
+        (false, Some(_)) => text.replacen("\n# store", &format!("\n{line}  # for `toolgate serve`\n# store"), 1),
+        _ => text.replace("#IMPORT#", &line),
+    };
+    let text = &text;
     let Some(store) = store else { return text.to_owned() };
     // The line that names a ledger, or stands where one would be named.
     let line = |line: &str| match line.trim_start_matches("# ").starts_with("store = ") {

@@ -142,6 +142,13 @@ fn servers_of_a_file_are_taken_in() {
     let said = project.said(&["init", "--import", "nowhere.json"], "");
     assert!(said.starts_with("exit 2\n"), "{said}");
     assert_eq!(project.run(&["lint"], "").0, 0);
+    for client in ["claude-code", "codex", "cursor", "vscode"] {
+        let other = Project::new();
+        other.write("project/.mcp.json", &project.read("project/.mcp.json"));
+        assert_eq!(other.run(&["init", "--for", client, "--import", ".mcp.json"], "").0, 0);
+        assert!(other.read("project/toolgate.toml").contains("\nmcp_servers = [\""), "{client}");
+        assert_eq!(other.run(&["lint"], "").0, 0, "{client}");
+    }
 }
 
 #[test]

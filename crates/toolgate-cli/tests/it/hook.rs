@@ -792,6 +792,8 @@ fn the_small_program_says_what_the_large_one_says() {
             json!(["no event"]),
             event("SessionEnd", "", "", json!({})),
         ];
+        // What is different each time: moments, and names of calls.
+        let each_time = Regex::new("20[0-9-]{8}T[0-9:.]+Z|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap();
         for event in events {
             let mut command = std::process::Command::cargo_bin(if small { "toolgate-hook" } else { "toolgate" }).unwrap();
             project.environment(&mut command);
@@ -809,10 +811,7 @@ fn the_small_program_says_what_the_large_one_says() {
                 String::from_utf8_lossy(&output.stdout),
                 String::from_utf8_lossy(&output.stderr)
             );
-            let text = Regex::new("20[0-9-]{8}T[0-9:.]+Z").unwrap().replace_all(&text, "TIME");
-            said.push(
-                Regex::new("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap().replace_all(&text, "CALL").into_owned(),
-            );
+            said.push(each_time.replace_all(&text, "EACH").into_owned());
         }
         let rows = if project.path("project/ledger.db").exists() { project.said_of() } else { Vec::new() };
         (said, rows)

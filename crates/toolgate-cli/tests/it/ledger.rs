@@ -279,11 +279,9 @@ fn a_part_of_the_traffic_is_decided_as_in_the_whole() {
     let kept = Kept::new();
     let rules = include_str!("../../src/command/demo/policy.toml");
     // One rule of all.
-    let at = rules.find("name = \"refund_cap\"").unwrap();
-    let begun = rules[..at].rfind("[[policy]]").unwrap();
-    let end = rules[at..].find("[[policy]]").map_or(rules.len(), |end| at + end);
+    let one = rules.split("[[policy]]").find(|rule| rule.contains("name = \"refund_cap\"")).unwrap();
     let file = kept.directory.path().join("one.toml");
-    std::fs::write(&file, &rules[begun..end]).unwrap();
+    std::fs::write(&file, format!("[[policy]]{one}")).unwrap();
     let backtest = |more: &[&str]| {
         let mut lines = kept.json(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
         lines.pop();

@@ -549,7 +549,13 @@ fn read_limits(table: &Table<'_>) -> Limits {
         });
         budget.unwrap_or_default()
     };
-    let (session, principal) = (budget("session"), budget("principal"));
+    let (session, mut principal) = (budget("session"), budget("principal"));
+    if principal.wall.take().is_some()
+        && let Some(inner) = table.table("principal")
+    {
+        let problem = Problem::new("a principal has no beginning that its time could be counted from");
+        inner.wrong("wall", problem.help("write `wall` under `session`, or a `limit` with `within`"));
+    }
     let rate = rate(table);
     table.finish("limits");
     Limits { session, principal, rate }

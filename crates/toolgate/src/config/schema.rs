@@ -344,6 +344,7 @@ fn normalization() -> Value {
     json!({
         "type": "object",
         "required": ["op"],
-        "properties": {"op": {"enum": ["timestamp", "codes", "rename", "first_of", "bool", "case", "scale", "default", "keep"]}},
+        "properties": {"op": {"enum": ["timestamp", "codes", "rename", "first_of", "bool", "case", "scale", "default", "keep"]},
+            "unit": {"enum": ["s", "ms", "us", "ns"], "description": "Of `timestamp`: what a number counts since 1970."}},
     })
 }

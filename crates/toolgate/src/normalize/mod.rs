@@ -5,6 +5,8 @@
 
 mod timestamp;
 
+pub use timestamp::TimeUnit;
+
 use std::collections::BTreeMap;
 
 use rust_decimal::Decimal;
@@ -45,10 +47,14 @@ pub enum Case {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Rule {
-    /// Seconds, milliseconds, microseconds or a common date string, to RFC 3339 in UTC.
+    /// Seconds, milliseconds, microseconds, nanoseconds or a common date string, to RFC 3339 in UTC.
     Timestamp {
         /// Where.
         path: Pointer,
+        /// What a number counts since 1970. Without it that is told by how large it is: below 10^11 seconds, then milliseconds, and so
+        /// on; milliseconds of before March 1973 need it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        unit: Option<TimeUnit>,
     },
     /// Codes to names.
     Codes {
@@ -116,7 +122,12 @@ pub enum Rule {
 impl Rule {
     /// See [`Rule::Timestamp`].
     pub fn timestamp(path: &str) -> Self {
-        Self::Timestamp { path: path.into() }
+        Self::Timestamp { path: path.into(), unit: None }
+    }
+
+    /// See [`Rule::Timestamp`].
+    pub fn timestamp_in(path: &str, unit: TimeUnit) -> Self {
+        Self::Timestamp { path: path.into(), unit: Some(unit) }
     }
 
     /// See [`Rule::Codes`].
@@ -161,7 +172,7 @@ impl Rule {
 
     fn apply(&self, value: &mut Value) -> Result<(), NotNormal> {
         match self {
-            Self::Timestamp { path } => each(path, value, |old| timestamp::to_rfc3339(old).map(Value::String)),
+            Self::Timestamp { path, unit } => each(path, value, |old| timestamp::to_rfc3339(old, *unit).map(Value::String)),
             Self::Codes { path, names, other } => each(path, value, |old| {
                 let name = code_text(old).and_then(|code| names.get(&code).or(other.as_ref()));
                 name.cloned().map(Value::String).ok_or("is no known code")

@@ -3,6 +3,7 @@
 use jiff::civil::{Date, DateTime};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json::decimal_of;
@@ -10,37 +11,66 @@ use crate::json::decimal_of;
 /// Up to here a number is seconds (year 5138); then milliseconds, microseconds, nanoseconds.
 const SECONDS: i128 = 100_000_000_000;
 
-pub(super) fn to_rfc3339(value: &Value) -> Result<String, &'static str> {
+/// What a number counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TimeUnit {
+    /// Seconds.
+    #[serde(rename = "s")]
+    Seconds,
+    /// Milliseconds.
+    #[serde(rename = "ms")]
+    Millis,
+    /// Microseconds.
+    #[serde(rename = "us")]
+    Micros,
+    /// Nanoseconds.
+    #[serde(rename = "ns")]
+    Nanos,
+}
+
+pub(super) fn to_rfc3339(value: &Value, unit: Option<TimeUnit>) -> Result<String, &'static str> {
     let moment = match value {
-        Value::Number(_) => from_number(value),
-        Value::String(text) => from_text(text.trim()),
+        Value::Number(_) => from_number(value, unit),
+        Value::String(text) => from_text(text.trim(), unit),
         _ => None,
     };
     moment.map(|m| m.to_string()).ok_or("is no moment in time")
 }
 
-fn from_number(value: &Value) -> Option<Timestamp> {
+fn from_number(value: &Value, unit: Option<TimeUnit>) -> Option<Timestamp> {
     use rust_decimal::prelude::ToPrimitive;
     let number = decimal_of(value)?;
     let whole = number.trunc().to_i128()?;
-    let scale: i128 = match whole.abs() {
-        n if n < SECONDS => 1_000_000_000,
-        n if n < SECONDS * 1_000 => 1_000_000,
-        n if n < SECONDS * 1_000_000 => 1_000,
-        _ => 1,
+    let unit = unit.unwrap_or(match whole.abs() {
+        n if n < SECONDS => TimeUnit::Seconds,
+        n if n < SECONDS * 1_000 => TimeUnit::Millis,
+        n if n < SECONDS * 1_000_000 => TimeUnit::Micros,
+        _ => TimeUnit::Nanos,
+    });
+    let scale: i128 = match unit {
+        TimeUnit::Seconds => 1_000_000_000,
+        TimeUnit::Millis => 1_000_000,
+        TimeUnit::Micros => 1_000,
+        TimeUnit::Nanos => 1,
     };
     let nanos = number.checked_mul(rust_decimal::Decimal::from_i128_with_scale(scale, 0))?.trunc().to_i128()?;
     Timestamp::from_nanosecond(nanos).ok()
 }
 
-fn from_text(text: &str) -> Option<Timestamp> {
+fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
+    let utc = |moment: DateTime| moment.to_zoned(TimeZone::UTC).ok().map(|z| z.timestamp());
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    // A few digits are a year or a day for whoever wrote them, unless it is said that they are not.
+    if digits && unit.is_none() && text.len() < 9 {
+        return Date::strptime("%Y%m%d", text).ok().filter(|_| text.len() == 8).and_then(|day| utc(day.at(0, 0, 0, 0)));
+    }
     if !text.is_empty()
         && text.bytes().all(|b| b.is_ascii_digit() || b == b'-' || b == b'.')
         && text.bytes().filter(|b| *b == b'-').count() < 2
     {
-        return text.parse().ok().and_then(|number| from_number(&Value::Number(number)));
+        return text.parse().ok().and_then(|number| from_number(&Value::Number(number), unit));
     }
-    let utc = |moment: DateTime| moment.to_zoned(TimeZone::UTC).ok().map(|z| z.timestamp());
+    let text = [" UTC", " GMT"].iter().find_map(|zone| text.strip_suffix(zone)).filter(|rest| !rest.contains(',')).unwrap_or(text);
     text.parse::<Timestamp>()
         .ok()
         .or_else(|| text.parse::<Zoned>().ok().map(|z| z.timestamp()))
@@ -90,13 +120,23 @@ mod tests {
             json!("Tue Nov 14 22:13:20 2023"),
             json!("14.11.2023 22:13:20"),
             json!("2023/11/14 22:13:20"),
+            json!("2023-11-14 22:13:20 UTC"),
+            json!("20231114T221320"),
         ] {
-            assert_eq!(to_rfc3339(&value).as_deref(), Ok(same), "{value}");
+            assert_eq!(to_rfc3339(&value, None).as_deref(), Ok(same), "{value}");
         }
-        assert_eq!(to_rfc3339(&json!(1_700_000_000.5)).as_deref(), Ok("2023-11-14T22:13:20.5Z"));
-        assert_eq!(to_rfc3339(&json!("2023-11-14")).as_deref(), Ok("2023-11-14T00:00:00Z"));
-        for value in [json!("03/04/2026"), json!("soon"), json!(true), json!(""), json!("2023-13-01")] {
-            assert!(to_rfc3339(&value).is_err(), "{value}");
+        let read = |value: Value, unit| to_rfc3339(&value, unit).unwrap_or_else(|why| why.to_owned());
+        assert_eq!(read(json!(1_700_000_000.5), None), "2023-11-14T22:13:20.5Z");
+        assert_eq!(read(json!("2023-11-14"), None), "2023-11-14T00:00:00Z");
+        assert_eq!(read(json!("20231114"), None), "2023-11-14T00:00:00Z");
+        // Where it is said what a number counts, nothing is guessed.
+        assert_eq!(read(json!(86_400_000), Some(TimeUnit::Millis)), "1970-01-02T00:00:00Z");
+        assert_eq!(read(json!("86400"), Some(TimeUnit::Seconds)), "1970-01-02T00:00:00Z");
+        assert_eq!(read(json!(1_700_000_000), Some(TimeUnit::Nanos)), "1970-01-01T00:00:01.7Z");
+        for value in
+            [json!("03/04/2026"), json!("soon"), json!(true), json!(""), json!("2023-13-01"), json!("2023"), json!("20231345"), json!("12")]
+        {
+            assert!(to_rfc3339(&value, None).is_err(), "{value}");
         }
     }
 }

@@ -350,6 +350,10 @@ impl AgentBuilder {
         let mut order = Vec::new();
         let mut sections = HashMap::new();
         self.tools.iter_mut().for_each(|(_, tool)| tool.find_secrets());
+        if self.limits.principal.wall.is_some() {
+            problems
+                .push(Problem::new("a principal has no beginning that its time could be counted from").help("set the wall of the session"));
+        }
         self.check_attachments(&mut problems);
         self.check_hooks(&mut problems);
         self.check_revocations(&mut problems);
