@@ -11,12 +11,15 @@ use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use toolgate::config::{Config, Exposed, Gateway as Settings, Rules};
-use toolgate::{Agent, Effect, Store, Timestamp, Tool, Toolgate};
+use toolgate::{Agent, CallId, Effect, Spec, Store, Timestamp, Tool, Toolgate};
 
 use crate::auth::Keys;
 use crate::metrics::Metrics;
 use crate::parked::Parked;
 use crate::upstream::{Link, Starting, Upstreams};
+
+/// How often a read is asked what became of a call.
+const TRIES: u8 = 5;
 
 /// The agent of the call that must be refused.
 pub const CANARY: &str = "toolgate-canary";
@@ -63,6 +66,8 @@ pub(crate) struct Inner {
     /// Who wants to hear of which resource.
     pub(crate) subscriptions: Mutex<HashMap<String, Subscribers>>,
     canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
+    /// How often it was asked what became of a call.
+    tries: Mutex<HashMap<CallId, u8>>,
     /// Nothing new is begun.
     pub(crate) stop: CancellationToken,
     /// Nobody is heard any more.
@@ -128,6 +133,7 @@ impl Gateway {
             addresses: Mutex::default(),
             subscriptions: Mutex::default(),
             canary: Mutex::default(),
+            tries: Mutex::default(),
             stop: CancellationToken::new(),
             closed: CancellationToken::new(),
             listeners: TaskTracker::new(),
@@ -262,9 +268,10 @@ impl Gateway {
         outcome
     }
 
-    /// Makes that call every minute, for as long as the gateway is there.
-    pub async fn watch_canary(&self, every: Duration) {
+    /// Makes that call every minute, for as long as the gateway is there; and asks what became of calls of which nobody knows.
+    pub async fn watch(&self, every: Duration) {
         loop {
+            self.reconcile().await;
             tokio::select! {
                 () = tokio::time::sleep(every) => {}
                 () = self.0.stop.cancelled() => return,
@@ -273,6 +280,27 @@ impl Gateway {
                 tracing::error!(why, "the gate does not hold");
             }
         }
+    }
+
+    /// Asks, where a tool says which read tells whether it took effect. Who cannot tell in some minutes leaves it to a person.
+    async fn reconcile(&self) {
+        let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.tries)), HashMap::new());
+        let gate = self.gate();
+        let asks = |intent: &toolgate::store::Intent| {
+            let declared = gate.agent(&intent.key.agent).and_then(|agent| agent.tool(&intent.tool)).is_some_and(Spec::can_be_reconciled);
+            let times = before.get(&intent.call).copied().unwrap_or_default();
+            tries.insert(intent.call, times.saturating_add(1));
+            declared && times < TRIES
+        };
+        match gate.reconcile_those(asks).await {
+            Err(error) => tracing::warn!(%error, "what became of calls cannot be found out"),
+            Ok(found) => {
+                for (call, said) in found {
+                    tracing::info!(%call, ?said, "a read was asked what became of a call");
+                }
+            }
+        }
+        *lock(&self.0.tries) = tries;
     }
 
     /// Whether calls can be taken: the canary was refused, and not long ago.

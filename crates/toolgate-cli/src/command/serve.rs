@@ -110,7 +110,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     let gateway = Gateway::open(move || reader.config(), options).await?;
     tokio::spawn({
         let gateway = gateway.clone();
-        async move { gateway.watch_canary(Duration::from_secs(60)).await }
+        async move { gateway.watch(Duration::from_secs(60)).await }
     });
     let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone()));
     let ended = if args.stdio {

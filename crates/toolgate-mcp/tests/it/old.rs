@@ -367,3 +367,80 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
         gate.end().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_knows_is_found_out_by_the_read_that_is_named_for_it() {
+    let paid = Arc::new(std::sync::Mutex::new(Vec::<Value>::new()));
+    let books = Arc::clone(&paid);
+    let address = listen(move |mut stream| {
+        let books = Arc::clone(&books);
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let tool = |name: &str| json!({"name": name, "description": "Does.", "inputSchema": {"type": "object", "properties": {"order": {"type": "string"}}}});
+            let (name, order) = (asked.pointer("/params/name").and_then(Value::as_str), asked.pointer("/params/arguments/order").cloned().unwrap_or_default());
+            let said = match (asked["method"].as_str().unwrap_or_default(), name) {
+                ("server/discover", _) => answer("404 No", "text/html", "<p>"),
+                ("", _) if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                ("initialize", _) => result(&asked, about()),
+                ("ping", _) => result(&asked, json!({})),
+                ("tools/list", _) => result(&asked, json!({"tools": [tool("pay"), tool("find")]})),
+                // It hangs up in the middle; only some were paid.
+                ("tools/call", Some("pay")) => {
+                    if order != "lost" {
+                        books.lock().unwrap().push(order);
+                    }
+                    return;
+                }
+                ("tools/call", Some("find")) => {
+                    let status = match order.as_str() {
+                        Some("odd") => "under review",
+                        _ if books.lock().unwrap().contains(&order) => "paid",
+                        _ => "none",
+                    };
+                    result(&asked, json!({"content": [], "structuredContent": {"status": status}}))
+                }
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await;
+    let gate = Gate::open(&format!(
+        "[upstreams.bank]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n[tools.find]\nkind = \"mcp\"\nupstream = \"bank\"\neffect = \"read\"\n\
+         [tools.pay]\nkind = \"mcp\"\nupstream = \"bank\"\neffect = \"write\"\npolicy = \"open\"\nonce = true\n\
+         reconcile = {{ tool = \"find\", arguments = {{ order = \"/order\" }}, happened = {{ \"/status\" = \"paid\" }}, never = {{ \"/status\" = \"none\" }} }}\n"
+    ))
+    .await;
+    let pay = async |session: &str, order: &str| gate.client().in_session(session).code("pay", json!({"order": order})).await;
+    for order in ["a", "lost", "odd"] {
+        assert_eq!(pay("s", order).await, "upstream_unavailable", "{order}");
+        assert_eq!(pay("t", order).await, "pending_reconciliation", "{order}");
+    }
+    let gateway = gate.gateway.clone();
+    let watching = tokio::spawn(async move { gateway.watch(std::time::Duration::from_millis(200)).await });
+    until("two of three are settled", async || gate.gateway.gate().pending().await.unwrap().len() == 1).await;
+    // What happened is not made again, what never did is, and what nobody can tell is left to a person.
+    assert_eq!(pay("u", "a").await, "ok");
+    assert_eq!(pay("u", "odd").await, "pending_reconciliation");
+    assert_eq!(pay("u", "lost").await, "upstream_unavailable");
+    assert_eq!(*paid.lock().unwrap(), [json!("a"), json!("odd")]);
+    let asked = async || {
+        let (mut count, filter) = (0, toolgate_store::Filter { tool: Some("find".to_owned()), ..Default::default() });
+        let ledger = toolgate_store::Ledger::open(gate.home.path().join("ledger.db")).unwrap();
+        ledger
+            .query(&filter, |_| {
+                count += 1;
+                Ok(true)
+            })
+            .unwrap();
+        count
+    };
+    // Nobody is asked without end.
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let before = asked().await;
+    assert!(before <= 12, "{before}");
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert_eq!(asked().await, before);
+    gate.end().await;
+    let _ = watching.await;
+}

@@ -97,6 +97,15 @@ fn tool() -> Value {
             "revokes": of("names", "Tools whose evidence it takes away."),
             "keeps": of("names", "Entities that keep what is written to them."),
             "visible_to": of("names", "Principals who see it."),
+            "reconcile": object(
+                json!({
+                    "tool": {"type": "string", "description": "A read."},
+                    "arguments": {"type": "object", "description": "Its arguments: name = path into the arguments of the call."},
+                    "happened": {"type": "object", "description": "Path into its result = value: then the call took effect."},
+                    "never": {"type": "object", "description": "Path into its result = value: then it never did."},
+                }),
+                &["tool", "happened"],
+            ),
             "polling": object(json!({"interval": {"$ref": "#/$defs/duration"}, "max_unchanged": {"type": "integer", "minimum": 0}}), &[]),
             "max_output": {"type": "integer", "minimum": 0},
             "command": {"type": "string", "description": "`command`: the program; with a path, relative to this file. No shell is involved."},

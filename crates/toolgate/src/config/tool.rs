@@ -10,7 +10,7 @@ use crate::builtin;
 use crate::normalize::Rule;
 use crate::policy::Problem;
 use crate::sandbox::Sandbox;
-use crate::tool::{CommandTool, Effect, Extra, Tool};
+use crate::tool::{CommandTool, Effect, Extra, Reconcile, Tool};
 
 const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
 const EXTRAS: [(&str, Extra); 3] = [("refuse", Extra::Refuse), ("drop", Extra::Drop), ("pass", Extra::Pass)];
@@ -106,6 +106,9 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
     if let Some(who) = table.names("visible_to") {
         tool = tool.visible_to(who);
     }
+    if let Some(reconcile) = table.table("reconcile").and_then(|reconcile| reconciliation(&reconcile)) {
+        tool = tool.reconcile(reconcile);
+    }
     if let Some(polling) = table.table("polling") {
         let (interval, most) = (polling.duration("interval").and_then(positive), polling.count("max_unchanged"));
         polling.finish("`polling`");
@@ -115,6 +118,38 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
         tool = tool.max_output(bytes);
     }
     Some((tool, behind))
+}
+
+/// The read that tells whether a call took effect of which nobody knows.
+fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
+    if !table.has("tool") {
+        table.wrong("tool", Problem::new("it is not said which `tool` is asked").help("like `tool = \"find_refund\"`"));
+    }
+    let mut reconcile = Reconcile::with(table.text("tool").unwrap_or_default());
+    if let Some(arguments) = table.table("arguments") {
+        for name in arguments.keys() {
+            if let Some(from) = arguments.pointer(&name) {
+                reconcile = reconcile.argument(&name, from);
+            }
+        }
+    }
+    type Says = fn(Reconcile, &str, serde_json::Value) -> Reconcile;
+    let says: [(&str, Says); 2] = [
+        ("happened", |reconcile, field, is| reconcile.happened_if(field, is)),
+        ("never", |reconcile, field, is| reconcile.never_if(field, is)),
+    ];
+    for (key, says) in says {
+        if let Some(fields) = table.table(key) {
+            for field in fields.keys() {
+                match fields.value(&field) {
+                    Some(is) if field.starts_with('/') => reconcile = says(reconcile, &field, is),
+                    _ => fields.wrong(&field, Problem::new("this is no path into a result").help("like `{ \"/status\" = \"paid\" }`")),
+                }
+            }
+        }
+    }
+    table.finish("`reconcile`");
+    Some(reconcile)
 }
 
 /// Which tool of which upstream.

@@ -31,8 +31,16 @@ impl Toolgate {
     /// # Errors
     /// The store cannot be asked.
     pub async fn reconcile(&self) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
+        self.reconcile_those(|_| true).await
+    }
+
+    /// The same for some of them: those that `wanted` says.
+    ///
+    /// # Errors
+    /// As for [`Toolgate::reconcile`].
+    pub async fn reconcile_those(&self, mut wanted: impl FnMut(&Intent) -> bool) -> Result<Vec<(CallId, Reconciled)>, StoreError> {
         let mut found = Vec::new();
-        for intent in self.pending().await? {
+        for intent in self.pending().await?.into_iter().filter(|intent| wanted(intent)) {
             let call = intent.call;
             found.push((call, self.reconcile_one(intent).await?));
         }

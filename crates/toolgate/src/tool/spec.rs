@@ -52,6 +52,12 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// Whether it says which read tells whether a call took effect.
+    #[must_use]
+    pub const fn can_be_reconciled(&self) -> bool {
+        self.reconcile.is_some()
+    }
+
     /// Name.
     #[must_use]
     pub fn name(&self) -> &str {
