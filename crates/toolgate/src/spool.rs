@@ -60,8 +60,15 @@ impl Spool {
 
     fn append(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
         let mut file = self.opened(guard)?;
-        file.write_all(lines)?;
-        file.sync_data()?;
+        let before = file.metadata()?.len();
+        if let Err(error) = file.write_all(lines).and_then(|()| file.sync_data()) {
+            // Half a row is none, and an empty file nobody's.
+            let _ = file.set_len(before);
+            if before == 0 && std::fs::remove_file(&self.path).is_ok() {
+                *guard = None;
+            }
+            return Err(error);
+        }
         self.waiting.store(true, Ordering::Release);
         Ok(())
     }

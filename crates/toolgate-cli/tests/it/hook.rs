@@ -706,10 +706,11 @@ fn a_ledger_that_somebody_else_writes_without_end_is_named() {
         project.before("t0", "read", json!({"file_path": "/tmp/x"}));
         let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
         ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
-        let said = project.before("t1", "bash", json!({"command": "ls"}));
-        let told = &said["hookSpecificOutput"];
-        assert_eq!(told["permissionDecision"], answer, "{said}");
-        assert!(told["permissionDecisionReason"].as_str().unwrap().contains("store_unavailable"), "{said}");
+        let asked = event("PreToolUse", "t1", "bash", json!({"command": "ls"})).to_string();
+        let (code, said, told) = project.run(&["hook", "--config", "toolgate.toml"], &asked);
+        let read: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!((code, decision(&read).0), (0, answer), "{said}");
+        assert!(decision(&read).1.contains("store_unavailable") && told.contains("database is locked"), "{said}{told}");
         ledger.execute_batch("COMMIT").unwrap();
         // What was refused is in the ledger all the same, with the next row.
         project.before("t2", "bash", json!({"command": "git push"}));
@@ -821,4 +822,31 @@ fn the_small_program_says_what_the_large_one_says() {
     }
     // What it does not understand is a refusal too.
     assert!(run(true, &["--no-such-flag", "x"]).0.iter().all(|said| said.starts_with("Some(2)")));
+}
+
+/// On a disk that is full to the last byte there is no place for a row; then it is told, and nothing runs.
+#[test]
+fn what_can_be_kept_nowhere_is_told() {
+    let project = Project::with(CONFIG);
+    let script = format!(
+        "set -e; mkdir full; mount -t tmpfs -o size=1m none full; cp toolgate.toml full; cd full\n\
+         hook() {{ echo \"$1\" | '{}' hook --config toolgate.toml; }}\n\
+         hook '{}' | cat > /dev/null\n\
+         dd if=/dev/zero of=room bs=4k count=9 2> /dev/null; dd if=/dev/zero of=rest bs=4k 2> /dev/null || true; rm room\n\
+         for n in 1 2 3 4 5 6 7 8; do hook '{{\"tool_name\": \"bash\", \"tool_input\": {{\"command\": \"git push '$n'\"}}}}' || echo \"exit $?\"; done\n\
+         echo \"left $(find . -name '*.jsonl' -size 0 | wc -l)\"",
+        assert_cmd::cargo::cargo_bin("toolgate").display(),
+        event("PreToolUse", "t0", "Bash", json!({"command": "git push"})),
+    );
+    let mut command = std::process::Command::new("unshare");
+    project.environment(&mut command);
+    let output = command.args(["-m", "sh", "-c", &script]).output().unwrap();
+    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if told.contains("Operation not permitted") || told.contains("must be superuser") {
+        eprintln!("SKIPPED: a disk of its own can only be had by root");
+        return;
+    }
+    assert_eq!(said.matches("exit 2").count(), 8, "{said}{told}");
+    assert!(told.contains("could be neither stored nor spooled") && told.contains("git push 8"), "{told}");
+    assert!(said.contains("left 0"), "{said}");
 }

@@ -125,6 +125,7 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
     if !table.has("tool") {
         table.wrong("tool", Problem::new("it is not said which `tool` is asked").help("like `tool = \"find_refund\"`"));
     }
+    let mut sound = table.has("tool");
     let mut reconcile = Reconcile::with(table.text("tool").unwrap_or_default());
     if let Some(arguments) = table.table("arguments") {
         for name in arguments.keys() {
@@ -143,13 +144,16 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
             for field in fields.keys() {
                 match fields.value(&field) {
                     Some(is) if field.starts_with('/') => reconcile = says(reconcile, &field, is),
-                    _ => fields.wrong(&field, Problem::new("this is no path into a result").help("like `{ \"/status\" = \"paid\" }`")),
+                    _ => {
+                        sound = false;
+                        fields.wrong(&field, Problem::new("this is no path into a result").help("like `{ \"/status\" = \"paid\" }`"));
+                    }
                 }
             }
         }
     }
     table.finish("`reconcile`");
-    Some(reconcile)
+    sound.then_some(reconcile)
 }
 
 /// Which tool of which upstream.

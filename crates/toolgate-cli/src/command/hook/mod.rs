@@ -4,6 +4,7 @@ mod answer;
 mod compiled;
 mod door;
 mod event;
+mod loud;
 pub(crate) mod serve;
 mod wire;
 
@@ -86,6 +87,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
+    let _ = tracing::subscriber::set_global_default(loud::Loud);
     // Whatever happens, it is a refusal: any other exit code is none to some clients.
     let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hear(args)));
     let failed = || Rendered::Refused("toolgate failed while it handled this event, so the call is refused".to_owned()).say();
