@@ -75,7 +75,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         writeln!(out, "Look at what happened:")?;
         let state = std::env::var("TOOLGATE_STATE").map(|state| format!("TOOLGATE_STATE={state} ")).unwrap_or_default();
         writeln!(out, "  {state}{program} audit query --store target/refund-desk/ledger.db")?;
-        tokio::signal::ctrl_c().await?;
+        // Whichever way it is asked to end, nothing of it is left.
+        let mut asked = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            ended = tokio::signal::ctrl_c() => ended?,
+            _ = asked.recv() => {}
+        }
     }
     Ok(())
 }

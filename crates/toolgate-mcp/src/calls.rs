@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use toolgate::store::Approval;
-use toolgate::{Answer, Call, Effect, SessionKey, Spec, code};
+use toolgate::{Agent, Answer, Call, Effect, SessionKey, Spec, code};
 
 use crate::asking::{ask, can_answer, decline, question, reply};
 use crate::door::Door;
@@ -253,11 +253,12 @@ impl Door {
             return Err(ErrorData::new(code, message, said.get("data").filter(|data| !data.is_null()).cloned()));
         }
         let running = self.gateway.running();
-        let spec = running.gate.agent(&key.agent).and_then(|agent| agent.tool(&request.name));
+        let agent = running.gate.agent(&key.agent);
+        let spec = agent.and_then(|agent| agent.tool(&request.name));
         // Who may not act as the agent does not learn what its tools look like.
         let forbidden = answer.outcome.error().is_some_and(|error| error.code == code::FORBIDDEN);
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;
-        let refused = render::result(&answer, line, has_schema);
+        let refused = render::result(&answer, line, has_schema, agent.map(Agent::dialect).unwrap_or_default());
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return Ok(refused.into()) };
         let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return Ok(refused.into()) };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject, RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations};
 use serde_json::{Value, json};
-use toolgate::{Answer, Effect, Outcome, Spec};
+use toolgate::{Answer, Dialect, Effect, Outcome, Spec};
 
 use crate::upstream::Line;
 
@@ -102,11 +102,11 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
 }
 
 /// What a call came to, as a client reads it.
-pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool) -> CallToolResult {
+pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Dialect) -> CallToolResult {
     let mut result = match &answer.outcome {
         Outcome::Error(error) => {
-            let mut result = CallToolResult::structured_error(serde_json::to_value(error).unwrap_or_default());
-            result.content = vec![ContentBlock::text(error.for_model())];
+            let mut result = CallToolResult::structured_error(error.told_in(dialect));
+            result.content = vec![ContentBlock::text(error.for_model_in(dialect))];
             // Some clients hold every structured result against the tool's schema, errors too, and show nobody what does not fit.
             if has_schema {
                 result.structured_content = None;

@@ -40,6 +40,17 @@ impl Category {
     }
 }
 
+/// How errors are written for a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dialect {
+    /// `{"isError": true, "errorCategory", "code", "message", …}`.
+    #[default]
+    Standard,
+    /// `{"is_error": true, "error": {"bucket", "code", "detail", …}}`.
+    Bucket,
+}
+
 impl fmt::Display for Category {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -226,7 +237,22 @@ impl ToolError {
     /// What the model reads: in words, and as the contract has it.
     #[must_use]
     pub fn for_model(&self) -> String {
-        format!("{}\n{}", self.message, serde_json::json!(self))
+        self.for_model_in(Dialect::Standard)
+    }
+
+    /// The same in a dialect; see [`AgentBuilder::dialect`](crate::AgentBuilder::dialect).
+    #[must_use]
+    pub fn for_model_in(&self, dialect: Dialect) -> String {
+        format!("{}\n{}", self.message, self.told_in(dialect))
+    }
+
+    /// The error as a dialect has it.
+    #[must_use]
+    pub fn told_in(&self, dialect: Dialect) -> Value {
+        match dialect {
+            Dialect::Standard => serde_json::to_value(self).unwrap_or_default(),
+            Dialect::Bucket => self.to_bucket(),
+        }
     }
 
     /// The bucket dialect: `{"is_error": true, "error": {"bucket", "code", "detail", "retryable", …}}`.

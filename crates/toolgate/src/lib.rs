@@ -34,7 +34,7 @@ pub mod values;
 pub use call::{Arguments, Call, CallId, Carried, Judged, SessionKey};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use context::{Ctx, Files, Remaining, Txn};
-pub use error::{ApprovalRef, Category, Effects, FieldError, NextStep, ToolError};
+pub use error::{ApprovalRef, Category, Dialect, Effects, FieldError, NextStep, ToolError};
 pub use event::{Event, Listener};
 pub use gate::{
     Backtest, BacktestPlace, Change, Compared, Explanation, GateNote, Kept, Pass, Permit, Reconciled, Replay, RuleNote, Ruling, Said,

@@ -17,14 +17,17 @@ use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 
 /// Try calls against a configuration: what would become of each, and why. No tool runs, and nothing live is touched.
 ///
-/// Calls are read from standard input, one JSON object a line: {"tool", "arguments", "session"?, "principal"?, "agent"?,
-/// "result"?}. They are one history: limits and repetition count from one to the next. A `result` is taken as what the tool
+/// Calls are given as words, in files, or on standard input, one JSON object a line: {"tool", "arguments", "session"?, "principal"?,
+/// "agent"?, "result"?}. They are one history: limits and repetition count from one to the next. A `result` is taken as what the tool
 /// returned, so that evidence builds up; a call without one is taken to have happened and to have proved nothing.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if every line was a call, whatever became of it, or all tests passed; 1 if a test failed; 2 if the configuration does not load or a line is no call.\n\nExamples:\n  echo '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}' | toolgate check --config toolgate.toml\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --explain < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
+    after_help = "Exit code: 0 if every line was a call, whatever became of it, or all tests passed; 1 if a test failed; 2 if the configuration does not load or a line is no call.\n\nExamples:\n  toolgate check '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'\n  toolgate check --config toolgate.toml --explain calls.jsonl\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
 )]
 pub(crate) struct Args {
+    /// Calls, each a JSON object, or files of calls; standard input unless said.
+    #[arg(value_name = "CALL|FILE", conflicts_with = "tests")]
+    calls: Vec<String>,
     /// The configuration; that of the project here unless said.
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
@@ -128,13 +131,13 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     let desk = Desk::open(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = anstream::stdout().lock();
-    for (number, line) in io::stdin().lock().lines().enumerate() {
-        let line = line?;
+    for given in calls(args) {
+        let (place, line) = given?;
         if line.trim().is_empty() {
             continue;
         }
-        let tried = read(&line).map_err(|why| io::Error::other(format!("line {}: {why}", number + 1)))?;
-        let agent = desk.agent(tried.agent.as_ref()).map_err(|why| io::Error::other(format!("line {}: {why}", number + 1)))?;
+        let tried = read(&line).map_err(|why| io::Error::other(format!("{place}: {why}")))?;
+        let agent = desk.agent(tried.agent.as_ref()).map_err(|why| io::Error::other(format!("{place}: {why}")))?;
         let explained = if args.explain { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
         let answer = runtime.block_on(desk.decide(&agent, &tried));
         let verdict = verdict(&answer);
@@ -154,6 +157,29 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The calls that are given, and where each stands.
+fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + '_> {
+    fn numbered<'l>(
+        lines: impl Iterator<Item = io::Result<String>> + 'l,
+        of: String,
+    ) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + 'l> {
+        Box::new(lines.enumerate().map(move |(number, line)| Ok((format!("{of}line {}", number + 1), line?))))
+    }
+    if args.calls.is_empty() {
+        return numbered(io::stdin().lock().lines(), String::new());
+    }
+    let one = |given: &String| {
+        if given.trim_start().starts_with('{') {
+            return numbered(std::iter::once(Ok(given.clone())), String::new());
+        }
+        match std::fs::File::open(given) {
+            Ok(file) => numbered(io::BufReader::new(file).lines(), format!("{given}, ")),
+            Err(error) => Box::new(std::iter::once(Err(io::Error::new(error.kind(), format!("{given}: {error}"))))),
+        }
+    };
+    Box::new(args.calls.iter().flat_map(one))
 }
 
 fn load(args: &Args, script: &Arc<Script>) -> io::Result<Vec<Agent>> {

@@ -86,6 +86,25 @@ fn each_call_is_told_what_would_become_of_it() {
 }
 
 #[test]
+fn calls_are_words_files_or_standard_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("calls.jsonl");
+    std::fs::write(&file, CALLS).unwrap();
+    let plain = |told: (i32, String, String)| {
+        let call = regex::Regex::new("[0-9a-f]{8}-[0-9a-f-]{27}|20[0-9-]{8}T[0-9:.]+Z").unwrap();
+        (told.0, call.replace_all(&told.1, "CALL").into_owned(), told.2)
+    };
+    let piped = plain(check(CONFIG, CALLS, &["--json"]));
+    assert_eq!(plain(check(CONFIG, "", &["--json", file.to_str().unwrap()])), piped);
+    let words: Vec<&str> = CALLS.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(plain(check(CONFIG, "", &[&["--json"][..], &words].concat())), piped);
+    let (code, _, stderr) = check(CONFIG, "", &["nowhere.jsonl"]);
+    assert!(code == 2 && stderr.contains("nowhere.jsonl"), "{stderr}");
+    let (code, _, stderr) = check(CONFIG, "", &["{\"tool\": 1}"]);
+    assert!(code == 2 && stderr.contains("line 1"), "{stderr}");
+}
+
+#[test]
 fn a_program_reads_a_verdict_a_line() {
     let (code, stdout, _) = check(CONFIG, CALLS, &["--json"]);
     assert_eq!(code, 0);

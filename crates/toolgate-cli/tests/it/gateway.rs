@@ -172,3 +172,114 @@ fn what_cannot_be_served_is_told() {
     let (code, _, stderr) = open.run(&["serve", "--config", "toolgate.toml"], "");
     assert!(code == 2 && stderr.contains("nobody needs a token"), "{stderr}");
 }
+
+/// A gateway that listens, until it is dropped.
+struct Served {
+    child: std::process::Child,
+    url: String,
+    said: std::sync::Arc<std::sync::Mutex<String>>,
+}
+
+impl Served {
+    fn start(project: &Project) -> Self {
+        use std::io::{BufRead, BufReader};
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        command.args(["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"]);
+        let mut child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let said = std::sync::Arc::<std::sync::Mutex<String>>::default();
+        let (heard, errors) = (std::sync::Arc::clone(&said), child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            for line in BufReader::new(errors).lines().map_while(Result::ok) {
+                heard.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        let address = line.split("http://").nth(1).unwrap_or_else(|| panic!("{line}")).split(['/', ' ', '\n']).next().unwrap();
+        Self { child, url: address.to_owned(), said }
+    }
+
+    fn signal(&self, name: &str) {
+        assert!(std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// What is decided of a call, by the two halves of the path.
+    fn check(&self, tool: &str, id: &str) -> String {
+        use std::io::{Read, Write};
+        let body = json!({"id": id, "session": id, "tool": tool, "arguments": {}}).to_string();
+        let mut stream = std::net::TcpStream::connect(&self.url).unwrap();
+        let head =
+            format!("POST /v1/calls/check HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n", self.url);
+        stream.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        let (_, body) = said.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str::<Value>(body).unwrap_or_else(|_| panic!("{said}"))["decision"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    for _ in 0..200 {
+        if is() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("{what}");
+}
+
+#[test]
+fn a_gateway_that_is_killed_leaves_nobody_behind() {
+    use std::os::unix::fs::PermissionsExt;
+    let mark = format!("toolgate-left-{}", std::process::id());
+    let project = Project::new();
+    // As with a package runner: a shell in between, and something in the background.
+    project.write("project/server", &format!("#!/bin/bash\n(exec -a {mark} sleep 1000) &\nbash -c 'exec -a {mark} sleep 1000'\n"));
+    std::fs::set_permissions(project.path("project/server"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
+    let count = || {
+        let named =
+            |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
+        std::fs::read_dir("/proc").unwrap().flatten().filter(named).count()
+    };
+    for signal in ["-KILL", "-TERM"] {
+        let served = Served::start(&project);
+        until("they run", || count() == 2);
+        served.signal(signal);
+        until(signal, || count() == 0);
+    }
+}
+
+#[test]
+fn a_gateway_reads_its_file_again_when_it_is_told_to_or_when_it_changes() {
+    let project = Project::new();
+    let config = |rule: &str| format!("store = \"ledger.db\"\n[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n{rule}");
+    let no = "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"pay\"]\nreason = \"No.\"\n";
+    project.write("project/toolgate.toml", &config(""));
+    let served = Served::start(&project);
+    assert_eq!(served.check("pay", "a"), "allow");
+    let mut n = 0;
+    let mut decided = |wanted: &str| {
+        n += 1;
+        served.check("pay", &format!("b{n}")) == wanted
+    };
+    project.write("project/toolgate.toml", &config(no));
+    served.signal("-HUP");
+    until("the new rule holds", || decided("deny"));
+    // What is broken is told, and what held holds.
+    project.write("project/toolgate.toml", &config("[[policy]]\nname = \"no\"\nrule = \"dney\"\n"));
+    served.signal("-HUP");
+    until("it is told", || served.said.lock().unwrap().contains("dney"));
+    assert!(decided("deny"));
+    // Nobody has to tell it.
+    project.write("project/toolgate.toml", &config(""));
+    until("a change is seen", || decided("allow"));
+}

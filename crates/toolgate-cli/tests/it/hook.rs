@@ -850,3 +850,15 @@ fn what_can_be_kept_nowhere_is_told() {
     assert!(told.contains("could be neither stored nor spooled") && told.contains("git push 8"), "{told}");
     assert!(said.contains("left 0"), "{said}");
 }
+
+#[test]
+fn an_agent_chooses_the_dialect_of_its_errors() {
+    let project = Project::with(&format!("dialect = \"bucket\"\n{CONFIG}"));
+    // Also from what is kept ready.
+    for n in 0..3 {
+        std::thread::sleep(std::time::Duration::from_millis(if n == 0 { 1_200 } else { 0 }));
+        let said = project.before(&format!("t{n}"), "bash", json!({"command": format!("git push {n}")}));
+        let told: Value = serde_json::from_str(decision(&said).1.lines().last().unwrap()).unwrap();
+        assert_eq!((&told["error"]["bucket"], &told["error"]["code"]), (&json!("Business"), &json!("no_push")), "{said}");
+    }
+}

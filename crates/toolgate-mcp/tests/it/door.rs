@@ -267,3 +267,23 @@ async fn the_two_halves_of_the_path() {
     assert!(metrics.contains("toolgate_calls_total{") && metrics.contains("toolgate_canary_refused 1"), "{metrics}");
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_chooses_the_dialect_of_its_errors() {
+    let gate = Gate::open("[agents.plain.tools.calc]\nkind = \"builtin\"\n[agents.other]\ndialect = \"bucket\"\n[agents.other.tools.calc]\nkind = \"builtin\"\n").await;
+    for (agent, bucket) in [("plain", false), ("other", true)] {
+        let mut client = gate.client();
+        client.url = format!("{}/{agent}", client.url);
+        let said = client.call("nothing", json!({})).await;
+        let (structured, standard) = (&said["structuredContent"], &said["_meta"]["toolgate/error"]);
+        let text = said["content"][0]["text"].as_str().unwrap().lines().last().unwrap().to_owned();
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), *structured, "{agent}");
+        assert_eq!(structured["error"]["bucket"].is_string(), bucket, "{agent}: {said}");
+        assert_eq!(structured["errorCategory"].is_string(), !bucket, "{agent}: {said}");
+        // A program always reads the same.
+        assert_eq!((standard["errorCategory"].as_str(), standard["code"].as_str()), (Some("VALIDATION"), Some("unknown_tool")), "{said}");
+        let read = toolgate::ToolError::from_bucket(structured).map(|error| error.code.to_string());
+        assert_eq!(read.as_deref(), bucket.then_some("unknown_tool"));
+    }
+    gate.end().await;
+}

@@ -16,6 +16,7 @@ use super::read::{File, Shared, Table};
 use super::tool::read_tool;
 use super::upstream::Upstream;
 use super::{Rules, rule};
+use crate::error::Dialect;
 use crate::hook::CommandHook;
 use crate::limits::{Budget, Limits, Rate};
 use crate::policy::{Place, Problem, Severity};
@@ -73,6 +74,7 @@ pub(super) struct Declared {
     principals: Option<Vec<String>>,
     limits: Limits,
     max_output: Option<usize>,
+    dialect: Option<Dialect>,
     pub(super) tools: Vec<Entry>,
     /// The upstreams whose undeclared tools it is offered; all where it is the only agent.
     pub(super) upstreams: Option<Vec<String>>,
@@ -192,7 +194,7 @@ impl Config {
         if table.has("tools") || table.has("policy") || table.has("include") || has_upstreams {
             let name = table.text("name").unwrap_or("default").to_owned();
             config.agents.push(reader.agent(name, &table));
-        } else if let Some(key) = ["principals", "limits", "max_output", "hooks"].into_iter().find(|key| table.has(key)) {
+        } else if let Some(key) = ["principals", "limits", "max_output", "dialect", "hooks"].into_iter().find(|key| table.has(key)) {
             let problem = Problem::new(format!("`{key}` is of an agent, and there is none at the top of this file"));
             table.wrong(key, problem.help("write it into the table of an agent, `[agents.NAME]`"));
         } else if table.has("name") {
@@ -209,7 +211,7 @@ impl Config {
         }
         config.check_upstreams(&table);
         // What one agent reads at the top, nobody else does.
-        for key in ["name", "principals", "limits", "max_output", "tools", "policy", "include", "hooks"] {
+        for key in ["name", "principals", "limits", "max_output", "dialect", "tools", "policy", "include", "hooks"] {
             table.mark_read(key);
         }
         table.finish("a configuration");
@@ -392,6 +394,7 @@ impl Config {
             declared.rules = theirs.rules.and(std::mem::take(&mut declared.rules));
             declared.principals = theirs.principals.or(declared.principals.take());
             declared.max_output = theirs.max_output.or(declared.max_output);
+            declared.dialect = theirs.dialect.or(declared.dialect);
             if theirs.limits != Limits::default() {
                 declared.limits = theirs.limits;
             }
@@ -421,6 +424,7 @@ impl Config {
             if let Some(bytes) = declared.max_output {
                 builder = builder.max_output(bytes);
             }
+            builder = builder.dialect(declared.dialect.unwrap_or_default());
             if script.is_none() {
                 builder = declared.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
             }
@@ -482,6 +486,7 @@ impl Reader<'_> {
     fn agent(&self, name: String, table: &Table<'_>) -> Declared {
         let principals = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
+        let dialect = table.word("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
         let limits = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
         // At the top, `upstreams` are the servers themselves.
         let upstreams = match table.is_table("upstreams") {
@@ -531,7 +536,7 @@ impl Reader<'_> {
         let tables = table.tables("hooks");
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
-        Declared { name, principals, limits, max_output, tools, upstreams, grants, hooks, hook_places, rules }
+        Declared { name, principals, limits, max_output, dialect, tools, upstreams, grants, hooks, hook_places, rules }
     }
 }
 

@@ -19,7 +19,7 @@ pub use section::Section;
 use crate::config::{Rules, Scope, Written};
 use checks::{check_examples, check_words, watched};
 
-use crate::error::Effects;
+use crate::error::{Dialect, Effects};
 use crate::hook::Hook;
 use crate::json::{Bounds, Digest, Pointer, canonical, digest_of};
 use crate::limits::Limits;
@@ -66,6 +66,7 @@ pub struct Agent {
     pub(crate) limits: Limits,
     pub(crate) bounds: Bounds,
     pub(crate) max_output: usize,
+    pub(crate) dialect: Dialect,
     pub(crate) resources: Arc<Resources>,
     pub(crate) config: Digest,
     /// What the digest is of.
@@ -90,6 +91,7 @@ impl Agent {
             limits: Limits::default(),
             bounds: Bounds::default(),
             max_output: 64 * 1024,
+            dialect: Dialect::default(),
             resources: Resources::default(),
         }
     }
@@ -167,6 +169,7 @@ impl Agent {
             limits: self.limits.clone(),
             bounds: self.bounds,
             max_output: self.max_output,
+            dialect: self.dialect,
             resources: Arc::new(resources),
             config: self.config,
             definition: Arc::clone(&self.definition),
@@ -174,6 +177,12 @@ impl Agent {
             rules: self.rules.clone(),
             warnings: Vec::new(),
         }
+    }
+
+    /// How errors are written for its model.
+    #[must_use]
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
     }
 
     /// Its definition as it is written down; see [`Definition`].
@@ -227,6 +236,7 @@ pub struct AgentBuilder {
     limits: Limits,
     bounds: Bounds,
     max_output: usize,
+    dialect: Dialect,
     resources: Resources,
 }
 
@@ -316,6 +326,13 @@ impl AgentBuilder {
     #[must_use]
     pub const fn bounds(mut self, bounds: Bounds) -> Self {
         self.bounds = bounds;
+        self
+    }
+
+    /// How errors are written for its model: in the standard dialect unless said. Programs and the ledger always read the standard one.
+    #[must_use]
+    pub const fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
         self
     }
 
@@ -409,6 +426,7 @@ impl AgentBuilder {
             limits: self.limits,
             bounds: self.bounds,
             max_output: self.max_output,
+            dialect: self.dialect,
             resources: Arc::new(self.resources),
             config,
             definition: definition.into(),

@@ -60,14 +60,14 @@ fn identity_verification(books: &SharedBooks) -> Tool {
          Use it first, before anything else that concerns the customer.\n\
          Edge cases: a customer who is not active is verified = false, which is an answer and no error.\n\
          Must come before lookup_order and issue_refund.",
-        move |_: Ctx, args: Customer| {
+        move |ctx: Ctx, args: Customer| {
             let books = books.clone();
             async move {
                 let mut books = books.lock();
                 let verified = books.active.contains(args.customer_id.as_str());
                 if verified {
                     let now = books.now;
-                    books.verified.push((args.customer_id.clone(), now));
+                    books.verified.push((args.customer_id.clone(), ctx.key().session.to_string(), now));
                 }
                 Ok(Verified { customer_id: args.customer_id, verified })
             }
@@ -123,10 +123,12 @@ fn lookup_order(books: &SharedBooks) -> Tool {
          Use it before you refund an order.\n\
          Edge cases: an order that does not exist has no customer_id, which is an answer and no error.\n\
          Must come before issue_refund, after identity_verification.",
-        move |_: Ctx, args: OrderId| {
+        move |ctx: Ctx, args: OrderId| {
             let books = books.clone();
             async move {
-                let customer_id = books.lock().orders.get(args.order_id.as_str()).map(|c| (*c).to_owned());
+                let mut books = books.lock();
+                books.looked_up.push((args.order_id.clone(), ctx.key().session.to_string()));
+                let customer_id = books.orders.get(args.order_id.as_str()).map(|c| (*c).to_owned());
                 Ok(Order { order_id: args.order_id, customer_id })
             }
         },
@@ -161,7 +163,7 @@ fn issue_refund(books: &SharedBooks) -> Tool {
          Use it when a verified customer is owed a refund.\n\
          Edge cases: the same refund twice is paid once; when the payment system is offline, try again.\n\
          Comes after identity_verification and lookup_order.",
-        move |_: Ctx, args: Refund| {
+        move |ctx: Ctx, args: Refund| {
             let books = books.clone();
             async move {
                 let amount: Decimal = toolgate::json::decimal_of(&args.amount_usd)
@@ -175,7 +177,13 @@ fn issue_refund(books: &SharedBooks) -> Tool {
                 }
                 let at = books.now;
                 let _ = args.note;
-                books.payments.push(Payment { customer: args.customer_id, order: args.order_id, amount, at });
+                books.payments.push(Payment {
+                    session: ctx.key().session.to_string(),
+                    customer: args.customer_id,
+                    order: args.order_id,
+                    amount,
+                    at,
+                });
                 Ok(Paid { refund_id: format!("R-{}", books.payments.len()) })
             }
         },

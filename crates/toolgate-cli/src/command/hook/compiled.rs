@@ -13,7 +13,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use toolgate::json::Digest;
-use toolgate::{Agent, Excerpt};
+use toolgate::{Agent, Dialect, Excerpt};
 
 use super::Args;
 use crate::place::{InForce, Stamp, State, stamp};
@@ -29,6 +29,7 @@ pub(super) struct Compiled {
     /// Whether to ask where the gate fails, and about tools that are not declared.
     pub(super) asks: (bool, bool),
     pub(super) redact: Vec<String>,
+    pub(super) dialect: Dialect,
     pub(super) notice: Option<String>,
     pub(super) store: PathBuf,
     /// The ledger that holds the whole configuration.
@@ -102,6 +103,7 @@ impl Compiled {
                 granted: found.granted.iter().any(|name| *name == *tool),
                 asks: found.asks,
                 redact: found.redact.clone(),
+                dialect: agent.dialect(),
                 notice: found.notice.clone(),
                 store: found.store.clone(),
                 ledger: ledger.to_owned(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use toolgate::config::{Client as Settings, Otherwise};
-use toolgate::{Answer as Outcome, Call, Effect, Effects, Failure, Spec, Toolgate};
+use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, Spec, Toolgate};
 use toolgate_store::SqliteStore;
 
 use super::Args;
@@ -27,6 +27,7 @@ pub(crate) struct Door {
     settings: Settings,
     notice: Option<String>,
     has_hooks: bool,
+    dialect: Dialect,
     /// What could be kept ready for the next call, and in which ledger it stands.
     beside: Option<(Beside, String)>,
 }
@@ -97,6 +98,7 @@ impl Door {
             settings: Settings { on_failure: otherwise(kept.asks.0), undeclared: otherwise(kept.asks.1) },
             notice: kept.notice,
             has_hooks: false,
+            dialect: kept.dialect,
             beside: None,
         })
     }
@@ -144,7 +146,9 @@ impl Door {
             }
             agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build().map_err(plain)
         };
-        Ok(Self { gate: open(), agent, granted, settings, notice, has_hooks, beside })
+        let gate = open();
+        let dialect = gate.as_ref().ok().and_then(|gate| gate.agent(&agent)).map(toolgate::Agent::dialect).unwrap_or_default();
+        Ok(Self { gate, agent, granted, settings, notice, has_hooks, dialect, beside })
     }
 
     pub(super) const fn has_hooks(&self) -> bool {
@@ -190,7 +194,7 @@ impl Door {
                 let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
                 let answer = gate.report_kept(self.call(&session, event), Err(failure)).await;
                 match answer.outcome.error().filter(|error| error.code != "client_tool_failed") {
-                    Some(error) if !self.is_undeclared(gate, event) => Answer::block(error.for_model()),
+                    Some(error) if !self.is_undeclared(gate, event) => Answer::block(error.for_model_in(self.dialect)),
                     _ => Answer::default(),
                 }
             }
@@ -247,8 +251,8 @@ impl Door {
             "unknown_tool" if self.settings.undeclared == Otherwise::Ask => {
                 Answer::ask(format!("{} is not declared in the configuration", event.tool))
             }
-            "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(error.for_model()),
-            _ => Answer::deny(error.for_model()),
+            "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(error.for_model_in(self.dialect)),
+            _ => Answer::deny(error.for_model_in(self.dialect)),
         }
     }
 
@@ -266,7 +270,7 @@ impl Door {
         let Some(error) = answer.outcome.error() else { return Answer::default() };
         match error.code.as_ref() {
             "not_admitted" if self.gate.as_ref().is_ok_and(|gate| self.is_undeclared(gate, event)) => Answer::default(),
-            _ => Answer::withhold(event, error.for_model()),
+            _ => Answer::withhold(event, error.for_model_in(self.dialect)),
         }
     }
 }
