@@ -55,6 +55,16 @@ fn with_rules(count: usize) -> String {
     text
 }
 
+/// A configuration with so many rules more, all for the tool that is called.
+fn with_own_rules(count: usize) -> String {
+    let rule = |n: usize| {
+        format!(
+            "[[policy]]\nname = \"rule_{n}\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{{ argument = \"/command\", runs = [\"program_{n}\"] }}]\n"
+        )
+    };
+    CONFIG.to_owned() + &(0..count).map(rule).collect::<String>()
+}
+
 /// One process from start to exit; milliseconds.
 fn once(command: &mut Command, n: usize) -> f64 {
     let event = json!({
@@ -197,6 +207,7 @@ fn main() {
     let world = World(tempfile::tempdir().unwrap());
     let (plain, served, aged) = (world.config("plain", CONFIG), world.config("served", CONFIG), world.config("aged", CONFIG));
     let ruled = world.config("ruled", &with_rules(1_000));
+    let own = world.config("own", &with_own_rules(1_000));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(fill(&world.0.path().join("aged.db"), 1_000_000));
 
@@ -212,15 +223,17 @@ fn main() {
         world.command(env!("CARGO_BIN_EXE_toolgate-ask"), &["--socket", "hook.sock"]),
         world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
         world.hook(&ruled),
+        world.hook(&own),
         world.hook(&aged),
     ];
     let took = measure(&mut commands);
-    let [nothing, hook, asked, python, ruled, aged] = took[..] else { return };
+    let [nothing, hook, asked, python, ruled, own, aged] = took[..] else { return };
     write(vec![
         line("hook_process", hook, nothing, "a call judged and claimed durably, from start to exit; floor: `/bin/true`"),
         line("hook_service", asked, nothing, "the same, asked of a service by `toolgate-ask`; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: ours, so the ratio says how much slower Python is"),
         line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),
+        line("hook_1000_own_rules", own, hook, "with 1,000 rules that all have to be asked; floor: with one rule"),
         line("hook_1m_rows", aged, hook, "on a ledger of 1,000,000 rows; floor: on a new one"),
     ]);
 }

@@ -135,6 +135,15 @@ impl Definition {
     /// # Errors
     /// What is wrong with its rules.
     pub fn build(self) -> Result<Agent, BuildError> {
+        self.builder().build()
+    }
+
+    /// The same, where it was built before: nobody looks it over again, and it has no digest of its own.
+    pub(super) fn build_known(self) -> Result<Agent, BuildError> {
+        AgentBuilder { known: true, ..self.builder() }.build()
+    }
+
+    fn builder(self) -> AgentBuilder {
         let files: Vec<(&str, &str)> = self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
         let rules = crate::config::rules_of(&self.agent, &files);
         let mut builder =
@@ -152,7 +161,7 @@ impl Definition {
         for Placed { section, spec } in self.tools {
             builder.tools.push((section, Tool::without_handler(spec)));
         }
-        builder.build()
+        builder
     }
 }
 

