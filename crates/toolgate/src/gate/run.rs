@@ -118,6 +118,7 @@ impl Toolgate {
                 Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit it and report what happened", tool.spec.name));
             return Ran::not_begun(failure);
         };
+        let cancel = trail.cancel.child_token();
         let ctx = Ctx::new(Parts {
             call: trail.id,
             key: passed.key.clone(),
@@ -128,18 +129,26 @@ impl Toolgate {
             expects: passed.permit.expects().to_vec(),
             deadline: nearest(timeout, trail.deadline),
             remaining: passed.remaining,
-            cancel: trail.cancel.clone(),
+            cancel: cancel.clone(),
             carried: trail.carried.clone(),
         });
         let work = AssertUnwindSafe(handler.run(&passed.permit, ctx.clone(), passed.permit.arguments())).catch_unwind();
+        let mut over = false;
         let result = tokio::select! {
             biased;
-            ended = work => ended.unwrap_or_else(|panic| Err(panicked(&tool.spec.name, panic.as_ref()))),
+            ended = work => {
+                over = true;
+                ended.unwrap_or_else(|panic| Err(panicked(&tool.spec.name, panic.as_ref())))
+            }
             () = trail.cancel.cancelled() => Err(Failure::of(code::CANCELLED, "the call was cancelled while it ran")),
             () = until(trail.deadline) => Err(Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
             () = until(timeout) => Err(Failure::of(code::TIMEOUT, format!("`{}` did not answer within {:?}", tool.spec.name, tool.spec.timeout))),
             every = heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(code::HEARTBEAT_MISSED, format!("`{}` gave no sign of life for {every:?}", tool.spec.name))),
         };
+        // Whatever it has set going elsewhere is told to end, too.
+        if !over {
+            cancel.cancel();
+        }
         let txn = ctx.end();
         match result {
             Err(failure) if failure.status().is_some_and(|status| tool.spec.empty_statuses.contains(&status)) => {

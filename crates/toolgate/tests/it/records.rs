@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use toolgate::Effects;
+use toolgate::{Effect, Effects, Tool};
 
 use crate::support::{Fails, World};
 
@@ -19,6 +19,92 @@ async fn a_caller_who_hangs_up_cancels_the_tool_and_not_the_row() {
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::Unknown)));
     assert_eq!(world.fingerprint().await, quiet);
     assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (1.into(), 1), "nobody knows what it did");
+}
+
+type Noted = std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>;
+
+/// Says so when it is gone.
+struct Gone(Noted);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().push("gone");
+    }
+}
+
+/// A tool that waits without end, and has set something going elsewhere.
+fn waits(name: &str, effect: Effect, noted: &Noted) -> Tool {
+    let noted = Noted::clone(noted);
+    Tool::dynamic(name, "Waits.", json!({"type": "object"}), move |ctx: toolgate::Ctx, _| {
+        let (guard, heard, told) = (Gone(Noted::clone(&noted)), Noted::clone(&noted), ctx.cancelled().clone());
+        tokio::spawn(async move {
+            told.cancelled().await;
+            heard.lock().unwrap().push("told");
+        });
+        async move {
+            let _guard = guard;
+            std::future::pending().await
+        }
+    })
+    .effect(effect)
+    .open()
+}
+
+/// Waits until so much was noted.
+async fn noted(noted: &Noted, count: usize) -> Vec<&'static str> {
+    for _ in 0..200 {
+        if noted.lock().unwrap().len() >= count {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut all = noted.lock().unwrap().clone();
+    all.sort_unstable();
+    all
+}
+
+#[tokio::test]
+async fn a_caller_who_hangs_up_on_a_read_leaves_its_row_too() {
+    let gone = Noted::default();
+    let world = World::new(|agent| agent.tool(waits("wait", Effect::Read, &gone)));
+    let quiet = world.fingerprint().await;
+    assert!(tokio::time::timeout(Duration::from_millis(30), world.session.call("wait", json!({}))).await.is_err());
+    for _ in 0..100 {
+        if !world.rows().await.0.is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (rows, _) = world.rows().await;
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::None)));
+    assert_eq!(noted(&gone, 2).await, ["gone", "told"], "the tool goes on");
+    assert_eq!((world.fingerprint().await, world.gate.pending().await.unwrap().len()), (quiet, 0));
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_tool_and_not_only_the_wait_for_it() {
+    for effect in [Effect::Read, Effect::Write] {
+        let gone = Noted::default();
+        let world =
+            World::new(|agent| agent.tool(waits("wait", effect, &gone).timeout(Duration::from_millis(40)).retry(0, Duration::ZERO)));
+        let answer = world.session.call("wait", json!({})).await;
+        assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("timeout"), "{answer:?}");
+        assert_eq!(noted(&gone, 2).await, ["gone", "told"]);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_is_given_what_the_agent_has_for_its_type() {
+    struct Rates(u32);
+    let tool = Tool::dynamic("rate", "Tells.", json!({"type": "object"}), |ctx: toolgate::Ctx, _| async move {
+        let rates = ctx.resource::<Rates>().map(|rates| rates.0);
+        let left = ctx.deadline().is_some() && ctx.time_left().is_some_and(|left| left <= Duration::from_secs(7));
+        Ok(json!({"rate": rates, "text": ctx.resource::<String>().is_some(), "has a deadline": left}))
+    });
+    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).timeout(Duration::from_secs(7))).resource(Rates(19)));
+    let answer = world.session.call("rate", json!({})).await;
+    assert_eq!(answer.outcome.success().unwrap().value, json!({"rate": 19, "text": false, "has a deadline": true}));
 }
 
 #[tokio::test]
