@@ -323,6 +323,53 @@ async fn a_session_is_decided_again_up_to_a_turn() {
     }
 }
 
+/// A ledger with two calls of which nobody knows whether they took effect.
+async fn in_the_dark(path: &Path) -> Vec<String> {
+    use toolgate::{Agent, Failure, Tool, Toolgate};
+    let schema = json!({"type": "object", "properties": {"order": {"type": "string"}}});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Err::<Value, _>(Failure::transient("gone", "the line broke")) });
+    let gate = Toolgate::builder()
+        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(path).unwrap()))
+        .agent(Agent::builder("a").tool(pay.open().once()).build().unwrap())
+        .build()
+        .unwrap();
+    let session = gate.session("a", "b", "s");
+    for order in ["one", "two"] {
+        session.call("pay", json!({"order": order})).await;
+    }
+    gate.pending().await.unwrap().into_iter().map(|intent| intent.call.to_string()).collect()
+}
+
+#[tokio::test]
+async fn a_person_settles_what_nobody_knows_and_pruning_leaves_it_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let calls = in_the_dark(&path).await;
+    let run = |args: &[&str]| toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
+    // Nobody else can read the keys.
+    let mut keys = 0;
+    for key in std::fs::read_dir(directory.path().join("ledger.db.state/keys")).unwrap() {
+        assert_eq!(key.unwrap().metadata().unwrap().permissions().mode() & 0o077, 0);
+        keys += 1;
+    }
+    assert!(keys >= 2, "{keys}");
+    // Rows go, claims stay.
+    assert!(run(&["audit", "prune", "--older-than", "0s"]).1.starts_with("2 rows"));
+    let (code, listed, _) = run(&["audit", "settle"]);
+    assert!(code == 0 && calls.len() == 2 && calls.iter().all(|call| listed.contains(call.as_str())), "{calls:?} {listed}");
+    let (code, said, _) = run(&["audit", "settle", &calls[0], "--happened", "{\"paid\": true}", "--by", "ann"]);
+    assert!(code == 0 && said.contains("it happened, and whoever repeats it gets this result"), "{said}");
+    let (code, said, _) = run(&["audit", "settle", &calls[1], "--never", "--by", "ann", "--json"]);
+    assert_eq!((code, serde_json::from_str::<Value>(&said).unwrap()["happened"].as_bool()), (0, Some(false)), "{said}");
+    assert_eq!(run(&["audit", "settle"]).1, "nothing is open: of every call it is known what became of it\n");
+    assert_eq!(run(&["audit", "settle", &calls[1], "--never", "--by", "ann"]).0, 2);
+    let (code, said, _) = run(&["audit", "verify"]);
+    assert!(code == 0, "{said}");
+    let (_, rows, _) = run(&["audit", "query", "--decision", "settled", "--json"]);
+    assert_eq!(rows.lines().count(), 2, "{rows}");
+}
+
 #[test]
 fn what_is_kept_can_be_pruned_settled_and_signed_anew() {
     let kept = Kept::new();

@@ -258,6 +258,41 @@ where = [{ argument = "/amount", above = 5 }]
 }
 
 #[test]
+fn every_code_can_be_found() {
+    let project = Project::new();
+    let tool = |name: &str, more: &str| format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{more}");
+    let words = "Finds the orders of one customer by name";
+    let many: String = (0..5).map(|n| tool(&format!("tool_{n}"), "")).collect();
+    let config = format!(
+        "{many}[agents.a.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n[agents.a.tools.search]\ndescription = \"{words} too\"\neffect = \"read\"\n\
+         [agents.a.tools.pay]\ndescription = \"Pays. Call find first.\"\npolicy = \"open\"\n\
+         [agents.a.tools.send]\ndescription = \"Sends.\"\n\
+         [[agents.a.policy]]\nname = \"found\"\nrule = \"require\"\ntools = [\"send\"]\nany_of = [\"find\"]\nreason = \"Find it first.\"\n\
+         [[agents.a.policy]]\nname = \"mute\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhen = \"input.amount > 5\"\n\
+         [[agents.a.policy]]\nname = \"large\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 10 }}]\nreason = \"Too much.\"\n\
+         [[agents.a.policy]]\nname = \"larger\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 20 }}]\nreason = \"Far too much.\"\n\
+         [agents.b.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n"
+    );
+    project.write("project/toolgate.toml", &config);
+    let (_, json, stderr) = project.run(&["lint", "--format", "json"], "");
+    let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{json}{stderr}"));
+    let codes: std::collections::BTreeSet<&str> =
+        found["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect();
+    // The other two: one needs a file that does not load, and one a ledger.
+    let wanted = [
+        "dead_rule",
+        "inlined_twice",
+        "ordering_unenforced",
+        "ordering_untold",
+        "overlap",
+        "silent_rule",
+        "thin_description",
+        "too_many_tools",
+    ];
+    assert_eq!(codes, wanted.into_iter().collect(), "{json}");
+}
+
+#[test]
 fn what_is_mended_means_what_was_meant() {
     let project = Project::new();
     let config = r#"
@@ -308,17 +343,26 @@ fn a_tool_that_is_hardly_used_is_found_in_the_ledger() {
 
 #[test]
 fn every_verb_helps_with_examples() {
-    let (_, stdout, _) = crate::toolgate(&["--help"]);
-    let verbs = stdout.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1).take_while(|line| !line.is_empty());
-    let verbs = verbs.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-    let verbs: Vec<&str> = verbs.filter_map(|line| line.split_whitespace().next()).filter(|verb| *verb != "help").collect();
-    assert!(verbs.len() > 15, "{verbs:?}");
-    let mut told = String::new();
-    for verb in verbs {
-        let (code, stdout, _) = crate::toolgate(&[verb, "--help"]);
+    fn verbs(stdout: &str) -> Vec<String> {
+        let verbs = stdout.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1).take_while(|line| !line.is_empty());
+        let verbs = verbs.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        verbs.filter_map(|line| line.split_whitespace().next()).filter(|verb| *verb != "help").map(str::to_owned).collect()
+    }
+    let own = verbs(&crate::toolgate(&["--help"]).1);
+    assert!(own.len() > 15, "{own:?}");
+    let (mut told, mut inner) = (String::new(), 0);
+    for verb in own {
+        let (code, stdout, _) = crate::toolgate(&[&verb, "--help"]);
         assert!(code == 0 && stdout.contains("Examples:"), "{verb}");
         told.push_str(&format!("## {verb}\n{stdout}\n"));
+        for more in verbs(&stdout) {
+            inner += 1;
+            let (code, stdout, _) = crate::toolgate(&[&verb, &more, "--help"]);
+            assert!(code == 0 && stdout.contains("Usage:"), "{verb} {more}");
+            told.push_str(&format!("## {verb} {more}\n{stdout}\n"));
+        }
     }
+    assert!(inner > 12, "{inner}");
     insta::assert_snapshot!(told);
 }
 
