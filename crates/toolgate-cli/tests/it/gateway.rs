@@ -182,10 +182,14 @@ struct Served {
 
 impl Served {
     fn start(project: &Project) -> Self {
+        Self::start_with(project, &[], &[])
+    }
+
+    fn start_with(project: &Project, variables: &[(&str, &str)], more: &[&str]) -> Self {
         use std::io::{BufRead, BufReader};
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.environment(&mut command);
-        command.args(["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"]);
+        command.args(["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"]).args(more).envs(variables.iter().copied());
         let mut child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -204,18 +208,23 @@ impl Served {
         assert!(std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
     }
 
-    /// What is decided of a call, by the two halves of the path.
-    fn check(&self, tool: &str, id: &str) -> String {
+    /// What comes back for a body, without the head.
+    fn ask(&self, path: &str, headers: &str, body: &Value) -> String {
         use std::io::{Read, Write};
-        let body = json!({"id": id, "session": id, "tool": tool, "arguments": {}}).to_string();
+        let body = body.to_string();
         let mut stream = std::net::TcpStream::connect(&self.url).unwrap();
-        let head =
-            format!("POST /v1/calls/check HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n", self.url);
+        let kinds = "content-type: application/json\r\naccept: application/json, text/event-stream\r\n";
+        let head = format!("POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{kinds}{headers}", self.url);
         stream.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
         let mut said = String::new();
         stream.read_to_string(&mut said).unwrap();
-        let (_, body) = said.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str::<Value>(body).unwrap_or_else(|_| panic!("{said}"))["decision"].as_str().unwrap_or_default().to_owned()
+        said.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// What is decided of a call, by the two halves of the path.
+    fn check(&self, tool: &str, id: &str) -> String {
+        let body = self.ask("/v1/calls/check", "", &json!({"id": id, "session": id, "tool": tool, "arguments": {}}));
+        serde_json::from_str::<Value>(&body).unwrap_or_else(|_| panic!("{body}"))["decision"].as_str().unwrap_or_default().to_owned()
     }
 }
 
@@ -282,4 +291,48 @@ fn a_gateway_reads_its_file_again_when_it_is_told_to_or_when_it_changes() {
     // Nobody has to tell it.
     project.write("project/toolgate.toml", &config(""));
     until("a change is seen", || decided("allow"));
+}
+
+#[test]
+fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
+    use std::os::unix::fs::PermissionsExt;
+    let secret = "hunter2-and-more";
+    let project = Project::new();
+    // It says what it knows, and ends.
+    project.write("project/teller", "#!/bin/sh\necho \"the key is $KEY\" >&2\nexit 1\n");
+    std::fs::set_permissions(project.path("project/teller"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    project.write("project/key", secret);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    project.write(
+        "project/toolgate.toml",
+        &format!(
+            "store = \"ledger.db\"\n\
+             [upstreams.teller]\ncommand = \"./teller\"\nenv = {{ KEY = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
+             [upstreams.far]\nurl = \"http://{nobody}/${{SECRET}}/mcp\"\nbearer = {{ file = \"key\" }}\nheaders = {{ x-key = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
+             [tools.ask]\nkind = \"http\"\nurl = \"http://{nobody}/ask\"\nnetworks = [\"127.0.0.0/8\"]\nheaders = {{ authorization = \"Bearer ${{SECRET}}\" }}\neffect = \"read\"\n\
+             [tools.fails]\nkind = \"command\"\ncommand = \"./teller\"\nenv = {{ KEY = {{ file = \"key\" }} }}\neffect = \"read\"\nsandbox = {{ read = [\".\"] }}\n"
+        ),
+    );
+    let served = Served::start_with(&project, &[("SECRET", secret), ("RUST_LOG", "trace")], &["-vv"]);
+    let mut said = String::new();
+    for (n, tool) in ["ask", "fails", "teller_x", "far_x"].iter().enumerate() {
+        let headers = format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n");
+        let mut body = call(1, tool, json!({}));
+        body["params"]["_meta"] =
+            json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}});
+        said.push_str(&served.ask(&format!("/mcp/default/s{n}"), &headers, &body));
+    }
+    assert!(said.contains("upstream_unavailable") && said.contains("[redacted]"), "{said}");
+    until("the one that talks was heard", || served.said.lock().unwrap().contains("the key is"));
+    served.signal("-TERM");
+    until("it has ended", || std::net::TcpStream::connect(&served.url).is_err());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let logs = served.said.lock().unwrap().clone();
+    assert!(!logs.contains(secret), "{}", logs.lines().find(|line| line.contains(secret)).unwrap());
+    assert!(!said.contains(secret), "{said}");
+    for path in crate::hook::walk(&project.path("")) {
+        let text = std::fs::read(&path).unwrap();
+        let found = text.windows(secret.len()).any(|part| part == secret.as_bytes());
+        assert!(!found || path.ends_with("project/key"), "{}", path.display());
+    }
 }

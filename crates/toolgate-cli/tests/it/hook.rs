@@ -582,7 +582,7 @@ fn a_hook_that_is_slow_after_the_tool_shows_nothing() {
     assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"secret": "(withheld)"}));
 }
 
-fn walk(path: &Path) -> Vec<PathBuf> {
+pub(crate) fn walk(path: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
