@@ -37,7 +37,8 @@ fn open(directory: &Path) -> Toolgate {
 async fn pay(gate: &Toolgate, directory: &Path, task: usize, name: &str) {
     let session = gate.session("desk", "alice", &format!("task-{task}"));
     // So that nobody takes a third attempt for a loop.
-    session.call("look", json!({"customer": name})).await;
+    let looked = session.call("look", json!({"customer": name})).await;
+    append(&directory.join("reads.log"), &looked.call.to_string());
     let arguments = json!({"customer": format!("C-{task}"), "amount": 1, "name": name, "slowly": true});
     let answer = gate.call(session.prepare("pay", arguments).idempotency_key(name)).await;
     let said = answer.outcome.error().map_or_else(|| "ok".to_owned(), |error| error.code.to_string());
@@ -141,6 +142,9 @@ fn a_process_that_is_killed_loses_nothing_and_does_nothing_twice() {
         assert!(by_call.contains_key(parts[2]), "{ack} was acknowledged and has no row");
         assert!(parts[1] != "ok" || done.contains(&parts[0].to_owned()), "{ack} was acknowledged and never happened");
     }
+    // What was only read has its row, too, though nobody waited for the disk.
+    let reads = lines(&directory.join("reads.log"));
+    assert!(reads.len() >= world.len() && reads.iter().all(|call| by_call.contains_key(call)), "a read was acknowledged and has no row");
     let tried: BTreeSet<String> =
         lines(&directory.join("tries.log")).iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
     let acked: BTreeSet<String> = acks.iter().filter_map(|line| line.strip_suffix_code("ok")).map(str::to_owned).collect();
