@@ -35,7 +35,9 @@ pub(crate) enum Fails {
 /// The store that all tests run on: in memory, or with `TOOLGATE_TEST_STORE=sqlite` in a file.
 pub(crate) fn store() -> Arc<dyn Store> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    if std::env::var("TOOLGATE_TEST_STORE").is_ok_and(|store| store == "sqlite") {
+    let wanted = std::env::var("TOOLGATE_TEST_STORE").unwrap_or_default();
+    assert!(matches!(wanted.as_str(), "" | "memory" | "sqlite"), "there is no store `{wanted}` to test");
+    if wanted == "sqlite" {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{}", std::process::id()));
         if !directory.exists() {
             // What earlier runs left behind. A test may start this program again while the first still runs.
