@@ -115,6 +115,16 @@ impl Client {
         })
     }
 
+    /// Whether an entry is started as `init` writes it.
+    pub(crate) fn writes(self, entry: &Value, program: &str) -> bool {
+        let own = CstRootNode::parse("{}", &ParseOptions::default()).ok().and_then(|root| {
+            root.object_value_or_create()?.append("entry", self.entry(program));
+            root.to_serde_value()
+        });
+        let own = own.as_ref().and_then(|own| own.get("entry"));
+        own.is_some_and(|own| own.get("command") == entry.get("command") && own.get("args") == entry.get("args"))
+    }
+
     /// The file with toolgate in it, and everything else as it was.
     pub(crate) fn with_hooks(self, text: &str, program: &str) -> Result<String, String> {
         let root = parse(text)?;

@@ -74,6 +74,10 @@ impl StreamableHttpClient for Bounded {
             ClientJsonRpcMessage::Request(request) => Some(request),
             _ => None,
         };
+        // Who was not asked anything, and says nothing, has heard it.
+        if status.is_success() && asked.is_none() && answer.content_length() == Some(0) {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
         if status.is_success() && is(EVENTS) {
             let id = asked.map(|request| request.id.clone());
             let events = events(answer.bytes_stream()).scan(false, move |over, event| {
@@ -99,7 +103,7 @@ impl StreamableHttpClient for Bounded {
         if let Some(request) = asked.filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
             && status.is_client_error()
             && session.is_none()
-            && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+            && !shut
         {
             let error = match said {
                 Some(JsonRpcMessage::Error(error)) => error.error,
@@ -108,7 +112,11 @@ impl StreamableHttpClient for Bounded {
             return Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, Some(request.id.clone())), None));
         }
         // What is refused at the door is often refused without a name, and nobody would wait for that.
-        let named = |error: &JsonRpcError| asked.is_some_and(|request| error.id.as_ref() == Some(&request.id));
+        // Some say a number as text.
+        let named = |error: &JsonRpcError| {
+            let id = error.id.as_ref().map(ToString::to_string);
+            asked.is_some_and(|request| id == Some(request.id.to_string()))
+        };
         match said {
             Some(said) if status.is_success() => Ok(StreamableHttpPostResponse::Json(said, given)),
             Some(JsonRpcMessage::Error(error)) if named(&error) => {

@@ -47,6 +47,8 @@ fn accompany(mut child: Child, parent: Pid) -> i32 {
     while matches!(child.try_wait(), Ok(None)) {
         // It may have been gone before it was watched.
         if getppid() != Some(parent) {
+            // Also where it has left the group.
+            let _ = child.kill();
             let _ = kill_process_group(getpgrp(), Signal::KILL);
         }
         if let (Some(gone), Some(ended)) = &watched {

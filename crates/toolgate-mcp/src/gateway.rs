@@ -270,8 +270,23 @@ impl Gateway {
 
     /// Makes that call every minute, for as long as the gateway is there; and asks what became of calls of which nobody knows.
     pub async fn watch(&self, every: Duration) {
+        tokio::join!(self.watch_canary(every), self.watch_pending(every));
+    }
+
+    async fn watch_pending(&self, every: Duration) {
         loop {
-            self.reconcile().await;
+            tokio::select! {
+                () = async {
+                    self.reconcile().await;
+                    tokio::time::sleep(every).await;
+                } => {}
+                () = self.0.stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn watch_canary(&self, every: Duration) {
+        loop {
             tokio::select! {
                 () = tokio::time::sleep(every) => {}
                 () = self.0.stop.cancelled() => return,
@@ -282,12 +297,16 @@ impl Gateway {
         }
     }
 
-    /// Asks, where a tool says which read tells whether it took effect. Who cannot tell in some minutes leaves it to a person.
+    /// Asks, where a tool says which read tells whether it took effect, and not before its lease is over: until then it may still be
+    /// under way, and who is asked too early says that it never happened. Who cannot tell in some minutes leaves it to a person.
     async fn reconcile(&self) {
         let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.tries)), HashMap::new());
         let gate = self.gate();
         let asks = |intent: &toolgate::store::Intent| {
             let declared = gate.agent(&intent.key.agent).and_then(|agent| agent.tool(&intent.tool)).is_some_and(Spec::can_be_reconciled);
+            if Timestamp::now() <= intent.lease {
+                return false;
+            }
             let times = before.get(&intent.call).copied().unwrap_or_default();
             tries.insert(intent.call, times.saturating_add(1));
             declared && times < TRIES

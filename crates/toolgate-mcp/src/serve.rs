@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -39,6 +40,8 @@ use crate::straight::Straight;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// Most bytes of requests that are still arriving.
+const ARRIVING: usize = 512 << 20;
 /// Most connections at the same time.
 const CONNECTIONS: usize = 16_384;
 /// Most sessions of older clients.
@@ -55,6 +58,8 @@ pub(crate) struct Http {
     pub(crate) door: Door,
     mcp: StreamableHttpService<Door, LocalSessionManager>,
     seats: Arc<Semaphore>,
+    /// Bytes of requests that are still arriving.
+    arriving: AtomicUsize,
     /// When principals have asked, of late.
     rates: Mutex<HashMap<String, VecDeque<Instant>>>,
     /// Whose a session of an older client is.
@@ -183,7 +188,7 @@ impl Http {
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::new(sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency));
         let door = Door::new(gateway.clone(), None);
-        Self { gateway, door, mcp, seats, rates: Mutex::default(), owners: Mutex::default() }
+        Self { gateway, door, mcp, seats, arriving: AtomicUsize::new(0), rates: Mutex::default(), owners: Mutex::default() }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
@@ -387,15 +392,26 @@ impl Http {
             return Ok((Bytes::new(), Value::Null));
         }
         let most = running.settings.max_request;
-        let collected = tokio::time::timeout(PATIENCE, Limited::new(body, most).collect()).await;
-        let collected = collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))?;
-        let bytes = match collected {
-            Ok(body) => body.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => {
-                return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {most} bytes"), None));
+        let mut held = Held(&self.arriving, 0);
+        let mut body = Limited::new(body, most);
+        let collect = async {
+            let mut bytes = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                    true => refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {most} bytes"), None),
+                    false => refusal(StatusCode::BAD_REQUEST, "the request broke off", None),
+                })?;
+                if let Ok(chunk) = frame.into_data() {
+                    if !held.takes(chunk.len()) {
+                        return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "too much is arriving at the same time", Some(1)));
+                    }
+                    bytes.extend_from_slice(&chunk);
+                }
             }
-            Err(_) => return Err(refusal(StatusCode::BAD_REQUEST, "the request broke off", None)),
+            Ok(Bytes::from(bytes))
         };
+        let collected = tokio::time::timeout(PATIENCE, collect).await;
+        let bytes = collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))??;
         match toolgate::json::parse(&bytes, &bounds(most)) {
             Ok(value) => Ok((bytes, value)),
             Err(error) => {
@@ -415,6 +431,22 @@ impl Http {
                     "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", base(running, parts))}),
             ),
         }
+    }
+}
+
+/// Bytes of requests that are still arriving: those who send take no seat, and must not fill the memory either.
+struct Held<'h>(&'h AtomicUsize, usize);
+
+impl Held<'_> {
+    fn takes(&mut self, more: usize) -> bool {
+        self.1 += more;
+        self.0.fetch_add(more, Ordering::Relaxed) + more <= ARRIVING
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 

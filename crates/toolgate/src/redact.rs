@@ -23,8 +23,10 @@ pub fn mark(key: [u8; 32], value: &Value) -> Option<Value> {
 
 /// A text without these values. What is shorter than four bytes stands in too many words.
 pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &str) -> String {
-    let long_enough = values.into_iter().filter(|value| value.as_ref().len() >= 4);
-    long_enough.fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"))
+    let mut values: Vec<_> = values.into_iter().filter(|value| value.as_ref().len() >= 4).collect();
+    // One may begin with another.
+    values.sort_by_key(|value| std::cmp::Reverse(value.as_ref().len()));
+    values.iter().fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"))
 }
 
 /// Whether something in a document was redacted.
@@ -204,5 +206,15 @@ impl Redactor {
             let _: Result<(), std::convert::Infallible> = secret.rewrite(&mut copy, &mut |old| Ok(Some(self.mark(&old))));
         }
         copy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_goes_first() {
+        assert_eq!(without(["abcd", "abcd-XYZ9", "no"], "key abcd-XYZ9, then abcd, no"), "key [redacted], then [redacted], no");
     }
 }

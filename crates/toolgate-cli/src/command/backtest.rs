@@ -107,8 +107,8 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>) -> io::Result<String> {
 enum New {
     /// Policy files, and what they include.
     Rules(Vec<(String, String)>),
-    /// An agent with its tools and limits. Upstreams may bring more tools than it declares.
-    Agent { definition: Box<Definition>, upstreams: bool },
+    /// An agent with its tools and limits.
+    Agent(Box<Definition>),
 }
 
 impl New {
@@ -132,7 +132,8 @@ impl New {
                 if let Some(why) = refused {
                     return Err(io::Error::other(format!("{} {why}", file.display())));
                 }
-                let upstreams = !config.upstreams.is_empty();
+                // Also those that upstreams were seen to offer.
+                let config = crate::place::with_known(config, file)?;
                 let script: Arc<dyn Handler> = Arc::new(Nothing);
                 let agents = config.agents(Some(&script)).map_err(|error| wrong(error.render(colours)))?;
                 let names: Vec<&str> = agents.iter().map(Agent::name).collect();
@@ -144,7 +145,7 @@ impl New {
                     ))
                 })?;
                 let definition = Box::new(Definition::parse(agent.definition())?);
-                return Ok(Self::Agent { definition, upstreams });
+                return Ok(Self::Agent(definition));
             }
             texts.push((file.display().to_string(), text));
             for file in included {
@@ -157,7 +158,7 @@ impl New {
     fn on(&self, recorded: Definition) -> Definition {
         match self {
             Self::Rules(files) => recorded.with_policies(files.iter().cloned()),
-            Self::Agent { definition, upstreams } => recorded.changed_to((**definition).clone(), *upstreams),
+            Self::Agent(definition) => recorded.changed_to((**definition).clone()),
         }
     }
 }

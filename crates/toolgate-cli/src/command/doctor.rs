@@ -438,7 +438,11 @@ fn registered(
             let read = if is_hook(program) { super::hook::Args::of_flags(words) } else { super::hook::Args::quickly(words) };
             read.is_some()
         };
-        if args.is_some_and(|args| !plain(args)) {
+        let other = match args {
+            Some(args) => !plain(args),
+            None => !client.writes(entry, program),
+        };
+        if other {
             wrong.push(format!("{event} is started with other words than `toolgate init` writes"));
         }
         if entry.get("timeout").is_some_and(|timeout| !timeout.is_number()) {
@@ -446,8 +450,10 @@ fn registered(
         }
     }
     // What it is started with is best seen when it is started.
+    // What is written there may be anybody's: only what `init` writes is started.
     let sound = wrong.is_empty();
-    for (_, _, entry) in entries.iter().filter(|(event, ..)| event == client.before() && sound) {
+    let own = |entry: &Value, program: &str| client.writes(entry, program);
+    for (_, _, entry) in entries.iter().filter(|(event, program, entry)| event == client.before() && sound && own(entry, program)) {
         let mut command = started(entry);
         command.current_dir(project);
         wrong.extend(refuses(command).err().map(|why| format!("{}: {why}", client.before())));

@@ -91,7 +91,7 @@ fn calls_are_words_files_or_standard_input() {
     let file = directory.path().join("calls.jsonl");
     std::fs::write(&file, CALLS).unwrap();
     let plain = |told: (i32, String, String)| {
-        let call = regex::Regex::new("[0-9a-f]{8}-[0-9a-f-]{27}|20[0-9-]{8}T[0-9:.]+Z").unwrap();
+        let call = regex::Regex::new("[0-9a-f]{8}-[0-9a-f-]{27}|20[0-9-]{8}T[0-9:.]+Z|\"retryAfterMs\":[0-9]+").unwrap();
         (told.0, call.replace_all(&told.1, "CALL").into_owned(), told.2)
     };
     let piped = plain(check(CONFIG, CALLS, &["--json"]));

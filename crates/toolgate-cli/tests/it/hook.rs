@@ -760,6 +760,15 @@ fn a_whole_configuration_is_tried_on_what_was_recorded() {
     );
     let included = trying(&format!("include = [\"more.toml\"]\n{rules}[[policy]]{rest}"));
     assert!(included.contains("5 otherwise") && included.contains("by `no_tmp`") && included.contains("now let through"), "{included}");
+    // What a tool takes is what the file says now.
+    let closed =
+        CONFIG.replace("[tools.read]\n", "[tools.read]\ninput = { type = \"object\", properties = { path = { type = \"string\" } } }\n");
+    assert!(trying(&closed).contains("4 otherwise"), "{}", trying(&closed));
+    // A file that names a read to ask what became of a call is a file for hooks, too.
+    let asks = CONFIG.replace("[tools.write]\n", "[tools.write]\nreconcile = { tool = \"read\", happened = { \"/done\" = true } }\n");
+    project.write("project/asks.toml", &asks);
+    let said = project.hook_as(&["hook", "--config", "asks.toml"], &event("PreToolUse", "w1", "write", json!({})));
+    assert_eq!(said, json!({}));
     // What protects toolgate is not the configuration's.
     assert!(!included.contains("ledger.db"), "{included}");
     for (text, why) in [

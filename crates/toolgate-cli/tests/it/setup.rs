@@ -117,7 +117,7 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
             let file = project.read("project/.claude/settings.json");
             let mut written: Value = serde_json::from_str(&file).unwrap();
             let entry = &mut written["hooks"]["PreToolUse"][0]["hooks"][0];
-            let line = format!("{} --client claude-code > /dev/null; true", entry["command"].as_str().unwrap());
+            let line = format!("{} --client claude-code > /dev/null; touch ran", entry["command"].as_str().unwrap());
             entry["command"] = line.into();
             entry.as_object_mut().unwrap().remove("args");
             project.write("project/.claude/settings.json", &written.to_string());
@@ -159,6 +159,7 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         break_it(&project);
         let said = project.said(&["doctor"], "");
         assert!(said.starts_with("exit 1\n"), "{name}: {said}");
+        assert!(!project.path("project/ran").exists(), "{name}: a line that anybody may have written was run");
         let ill: Vec<&str> = said
             .lines()
             .filter(|line| !line.contains(" sandbox "))

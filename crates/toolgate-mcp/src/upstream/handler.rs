@@ -14,7 +14,6 @@ use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-use toolgate::config::{Credentials, Reach};
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
@@ -192,7 +191,7 @@ impl RemoteTool {
             }
             // A request that was refused at the door, or that found nobody, was not carried out.
             Broken::Nobody(why) => unheard(&why).effects(Effects::None),
-            Broken::Status(401) if self.can_renew() => self.renewed(generation),
+            Broken::Status(401) if self.link.may_renew() => self.renewed(generation),
             Broken::Status(status) => {
                 unheard(&format!("it answers with HTTP {status}"));
                 Failure::http(status, "").effects(Effects::None)
@@ -204,11 +203,6 @@ impl RemoteTool {
                 self.unread(&why)
             }
         }
-    }
-
-    /// Whether its token may have run out, and another can be had.
-    fn can_renew(&self) -> bool {
-        matches!(&self.link.upstream.reach, Reach::Url { credentials: Credentials::Client { .. }, .. })
     }
 
     /// It is connected to anew, with a new token.
@@ -276,7 +270,7 @@ impl RemoteTool {
             }
             ServiceError::TransportSend(why) => {
                 let trouble = Trouble::of(&why);
-                if matches!(trouble, Trouble::Status(401)) && self.can_renew() {
+                if matches!(trouble, Trouble::Status(401)) && self.link.may_renew() {
                     return self.renewed(generation);
                 }
                 tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");

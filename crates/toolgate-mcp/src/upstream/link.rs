@@ -13,17 +13,20 @@ use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use toolgate::Timestamp;
-use toolgate::config::{Remote, Upstream};
+use toolgate::config::{Credentials, Reach, Remote, Upstream};
 
 use super::connect::connect;
 use super::pins::{Change, Pins};
 use super::route::{FromUpstream, Routes};
-use super::scan::{Suspicion, mentions};
+use super::scan::{Suspicion, mentions, words};
 use super::straight::Straight;
 use crate::client::Ears;
 use crate::gateway::lock;
 
 /// How long an upstream may take to say hello.
+/// A token that was fetched within this time has not run out: who does not take it does not want it.
+const TOKEN: Duration = Duration::from_secs(2);
+
 /// What is seen within this time came together: who was first is chance.
 const TOGETHER: Duration = Duration::from_secs(60);
 const HELLO: Duration = Duration::from_secs(30);
@@ -395,6 +398,14 @@ impl Link {
         });
     }
 
+    /// Whether its token may have run out, and another can be had: not one that was just fetched.
+    pub(super) fn may_renew(&self) -> bool {
+        let renews = matches!(&self.upstream.reach, Reach::Url { credentials: Credentials::Client { .. }, .. });
+        let fresh = |since: &Timestamp| Duration::try_from(Timestamp::now().duration_since(*since)).is_ok_and(|age| age < TOKEN);
+        let fresh = matches!(&*self.status.borrow(), Status::Up { since } if fresh(since));
+        renews && !fresh
+    }
+
     fn hear(&self, line: String) {
         let line = self.upstream.without_secrets(&line);
         tracing::info!(upstream = self.upstream.name, "{line}");
@@ -464,10 +475,10 @@ impl Link {
     pub(super) fn hold_shadows(&self, others: &[(String, Timestamp)]) {
         let own: Vec<Tool> = self.pins.accepted().unwrap_or_default();
         for tool in &own {
-            let since = self.pins.first_seen(&tool.name);
+            let (since, said) = (self.pins.first_seen(&tool.name), words(tool));
             let shadowed = others.iter().find(|(other, first)| {
                 let together = first.checked_sub(TOGETHER).unwrap_or(*first);
-                own.iter().all(|own| own.name != *other) && since.is_some_and(|since| since >= together) && mentions(tool, other)
+                own.iter().all(|own| own.name != *other) && since.is_some_and(|since| since >= together) && mentions(&said, other)
             });
             if let Some((other, _)) = shadowed {
                 self.pins.hold(&tool.name, Suspicion::Shadow { tool: other.clone() });
@@ -503,8 +514,10 @@ impl Link {
     /// Notes whether it has answered.
     pub(crate) fn noted<T>(&self, said: Result<T, rmcp::ServiceError>) -> Result<T, rmcp::ServiceError> {
         match &said {
-            Ok(_) | Err(rmcp::ServiceError::McpError(_)) => self.answered(),
-            Err(_) => self.failed(),
+            Err(rmcp::ServiceError::TransportSend(_) | rmcp::ServiceError::TransportClosed | rmcp::ServiceError::Timeout { .. }) => {
+                self.failed()
+            }
+            _ => self.answered(),
         }
         said
     }

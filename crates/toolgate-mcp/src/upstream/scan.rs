@@ -109,16 +109,21 @@ fn collect(value: &serde_json::Value, at: &str, texts: &mut Vec<(String, String)
     }
 }
 
-/// Whether the words of a tool name another upstream's, as a name of its own.
-pub(super) fn mentions(tool: &Tool, name: &str) -> bool {
+/// The words of a tool, without the names that its schemas have for things.
+pub(super) fn words(tool: &Tool) -> String {
+    let said = texts(tool).into_iter().filter(|(part, _)| part != "name" && !part.ends_with(" name"));
+    said.map(|(_, text)| text).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether words name another upstream's tool, as a name of its own.
+pub(super) fn mentions(text: &str, name: &str) -> bool {
     // A common word is no name.
     let telling = name.len() >= 6 && name.contains(['_', '-', '.']);
-    let bounded = |text: &str, at: usize| {
+    let bounded = |at: usize| {
         let letter = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
         let before = text.get(..at).and_then(|before| before.chars().next_back());
         let after = text.get(at + name.len()..).and_then(|after| after.chars().next());
         !before.is_some_and(letter) && !after.is_some_and(letter)
     };
-    let names = |text: &str| text.match_indices(name).any(|(at, _)| bounded(text, at));
-    telling && texts(tool).iter().any(|(part, text)| part != "name" && names(text))
+    telling && text.match_indices(name).any(|(at, _)| bounded(at))
 }

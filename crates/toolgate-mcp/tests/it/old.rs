@@ -349,7 +349,7 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
              [tools.talk]\nkind = \"mcp\"\nupstream = \"toll\"\neffect = \"write\"\npolicy = \"open\"\n"
         ))
         .await;
-        for round in 0..3 {
+        for round in 0..2 {
             let before = ran.load(Ordering::SeqCst);
             let mut tries = 0;
             until("it is let in", async || {
@@ -362,6 +362,7 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
             })
             .await;
             assert_eq!(ran.load(Ordering::SeqCst), before + 1);
+            tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
         }
         gate.end().await;
@@ -416,8 +417,14 @@ async fn what_nobody_knows_is_found_out_by_the_read_that_is_named_for_it() {
         assert_eq!(pay("s", order).await, "upstream_unavailable", "{order}");
         assert_eq!(pay("t", order).await, "pending_reconciliation", "{order}");
     }
+    // Who may still be at it is not asked about.
     let gateway = gate.gateway.clone();
     let watching = tokio::spawn(async move { gateway.watch(std::time::Duration::from_millis(200)).await });
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    assert_eq!(gate.gateway.gate().pending().await.unwrap().len(), 3);
+    let sql = rusqlite::Connection::open(gate.home.path().join("ledger.db")).unwrap();
+    sql.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+    sql.execute("UPDATE claims SET lease = 0, intent = json_set(intent, '$.lease', '2020-01-01T00:00:00Z')", []).unwrap();
     until("two of three are settled", async || gate.gateway.gate().pending().await.unwrap().len() == 1).await;
     // What happened is not made again, what never did is, and what nobody can tell is left to a person.
     assert_eq!(pay("u", "a").await, "ok");

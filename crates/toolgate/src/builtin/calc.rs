@@ -45,10 +45,92 @@ pub fn calc() -> Tool {
     .example("A price with tax", json!({"expression": "19.99 * 1.19"}), json!({"result": 23.7881}))
 }
 
+/// A number on the way to the result.
+#[derive(Clone, Copy)]
+struct Number {
+    value: Decimal,
+    /// A division on the way did not end, so it is rounded, and so is what follows from it.
+    rounded: bool,
+}
+
+impl Number {
+    const fn exact(value: Decimal) -> Self {
+        Self { value, rounded: false }
+    }
+
+    /// What two of them come to: exactly, unless one is rounded already.
+    fn with(
+        self,
+        other: Self,
+        exactly: fn(Decimal, Decimal) -> Option<Decimal>,
+        nearly: fn(Decimal, Decimal) -> Option<Decimal>,
+    ) -> Option<Self> {
+        match exactly(self.value, other.value) {
+            Some(value) => Some(Self { value, rounded: self.rounded || other.rounded }),
+            None if self.rounded || other.rounded => nearly(self.value, other.value).map(|value| Self { value, rounded: true }),
+            None => None,
+        }
+    }
+
+    fn plus(self, other: Self) -> Option<Self> {
+        self.with(other, added, Decimal::checked_add)
+    }
+
+    fn times(self, other: Self) -> Option<Self> {
+        self.with(other, multiplied, Decimal::checked_mul)
+    }
+
+    fn over(self, other: Self) -> Option<Self> {
+        let value = self.value.checked_div(other.value)?;
+        let exact = multiplied(value, other.value) == Some(self.value.normalize());
+        let rounded = self.rounded || other.rounded || !exact;
+        // One that ends, and has more digits than there is room for, is not rounded.
+        (exact || self.rounded || other.rounded || !ends(self.value, other.value)).then_some(Self { value, rounded })
+    }
+
+    fn to_the(self, exponent: i64) -> Option<Self> {
+        let base = if exponent < 0 { Self::exact(Decimal::ONE).over(self) } else { Some(self) };
+        let power = |base: Self| {
+            let (mut power, mut square, mut left) = (Self::exact(Decimal::ONE), base, exponent.unsigned_abs());
+            while left > 0 {
+                if left % 2 == 1 {
+                    power = power.times(square)?;
+                }
+                left /= 2;
+                if left > 0 {
+                    square = square.times(square)?;
+                }
+            }
+            Some(power)
+        };
+        match base {
+            Some(base) if exponent >= 0 || !base.rounded => power(base),
+            // Rounded once, and not with every step.
+            _ => Self::exact(Decimal::ONE).over(Self { value: self.value, ..self }.to_the(exponent.checked_neg()?)?),
+        }
+    }
+}
+
+/// Whether a division ends: what is left of the divisor has no factors but 2 and 5.
+fn ends(left: Decimal, right: Decimal) -> bool {
+    let (mut a, mut b) = (left.normalize().mantissa().abs(), right.normalize().mantissa().abs());
+    let whole = b;
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    let mut rest = if a == 0 { whole } else { whole / a };
+    for factor in [2, 5] {
+        while rest != 0 && rest % factor == 0 {
+            rest /= factor;
+        }
+    }
+    rest == 1
+}
+
 /// The value of an expression, or what is wrong with it and where.
 fn evaluate(expression: &str) -> Result<Decimal, String> {
     let mut parser = Parser { rest: expression, depth: 0 };
-    let value = parser.sum()?;
+    let value = parser.sum()?.value;
     parser.space();
     match parser.rest.chars().next() {
         None => Ok(value),
@@ -81,21 +163,22 @@ impl Parser<'_> {
         }
     }
 
-    fn sum(&mut self) -> Result<Decimal, String> {
+    fn sum(&mut self) -> Result<Number, String> {
         let mut value = self.product()?;
         loop {
             let right = if self.take('+') {
                 self.product()?
             } else if self.take('-') {
-                -self.product()?
+                let right = self.product()?;
+                Number { value: -right.value, ..right }
             } else {
                 return Ok(value);
             };
-            value = added(value, right).ok_or_else(too_large)?;
+            value = value.plus(right).ok_or_else(too_large)?;
         }
     }
 
-    fn product(&mut self) -> Result<Decimal, String> {
+    fn product(&mut self) -> Result<Number, String> {
         let mut value = self.signed()?;
         loop {
             let (divide, remainder) = if self.take('*') {
@@ -108,19 +191,22 @@ impl Parser<'_> {
                 return Ok(value);
             };
             let right = self.signed()?;
-            if divide && right.is_zero() {
+            if divide && right.value.is_zero() {
                 return Err("division by zero".to_owned());
             }
             value = match (divide, remainder) {
-                (false, _) => multiplied(value, right),
-                (true, false) => value.checked_div(right),
-                (true, true) => value.checked_rem(right),
+                (false, _) => value.times(right),
+                (true, false) => value.over(right),
+                (true, true) => {
+                    let rounded = value.rounded || right.rounded;
+                    value.value.checked_rem(right.value).map(|value| Number { value, rounded })
+                }
             }
             .ok_or_else(too_large)?;
         }
     }
 
-    fn signed(&mut self) -> Result<Decimal, String> {
+    fn signed(&mut self) -> Result<Number, String> {
         let mut negative = false;
         loop {
             if self.take('-') {
@@ -130,10 +216,10 @@ impl Parser<'_> {
             }
         }
         let value = self.power()?;
-        Ok(if negative { -value } else { value })
+        Ok(if negative { Number { value: -value.value, ..value } } else { value })
     }
 
-    fn power(&mut self) -> Result<Decimal, String> {
+    fn power(&mut self) -> Result<Number, String> {
         let base = self.atom()?;
         if !self.take('^') {
             return Ok(base);
@@ -142,18 +228,17 @@ impl Parser<'_> {
         if self.depth > DEPTH {
             return Err("the expression is nested too deeply".to_owned());
         }
-        let exponent = self.signed()?;
+        let exponent = self.signed()?.value;
         self.depth -= 1;
         let whole = i64::try_from(exponent).ok().filter(|_| exponent.fract().is_zero()).filter(|e| e.abs() <= 1_000);
         let whole = whole.ok_or_else(|| "an exponent must be a whole number between -1000 and 1000".to_owned())?;
-        if base.is_zero() && whole < 0 {
+        if base.value.is_zero() && whole < 0 {
             return Err("division by zero".to_owned());
         }
-        let power = raised(base, whole.unsigned_abs()).ok_or_else(too_large)?;
-        if whole < 0 { Decimal::ONE.checked_div(power).ok_or_else(too_large) } else { Ok(power) }
+        base.to_the(whole).ok_or_else(too_large)
     }
 
-    fn atom(&mut self) -> Result<Decimal, String> {
+    fn atom(&mut self) -> Result<Number, String> {
         if self.take('(') {
             self.depth += 1;
             if self.depth > DEPTH {
@@ -173,6 +258,7 @@ impl Parser<'_> {
         }
         self.rest = rest;
         Decimal::from_str_exact(&digits.replace('_', ""))
+            .map(Number::exact)
             .map_err(|_| format!("`{}` is not a number of at most 28 digits", crate::names::shown(digits)))
     }
 }
@@ -180,7 +266,9 @@ impl Parser<'_> {
 /// The sum, unless it has more digits than there is room for: nothing of it is rounded away.
 fn added(left: Decimal, right: Decimal) -> Option<Decimal> {
     let (left, right) = (left.normalize(), right.normalize());
-    left.checked_add(right).filter(|sum| sum.scale() >= left.scale().max(right.scale()))
+    let sum = left.checked_add(right)?;
+    // What is rounded away is missing when it is taken apart again.
+    (sum.checked_sub(left) == Some(right) && sum.checked_sub(right) == Some(left)).then_some(sum)
 }
 
 /// The product, unless it has more digits than there is room for.
@@ -201,20 +289,6 @@ fn times_in(mut number: i128, factor: i128) -> u32 {
         (number, times) = (number / factor, times + 1);
     }
     times
-}
-
-fn raised(base: Decimal, exponent: u64) -> Option<Decimal> {
-    let (mut power, mut square, mut left) = (Decimal::ONE, base, exponent);
-    while left > 0 {
-        if left % 2 == 1 {
-            power = multiplied(power, square)?;
-        }
-        left /= 2;
-        if left > 0 {
-            square = multiplied(square, square)?;
-        }
-    }
-    Some(power)
 }
 
 fn too_large() -> String {
@@ -245,6 +319,13 @@ mod tests {
             ("0 * 0.00000000000000000001", "0"),
             ("79228162514264337593543950335 - 1", "79228162514264337593543950334"),
             ("1.10 + 1.90", "3"),
+            ("19.99 / 3 * 3", "19.99"),
+            ("200 / 3 + 50", "116.66666666666666666666666667"),
+            ("0.5 ^ -40", "1099511627776"),
+            ("2 ^ -20", "0.00000095367431640625"),
+            ("7922816251426433759354395033.5 + 0.5", "7922816251426433759354395034"),
+            ("10 / 4", "2.5"),
+            ("1 / 3", "0.3333333333333333333333333333"),
         ];
         for (expression, result) in cases {
             assert_eq!(evaluate(expression).map(|d| d.normalize().to_string()), Ok(result.to_owned()), "{expression}");
@@ -269,6 +350,8 @@ mod tests {
             "9999999999999999999999999999 - 0.05",
             "1.000000000000001 ^ 2 * 1.000000000000001",
             "1.1 ^ 40",
+            "2 ^ -90",
+            "2 ^ -30",
         ] {
             assert!(evaluate(wrong).is_err(), "{wrong}");
         }

@@ -94,7 +94,9 @@ fn meant(problem: &Problem, place: &Place) -> Option<(Range<usize>, String)> {
     // In a longer path nobody knows which part was meant.
     let (before, word) = inner.strip_prefix('/').map_or(("", inner), |word| ("/", word));
     let is_one_word = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
-    if !is_one_word || name.contains(['/', '"', '\'', '\\']) {
+    // What is written may not be what is wrong.
+    let is_like = crate::suggest::closest(word, [name]).is_some();
+    if !is_one_word || !is_like || name.contains(['/', '"', '\'', '\\']) {
         return None;
     }
     let quote = quote.map(String::from).unwrap_or_default();

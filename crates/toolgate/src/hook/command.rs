@@ -98,6 +98,7 @@ impl CommandHook {
     /// Lets it see one more variable of the environment.
     #[must_use]
     pub fn inherit(mut self, variable: &str) -> Self {
+        self.hidden.extend(std::env::var(variable));
         self.env.push(variable.to_owned());
         self
     }

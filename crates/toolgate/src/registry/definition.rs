@@ -9,7 +9,7 @@ use super::{Agent, AgentBuilder, BuildError, Registered};
 use crate::config::{Scope, Written};
 use crate::hook::Hook;
 use crate::json::Bounds;
-use crate::limits::Limits;
+use crate::limits::{Budget, Limits};
 use crate::policy::{Ask, Fault, Mode, Policy, Verdict};
 use crate::resource::MemoryFs;
 use crate::tool::{Spec, Tool};
@@ -50,6 +50,13 @@ struct File {
     text: String,
 }
 
+impl File {
+    /// Whether it is there to protect toolgate itself.
+    fn protects(&self) -> bool {
+        self.name == BUILT_IN && self.text.contains("name = \"toolgate:")
+    }
+}
+
 /// A rule that was written in Rust.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct InCode {
@@ -84,31 +91,32 @@ impl Definition {
     /// The same agent with other policy files. What protects toolgate itself stays.
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
-        self.policies.retain(|file| file.name == BUILT_IN);
+        self.policies.retain(File::protects);
         self.policies.splice(0..0, files.into_iter().map(|(name, text)| File { name, text }));
         self
     }
 
-    /// The same agent as another definition has it: its rules, its limits and its tools. What a tool of an upstream cannot say of
-    /// itself while that is away is taken from here; `undeclared` keeps the tools that the other does not have.
+    /// The same agent as another definition has it: its rules, its limits and its tools. Who runs a tool, and what one takes whose
+    /// upstream was never seen, is taken from here.
     #[must_use]
-    pub fn changed_to(self, new: Self, undeclared: bool) -> Self {
+    pub fn changed_to(self, new: Self) -> Self {
         let mut before = self.tools;
         let mut tools: Vec<Placed> = new.tools;
         for placed in &mut tools {
             let Some(at) = before.iter().position(|known| known.spec.name == placed.spec.name) else { continue };
             let (known, spec) = (before.swap_remove(at).spec, &mut placed.spec);
             spec.external = known.external;
-            (spec.input, spec.output) = (spec.input.take().or(known.input), spec.output.take().or(known.output));
+            let unseen = spec.input.as_ref().is_some_and(|input| *input == serde_json::json!({"type": "object"}));
+            if unseen && !spec.external {
+                (spec.input, spec.output) = (known.input.or(spec.input.take()), spec.output.take().or(known.output));
+            }
         }
         // The rules that protect toolgate name tools that may be gone: those are there for nobody.
         tools.extend(before.into_iter().map(|mut placed| {
-            if !undeclared {
-                (placed.spec.visible_to, placed.spec.open) = (Some(BTreeSet::new()), true);
-            }
+            (placed.spec.visible_to, placed.spec.open) = (Some(BTreeSet::new()), true);
             placed
         }));
-        let policies = new.policies.into_iter().chain(self.policies.into_iter().filter(|file| file.name == BUILT_IN)).collect();
+        let policies = new.policies.into_iter().chain(self.policies.into_iter().filter(File::protects)).collect();
         Self { tools, policies, limits: new.limits, principals: new.principals, bounds: new.bounds, ..self }
     }
 
@@ -146,8 +154,10 @@ impl Definition {
     fn builder(self) -> AgentBuilder {
         let files: Vec<(&str, &str)> = self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
         let rules = crate::config::rules_of(&self.agent, &files);
+        // What an earlier version let stand without effect has none here either.
+        let limits = Limits { principal: Budget { wall: None, ..self.limits.principal }, ..self.limits };
         let mut builder =
-            Agent::builder(Arc::clone(&self.agent)).rules(rules).limits(self.limits).bounds(self.bounds).max_output(self.max_output);
+            Agent::builder(Arc::clone(&self.agent)).rules(rules).limits(limits).bounds(self.bounds).max_output(self.max_output);
         builder.principals = self.principals;
         if self.files {
             builder = builder.files(MemoryFs::default());

@@ -92,6 +92,7 @@ impl CommandTool {
     /// Lets it see one more variable of the environment.
     #[must_use]
     pub fn inherit(mut self, variable: &str) -> Self {
+        self.hidden.extend(std::env::var(variable));
         self.inherit.push(variable.to_owned());
         self
     }

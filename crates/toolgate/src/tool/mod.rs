@@ -450,7 +450,8 @@ impl Tool {
 
     /// The same tool, run by the client.
     pub(crate) fn run_by_client(self) -> Self {
-        Self { spec: Spec { external: true, ..self.spec }, handler: None, program: None }
+        // Nobody here can ask what became of it.
+        Self { spec: Spec { external: true, reconcile: None, ..self.spec }, handler: None, program: None }
     }
 
     /// The same tool with other code behind it.

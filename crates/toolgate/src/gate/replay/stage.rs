@@ -24,6 +24,9 @@ use crate::store::{
     Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, Recalled, Settle, Store, StoreError, Taken, Target,
 };
 
+/// Whose call it was, of which tool, and under which key.
+type Remembered = (Arc<str>, Arc<str>, Arc<str>, String);
+
 /// Where recorded calls are judged again.
 pub(super) struct Stage {
     now: Mutex<Option<(Arc<Row>, Watch)>>,
@@ -33,12 +36,14 @@ pub(super) struct Stage {
     asked: Mutex<Option<Digest>>,
     /// Sessions that have been entered.
     entered: Mutex<HashSet<SessionKey>>,
+    /// Calls of tools that are `once`, which came to a good end.
+    remembered: Mutex<HashSet<Remembered>>,
 }
 
 impl Stage {
     /// Every answer is the one that was given then.
     pub(super) fn on_facts() -> Self {
-        Self { now: Mutex::default(), memory: None, asked: Mutex::default(), entered: Mutex::default() }
+        Self { now: Mutex::default(), memory: None, asked: Mutex::default(), entered: Mutex::default(), remembered: Mutex::default() }
     }
 
     /// Counters, evidence and progress follow from what is played; the rest is what was recorded.
@@ -122,6 +127,21 @@ impl Store for Stage {
             RecallFact::KeyReused => Recalled::KeyReused,
         });
         if let Some(memory) = &self.memory {
+            // What a tool remembers, or does not any more, nobody can tell from a row that was decided otherwise.
+            if recalled.is_some() && enter.recall.is_empty() {
+                watch.unknown(|| "it was answered from the record then, and its tool is not `once` any more".to_owned());
+            }
+            for key in enter.recall.iter().filter(|key| key.key.starts_with("once:")) {
+                let known = (Arc::clone(&key.principal), Arc::clone(&key.agent), Arc::clone(&key.tool), key.key.clone());
+                let mut remembered = crate::lock(&self.remembered);
+                let again = remembered.contains(&known);
+                if row.outcome.success().is_some() {
+                    remembered.insert(known);
+                }
+                if again && recalled.is_none() {
+                    watch.unknown(|| "the same call came before, and its tool is `once` now".to_owned());
+                }
+            }
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
             let counts = enter.counts && !named && !matches!(recalled, Some(Recalled::Settled(_)));
             // What came before the rows that are played is known from the first of them.
