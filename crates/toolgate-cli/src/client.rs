@@ -96,33 +96,36 @@ impl Client {
         if matches!(self, Self::Cursor) { "preToolUse" } else { "PreToolUse" }
     }
 
+    /// How the hook is started: a program and its words, or a line for the shell.
+    fn start(self, program: &str) -> (String, Option<Vec<&'static str>>) {
+        let words: &[&str] = if is_hook(program) { &["--client"] } else { &["hook", "--client"] };
+        match self {
+            Self::ClaudeCode => (program.to_owned(), Some(words.iter().copied().chain([self.name()]).collect())),
+            _ => (format!("{} {} {}", quoted(program), words.join(" "), self.name()), None),
+        }
+    }
+
     fn entry(self, program: &str) -> CstInputValue {
         let text = |text: &str| CstInputValue::String(text.to_owned());
         let pair = |key: &str, value: CstInputValue| (key.to_owned(), value);
-        let words: &[&str] = if is_hook(program) { &["--client"] } else { &["hook", "--client"] };
-        let line = format!("{} {} {}", quoted(program), words.join(" "), self.name());
-        let seconds = CstInputValue::Number("10".to_owned());
-        CstInputValue::Object(match self {
-            Self::ClaudeCode => vec![
-                pair("type", text("command")),
-                pair("command", text(program)),
-                pair("args", CstInputValue::Array(words.iter().copied().chain([self.name()]).map(text).collect())),
-                pair("timeout", seconds),
-                pair("onFailure", text("block")),
-            ],
-            Self::Cursor => vec![pair("command", text(&line)), pair("timeout", seconds), pair("failClosed", CstInputValue::Bool(true))],
-            _ => vec![pair("type", text("command")), pair("command", text(&line)), pair("timeout", seconds)],
-        })
+        let (command, words) = self.start(program);
+        let mut entry = vec![pair("command", text(&command))];
+        entry.extend(words.map(|words| pair("args", CstInputValue::Array(words.into_iter().map(text).collect()))));
+        entry.push(pair("timeout", CstInputValue::Number("10".to_owned())));
+        match self {
+            Self::Cursor => entry.push(pair("failClosed", CstInputValue::Bool(true))),
+            _ => entry.insert(0, pair("type", text("command"))),
+        }
+        if self == Self::ClaudeCode {
+            entry.push(pair("onFailure", text("block")));
+        }
+        CstInputValue::Object(entry)
     }
 
     /// Whether an entry is started as `init` writes it.
     pub(crate) fn writes(self, entry: &Value, program: &str) -> bool {
-        let own = CstRootNode::parse("{}", &ParseOptions::default()).ok().and_then(|root| {
-            root.object_value_or_create()?.append("entry", self.entry(program));
-            root.to_serde_value()
-        });
-        let own = own.as_ref().and_then(|own| own.get("entry"));
-        own.is_some_and(|own| own.get("command") == entry.get("command") && own.get("args") == entry.get("args"))
+        let (command, words) = self.start(program);
+        entry.get("command") == Some(&command.into()) && entry.get("args") == words.map(Value::from).as_ref()
     }
 
     /// The file with toolgate in it, and everything else as it was.

@@ -83,7 +83,9 @@ impl StreamableHttpClient for Bounded {
             let events = events(answer.bytes_stream()).scan(false, move |over, event| {
                 let last = std::mem::replace(over, event.is_err());
                 let event = match event {
-                    Err(error) if is_too_long(&error) => Ok(Sse::default().data(text_of(&too_long(id.clone())))),
+                    Err(error) if is_too_long(&error) => {
+                        Ok(Sse::default().data(serde_json::to_string(&too_long(id.clone())).unwrap_or_default()))
+                    }
                     event => event,
                 };
                 ready((!last).then_some(event))
@@ -138,18 +140,6 @@ impl StreamableHttpClient for Bounded {
         }
     }
 
-    async fn post_message_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        token: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-        _: usize,
-    ) -> Result<StreamableHttpPostResponse, Refused> {
-        self.post_message(uri, message, session, token, custom).await
-    }
-
     async fn get_stream(
         &self,
         uri: Arc<str>,
@@ -159,18 +149,6 @@ impl StreamableHttpClient for Bounded {
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
         self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await
-    }
-
-    async fn get_stream_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        session: Option<Arc<str>>,
-        last: Option<String>,
-        token: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-        _: usize,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
-        self.get_stream(uri, session, last, token, custom).await
     }
 
     async fn delete_session(
@@ -186,10 +164,6 @@ impl StreamableHttpClient for Bounded {
 
 fn too_long(id: Option<RequestId>) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("longer than {LONGEST} bytes"), None), id)
-}
-
-fn text_of(message: &ServerJsonRpcMessage) -> String {
-    serde_json::to_string(message).unwrap_or_default()
 }
 
 /// All that an answer says, unless that is too much.

@@ -300,6 +300,10 @@ impl Gateway {
     /// Asks, where a tool says which read tells whether it took effect, and not before its lease is over: until then it may still be
     /// under way, and who is asked too early says that it never happened. Who cannot tell in some minutes leaves it to a person.
     async fn reconcile(&self) {
+        let can_ask = |agent: &Agent| agent.tools().any(Spec::can_be_reconciled);
+        if !self.offers().iter().filter_map(|(name, _)| self.gate().agent(name).map(can_ask)).any(|can| can) {
+            return;
+        }
         let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.tries)), HashMap::new());
         let gate = self.gate();
         let asks = |intent: &toolgate::store::Intent| {

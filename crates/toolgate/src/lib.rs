@@ -43,7 +43,7 @@ pub use gate::{
 pub use jiff::{SignedDuration, Timestamp};
 pub use ledger::{Decision, Gate, Latency, Receipt, Recorded, Row, Settlement, Signer};
 pub use outcome::{Answer, Outcome, Output, Signal, Stored};
-pub use registry::{Agent, AgentBuilder, BUILT_IN, BuildError, Definition, Excerpt, Section};
+pub use registry::{Agent, AgentBuilder, BuildError, Definition, Excerpt, Section};
 pub use resource::{HostFs, MemoryFs};
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};

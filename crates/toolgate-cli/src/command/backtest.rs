@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use async_trait::async_trait;
 use jiff::SignedDuration;
-use serde_json::{Value, json};
+use serde_json::json;
 use toolgate::config::Config;
 use toolgate::json::Digest;
-use toolgate::{Agent, Backtest, Change, Compared, Ctx, Definition, Effects, Failure, Handler, Judged, Permit, Timestamp};
+use toolgate::{Agent, Backtest, Change, Compared, Definition, Timestamp};
 use toolgate_store::{Filter, Ledger};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, moment, named, open, time};
@@ -134,8 +132,7 @@ impl New {
                 }
                 // Also those that upstreams were seen to offer.
                 let config = crate::place::with_known(config, file)?;
-                let script: Arc<dyn Handler> = Arc::new(Nothing);
-                let agents = config.agents(Some(&script)).map_err(|error| wrong(error.render(colours)))?;
+                let agents = config.agents(None).map_err(|error| wrong(error.render(colours)))?;
                 let names: Vec<&str> = agents.iter().map(Agent::name).collect();
                 let agent = agents.iter().find(|agent| agent.name() == name).ok_or_else(|| {
                     io::Error::other(format!(
@@ -165,16 +162,6 @@ impl New {
 
 fn read(file: &Path) -> io::Result<String> {
     std::fs::read_to_string(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
-}
-
-/// Behind tools that are only looked at.
-struct Nothing;
-
-#[async_trait]
-impl Handler for Nothing {
-    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
-        Err(Failure::business("not_run", "nothing is run here").effects(Effects::None))
-    }
 }
 
 /// An agent as it was recorded, and as it is to be tried.

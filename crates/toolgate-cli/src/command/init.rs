@@ -283,8 +283,7 @@ fn template(client: Option<Client>, store: Option<&Path>, import: Option<&Path>)
         (false, Some(_)) => text.replacen("\n# store", &format!("\n{line}  # for `toolgate serve`\n# store"), 1),
         _ => text.replace("#IMPORT#", &line),
     };
-    let text = &text;
-    let Some(store) = store else { return text.to_owned() };
+    let Some(store) = store else { return text };
     // The line that names a ledger, or stands where one would be named.
     let line = |line: &str| match line.trim_start_matches("# ").starts_with("store = ") {
         true => format!("store = {}\n", serde_json::json!(store)),

@@ -446,18 +446,18 @@ impl Handler for RemoteTool {
         let line = ctx.carried::<Line>();
         let result = self.call(&ctx, arguments, line.as_deref()).await?;
         let said = words(&result);
-        if result.is_error == Some(true) {
+        // It ran and is over: what it changed before it failed, it changed.
+        let failed = || {
             let message = format!("`{}` of the upstream `{}` reported a failure", self.tool, self.link.upstream.name);
-            // It ran and is over: what it changed before it failed, it changed.
-            let failure = self.by_pattern(&said).unwrap_or_else(|| Failure::business("tool_failed", message).effects(Effects::Done));
+            Failure::business("tool_failed", message).effects(Effects::Done)
+        };
+        if result.is_error == Some(true) {
+            let failure = self.by_pattern(&said).unwrap_or_else(failed);
             let structured = result.structured_content.unwrap_or_default();
             return Err(failure.upstream(json!({"said": said, "structured": structured})));
         }
         // Some say in a success that they failed.
-        let blurted = || {
-            let message = format!("`{}` of the upstream `{}` reported a failure", self.tool, self.link.upstream.name);
-            (self.link.upstream.blurts && blurts(&result)).then(|| Failure::business("tool_failed", message).effects(Effects::Done))
-        };
+        let blurted = || (self.link.upstream.blurts && blurts(&result)).then(failed);
         if let Some(failure) = self.by_pattern(&said).or_else(blurted) {
             return Err(failure.upstream(json!({"said": said})));
         }

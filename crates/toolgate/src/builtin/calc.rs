@@ -106,7 +106,7 @@ impl Number {
         match base {
             Some(base) if exponent >= 0 || !base.rounded => power(base),
             // Rounded once, and not with every step.
-            _ => Self::exact(Decimal::ONE).over(Self { value: self.value, ..self }.to_the(exponent.checked_neg()?)?),
+            _ => Self::exact(Decimal::ONE).over(self.to_the(exponent.checked_neg()?)?),
         }
     }
 }

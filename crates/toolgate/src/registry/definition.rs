@@ -14,9 +14,6 @@ use crate::policy::{Ask, Fault, Mode, Policy, Verdict};
 use crate::resource::MemoryFs;
 use crate::tool::{Spec, Tool};
 
-/// The policy file of what protects toolgate itself.
-pub const BUILT_IN: &str = "(built in)";
-
 /// An agent as it is written down.
 ///
 /// Tools stand in it with all they declare, policy files word for word. Rules and hooks that were written in Rust stand in
@@ -53,7 +50,7 @@ struct File {
 impl File {
     /// Whether it is there to protect toolgate itself.
     fn protects(&self) -> bool {
-        self.name == BUILT_IN && self.text.contains("name = \"toolgate:")
+        self.name == "(built in)" && self.text.contains(&format!("name = \"{}", crate::config::BUILT_IN))
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-pub use definition::{BUILT_IN, Definition};
+pub use definition::Definition;
 pub use excerpt::Excerpt;
 pub use section::Section;
 

@@ -136,7 +136,7 @@ impl Door {
         let granted = found.config.granted(&agent).map(str::to_owned).collect();
         let beside = Some((Beside::of(&found, &agent), String::new()));
         let protected = Protected::of(&found, state);
-        let config = found.config.for_client().with_policies(toolgate::BUILT_IN, |tools| protected.rules(tools));
+        let config = found.config.for_client().with_policies("(built in)", |tools| protected.rules(tools));
         let agents = config.agents(None).map_err(|error| format!("the configuration does not load\n{}", error.render(false)))?;
         let open = || -> Result<Toolgate, String> {
             let store = store(&found.store).map_err(plain)?;

@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// As which agent, where the configuration has several.
     #[arg(long)]
     pub(crate) agent: Option<String>,
+    /// The ledger; a flag of every verb of `toolgate`.
+    #[arg(skip)]
+    pub(crate) store: Option<PathBuf>,
     /// Ask the service that listens here, which may run as another user.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
@@ -70,14 +73,14 @@ impl Args {
     pub(crate) fn of_flags(words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut words = words.map(|word| word.into_string().ok());
         let config = std::env::var_os("TOOLGATE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let mut args = Self { config, client: Client::ClaudeCode, agent: None, socket: None, serve: false };
+        let mut args = Self { config, client: Client::ClaudeCode, agent: None, store: None, socket: None, serve: false };
         while let Some(flag) = words.next() {
             let value = words.next()??;
             match flag?.as_str() {
                 "--config" => args.config = Some(value.into()),
                 "--client" => args.client = clap::ValueEnum::from_str(&value, false).ok()?,
                 "--agent" => args.agent = Some(value),
-                "--store" => place::name_store(Path::new(&value)),
+                "--store" => args.store = Some(value.into()),
                 "--socket" => args.socket = Some(value.into()),
                 _ => return None,
             }
@@ -88,6 +91,9 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let _ = tracing::subscriber::set_global_default(loud::Loud);
+    if let Some(path) = &args.store {
+        place::name_store(path);
+    }
     // Whatever happens, it is a refusal: any other exit code is none to some clients.
     let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hear(args)));
     let failed = || Rendered::Refused("toolgate failed while it handled this event, so the call is refused".to_owned()).say();
