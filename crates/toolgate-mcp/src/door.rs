@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use rmcp::model::*;
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Fixed};
 use crate::render;
+use crate::resources::{self, Place, SUBSCRIPTIONS};
 
 /// How many entries a list has before it goes on elsewhere.
 const PAGE: usize = 200;
@@ -32,20 +32,14 @@ pub(crate) struct Door {
 }
 
 static DOORS: AtomicU64 = AtomicU64::new(0);
-/// Most resources that one client may want to hear of.
-const SUBSCRIPTIONS: usize = 1_000;
 
 /// Whoever goes wants to hear of nothing any more.
 impl Drop for Door {
     fn drop(&mut self) {
         // Most are there for one request, and look at nothing that others have.
-        if !self.subscribes.load(Ordering::Relaxed) {
-            return;
+        if self.subscribes.load(Ordering::Relaxed) {
+            self.gateway.unsubscribe_all(self.number);
         }
-        lock(&self.gateway.0.subscriptions).retain(|_, peers| {
-            peers.retain(|(door, _)| *door != self.number);
-            !peers.is_empty()
-        });
     }
 }
 
@@ -129,6 +123,9 @@ fn page<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Result
 pub(crate) fn passed(error: rmcp::ServiceError) -> ErrorData {
     match error {
         rmcp::ServiceError::McpError(error) => error,
+        rmcp::ServiceError::Timeout { timeout } => {
+            ErrorData::internal_error(format!("the upstream has not answered within {timeout:?}"), None)
+        }
         _ => ErrorData::internal_error("the upstream cannot be reached", None),
     }
 }
@@ -230,7 +227,7 @@ impl ServerHandler for Door {
         request.name = name;
         let peer = link.peer().ok_or_else(away)?;
         request.meta = Some(render::own_words(context.meta.clone()));
-        let found = link.noted(peer.get_prompt_once(request).await).map_err(passed)?;
+        let found = link.asked(peer.get_prompt_once(request)).await.map_err(passed)?;
         Ok(match found {
             GetPromptResponse::Complete(result) => GetPromptResponse::Complete(render::unspoofed(result)),
             other => other,
@@ -245,7 +242,13 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
-        let resources: Vec<_> = links.flat_map(|link| link.offer().resources.clone()).collect();
+        let mut resources = Vec::new();
+        for link in links {
+            for mut resource in link.offer().resources.clone() {
+                resource.uri = resources::address(link, &resource.uri);
+                resources.push(resource);
+            }
+        }
         let (resources, next) = page(&resources, request.as_ref())?;
         let mut result = ListResourcesResult::with_all_items(resources);
         result.next_cursor = next;
@@ -260,7 +263,13 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
-        let templates: Vec<_> = links.flat_map(|link| link.offer().templates.clone()).collect();
+        let mut templates = Vec::new();
+        for link in links {
+            for mut template in link.offer().templates.clone() {
+                template.uri_template = resources::address(link, &template.uri_template);
+                templates.push(template);
+            }
+        }
         let (templates, next) = page(&templates, request.as_ref())?;
         let mut result = ListResourceTemplatesResult::with_all_items(templates);
         result.next_cursor = next;
@@ -274,13 +283,17 @@ impl ServerHandler for Door {
     ) -> Result<ReadResourceResponse, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        let link = resource_of(&running, &agent, &request.uri).ok_or_else(|| {
-            ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), Some(json!({"uri": request.uri})))
-        })?;
+        let place = Place::find(&running, &agent, &request.uri)?;
+        request.uri.clone_from(&place.uri);
         request.meta = Some(render::own_words(context.meta.clone()));
-        let found = link.noted(link.peer().ok_or_else(away)?.read_resource_once(request).await).map_err(passed)?;
+        let link = &place.link;
+        let found = link.asked(link.peer().ok_or_else(away)?.read_resource_once(request)).await.map_err(passed)?;
         Ok(match found {
-            ReadResourceResponse::Complete(result) => ReadResourceResponse::Complete(render::unspoofed(result)),
+            ReadResourceResponse::Complete(result) => {
+                let mut result = render::unspoofed(result);
+                place.named(&mut result.contents);
+                ReadResourceResponse::Complete(result)
+            }
             other => other,
         })
     }
@@ -294,11 +307,14 @@ impl ServerHandler for Door {
                 prompt.name = name;
                 link
             }),
-            Reference::Resource(resource) => resource_of(&running, &agent, &resource.uri),
+            Reference::Resource(resource) => Place::find(&running, &agent, &resource.uri).ok().map(|place| {
+                resource.uri = place.uri;
+                place.link
+            }),
             _ => None,
         };
         let link = link.ok_or_else(|| ErrorData::invalid_params("there is nothing of this name", None))?;
-        link.noted(link.peer().ok_or_else(away)?.complete(request).await).map_err(passed)
+        link.asked(link.peer().ok_or_else(away)?.complete(request)).await.map_err(passed)
     }
 
     async fn set_level(&self, request: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
@@ -318,39 +334,13 @@ impl ServerHandler for Door {
     async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        let link = resource_of(&running, &agent, &request.uri)
-            .ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
+        let place = Place::find(&running, &agent, &request.uri)?;
         self.subscribes.store(true, Ordering::Relaxed);
-        {
-            let mut subscriptions = lock(&self.gateway.0.subscriptions);
-            let own = subscriptions.values().filter(|peers| peers.iter().any(|(door, _)| *door == self.number)).count();
-            if own >= SUBSCRIPTIONS {
-                return Err(ErrorData::invalid_request(format!("a client may subscribe to {SUBSCRIPTIONS} resources"), None));
-            }
-            let peers = subscriptions.entry(request.uri.clone()).or_default();
-            if peers.iter().all(|(door, _)| *door != self.number) {
-                peers.push((self.number, context.peer.clone()));
-            }
-        }
-        link.subscribe(&request.uri, true).await.map_err(passed)
+        self.gateway.subscribe(&place, self.number, Some(context.peer.clone())).await
     }
 
-    async fn unsubscribe(&self, request: UnsubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
-        let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
-        let link = resource_of(&running, &agent, &request.uri)
-            .ok_or_else(|| ErrorData::resource_not_found(format!("there is no resource `{}`", request.uri), None))?;
-        let last = {
-            let mut subscriptions = lock(&self.gateway.0.subscriptions);
-            let Some(peers) = subscriptions.get_mut(&request.uri) else { return Ok(()) };
-            peers.retain(|(door, _)| *door != self.number);
-            let last = peers.is_empty();
-            if last {
-                subscriptions.remove(&request.uri);
-            }
-            last
-        };
-        if last { link.subscribe(&request.uri, false).await.map_err(passed) } else { Ok(()) }
+    async fn unsubscribe(&self, request: UnsubscribeRequestParams, _: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+        self.gateway.unsubscribe(self.number, &request.uri).await
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
@@ -362,12 +352,15 @@ impl ServerHandler for Door {
         let mut changes = self.gateway.0.changes.subscribe();
         let mut updates = running.upstreams.updates().subscribe();
         let accepted = context.accepted().clone();
-        let mut wanted: Vec<String> = accepted.resource_subscriptions.clone().unwrap_or_default();
-        wanted.truncate(SUBSCRIPTIONS);
-        for uri in &wanted {
+        // What it wants to hear of is wanted as long as it listens.
+        let ear = Self::new(self.gateway.clone(), None);
+        let mut wanted = Vec::new();
+        for address in accepted.resource_subscriptions.iter().flatten().take(SUBSCRIPTIONS) {
             let (_, agent) = self.agent(&running, context.request_context())?;
-            if let Some(link) = resource_of(&running, &agent, uri) {
-                let _ = link.subscribe(uri, true).await;
+            if let Ok(place) = Place::find(&running, &agent, address) {
+                ear.subscribes.store(true, Ordering::Relaxed);
+                let _ = self.gateway.subscribe(&place, ear.number, None).await;
+                wanted.push(place);
             }
         }
         loop {
@@ -385,13 +378,13 @@ impl ServerHandler for Door {
                     let _ = sink.notify_resource_list_changed().await;
                 }
                 heard = updates.recv() => {
-                    let uri = match heard {
-                        Ok(uri) => uri,
+                    let (upstream, uri) = match heard {
+                        Ok(key) => key,
                         Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
                         Err(tokio::sync::broadcast::error::RecvError::Closed) => return Ok(()),
                     };
-                    if wanted.contains(&uri) {
-                        let _ = context.sink().notify_resource_updated(uri).await;
+                    for place in wanted.iter().filter(|place| place.link.upstream.name == upstream && place.uri == uri) {
+                        let _ = context.sink().notify_resource_updated(place.address.clone()).await;
                     }
                 }
             }
@@ -409,20 +402,4 @@ fn prompt_of(running: &Running, agent: &str, name: &str) -> Option<(Arc<crate::u
         let bare = name.strip_prefix(&link.upstream.prefix)?;
         link.offer().prompts.iter().any(|prompt| prompt.name == bare).then(|| (Arc::clone(link), bare.to_owned()))
     })
-}
-
-/// The upstream that has a resource: by its name, by a pattern, or because there is no other.
-fn resource_of(running: &Running, agent: &str, uri: &str) -> Option<Arc<crate::upstream::Link>> {
-    let links: Vec<_> =
-        running.shared.get(agent)?.iter().filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect();
-    // Of several that have it, one that is there: the death of one takes nothing from another.
-    let having = || links.iter().filter(|link| link.offer().resources.iter().any(|resource| resource.uri == uri));
-    let named = having().find(|link| link.peer().is_some()).or_else(|| having().next());
-    let fits = |template: &str| {
-        let head = template.split('{').next().unwrap_or_default();
-        uri == template || (!head.is_empty() && uri.starts_with(head))
-    };
-    let by_pattern = || links.iter().find(|link| link.offer().templates.iter().any(|template| fits(&template.uri_template)));
-    let only = || links.first().filter(|_| links.len() == 1);
-    named.or_else(by_pattern).or_else(only).map(|link| Arc::clone(link))
 }

@@ -16,6 +16,7 @@ use toolgate::{Agent, CallId, Effect, Spec, Store, Timestamp, Tool, Toolgate};
 use crate::auth::Keys;
 use crate::metrics::Metrics;
 use crate::parked::Parked;
+use crate::resources::Subscriptions;
 use crate::upstream::{Link, Starting, Upstreams};
 
 /// How often a read is asked what became of a call.
@@ -46,9 +47,6 @@ pub struct Gateway(pub(crate) Arc<Inner>);
 /// What reads the configuration.
 type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
 
-/// Those who want to hear of something, each by its door.
-type Subscribers = Vec<(u64, Peer<RoleServer>)>;
-
 pub(crate) struct Inner {
     config: Reader,
     options: Options,
@@ -64,7 +62,7 @@ pub(crate) struct Inner {
     /// Where it is listened at.
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
     /// Who wants to hear of which resource.
-    pub(crate) subscriptions: Mutex<HashMap<String, Subscribers>>,
+    pub(crate) subscriptions: Subscriptions,
     canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
     /// How often it was asked what became of a call.
     tries: Mutex<HashMap<CallId, u8>>,
@@ -131,7 +129,7 @@ impl Gateway {
             idle: Mutex::default(),
             metrics,
             addresses: Mutex::default(),
-            subscriptions: Mutex::default(),
+            subscriptions: Subscriptions::default(),
             canary: Mutex::default(),
             tries: Mutex::default(),
             stop: CancellationToken::new(),
@@ -348,28 +346,6 @@ impl Gateway {
             peers.retain(|peer| !peer.is_transport_closed());
         }
         peers.push(peer);
-    }
-
-    /// Tells those who want to know that a resource has changed.
-    async fn forward_updates(self) {
-        let mut updates = self.running().upstreams.updates().subscribe();
-        loop {
-            let uri = tokio::select! {
-                uri = updates.recv() => uri,
-                () = self.0.stop.cancelled() => return,
-            };
-            let uri = match uri {
-                Ok(uri) => uri,
-                // So many at once: those who listen look again at the next.
-                Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
-                Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
-            };
-            let peers = lock(&self.0.subscriptions).get(&uri).cloned().unwrap_or_default();
-            for (_, peer) in peers {
-                let told = peer.notify_resource_updated(rmcp::model::ResourceUpdatedNotificationParam::new(uri.clone()));
-                let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
-            }
-        }
     }
 
     /// Tells clients that there is something else to see.

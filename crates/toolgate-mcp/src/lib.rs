@@ -29,6 +29,7 @@
 mod api;
 mod asking;
 mod auth;
+mod batch;
 mod bounded;
 mod calls;
 mod child;
@@ -42,6 +43,8 @@ mod lines;
 mod metrics;
 mod parked;
 mod render;
+mod resources;
+mod seat;
 mod serve;
 mod sse;
 mod straight;

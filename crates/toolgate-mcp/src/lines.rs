@@ -1,12 +1,18 @@
 //! A client on standard streams: one message a line, and none that is not looked at before it is read.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rmcp::model::{ClientJsonRpcMessage, ErrorCode, ErrorData, JsonRpcError, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ErrorCode, ErrorData, JsonRpcError, JsonRpcMessage, ProtocolVersion, RequestId, ServerJsonRpcMessage,
+    ServerResult,
+};
 use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
+use serde::Deserialize as _;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
@@ -31,6 +37,10 @@ struct Lines<R, W> {
     /// The line is too long, and is read to its end and dropped.
     over: bool,
     most: usize,
+    /// Messages that came together, and are still to be heard.
+    together: VecDeque<Value>,
+    /// Whether they may: only 2025-03-26 knows that.
+    batches: Arc<AtomicBool>,
     /// Told when the client has hung up.
     gone: CancellationToken,
 }
@@ -58,6 +68,20 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send> Lines<R, W> {
                     return Some(Err("the message is too large"));
                 }
                 return Some(Ok(std::mem::take(&mut self.line)));
+            }
+        }
+    }
+
+    /// What the next line that says something says; `None` at the end.
+    async fn line(&mut self) -> Option<Result<Value, (ErrorCode, String)>> {
+        loop {
+            let line = match self.next().await? {
+                Ok(line) => line,
+                Err(why) => return Some(Err((ErrorCode::INVALID_REQUEST, why.to_owned()))),
+            };
+            if !line.iter().all(u8::is_ascii_whitespace) {
+                let parsed = toolgate::json::parse(&line, &bounds(self.most));
+                return Some(parsed.map_err(|error| (ErrorCode::PARSE_ERROR, error.message)));
             }
         }
     }
@@ -90,45 +114,49 @@ where
     type Error = io::Error;
 
     fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        if let JsonRpcMessage::Response(answer) = &item
+            && let ServerResult::InitializeResult(agreed) = &answer.result
+        {
+            self.batches.store(agreed.protocol_version == ProtocolVersion::V_2025_03_26, Ordering::Relaxed);
+        }
         let output = Arc::clone(&self.output);
         async move { write(&output, serde_json::to_vec(&item)?).await }
     }
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
-            let Some(next) = self.next().await else {
-                self.gone.cancel();
-                return None;
+            let value = match self.together.pop_front() {
+                Some(value) => value,
+                None => match self.line().await {
+                    None => {
+                        self.gone.cancel();
+                        return None;
+                    }
+                    Some(Ok(value)) => value,
+                    Some(Err((code, why))) => {
+                        Self::refuse(&self.output, None, code, why).await;
+                        continue;
+                    }
+                },
             };
-            let line = match next {
-                Ok(line) => line,
-                Err(why) => {
-                    Self::refuse(&self.output, None, ErrorCode::INVALID_REQUEST, why.to_owned()).await;
-                    continue;
+            if let Value::Array(messages) = value {
+                let fault = match self.batches.load(Ordering::Relaxed) {
+                    true => crate::batch::fault(&messages),
+                    false => Some("only 2025-03-26 knows batches; send one message a line".to_owned()),
+                };
+                match fault {
+                    None => self.together.extend(messages),
+                    Some(why) => Self::refuse(&self.output, None, ErrorCode::INVALID_REQUEST, why).await,
                 }
-            };
-            if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let value = match toolgate::json::parse(&line, &bounds(self.most)) {
-                Ok(value) => value,
-                Err(error) => {
-                    Self::refuse(&self.output, None, ErrorCode::PARSE_ERROR, error.message).await;
-                    continue;
-                }
-            };
-            match serde_json::from_slice(&line) {
+            match ClientJsonRpcMessage::deserialize(&value) {
                 Ok(message) => return Some(message),
                 Err(_) => {
                     // Whoever wants no answer gets none.
                     if value.get("id").is_some() || value.get("method").is_none() {
-                        Self::refuse(
-                            &self.output,
-                            id_of(&value),
-                            ErrorCode::INVALID_REQUEST,
-                            "this is no message of the protocol".to_owned(),
-                        )
-                        .await;
+                        let why = "this is no message of the protocol".to_owned();
+                        Self::refuse(&self.output, id_of(&value), ErrorCode::INVALID_REQUEST, why).await;
                     }
                 }
             }
@@ -170,6 +198,8 @@ impl Gateway {
             line: Vec::new(),
             over: false,
             most,
+            together: VecDeque::new(),
+            batches: Arc::default(),
             gone: door.gone.clone(),
         };
         let service = tokio::select! {

@@ -5,10 +5,8 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -17,31 +15,31 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use opentelemetry::trace::FutureExt as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig as TlsConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::auth::NotLetIn;
+use crate::batch::Batch;
 use crate::door::Door;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{Asked, Caller};
 use crate::inplace::InPlace;
 use crate::lines::bounds;
+use crate::seat::{Held, Seated};
 use crate::straight::Straight;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Most bytes of requests that are still arriving.
-const ARRIVING: usize = 512 << 20;
 /// Most connections at the same time.
 const CONNECTIONS: usize = 16_384;
 /// Most sessions of older clients.
@@ -56,7 +54,7 @@ pub(crate) struct Http {
     pub(crate) gateway: Gateway,
     /// For calls that stand for themselves.
     pub(crate) door: Door,
-    mcp: StreamableHttpService<Door, LocalSessionManager>,
+    pub(crate) mcp: StreamableHttpService<Door, LocalSessionManager>,
     seats: Arc<Semaphore>,
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
@@ -225,9 +223,9 @@ impl Http {
         let caller = self.let_in(&running, &parts).await?;
         self.hold_rate(&running, &caller)?;
         // Who is still talking takes no seat: it might go on for long.
-        let seat = || {
+        let seats = |many: u32| {
             let full = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests at the same time", Some(1));
-            Arc::clone(&self.seats).try_acquire_owned().map_err(full)
+            Arc::clone(&self.seats).try_acquire_many_owned(many).map_err(full)
         };
         match words.as_slice() {
             ["metrics"] => {
@@ -252,9 +250,17 @@ impl Http {
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
                 let (bytes, mut body) = self.read(&running, &parts, body).await?;
-                let seat = seat()?;
+                let batch = Batch::of(&parts, &mut body)?;
+                let many = batch.as_ref().map_or(1, Batch::asking).max(1);
+                for _ in 1..many {
+                    self.hold_rate(&running, &caller)?;
+                }
+                let seat = seats(many)?;
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
+                if let Some(batch) = batch {
+                    return Ok(batch.answer(self, &parts).await.map(|body| Seated { body, _seat: seat }.boxed()));
+                }
                 let answer = match Straight::of(&running, &parts, &mut body) {
                     Some(call) => call.answer(self, parts).await,
                     None => {
@@ -272,7 +278,7 @@ impl Http {
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
                 let (_, body) = self.read(&running, &parts, body).await?;
-                let _seat = seat()?;
+                let _seat = seats(1)?;
                 crate::api::call(&running, verb, &caller, &parts, body)
                     .with_context(crate::trace::of_headers(&parts))
                     .await
@@ -392,7 +398,7 @@ impl Http {
             return Ok((Bytes::new(), Value::Null));
         }
         let most = running.settings.max_request;
-        let mut held = Held(&self.arriving, 0);
+        let mut held = Held::new(&self.arriving);
         let mut body = Limited::new(body, most);
         let collect = async {
             let mut bytes = Vec::new();
@@ -434,45 +440,6 @@ impl Http {
     }
 }
 
-/// Bytes of requests that are still arriving: those who send take no seat, and must not fill the memory either.
-struct Held<'h>(&'h AtomicUsize, usize);
-
-impl Held<'_> {
-    fn takes(&mut self, more: usize) -> bool {
-        self.1 += more;
-        self.0.fetch_add(more, Ordering::Relaxed) + more <= ARRIVING
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
-/// An answer with the seat that it takes.
-struct Seated {
-    body: BoxBody<Bytes, Infallible>,
-    _seat: OwnedSemaphorePermit,
-}
-
-impl Body for Seated {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 /// Whether a request is of 2026-07-28 or later.
 fn is_newer(headers: &HeaderMap) -> bool {
     headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
@@ -501,7 +468,7 @@ fn text(status: StatusCode, said: &str) -> Answer {
     answer
 }
 
-fn json_answer(status: StatusCode, said: &Value) -> Answer {
+pub(crate) fn json_answer(status: StatusCode, said: &Value) -> Answer {
     let mut answer = Response::new(body(said.to_string()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));

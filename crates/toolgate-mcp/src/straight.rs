@@ -197,6 +197,11 @@ fn streamed(first: ServerNotification, told: mpsc::Receiver<ServerNotification>,
     });
     let frames =
         futures_util::StreamExt::filter_map(events, |event| async move { event.map(|event| Ok::<_, Infallible>(Frame::data(event))) });
+    event_stream(frames)
+}
+
+/// An answer that is told bit by bit.
+pub(crate) fn event_stream(frames: impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + Sync + 'static) -> Answer {
     let mut answer = head(StatusCode::OK, "text/event-stream").map(|()| BodyExt::boxed(StreamBody::new(frames)));
     answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     answer.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));

@@ -41,7 +41,7 @@ const STEADY: Duration = Duration::from_secs(10);
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// Where it is told that a resource has changed.
-pub(crate) type Updates = tokio::sync::broadcast::Sender<String>;
+pub(crate) type Updates = tokio::sync::broadcast::Sender<crate::resources::Key>;
 
 /// How an upstream is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -509,17 +509,6 @@ impl Link {
     pub(super) fn answered(&self) {
         self.answers.fetch_add(1, Ordering::Relaxed);
         self.failures.store(0, Ordering::Relaxed);
-    }
-
-    /// Notes whether it has answered.
-    pub(crate) fn noted<T>(&self, said: Result<T, rmcp::ServiceError>) -> Result<T, rmcp::ServiceError> {
-        match &said {
-            Err(rmcp::ServiceError::TransportSend(_) | rmcp::ServiceError::TransportClosed | rmcp::ServiceError::Timeout { .. }) => {
-                self.failed()
-            }
-            _ => self.answered(),
-        }
-        said
     }
 
     /// It has not answered. After some of these it is left alone for a while, and asked whether it is there at all.

@@ -1,4 +1,4 @@
-//! What an upstream says of its own accord: that lists or resources have changed.
+//! What is said beside calls: what an upstream is asked for, and that lists or resources have changed.
 
 use std::time::Duration;
 
@@ -48,9 +48,24 @@ impl Link {
         std::future::pending().await
     }
 
+    /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted.
+    pub(crate) async fn asked<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
+        let timeout = self.upstream.timeout;
+        let answered = async {
+            let _seat = self.seats.acquire().await;
+            question.await
+        };
+        let said = tokio::time::timeout(timeout, answered).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
+        match &said {
+            Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }) => self.failed(),
+            _ => self.answered(),
+        }
+        said
+    }
+
     /// A resource of it has changed.
     pub(crate) fn updated(&self, uri: String) {
-        let _ = self.updates.send(uri);
+        let _ = self.updates.send((self.upstream.name.clone(), uri));
     }
 
     /// Somebody wants to hear of a resource, or nobody does any more.

@@ -13,7 +13,7 @@ use crate::support::{Gate, until};
 const MOST: usize = 200 << 20;
 
 /// One request: its head in small letters, and what it says.
-async fn request(stream: &mut TcpStream) -> Option<(String, Value)> {
+pub(crate) async fn request(stream: &mut TcpStream) -> Option<(String, Value)> {
     let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
         let Ok(n @ 1..) = stream.read(&mut chunk).await else { return None };
@@ -28,7 +28,7 @@ async fn request(stream: &mut TcpStream) -> Option<(String, Value)> {
 }
 
 /// A server that hears one request on each connection.
-async fn listen<F: Future<Output = ()> + Send + 'static>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> String {
+pub(crate) async fn listen<F: Future<Output = ()> + Send + 'static>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -40,15 +40,15 @@ async fn listen<F: Future<Output = ()> + Send + 'static>(serve: impl Fn(TcpStrea
     address.to_string()
 }
 
-fn answer(status: &str, kind: &str, body: &str) -> String {
+pub(crate) fn answer(status: &str, kind: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\n\r\n{body}")
 }
 
-fn result(asked: &Value, result: Value) -> String {
+pub(crate) fn result(asked: &Value, result: Value) -> String {
     answer("200 OK", "application/json", &json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string())
 }
 
-fn about() -> Value {
+pub(crate) fn about() -> Value {
     json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "old", "version": "1"}})
 }
 
@@ -238,58 +238,6 @@ async fn a_session_that_is_forgotten_is_begun_anew() {
         life.fetch_add(1, Ordering::SeqCst);
     }
     assert!(begun.elapsed() < std::time::Duration::from_secs(40), "it takes {:?} to notice", begun.elapsed());
-    gate.end().await;
-}
-
-/// Serves one prompt and one resource until it is told to be gone; what it was asked for is noted.
-async fn library(name: &'static str, gone: Arc<AtomicUsize>, asked_for: Arc<std::sync::Mutex<Vec<Value>>>) -> String {
-    listen(move |mut stream| {
-        let (gone, asked_for) = (Arc::clone(&gone), Arc::clone(&asked_for));
-        async move {
-            let Some((head, asked)) = request(&mut stream).await else { return };
-            if gone.load(Ordering::SeqCst) > 0 {
-                return;
-            }
-            let mut about = about();
-            about["capabilities"] = json!({"prompts": {}, "resources": {}});
-            let said = match asked["method"].as_str().unwrap_or_default() {
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => result(&asked, about),
-                "ping" => result(&asked, json!({})),
-                "prompts/list" => result(&asked, json!({"prompts": [{"name": "hello"}]})),
-                "resources/list" => result(&asked, json!({"resources": [{"uri": "note://a", "name": "a"}]})),
-                "resources/templates/list" => result(&asked, json!({"resourceTemplates": []})),
-                "prompts/get" => {
-                    asked_for.lock().unwrap().push(asked["params"].clone());
-                    result(&asked, json!({"messages": [{"role": "user", "content": {"type": "text", "text": name}}]}))
-                }
-                "resources/read" => result(&asked, json!({"contents": [{"uri": "note://a", "text": name}]})),
-                _ => answer("202 Accepted", "text/plain", ""),
-            };
-            let _ = stream.write_all(said.as_bytes()).await;
-        }
-    })
-    .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_two_have_is_not_gone_with_one_and_metadata_goes_along() {
-    let (gone, asked_for) = (Arc::new(AtomicUsize::new(0)), Arc::default());
-    let x = library("x", Arc::clone(&gone), Arc::clone(&asked_for)).await;
-    let y = library("y", Arc::default(), Arc::default()).await;
-    let upstream = |name: &str, address: &str| format!("[upstreams.{name}]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n");
-    let gate = Gate::open(&(upstream("x", &x) + &upstream("y", &y))).await;
-    let client = gate.client().in_session("s");
-    let read = async || client.ask("resources/read", json!({"uri": "note://a"})).await.1;
-    assert_eq!(read().await["result"]["contents"][0]["text"], "x");
-    let meta = json!({"own": {"a": 1}, "toolgate/receipt": "forged"});
-    let got = client.ask("prompts/get", json!({"name": "x_hello", "_meta": meta})).await.1;
-    assert_eq!(got["result"]["messages"][0]["content"]["text"], "x", "{got}");
-    let seen: Vec<Value> = asked_for.lock().unwrap().clone();
-    assert_eq!((&seen[0]["_meta"]["own"], &seen[0]["_meta"]["toolgate/receipt"]), (&json!({"a": 1}), &Value::Null), "{seen:?}");
-    gone.store(1, Ordering::SeqCst);
-    until("the other one answers", async || read().await["result"]["contents"][0]["text"] == "y").await;
     gate.end().await;
 }
 

@@ -1,0 +1,129 @@
+//! Several messages in one request, which only 2025-03-26 knows. Each goes the way that it would go alone; what they come to is told
+//! in one stream, in the order in which it is known.
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Frame;
+use rmcp::model::ProtocolVersion;
+use serde_json::{Value, json};
+
+use crate::serve::{Answer, Http, json_answer};
+use crate::straight::event_stream;
+
+/// Most messages in one request.
+const MOST: usize = 64;
+
+/// The messages of one request.
+pub(crate) struct Batch(Vec<Value>);
+
+/// What is wrong with several messages in one; `None` if nothing is.
+pub(crate) fn fault(messages: &[Value]) -> Option<String> {
+    if messages.is_empty() || messages.len() > MOST {
+        return Some(format!("a batch holds 1 to {MOST} messages"));
+    }
+    if messages.iter().any(|message| !message.is_object()) {
+        return Some("a batch holds messages, and nothing else".to_owned());
+    }
+    if messages.iter().any(|message| message.get("method").is_some_and(|method| method == "initialize")) {
+        return Some("`initialize` comes alone".to_owned());
+    }
+    let mut seen = HashSet::new();
+    let asked = messages.iter().filter(|message| asks(message)).filter_map(|message| message.get("id"));
+    (!asked.map(ToString::to_string).all(|id| seen.insert(id))).then(|| "two requests of a batch have the same `id`".to_owned())
+}
+
+/// Whether somebody waits for an answer.
+fn asks(message: &Value) -> bool {
+    message.get("method").is_some() && message.get("id").is_some()
+}
+
+impl Batch {
+    /// The messages of a request that holds several; else what is wrong with it.
+    pub(crate) fn of(parts: &Parts, body: &mut Value) -> Result<Option<Self>, Box<Answer>> {
+        let Value::Array(messages) = body else { return Ok(None) };
+        let version = parts.headers.get("mcp-protocol-version");
+        let knows = version.is_none_or(|version| version == ProtocolVersion::V_2025_03_26.as_str());
+        let fault = match knows {
+            true => fault(messages),
+            false => Some("only 2025-03-26 knows batches; send one message a request".to_owned()),
+        };
+        match fault {
+            None => Ok(Some(Self(std::mem::take(messages)))),
+            Some(why) => Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &refused(None, &why)))),
+        }
+    }
+
+    /// How many of them want an answer.
+    pub(crate) fn asking(&self) -> u32 {
+        self.0.iter().filter(|message| asks(message)).count().try_into().unwrap_or(u32::MAX)
+    }
+
+    /// Says each of them, and what they come to.
+    pub(crate) async fn answer(self, http: &Http, parts: &Parts) -> Answer {
+        let mut answers = Vec::new();
+        let mut unheard = None;
+        for message in self.0 {
+            let mut parts = parts.clone();
+            parts.headers.remove(CONTENT_LENGTH);
+            let answer = http.mcp.handle(Request::from_parts(parts, Full::new(Bytes::from(message.to_string())))).await;
+            match asks(&message) {
+                true => answers.push(events(message.get("id"), answer).await),
+                false if answer.status().is_success() => {}
+                false => unheard = Some(answer),
+            }
+        }
+        if answers.is_empty() {
+            return unheard.unwrap_or_else(|| {
+                let mut heard = Response::new(Full::default().boxed());
+                *heard.status_mut() = StatusCode::ACCEPTED;
+                heard
+            });
+        }
+        let answers = stream::select_all(answers.into_iter().map(|body| Box::pin(whole_events(body))));
+        event_stream(answers.map(|event| Ok::<_, Infallible>(Frame::data(event))))
+    }
+}
+
+fn refused(id: Option<&Value>, why: &str) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32600, "message": why}})
+}
+
+/// An answer as events, whatever it was.
+async fn events(id: Option<&Value>, answer: Answer) -> BoxBody<Bytes, Infallible> {
+    let (parts, body) = answer.into_parts();
+    if parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
+        return body;
+    }
+    let text = match body.collect().await {
+        Ok(text) => text.to_bytes(),
+        Err(never) => match never {},
+    };
+    let said = match serde_json::from_slice::<Value>(&text) {
+        Ok(said) if said.get("jsonrpc").is_some() => said,
+        _ => refused(id, &String::from_utf8_lossy(&text)),
+    };
+    Full::new(Bytes::from(format!("data: {said}\n\n"))).boxed()
+}
+
+/// What a body says, cut only where an event ends: another's may stand between two.
+fn whole_events(body: BoxBody<Bytes, Infallible>) -> impl stream::Stream<Item = Bytes> + Send + Sync {
+    stream::unfold((body, Vec::new()), |(mut body, mut held)| async move {
+        while let Some(Ok(frame)) = body.frame().await {
+            let Ok(chunk) = frame.into_data() else { continue };
+            held.extend_from_slice(&chunk);
+            if let Some(end) = held.windows(2).rposition(|pair| pair == b"\n\n") {
+                let rest = held.split_off(end + 2);
+                return Some((Bytes::from(held), (body, rest)));
+            }
+        }
+        (!held.is_empty()).then(|| (Bytes::from(held), (body, Vec::new())))
+    })
+}

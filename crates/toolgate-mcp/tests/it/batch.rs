@@ -1,0 +1,151 @@
+//! Several messages at once, as 2025-03-26 knows them.
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+use crate::support::{Gate, with_fixture};
+
+const ACCEPT: &str = "application/json, text/event-stream";
+
+fn hello(version: &str) -> Value {
+    let about = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
+    json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about})
+}
+
+fn call(id: u64, tool: &str, arguments: Value) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": arguments}})
+}
+
+fn ready() -> Value {
+    json!({"jsonrpc": "2.0", "method": "notifications/initialized"})
+}
+
+/// A tool of toolgate's own, and one that is refused.
+fn config(more: &str) -> String {
+    with_fixture("undeclared = \"read\"") + "[tools.calc]\nkind = \"builtin\"\n\n" + more
+}
+
+struct Old {
+    http: reqwest::Client,
+    url: String,
+    session: String,
+}
+
+impl Old {
+    async fn open(gate: &Gate) -> Self {
+        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        let url = format!("{}/mcp", gate.url);
+        let answer = http.post(&url).header("accept", ACCEPT).json(&hello("2025-03-26")).send().await.unwrap();
+        let session = answer.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+        Self { http, url, session }
+    }
+
+    /// The status, and all that is said.
+    async fn say(&self, messages: &Value, version: Option<&str>) -> (u16, Vec<Value>) {
+        let mut request = self.http.post(&self.url).header("accept", ACCEPT).header("mcp-session-id", &self.session);
+        if let Some(version) = version {
+            request = request.header("mcp-protocol-version", version);
+        }
+        let answer = request.json(messages).send().await.unwrap();
+        let (status, text) = (answer.status().as_u16(), answer.text().await.unwrap());
+        let said: Vec<Value> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("data:"))
+            .filter_map(|data| serde_json::from_str(data.trim()).ok())
+            .collect();
+        (status, if said.is_empty() { serde_json::from_str(&text).into_iter().collect() } else { said })
+    }
+}
+
+fn by_id(said: &[Value], id: u64) -> &Value {
+    let mut found = said.iter().filter(|message| message["id"] == json!(id));
+    let one = found.next().unwrap_or_else(|| panic!("no {id}: {said:?}"));
+    assert!(found.next().is_none(), "{id} twice: {said:?}");
+    one
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_message_of_a_batch_is_answered_as_if_it_came_alone() {
+    let gate = Gate::open(&config("")).await;
+    let old = Old::open(&gate).await;
+    assert_eq!(old.say(&json!([ready()]), None).await, (202, vec![]), "nobody waits for an answer");
+    let asked = json!([
+        call(1, "calc", json!({"expression": "6 * 7"})),
+        call(2, "test_tool_with_progress", json!({})),
+        call(3, "calc", json!({"expr": "1"})),
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 77}},
+        {"jsonrpc": "2.0", "id": 4, "method": "tools/list"},
+        {"jsonrpc": "2.0", "id": 5, "method": "no/such"},
+    ]);
+    for version in [None, Some("2025-03-26")] {
+        let (status, said) = old.say(&asked, version).await;
+        assert_eq!(status, 200, "{said:?}");
+        assert!(by_id(&said, 1)["result"].to_string().contains("42"), "{said:?}");
+        assert_eq!(by_id(&said, 2)["result"]["isError"], json!(false), "{said:?}");
+        assert_eq!(by_id(&said, 3)["result"]["_meta"]["toolgate/error"]["code"], "invalid_arguments", "{said:?}");
+        assert!(by_id(&said, 4)["result"]["tools"].as_array().is_some_and(|tools| tools.len() > 1), "{said:?}");
+        assert_eq!(by_id(&said, 5)["error"]["code"], json!(-32601), "{said:?}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_none_does_nothing() {
+    let gate = Gate::open(&config("[gateway]\nconcurrency = 8\nrate = { calls = 40, per = \"1h\" }")).await;
+    let old = Old::open(&gate).await;
+    let one = || call(1, "calc", json!({"expression": "1"}));
+    let many: Vec<Value> = (0..65).map(|id| call(id, "calc", json!({"expression": "1"}))).collect();
+    for (messages, version, why) in [
+        (json!([]), None, "1 to 64 messages"),
+        (json!(many), None, "1 to 64 messages"),
+        (json!([one(), [one()]]), None, "and nothing else"),
+        (json!([one(), one()]), None, "the same `id`"),
+        (json!([one(), hello("2025-03-26")]), None, "comes alone"),
+        (json!([one()]), Some("2025-06-18"), "only 2025-03-26"),
+        (json!([one()]), Some("2026-07-28"), "only 2025-03-26"),
+    ] {
+        let (status, said) = old.say(&messages, version).await;
+        assert_eq!(status, 400, "{said:?}");
+        assert!(said.iter().any(|said| said["error"]["message"].as_str().is_some_and(|said| said.contains(why))), "{why}: {said:?}");
+    }
+    // Nine calls take nine seats, and each counts as one of those that may come in an hour.
+    let calls = |many: u64| json!((0..many).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>());
+    assert_eq!(old.say(&calls(9), None).await.0, 503);
+    assert_eq!(old.say(&calls(8), None).await.0, 200);
+    assert_eq!(old.say(&calls(8), None).await.0, 200);
+    assert_eq!(old.say(&calls(8), None).await.0, 429);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_comes_over_streams_too() {
+    let gate = Gate::open(&config("")).await;
+    for (version, takes) in [("2025-03-26", true), ("2025-06-18", false)] {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let (input, output) = tokio::io::split(theirs);
+        let gateway = gate.gateway.clone();
+        let serving = tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
+        let (answers, mut ask) = tokio::io::split(ours);
+        let mut answers = BufReader::new(answers).lines();
+        let batch = json!([ready(), call(1, "calc", json!({"expression": "6 * 7"})), call(2, "calc", json!({"expression": "2 + 3"}))]);
+        ask.write_all(format!("{}\n", hello(version)).as_bytes()).await.unwrap();
+        let agreed = answers.next_line().await.unwrap().unwrap();
+        assert!(agreed.contains(version), "{agreed}");
+        if takes {
+            ask.write_all(format!("{batch}\n").as_bytes()).await.unwrap();
+            let mut said = vec![];
+            while said.len() < 2 {
+                said.push(serde_json::from_str::<Value>(&answers.next_line().await.unwrap().unwrap()).unwrap());
+            }
+            assert!(by_id(&said, 1)["result"].to_string().contains("42"), "{said:?}");
+            assert!(by_id(&said, 2)["result"].to_string().contains('5'), "{said:?}");
+        } else {
+            ask.write_all(format!("{}\n{batch}\n", ready()).as_bytes()).await.unwrap();
+            let refused = answers.next_line().await.unwrap().unwrap();
+            assert!(refused.contains("only 2025-03-26 knows batches"), "{refused}");
+        }
+        drop((ask, answers));
+        let _ = serving.await.unwrap();
+    }
+    gate.end().await;
+}

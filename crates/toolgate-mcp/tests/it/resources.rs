@@ -1,0 +1,218 @@
+//! Resources and prompts of upstreams, each in a room of its own.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+
+use crate::old::{about, answer, listen, request, result};
+use crate::support::{Gate, fixture, until};
+
+/// Serves one prompt and one resource until it is told to be gone; what it was asked for is noted.
+async fn library(name: &'static str, gone: Arc<AtomicBool>, asked_for: Arc<Mutex<Vec<Value>>>) -> String {
+    listen(move |mut stream| {
+        let (gone, asked_for) = (Arc::clone(&gone), Arc::clone(&asked_for));
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            if gone.load(Ordering::SeqCst) {
+                return;
+            }
+            let mut about = about();
+            about["capabilities"] = json!({"prompts": {}, "resources": {"subscribe": true}});
+            asked_for.lock().unwrap().push(asked.clone());
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "initialize" => result(&asked, about),
+                "ping" | "resources/subscribe" | "resources/unsubscribe" => result(&asked, json!({})),
+                "prompts/list" => result(&asked, json!({"prompts": [{"name": "hello"}]})),
+                "resources/list" => result(&asked, json!({"resources": [{"uri": "note://a", "name": "a"}]})),
+                "resources/templates/list" => {
+                    result(&asked, json!({"resourceTemplates": [{"uriTemplate": format!("{name}://{{id}}"), "name": "t"}]}))
+                }
+                "prompts/get" => result(&asked, json!({"messages": [{"role": "user", "content": {"type": "text", "text": name}}]})),
+                "resources/read" => result(&asked, json!({"contents": [{"uri": asked["params"]["uri"], "text": name}]})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+fn upstream(name: &str, address: &str, more: &str) -> String {
+    format!("[upstreams.{name}]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_two_call_the_same_is_not_the_same() {
+    let (gone, asked_for) = (Arc::<AtomicBool>::default(), Arc::default());
+    let x = library("x", Arc::clone(&gone), Arc::clone(&asked_for)).await;
+    let y = library("y", Arc::default(), Arc::default()).await;
+    let gate = Gate::open(&(upstream("x", &x, "") + &upstream("y", &y, ""))).await;
+    let client = gate.client().in_session("s");
+    let listed = client.ask("resources/list", json!({})).await.1;
+    let names: Vec<&str> = listed["result"]["resources"].as_array().unwrap().iter().map(|one| one["uri"].as_str().unwrap()).collect();
+    assert_eq!(names, ["toolgate://x/note://a", "toolgate://y/note://a"]);
+    let templates = client.ask("resources/templates/list", json!({})).await.1;
+    assert_eq!(templates["result"]["resourceTemplates"][1]["uriTemplate"], "toolgate://y/y://{id}", "{templates}");
+    let read = async |uri: &str| client.ask("resources/read", json!({"uri": uri})).await.1;
+    for (uri, text) in [
+        ("toolgate://x/note://a", "x"),
+        ("toolgate://y/note://a", "y"),
+        ("toolgate://y/other://b", "y"),
+        ("x://7", "x"),
+        ("y://7", "y"),
+        ("toolgate://x/y://7", "x"),
+    ] {
+        let read = read(uri).await;
+        assert_eq!((&read["result"]["contents"][0]["text"], &read["result"]["contents"][0]["uri"]), (&json!(text), &json!(uri)), "{read}");
+    }
+    for (uri, why) in [
+        ("note://a", "several upstreams have `note://a`; ask for one of them: `toolgate://x/note://a`, `toolgate://y/note://a`"),
+        ("other://b", "there is no resource `other://b`"),
+        ("toolgate://z/note://a", "there is no resource `toolgate://z/note://a`"),
+        ("toolgate://x", "there is no resource `toolgate://x`"),
+    ] {
+        let refused = read(uri).await;
+        assert_eq!(refused["error"]["message"], why, "{refused}");
+    }
+    let meta = json!({"own": {"a": 1}, "toolgate/receipt": "forged"});
+    let got = client.ask("prompts/get", json!({"name": "x_hello", "_meta": meta})).await.1;
+    assert_eq!(got["result"]["messages"][0]["content"]["text"], "x", "{got}");
+    let seen: Vec<Value> = asked_for.lock().unwrap().clone();
+    let seen = &seen.iter().find(|asked| asked["method"] == "prompts/get").unwrap()["params"]["_meta"];
+    assert_eq!((&seen["own"], &seen["toolgate/receipt"]), (&json!({"a": 1}), &Value::Null), "{seen:?}");
+    // One that is gone is not stood in for by another, and takes nothing from it.
+    gone.store(true, Ordering::SeqCst);
+    until("it is away", async || read("toolgate://x/note://a").await.get("error").is_some()).await;
+    assert_eq!(read("toolgate://y/note://a").await["result"]["contents"][0]["text"], "y");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_prefix_addresses_stay_as_they_are() {
+    let x = library("x", Arc::default(), Arc::default()).await;
+    let y = library("y", Arc::default(), Arc::default()).await;
+    let gate = Gate::open(&(upstream("x", &x, "prefix = \"\"") + &upstream("y", &y, ""))).await;
+    let client = gate.client().in_session("s");
+    for (uri, text) in [("note://a", Some("x")), ("toolgate://y/note://a", Some("y")), ("toolgate://x/note://a", None)] {
+        let read = client.ask("resources/read", json!({"uri": uri})).await.1;
+        assert_eq!(read["result"]["contents"][0]["text"].as_str(), text, "{read}");
+    }
+    gate.end().await;
+}
+
+/// A client of an earlier revision on streams.
+struct Old {
+    ask: WriteHalf<DuplexStream>,
+    answers: Lines<BufReader<ReadHalf<DuplexStream>>>,
+    last: u64,
+    /// What it was told without having asked.
+    told: Vec<Value>,
+}
+
+impl Old {
+    async fn open(gate: &Gate) -> Self {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let (input, output) = tokio::io::split(theirs);
+        let gateway = gate.gateway.clone();
+        tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
+        let (answers, ask) = tokio::io::split(ours);
+        let mut old = Self { ask, answers: BufReader::new(answers).lines(), last: 0, told: vec![] };
+        let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
+        old.ask("initialize", about).await;
+        let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+        old.ask.write_all(format!("{ready}\n").as_bytes()).await.unwrap();
+        old
+    }
+
+    async fn next(&mut self) -> Value {
+        serde_json::from_str(&self.answers.next_line().await.unwrap().unwrap()).unwrap()
+    }
+
+    async fn ask(&mut self, method: &str, params: Value) -> Value {
+        self.last += 1;
+        let request = json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params});
+        self.ask.write_all(format!("{request}\n").as_bytes()).await.unwrap();
+        loop {
+            let said = self.next().await;
+            if said["id"] == json!(self.last) {
+                return said;
+            }
+            self.told.push(said);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_subscribes_hears_of_that_one_and_no_other() {
+    let fixture = |name: &str| {
+        format!("[upstreams.{name}]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n", json!(fixture()))
+    };
+    let gate = Gate::open(&(fixture("a") + &fixture("b"))).await;
+    let watched = "toolgate://b/test://watched-resource";
+    let (mut hears, mut other) = (Old::open(&gate).await, Old::open(&gate).await);
+    assert!(hears.ask("resources/subscribe", json!({"uri": watched})).await.get("result").is_some());
+    other.ask("resources/subscribe", json!({"uri": "toolgate://a/test://static-text"})).await;
+    for tool in ["a_count", "b_count"] {
+        let counted = hears.ask("tools/call", json!({"name": tool, "arguments": {}})).await;
+        assert_eq!(counted["result"]["isError"], json!(false), "{counted}");
+    }
+    let updated = |told: &[Value]| -> Vec<Value> {
+        let updates = told.iter().filter(|said| said["method"] == "notifications/resources/updated");
+        updates.map(|said| said["params"]["uri"].clone()).collect()
+    };
+    while updated(&hears.told).is_empty() {
+        let said = hears.next().await;
+        hears.told.push(said);
+    }
+    // Whatever else was to come has come when this is answered.
+    hears.ask("ping", json!({})).await;
+    assert_eq!(updated(&hears.told), [json!(watched)]);
+    other.ask("ping", json!({})).await;
+    assert_eq!(updated(&other.told), Vec::<Value>::new());
+    drop((hears, other));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_hears_when_nobody_wants_to_know_any_more() {
+    let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let x = library("x", Arc::default(), Arc::clone(&asked_for)).await;
+    let gate = Gate::open(&upstream("x", &x, "")).await;
+    let times = |method: &str| asked_for.lock().unwrap().iter().filter(|asked| asked["method"] == method).count();
+    let uri = json!({"uri": "toolgate://x/note://a"});
+    let (mut one, mut two) = (Old::open(&gate).await, Old::open(&gate).await);
+    one.ask("resources/subscribe", uri.clone()).await;
+    two.ask("resources/subscribe", uri.clone()).await;
+    assert_eq!(times("resources/subscribe"), 1);
+    one.ask("resources/unsubscribe", uri.clone()).await;
+    assert_eq!(times("resources/unsubscribe"), 0, "the other still listens");
+    drop(two);
+    until("it is told", async || times("resources/unsubscribe") == 1).await;
+    drop(one);
+    // Those who listen to one stream for everything are counted like the rest.
+    let url = gate.client().url;
+    let listening = tokio::spawn(async move {
+        let address = url.trim_start_matches("http://").trim_end_matches("/mcp").to_owned();
+        let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+        let params = json!({"_meta": meta, "notifications": {"resourceSubscriptions": ["toolgate://x/note://a"]}});
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params}).to_string();
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let head = format!(
+            "POST /mcp HTTP/1.1\r\nhost: {address}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n\
+             mcp-protocol-version: 2026-07-28\r\nmcp-method: subscriptions/listen\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut chunk = [0; 1024];
+        while let Ok(1..) = stream.read(&mut chunk).await {}
+    });
+    until("it is wanted again", async || times("resources/subscribe") == 2).await;
+    listening.abort();
+    until("it is told again", async || times("resources/unsubscribe") == 2).await;
+    gate.end().await;
+}
