@@ -19,8 +19,6 @@ use crate::identity::Caller;
 const SOONEST: Duration = Duration::from_secs(30);
 /// How old they may become.
 const OLDEST: Duration = Duration::from_secs(10 * 60);
-/// Most bytes of a set of keys.
-const MOST_BYTES: u64 = 1 << 20;
 /// Ways of signing that only the one who signs can do.
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
@@ -194,11 +192,8 @@ impl Issuer {
             let said = |error: reqwest::Error| format!("the keys for tokens: {error}");
             let request = crate::http::client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
             let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
-            let length = answer.content_length().unwrap_or(0);
-            if length > MOST_BYTES {
-                return Err("the keys for tokens are too large".to_owned());
-            }
-            answer.text().await.map_err(said)?
+            let bytes = crate::bounded::whole(answer).await.map_err(said)?.ok_or("the keys for tokens are too large")?;
+            String::from_utf8(bytes).map_err(|_| "the keys for tokens are no text")?
         } else {
             std::fs::read_to_string(&self.jwt.keys).map_err(|error| format!("{}: {error}", self.jwt.keys))?
         };

@@ -167,7 +167,7 @@ fn too_long(id: Option<RequestId>) -> ServerJsonRpcMessage {
 }
 
 /// All that an answer says, unless that is too much.
-async fn whole(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
+pub(crate) async fn whole(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
     let mut text = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
         if text.len() + chunk.len() > LONGEST {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::link::is_modern;
+use super::oauth::Asking;
 use super::straight::Straight;
 use crate::bounded::{Bounded, LONGEST};
 use reqwest::header::{HeaderName, HeaderValue};
@@ -121,8 +122,8 @@ pub(super) async fn connect<H: ClientHandler>(
             let token = match credentials {
                 Credentials::None => None,
                 Credentials::Bearer(token) => Some(token.resolve()?),
-                Credentials::Client { token_url, client_id, client_secret, scope } => {
-                    Some(token(&client, token_url, &client_id.resolve()?, &client_secret.resolve()?, scope.as_deref()).await?)
+                Credentials::Client { source, client_id, client_secret, scope } => {
+                    Some(Asking { source, client_id, client_secret, scope: scope.as_deref() }.token(&client, &url).await?)
                 }
             };
             if *sse {
@@ -159,20 +160,6 @@ fn lifecycle(probing: bool) -> ClientLifecycleMode {
         preferred_versions: vec![ProtocolVersion::V_2026_07_28],
         legacy_version: Some(ProtocolVersion::V_2025_11_25),
     }
-}
-
-/// A token for client credentials.
-async fn token(client: &reqwest::Client, url: &str, id: &str, secret: &str, scope: Option<&str>) -> Result<String, String> {
-    let form: Vec<(&str, &str)> = [("grant_type", "client_credentials")].into_iter().chain(scope.map(|scope| ("scope", scope))).collect();
-    let request = client.post(url).basic_auth(id, Some(secret)).form(&form).timeout(Duration::from_secs(20));
-    let answer = request.send().await.map_err(|error| format!("no token: {}", error.without_url()))?;
-    let status = answer.status();
-    if !status.is_success() {
-        return Err(format!("no token: the token service answered with status {}", status.as_u16()));
-    }
-    let answer: serde_json::Value = answer.json().await.map_err(|error| format!("no token: {}", error.without_url()))?;
-    let token = answer.get("access_token").and_then(serde_json::Value::as_str);
-    token.map(str::to_owned).ok_or_else(|| "no token: the token service gave none".to_owned())
 }
 
 /// Hears what a process says, line by line.

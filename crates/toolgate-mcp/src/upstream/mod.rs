@@ -4,6 +4,7 @@ mod connect;
 mod handler;
 mod link;
 mod listen;
+mod oauth;
 mod pins;
 mod plain;
 mod route;

@@ -274,10 +274,10 @@ fn sandbox() -> Value {
 fn upstream() -> Value {
     let oauth = object(
         json!({
-            "token_url": {"type": "string"}, "client_id": {"$ref": "#/$defs/reference"},
+            "issuer": {"type": "string"}, "token_url": {"type": "string"}, "client_id": {"$ref": "#/$defs/reference"},
             "client_secret": {"$ref": "#/$defs/reference"}, "scope": {"type": "string"},
         }),
-        &["token_url", "client_id", "client_secret"],
+        &["client_id", "client_secret"],
     );
     let error = object(
         json!({

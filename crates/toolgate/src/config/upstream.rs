@@ -74,8 +74,8 @@ pub enum Credentials {
     Bearer(Reference),
     /// With tokens that it fetches by client credentials (OAuth 2.1).
     Client {
-        /// Where tokens are given.
-        token_url: String,
+        /// Who gives them.
+        source: TokenSource,
         /// Who asks.
         client_id: Reference,
         /// With what.
@@ -83,6 +83,15 @@ pub enum Credentials {
         /// For what.
         scope: Option<String>,
     },
+}
+
+/// Who gives tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenSource {
+    /// Whoever is at this address.
+    Url(String),
+    /// An authorization server, which says itself where (RFC 8414); it is told for which upstream (RFC 8707).
+    Issuer(String),
 }
 
 /// What becomes of an upstream's tools that no table declares.
@@ -155,7 +164,7 @@ impl Upstream {
                     let how = match credentials {
                         Credentials::None => "none".to_owned(),
                         Credentials::Bearer(_) => "bearer".to_owned(),
-                        Credentials::Client { token_url, scope, .. } => format!("{token_url} {scope:?}"),
+                        Credentials::Client { source, scope, .. } => format!("{source:?} {scope:?}"),
                     };
                     format!("{:?} {sse} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
                 }
@@ -303,19 +312,31 @@ impl Reader<'_> {
     }
 
     fn oauth(&self, table: &Table<'_>) -> Option<Credentials> {
-        for key in ["token_url", "client_id", "client_secret"] {
+        for key in ["client_id", "client_secret"] {
             if !table.has(key) {
                 table.wrong(key, Problem::new(format!("`oauth` needs a `{key}`")).help(format!("like `{key} = \"…\"`")));
             }
         }
-        let token_url = table.text("token_url").map(str::to_owned);
+        let source = match (table.text("issuer"), table.text("token_url")) {
+            (Some(issuer), None) => Some(TokenSource::Issuer(issuer.to_owned())),
+            (None, Some(url)) => Some(TokenSource::Url(url.to_owned())),
+            (None, None) => {
+                let problem = Problem::new("`oauth` needs an `issuer` or a `token_url`");
+                table.wrong("issuer", problem.help("like `issuer = \"https://auth.example.com\"`"));
+                None
+            }
+            (Some(_), Some(_)) => {
+                table.wrong("token_url", Problem::new("`oauth` has an `issuer` or a `token_url`, not both").help("take one out"));
+                None
+            }
+        };
         let (client_id, client_secret) = (
             table.has("client_id").then(|| self.reference(table, "client_id")).flatten(),
             table.has("client_secret").then(|| self.reference(table, "client_secret")).flatten(),
         );
         let scope = table.text("scope").map(str::to_owned);
         table.finish("`oauth`");
-        Some(Credentials::Client { token_url: token_url?, client_id: client_id?, client_secret: client_secret?, scope })
+        Some(Credentials::Client { source: source?, client_id: client_id?, client_secret: client_secret?, scope })
     }
 }
 

@@ -1,0 +1,215 @@
+//! Tokens for upstreams by client credentials (OAuth 2.1). Where only the issuer is named, it says itself where it gives them
+//! (RFC 8414); the secret goes to nobody whom the configuration does not name, whatever an upstream says.
+
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, WWW_AUTHENTICATE};
+use reqwest::{Client, Url};
+use serde_json::Value;
+use toolgate::config::{Reference, TokenSource};
+
+/// How long one question may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Who asks, and for what.
+pub(super) struct Asking<'a> {
+    pub(super) source: &'a TokenSource,
+    pub(super) client_id: &'a Reference,
+    pub(super) client_secret: &'a Reference,
+    pub(super) scope: Option<&'a str>,
+}
+
+impl Asking<'_> {
+    /// A token for an upstream.
+    pub(super) async fn token(&self, client: &Client, upstream: &str) -> Result<String, String> {
+        let (id, secret) = (self.client_id.resolve()?, self.client_secret.resolve()?);
+        self.fetch(client, upstream, &id, &secret).await.map_err(|why| format!("no token: {why}"))
+    }
+
+    async fn fetch(&self, client: &Client, upstream: &str, id: &str, secret: &str) -> Result<String, String> {
+        let mut form = vec![("grant_type", "client_credentials".to_owned())];
+        let mut scope = self.scope.map(str::to_owned);
+        let (url, in_form) = match self.source {
+            TokenSource::Url(url) => (url.clone(), false),
+            TokenSource::Issuer(issuer) => {
+                let wants = Wants::of(client, upstream, issuer).await?;
+                let service = Service::of(client, issuer).await?;
+                scope = scope.or(wants.scope);
+                form.push(("resource", wants.resource));
+                (service.token_endpoint, service.in_form)
+            }
+        };
+        form.extend(scope.map(|scope| ("scope", scope)));
+        let mut request = client.post(&url).timeout(PATIENCE);
+        if in_form {
+            form.extend([("client_id", id.to_owned()), ("client_secret", secret.to_owned())]);
+        } else {
+            request = request.basic_auth(encoded(id), Some(encoded(secret)));
+        }
+        let (status, answer) = ask(request.form(&form)).await?;
+        if status != 200 {
+            return Err(format!("the token service answered with status {status}"));
+        }
+        text(&answer, "access_token").ok_or_else(|| "the token service gave none".to_owned())
+    }
+}
+
+/// RFC 6749, 2.3.1: what stands in the header is encoded as it would be in a form.
+fn encoded(text: &str) -> String {
+    url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
+}
+
+/// What an upstream says of the tokens that it wants (RFC 9728).
+struct Wants {
+    /// How it calls itself.
+    resource: String,
+    scope: Option<String>,
+}
+
+impl Wants {
+    async fn of(client: &Client, upstream: &str, issuer: &str) -> Result<Self, String> {
+        let own = Url::parse(upstream).map_err(|error| format!("`url`: {error}"))?;
+        let request = client.get(own.clone()).header(ACCEPT, "application/json, text/event-stream").timeout(PATIENCE);
+        let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
+        let challenge = answer.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        // Whoever does not refuse may go on talking for ever.
+        drop(answer);
+        // It tells of itself, not of others.
+        let named = parameter(&challenge, "resource_metadata").and_then(|url| Url::parse(&url).ok());
+        let places = named.filter(|url| url.origin() == own.origin()).into_iter().chain(well_known(&own, "oauth-protected-resource"));
+        let Some(metadata) = first(client, places).await? else {
+            // It says nothing, and gets a token for its address.
+            return Ok(Self { resource: own.to_string(), scope: parameter(&challenge, "scope") });
+        };
+        let resource = text(&metadata, "resource").ok_or("the upstream does not say how it calls itself")?;
+        if !Url::parse(&resource).is_ok_and(|resource| covers(&resource, &own)) {
+            return Err(format!("the upstream calls itself `{resource}`, which it is not"));
+        }
+        let issuers = texts(&metadata, "authorization_servers");
+        if !issuers.iter().any(|named| named.trim_end_matches('/') == issuer.trim_end_matches('/')) {
+            return Err(format!("the upstream takes tokens of `{}`, not of the issuer `{issuer}`", issuers.join("`, `")));
+        }
+        let all = texts(&metadata, "scopes_supported").join(" ");
+        Ok(Self { resource, scope: parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)) })
+    }
+}
+
+/// Whether what is called so is an address, or what it stands in.
+fn covers(resource: &Url, address: &Url) -> bool {
+    let (outer, inner) = (resource.path().trim_end_matches('/'), address.path());
+    resource.origin() == address.origin() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Where an issuer gives tokens, and how it wants to hear who asks (RFC 8414).
+struct Service {
+    token_endpoint: String,
+    /// In the form, not in the header.
+    in_form: bool,
+}
+
+impl Service {
+    async fn of(client: &Client, issuer: &str) -> Result<Self, String> {
+        let own = Url::parse(issuer).map_err(|error| format!("`issuer`: {error}"))?;
+        let mut places = well_known(&own, "oauth-authorization-server");
+        places.extend(well_known(&own, "openid-configuration"));
+        places.extend(Url::parse(&format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'))));
+        let metadata = first(client, places).await?.ok_or_else(|| format!("`{issuer}` does not say where it gives tokens; name it with `token_url`"))?;
+        let named = text(&metadata, "issuer").unwrap_or_default();
+        if named != issuer && named.trim_end_matches('/') != issuer.trim_end_matches('/') {
+            return Err(format!("`{issuer}` says that it is `{named}`"));
+        }
+        let token_endpoint = text(&metadata, "token_endpoint").ok_or_else(|| format!("`{issuer}` does not say where it gives tokens"))?;
+        let methods = texts(&metadata, "token_endpoint_auth_methods_supported");
+        let takes = |method: &str| methods.iter().any(|known| known == method);
+        let in_form = takes("client_secret_post") && !takes("client_secret_basic");
+        if !in_form && !methods.is_empty() && !takes("client_secret_basic") {
+            return Err(format!("`{issuer}` takes no secret, but {}", methods.join(", ")));
+        }
+        Ok(Self { token_endpoint, in_form })
+    }
+}
+
+/// Where it is said what is known of an address: for its path, and for all of the host.
+fn well_known(address: &Url, what: &str) -> Vec<Url> {
+    let at = |path: &str| address.join(&format!("/.well-known/{what}{path}")).ok();
+    let path = address.path().trim_end_matches('/');
+    let root = (!path.is_empty()).then(|| at("")).flatten();
+    at(path).into_iter().chain(root).collect()
+}
+
+/// The first of some places that has something to say.
+async fn first(client: &Client, places: impl IntoIterator<Item = Url>) -> Result<Option<Value>, String> {
+    for place in places {
+        let (status, said) = ask(client.get(place).header(ACCEPT, "application/json").timeout(PATIENCE)).await?;
+        if status == 200 && said.is_object() {
+            return Ok(Some(said));
+        }
+    }
+    Ok(None)
+}
+
+/// A status, and what is said with it; nothing where that is no JSON.
+async fn ask(request: reqwest::RequestBuilder) -> Result<(u16, Value), String> {
+    let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
+    let status = answer.status().as_u16();
+    let said = crate::bounded::whole(answer).await.map_err(|error| error.without_url().to_string())?;
+    Ok((status, said.and_then(|said| serde_json::from_slice(&said).ok()).unwrap_or_default()))
+}
+
+fn text(value: &Value, key: &str) -> Option<String> {
+    value.get(key).and_then(Value::as_str).map(str::to_owned)
+}
+
+fn texts(value: &Value, key: &str) -> Vec<String> {
+    value.get(key).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// A parameter of a challenge, as in `Bearer scope="a b", error="x"`.
+fn parameter(challenge: &str, name: &str) -> Option<String> {
+    let mut rest = challenge.trim_start().split_once(' ').map_or("", |(_, parameters)| parameters);
+    loop {
+        let (key, after) = rest.split_once('=')?;
+        let after = after.trim_start();
+        let (value, left) = match after.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"')?,
+            None => after.split_at(after.find(',').unwrap_or(after.len())),
+        };
+        if key.trim_matches([' ', ',']).eq_ignore_ascii_case(name) {
+            return Some(value.trim().to_owned());
+        }
+        rest = left;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_challenge_is_read() {
+        let challenge = r#"Bearer realm="no scope=here", resource_metadata="https://a.example/x", scope="a b", error=invalid_token"#;
+        for (name, value) in [
+            ("resource_metadata", Some("https://a.example/x")),
+            ("scope", Some("a b")),
+            ("Error", Some("invalid_token")),
+            ("none", None),
+        ] {
+            assert_eq!(parameter(challenge, name).as_deref(), value, "{name}");
+        }
+        assert_eq!(parameter("Bearer", "scope"), None);
+        assert_eq!(parameter("Bearer scope=\"open", "scope"), None);
+    }
+
+    #[test]
+    fn an_upstream_is_what_it_calls_itself_or_within() {
+        for (resource, address, is) in [
+            ("https://a.example/mcp", "https://a.example/mcp", true),
+            ("https://a.example", "https://a.example/mcp", true),
+            ("https://a.example/m", "https://a.example/mcp", false),
+            ("https://evil.example/mcp", "https://a.example/mcp", false),
+            ("http://a.example/mcp", "https://a.example/mcp", false),
+        ] {
+            assert_eq!(covers(&Url::parse(resource).unwrap(), &Url::parse(address).unwrap()), is, "{resource} {address}");
+        }
+    }
+}
