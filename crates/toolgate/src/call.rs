@@ -186,6 +186,13 @@ impl Call {
         self
     }
 
+    /// Says why the model stopped to make it.
+    #[must_use]
+    pub fn stop_reason(mut self, reason: impl Into<String>) -> Self {
+        self.stop_reason = Some(reason.into());
+        self
+    }
+
     /// Makes the call one with every other of the same key, tool, agent and principal.
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {

@@ -40,7 +40,6 @@ codes! {
     RATE_LIMITED "rate_limited" Transient true "Too many calls in a short time.";
     HOOK_DENIED "hook_denied" Permission false "A hook refused the call.";
     HOOK_FAILED "hook_failed" Permission false "A hook crashed, hung, answered junk or is missing.";
-    POLICY_DENIED "policy_denied" Permission false "A policy refused the call and gave no code of its own.";
     POLICY_FAULT "policy_fault" Permission false "A policy could not be evaluated, so the call was refused.";
     PREREQUISITE_MISSING "prerequisite_missing" Business false "Another tool must have succeeded first.";
     READ_BEFORE_WRITE "read_before_write" Business false "An existing file must be read before it is overwritten.";

@@ -37,7 +37,9 @@ pub use lint::{Finding, LINTS, Usage};
 pub use reference::Reference;
 pub use schema::schema;
 pub use tests::{Expected, PolicyTest, TestCall, read_tests};
-pub use upstream::{BEHIND_TOOLGATE, Credentials, ErrorPattern, Reach, TokenSource, UPSTREAM_ENVIRONMENT, Undeclared, Upstream, mcp_servers};
+pub use upstream::{
+    BEHIND_TOOLGATE, Credentials, ErrorPattern, Reach, TokenSource, UPSTREAM_ENVIRONMENT, Undeclared, Upstream, mcp_servers,
+};
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -182,7 +182,14 @@ impl Upstream {
         // All that it is set: many write their keys down as they are.
         let set: Vec<&Reference> = match &self.reach {
             Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
-            Reach::Url { headers, .. } => headers.iter().map(|(_, value)| value).collect(),
+            Reach::Url { headers, credentials, .. } => {
+                let own = match credentials {
+                    Credentials::None => None,
+                    Credentials::Bearer(token) => Some(token),
+                    Credentials::Client { client_secret, .. } => Some(client_secret),
+                };
+                headers.iter().map(|(_, value)| value).chain(own).collect()
+            }
         };
         let text = super::reference::without(self.references(), text);
         let values = set.into_iter().filter_map(|value| value.resolve().ok()).filter(|value| value.len() >= 8);

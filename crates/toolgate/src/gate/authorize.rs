@@ -15,6 +15,30 @@ use crate::store::{Approval, ApprovalState};
 
 /// Permission to run one tool once with exactly these arguments. Only the policy gate makes one, so
 /// no code can run a tool unasked.
+///
+/// A handler is lent one. Nobody outside can put one together, not even from another:
+///
+/// ```compile_fail
+/// fn forged(judged: toolgate::Judged, other: toolgate::Permit) -> toolgate::Permit {
+///     toolgate::Permit { arguments: judged, ..other }
+/// }
+/// ```
+///
+/// nor keep one for a second run:
+///
+/// ```compile_fail
+/// fn kept(lent: &toolgate::Permit) -> toolgate::Permit {
+///     lent.clone()
+/// }
+/// ```
+///
+/// though everybody may look at the one that is lent:
+///
+/// ```
+/// fn seen(lent: &toolgate::Permit) -> (toolgate::CallId, toolgate::Judged) {
+///     (lent.call_id(), lent.arguments().clone())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Permit {
     call: CallId,
@@ -56,13 +80,6 @@ impl Permit {
         self.definition
     }
 
-    /// The permit of a call that was admitted before, in another process perhaps, to settle it by: it carries no charges,
-    /// because they are claimed, and nothing is run with it.
-    pub(super) fn kept(call: CallId, arguments: Judged, tool: &Arc<Registered>) -> Self {
-        let (definition, tool) = (tool.definition, ToolRef(Arc::clone(tool)));
-        Self { call, arguments, definition, charges: Vec::new(), watched: Vec::new(), expects: Vec::new(), tool }
-    }
-
     pub(crate) fn has_secrets(&self) -> bool {
         !self.tool.0.secrets.is_empty()
     }
@@ -81,6 +98,39 @@ impl Permit {
 
     pub(super) fn expects(&self) -> &[Expect] {
         &self.expects
+    }
+}
+
+/// What a call was let through with. A handler is run with a permit, and of a call that its client has run there is none.
+pub(super) enum Granted {
+    ToRun(Permit),
+    /// It was admitted before, in another process perhaps, and is only settled here: its charges are claimed.
+    ToSettle {
+        arguments: Judged,
+        tool: Arc<Registered>,
+    },
+}
+
+impl Granted {
+    pub(super) const fn to_run(&self) -> Option<&Permit> {
+        match self {
+            Self::ToRun(permit) => Some(permit),
+            Self::ToSettle { .. } => None,
+        }
+    }
+
+    pub(super) const fn arguments(&self) -> &Judged {
+        match self {
+            Self::ToRun(permit) => permit.arguments(),
+            Self::ToSettle { arguments, .. } => arguments,
+        }
+    }
+
+    pub(super) const fn tool(&self) -> &Arc<Registered> {
+        match self {
+            Self::ToRun(permit) => permit.tool(),
+            Self::ToSettle { tool, .. } => tool,
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The parallel calls of one model turn, as one ordered plan.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -13,6 +15,7 @@ use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, CallId, SessionKey};
 use crate::outcome::Answer;
+use crate::session::State;
 use crate::store::Hold;
 use crate::tool::Effect;
 
@@ -72,13 +75,22 @@ impl Toolgate {
         for call in calls {
             let mut trail = Trail::open(self, call, None);
             trail.slack = slack;
-            slots.push(match self.admit_call(call, &mut trail, Some(&base)).await {
-                Ok(Admitted::Pass(passed)) => Slot::Ready(passed, trail),
-                Ok(Admitted::Replay(outcome)) => Slot::Done(self.replay(outcome, trail).await),
-                Err(stop) => Slot::Done(self.refuse(stop, trail).await),
+            let id = trail.id;
+            // One that dies takes no other along, and keeps its name.
+            slots.push(match AssertUnwindSafe(self.judged(call, trail, &base)).catch_unwind().await {
+                Ok(slot) => slot,
+                Err(_) => Slot::Done(self.lost(call, id).await),
             });
         }
         self.execute(slots, calls).await
+    }
+
+    async fn judged(&self, call: &Call, mut trail: Box<Trail>, base: &State) -> Slot {
+        match self.admit_call(call, &mut trail, Some(base)).await {
+            Ok(Admitted::Pass(passed)) => Slot::Ready(passed, trail),
+            Ok(Admitted::Replay(outcome)) => Slot::Done(self.replay(outcome, trail).await),
+            Err(stop) => Slot::Done(self.refuse(stop, trail).await),
+        }
     }
 
     /// Neighbouring reads run together; an effect waits for what came before it.
@@ -149,7 +161,12 @@ impl Toolgate {
     async fn refuse_all(&self, calls: &[Call], stop: impl Fn() -> Stop) -> Vec<Answer> {
         let mut answers = Vec::new();
         for call in calls {
-            answers.push(self.refuse(stop(), Trail::open(self, call, None)).await);
+            let trail = Trail::open(self, call, None);
+            let id = trail.id;
+            answers.push(match AssertUnwindSafe(self.refuse(stop(), trail)).catch_unwind().await {
+                Ok(answer) => answer,
+                Err(_) => self.lost(call, id).await,
+            });
         }
         answers
     }

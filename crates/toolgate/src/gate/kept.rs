@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::Instrument;
 
-use super::authorize::Permit;
+use super::authorize::{Granted, Permit};
 use super::pass::{Admitted, Passed};
 use super::run::Ran;
 use super::trail::Trail;
@@ -198,7 +198,7 @@ impl Toolgate {
         trail.resume(parked.latency, u64::try_from(away).unwrap_or_default());
         let passed = Passed {
             agent: Arc::clone(agent),
-            permit: Permit::kept(intent.call, arguments, tool),
+            permit: Granted::ToSettle { arguments, tool: Arc::clone(tool) },
             version: 0,
             state: None,
             hold: None,

@@ -172,7 +172,7 @@ impl Toolgate {
         }
         Ok(Admitted::Pass(Box::new(Passed {
             agent,
-            permit,
+            permit: authorize::Granted::ToRun(permit),
             version: entered.version,
             state: Some(entered.state),
             hold: entered.hold,

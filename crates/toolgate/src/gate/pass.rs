@@ -6,7 +6,7 @@ use serde_json::Value;
 use tracing::Instrument;
 
 use super::Toolgate;
-use super::authorize::Permit;
+use super::authorize::Granted;
 use super::run::Ran;
 use super::trail::Trail;
 use crate::call::{Call, CallId, Judged, SessionKey};
@@ -35,7 +35,7 @@ pub(super) enum Claim {
 
 pub(super) struct Passed {
     pub(super) agent: Arc<Agent>,
-    pub(super) permit: Permit,
+    pub(super) permit: Granted,
     pub(super) version: u64,
     /// The session as the tool sees it; gone once the tool has run.
     pub(super) state: Option<Arc<State>>,

@@ -113,7 +113,7 @@ impl Toolgate {
 
     async fn attempt(&self, passed: &Passed, trail: &Trail, timeout: Option<Instant>) -> Ran {
         let tool = passed.permit.tool();
-        let Some(handler) = &tool.handler else {
+        let (Some(handler), Some(permit)) = (&tool.handler, passed.permit.to_run()) else {
             let failure =
                 Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit it and report what happened", tool.spec.name));
             return Ran::not_begun(failure);
@@ -126,13 +126,13 @@ impl Toolgate {
             state: passed.state.clone().unwrap_or_default(),
             resources: passed.agent.resources.clone(),
             store: self.0.store.clone(),
-            expects: passed.permit.expects().to_vec(),
+            expects: permit.expects().to_vec(),
             deadline: nearest(timeout, trail.deadline),
             remaining: passed.remaining,
             cancel: cancel.clone(),
             carried: trail.carried.clone(),
         });
-        let work = AssertUnwindSafe(handler.run(&passed.permit, ctx.clone(), passed.permit.arguments())).catch_unwind();
+        let work = AssertUnwindSafe(handler.run(permit, ctx.clone(), permit.arguments())).catch_unwind();
         let mut over = false;
         let result = tokio::select! {
             biased;

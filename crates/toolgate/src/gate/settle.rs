@@ -74,7 +74,11 @@ impl End {
 
     /// A row that was not written, for a call that ended otherwise.
     fn rewrite(&self, row: &Row) -> Row {
-        Row { outcome: self.outcome.clone(), gate: self.gate, decision: self.decision, effects: self.effects, ..row.clone() }
+        let mut outcome = self.outcome.clone();
+        if let Outcome::Error(error) = &mut outcome {
+            error.call_id = Some(row.call);
+        }
+        Row { outcome, gate: self.gate, decision: self.decision, effects: self.effects, ..row.clone() }
     }
 }
 
@@ -130,8 +134,8 @@ impl Toolgate {
             self.undo(&passed, &mut end, &mut txn, trail.id, &trail.facts);
         }
         trail.spent = txn.spent;
-        let row = self.row(&end, &mut trail);
         trail.at(Gate::Record);
+        let row = self.row(&end, &mut trail);
         let finish = self.finish(&row, trail.asked, &mut end, &passed, &mut txn);
         // Nobody looks at the snapshot any more: the store can change the session in place.
         passed.state = None;
@@ -240,6 +244,7 @@ impl Toolgate {
 
     /// Records an end that changes nothing.
     async fn conclude(&self, end: End, seen: Option<Box<Seen>>, mut trail: Box<Trail>) -> Answer {
+        trail.at(Gate::Record);
         let row = self.row(&end, &mut trail);
         let finish = Box::new(Finish {
             ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, trail.asked, None) },
@@ -305,12 +310,14 @@ impl Toolgate {
         let row = Row {
             rule: trail.rule.take(),
             facts: std::mem::take(&mut trail.facts),
-            latency: trail.latency(),
             retries: trail.retries,
             spent: trail.spent,
             ..self.plain_row(outcome, (end.decision, end.gate, end.effects), trail)
         };
-        Arc::new(self.0.redactor.row(row))
+        let mut row = self.0.redactor.row(row);
+        // How long it takes to be written, no row can tell.
+        row.latency = trail.latency();
+        Arc::new(row)
     }
 
     /// The row of a call that nobody hears of any more.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use toolgate::policy::Sequence;
 use toolgate::{Ctx, Effect, Tool};
 
-use crate::support::World;
+use crate::support::{Fails, World};
 
 fn counter() -> Tool {
     Tool::dynamic("count", "Counts.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |ctx: Ctx, _| async move {
@@ -86,4 +86,14 @@ async fn three_identical_calls_in_one_turn_are_a_loop_too() {
     let world = World::new(|agent| agent);
     let turn = plan(&[("look", json!({})), ("look", json!({})), ("look", json!({}))]);
     assert_eq!(codes(&world.session.batch(turn).await), ["ok", "ok", "loop_detected"]);
+}
+
+#[tokio::test]
+async fn a_call_that_dies_takes_no_other_of_its_turn_along_and_keeps_its_name() {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::BeginDies]);
+    let answers = world.session.batch(plan(&[("acts", json!({})), ("act", json!({"how": "ok"})), ("look", json!({}))])).await;
+    assert_eq!(codes(&answers), ["unknown_tool", "internal_fault", "ok"]);
+    let rows = world.session.rows().await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.call).collect::<Vec<_>>(), answers.iter().map(|answer| answer.call).collect::<Vec<_>>());
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use toolgate::{Effect, Effects, Tool};
+use toolgate::{Effect, Effects, Gate, Tool};
 
 use crate::support::{Fails, World};
 
@@ -19,6 +19,17 @@ async fn a_caller_who_hangs_up_cancels_the_tool_and_not_the_row() {
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::Unknown)));
     assert_eq!(world.fingerprint().await, quiet);
     assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (1.into(), 1), "nobody knows what it did");
+}
+
+#[tokio::test]
+async fn a_row_tells_the_time_at_the_last_gate_too() {
+    let world = World::new(|agent| agent);
+    for how in [json!("ok"), json!("fail"), json!(7)] {
+        world.session.call("act", json!({"how": how})).await;
+    }
+    let (rows, _) = world.rows().await;
+    assert_eq!(rows.len(), 3);
+    assert!(rows.iter().all(|row| row.latency.at(Gate::Record) > 0), "{rows:#?}");
 }
 
 type Noted = std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>;

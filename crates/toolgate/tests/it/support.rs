@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Unit};
 use toolgate::policy::{Ask, Facts, Fault, Needs, Policy, Terms, Verdict};
@@ -27,9 +28,13 @@ pub(crate) enum Fails {
     Enter,
     Load,
     Begin,
+    /// Beginning dies.
+    BeginDies,
     Finish,
     /// Finishing dies, once.
     FinishDies,
+    /// Somebody else has changed the session by then, once.
+    FinishConflicts,
 }
 
 /// The store that all tests run on: in memory, or with `TOOLGATE_TEST_STORE=sqlite` in a file.
@@ -158,13 +163,18 @@ impl Store for FaultyStore {
         now: Timestamp,
     ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
         self.check(Fails::Begin)?;
+        let dies = self.failing.lock().unwrap().contains(&Fails::BeginDies);
+        assert!(!dies, "injected death");
         self.inner.begin(intent, charges, approval, now).await
     }
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError> {
         self.check(Fails::Finish)?;
-        let dies = std::mem::take(&mut *self.failing.lock().unwrap());
-        assert!(!dies.contains(&Fails::FinishDies), "injected death");
-        *self.failing.lock().unwrap() = dies;
+        let once = std::mem::take(&mut *self.failing.lock().unwrap());
+        assert!(!once.contains(&Fails::FinishDies), "injected death");
+        if once.contains(&Fails::FinishConflicts) {
+            return Ok(Err(Conflict));
+        }
+        *self.failing.lock().unwrap() = once;
         self.inner.finish(finish).await
     }
     async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<toolgate::store::Taken>, StoreError> {
@@ -263,6 +273,8 @@ pub(crate) struct World {
     pub(crate) files: MemoryFs,
     pub(crate) clock: Arc<ManualClock>,
     pub(crate) ran: Arc<AtomicU32>,
+    /// Lets go what `act` was told to wait for.
+    pub(crate) go: Arc<Semaphore>,
     pub(crate) spool: tempfile::TempDir,
 }
 
@@ -273,18 +285,27 @@ impl World {
     }
 
     pub(crate) fn with(more: impl FnOnce(AgentBuilder) -> AgentBuilder, also: impl FnOnce(ToolgateBuilder) -> ToolgateBuilder) -> Self {
-        Self::made(more, |gate| also(gate).built())
+        Self::made(|act| act, more, |gate| also(gate).built())
+    }
+
+    /// A world whose `act` is declared otherwise.
+    pub(crate) fn whose_act(is: impl FnOnce(Tool) -> Tool) -> Self {
+        Self::made(is, |agent| agent, Built::built)
     }
 
     /// A world that is not looked back at, for policies that take down when they are asked.
     pub(crate) fn unwatched(more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Self {
-        Self::made(more, |gate| gate.build().unwrap())
+        Self::made(|act| act, more, |gate| gate.build().unwrap())
     }
 
-    fn made(more: impl FnOnce(AgentBuilder) -> AgentBuilder, build: impl FnOnce(ToolgateBuilder) -> Toolgate) -> Self {
-        let (ran, files, store) =
-            (Arc::new(AtomicU32::new(0)), MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
-        let agent = Agent::builder("agent").files(files.clone()).tool(act(&ran)).tool(look()).policy(Meter);
+    fn made(
+        is: impl FnOnce(Tool) -> Tool,
+        more: impl FnOnce(AgentBuilder) -> AgentBuilder,
+        build: impl FnOnce(ToolgateBuilder) -> Toolgate,
+    ) -> Self {
+        let (ran, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
+        let (files, store) = (MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
+        let agent = Agent::builder("agent").files(files.clone()).tool(is(act(&ran, &go))).tool(look()).policy(Meter);
         let agent = more(agent).build().unwrap();
         let spool = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
@@ -295,7 +316,7 @@ impl World {
             .spool(spool.path().join("rows.jsonl"));
         let gate = build(gate);
         let session = gate.session("agent", "alice", "s");
-        Self { gate, session, store, files, clock, ran, spool }
+        Self { gate, session, store, files, clock, ran, go, spool }
     }
 
     pub(crate) fn ran(&self) -> u32 {
@@ -320,37 +341,42 @@ impl World {
         (lines.join("\n"), self.files.digest())
     }
 
-    /// Rows in the ledger and rows that wait in the spool, of calls of `tool`.
+    /// Rows in the ledger, and how many wait in the spool.
     pub(crate) async fn rows(&self) -> (Vec<Arc<Row>>, usize) {
         let mut rows = self.session.rows().await.unwrap();
         rows.extend(self.store.rows(&SessionKey::new("nobody", "alice", "s")).await.unwrap());
         rows.extend(self.store.rows(&SessionKey::new("agent", "mallory", "s")).await.unwrap());
-        let spooled = std::fs::read_to_string(self.spool.path().join("rows.jsonl"))
-            .unwrap_or_default()
-            .lines()
-            .filter(|line| !line.is_empty())
-            .count();
-        (rows, spooled)
+        (rows, self.spooled().len())
+    }
+
+    /// Rows that wait in the spool, as they are written there.
+    pub(crate) fn spooled(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.spool.path().join("rows.jsonl")).unwrap_or_default();
+        text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 }
 
 /// A tool that changes a slice and a file, and then does as it is told.
-pub(crate) fn act(ran: &Arc<AtomicU32>) -> Tool {
-    let ran = Arc::clone(ran);
+fn act(ran: &Arc<AtomicU32>, go: &Arc<Semaphore>) -> Tool {
+    let (ran, go) = (Arc::clone(ran), Arc::clone(go));
     let schema = json!({
         "type": "object",
         "properties": {"how": {"type": "string"}, "n": {"type": "integer"}, "password": {"type": "string", "writeOnly": true}},
         "required": ["how"],
     });
     Tool::dynamic("act", "Does as it is told.", schema, move |ctx: Ctx, args: Value| {
-        let ran = Arc::clone(&ran);
+        let (ran, go) = (Arc::clone(&ran), Arc::clone(&go));
         async move {
             ran.fetch_add(1, Ordering::SeqCst);
+            let how = args["how"].as_str().unwrap_or_default();
             ctx.set_slice("touched", &args)?;
             ctx.log("attempts", &args)?;
-            ctx.files()?.write("kept.txt", b"changed")?;
-            ctx.files()?.write("new/file.txt", b"made")?;
-            do_as_told(&ctx, args["how"].as_str().unwrap_or_default()).await
+            // Where it is declared a read, it may not change files.
+            if !how.starts_with("read") {
+                ctx.files()?.write("kept.txt", b"changed")?;
+                ctx.files()?.write("new/file.txt", b"made")?;
+            }
+            do_as_told(&ctx, how, &go).await
         }
     })
     .effect(Effect::Write)
@@ -358,9 +384,9 @@ pub(crate) fn act(ran: &Arc<AtomicU32>) -> Tool {
     .output_schema(json!({"type": "object", "properties": {"done": {"type": "boolean"}}, "required": ["done"]}))
 }
 
-async fn do_as_told(ctx: &Ctx, how: &str) -> Result<Value, Failure> {
+async fn do_as_told(ctx: &Ctx, how: &str, go: &Semaphore) -> Result<Value, Failure> {
     match how {
-        "ok" => Ok(json!({"done": true})),
+        "ok" | "read" => Ok(json!({"done": true})),
         "fail" => Err(Failure::business("no_stock", "there is none left")),
         "refuse" => Err(Failure::business("no_stock", "there is none left").effects(Effects::None)),
         "io" => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
@@ -374,7 +400,21 @@ async fn do_as_told(ctx: &Ctx, how: &str) -> Result<Value, Failure> {
             }
             Ok(json!({"done": true}))
         }
+        "beat, then stop" => {
+            // For longer than any heartbeat here.
+            for _ in 0..50 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                ctx.beat();
+            }
+            ctx.log("beats", &"stopped")?;
+            std::future::pending().await
+        }
+        "read and wait" => {
+            let _let_go = go.acquire().await?;
+            Ok(json!({"done": true}))
+        }
         "junk" => Ok(json!({"undone": "yes"})),
+        "dated" => Ok(json!({"done": true, "at": "soon"})),
         "nothing" => Ok(Value::Null),
         "expand" => Err(Failure::signal(Signal::ExpandSection { section: "refunds".into(), reason: "needed".into() })),
         other => Err(Failure::validation("unknown_way", format!("no such way: {other}"))),

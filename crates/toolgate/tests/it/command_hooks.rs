@@ -1,0 +1,173 @@
+//! Hooks that are programs: what is said, to the letter, when they deny and when they do not do their work.
+
+use std::time::Duration;
+
+use serde_json::json;
+use toolgate::hook::CommandHook;
+use toolgate::{Decision, Effects, Gate};
+
+use crate::support::World;
+
+const NO_JSON: &str = "expected a JSON value (object, array, string, number, true, false or null) (at byte 0)";
+
+fn sh(script: &str) -> CommandHook {
+    CommandHook::new("script", "/bin/sh").arg("-c").arg(script)
+}
+
+fn program(path: &str) -> CommandHook {
+    CommandHook::new("script", path)
+}
+
+fn hanging() -> CommandHook {
+    sh("sleep 60").timeout(Duration::from_millis(200))
+}
+
+/// What goes wrong whenever a program is asked, and how it is said.
+fn faults() -> Vec<(&'static str, CommandHook, String)> {
+    let no_answer = |why: &str| format!("/bin/sh printed something that is no answer: {why}");
+    let said = str::to_owned;
+    vec![
+        ("it hangs", hanging(), said("/bin/sh gave no answer within 200ms and was stopped")),
+        (
+            "it is missing",
+            program("/nonexistent/hook"),
+            said("/nonexistent/hook cannot be started: No such file or directory (os error 2)"),
+        ),
+        ("it is no program", program("/etc/passwd"), said("/etc/passwd cannot be started: Permission denied (os error 13)")),
+        ("it prints junk", sh("echo fine by me"), no_answer(NO_JSON)),
+        ("it prints two answers", sh("echo '{}{}'"), no_answer("there is more text after the end of the document (at byte 2)")),
+        (
+            "it prints one thing twice",
+            sh(r#"echo '{"decision": "allow", "decision": "deny"}'"#),
+            no_answer("the key `decision` is given twice (at byte 22)"),
+        ),
+        ("it prints no text", sh(r"printf '\377'"), no_answer("the document is not valid UTF-8 (at byte 0)")),
+        ("it prints a list", sh("echo '[]'"), no_answer("a JSON object is expected")),
+        (
+            "it prints a word of another kind",
+            sh(r#"echo '{"decision": true}'"#),
+            no_answer("invalid type: boolean `true`, expected a string"),
+        ),
+        (
+            "it prints a misspelt word",
+            sh(r#"echo '{"decison": "deny"}'"#),
+            no_answer("it has no `decision`, `tool_input` or `tool_result`"),
+        ),
+        ("it prints a byte too much", sh("head -c 1048577 /dev/zero"), said("/bin/sh printed more than 1048576 bytes")),
+        ("it complains a byte too much", sh("head -c 1048577 /dev/zero >&2"), said("/bin/sh printed more than 1048576 bytes")),
+    ]
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_do_its_work_before_the_tool_refuses_the_call() {
+    let said = str::to_owned;
+    let mut cases = faults();
+    cases.extend([
+        ("it crashes", sh("exit 1"), said("/bin/sh ended with exit code 1")),
+        ("it crashes with words", sh("echo boom >&2; exit 1"), said("/bin/sh ended with exit code 1: boom")),
+        ("it ends with a code that means nothing", sh("exit 3"), said("/bin/sh ended with exit code 3")),
+        ("it allows, and then crashes", sh(r#"echo '{"decision": "allow"}'; exit 1"#), said("/bin/sh ended with exit code 1")),
+        ("it is killed", sh("kill -9 $$"), said("/bin/sh was killed")),
+        ("it is killed with words", sh("echo dying >&2; kill -9 $$"), said("/bin/sh was killed: dying")),
+        ("it decides nonsense", sh(r#"echo '{"decision": "perhaps"}'"#), said("/bin/sh gave the unknown decision `perhaps`")),
+    ]);
+    for (name, hook, why) in cases {
+        let world = World::new(|agent| agent.hook(hook.before()));
+        let message = format!("the hook `script` did not do its work, so the call is refused: {why}");
+        refused(name, &world, "hook_failed", &message).await;
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_denies_is_quoted() {
+    let rewrote = "the hook `script` rewrote the arguments into something that cannot be taken: act: `how` must be a string; got 7";
+    let cases = [
+        // What it prints counts, whatever code it ends with.
+        (r#"echo '{"decision": "deny", "reason": "not today"}'; exit 0"#, "hook_denied", "not today"),
+        (r#"echo '{"decision": "block"}'; exit 0"#, "hook_denied", "refused by the hook `script`"),
+        (r#"echo '{"decision": "deny", "reason": "rule 7", "code": "rule_7"}'"#, "rule_7", "rule 7"),
+        ("echo 'over the cap' >&2; exit 2", "hook_denied", "over the cap"),
+        ("exit 2", "hook_denied", "refused by the hook `script`"),
+        ("echo junk; exit 2", "hook_denied", "refused by the hook `script`"),
+        (r#"echo '{"decision": "allow"}'; echo 'no' >&2; exit 2"#, "hook_denied", "no"),
+        (r#"echo '{"decision": "allow", "reason": "as printed"}'; echo 'no' >&2; exit 2"#, "hook_denied", "as printed"),
+        (r#"echo '{"tool_input": {"how": 7}}'"#, "hook_failed", rewrote),
+    ];
+    for (script, code, message) in cases {
+        let world = World::new(|agent| agent.hook(sh(script).before()));
+        refused(script, &world, code, message).await;
+    }
+}
+
+/// The tool does not run, nothing is left, and the row names the hook.
+async fn refused(name: &str, world: &World, code: &str, message: &str) {
+    let quiet = world.fingerprint().await;
+    let answer = world.session.call("act", json!({"how": "ok"})).await;
+    let error = answer.outcome.error().unwrap_or_else(|| panic!("{name}: {answer:?}"));
+    assert_eq!((&*error.code, error.message.as_str()), (code, message), "{name}");
+    assert_eq!(
+        (error.effects, error.retryable, answer.gate, answer.rule.as_deref()),
+        (Effects::None, false, Gate::Hooks, Some("script")),
+        "{name}"
+    );
+    assert_eq!((world.ran(), world.metered().await), (0, 0.into()), "{name}");
+    assert_eq!(world.fingerprint().await, quiet, "{name}");
+    let rows = world.session.rows().await.unwrap();
+    let recorded: Vec<_> = rows.iter().map(|row| (row.decision, row.rule.as_deref(), row.code())).collect();
+    assert_eq!(recorded, [(Decision::Refused, Some("script"), Some(code))], "{name}");
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_do_its_work_after_the_tool_withholds_the_result_of_what_is_done() {
+    let said = str::to_owned;
+    let mut cases = faults();
+    cases.extend([
+        ("it crashes", sh("echo boom >&2; exit 1"), said("/bin/sh failed after the tool: exit status: 1")),
+        ("it denies what is done", sh("echo no >&2; exit 2"), said("/bin/sh failed after the tool: exit status: 2")),
+        ("it is killed", sh("kill -9 $$"), said("/bin/sh failed after the tool: signal: 9 (SIGKILL)")),
+        (
+            "it rewrites, and then crashes",
+            sh(r#"echo '{"tool_result": {"done": false}}'; exit 3"#),
+            said("/bin/sh failed after the tool: exit status: 3"),
+        ),
+    ]);
+    for (name, hook, why) in cases {
+        let world = World::new(|agent| agent.hook(hook.after()));
+        let message = format!("the hook `script` failed after the tool had run, so its result is withheld: {why}");
+        withheld(name, &world, "hook_failed", Some("script"), &message).await;
+    }
+    let world = World::new(|agent| agent.hook(sh(r#"echo '{"tool_result": {"undone": 1}}'"#).after()));
+    let message = "the result does not fit its schema: act: `act` requires `done` (boolean), which is missing (a required property)";
+    withheld("it rewrites into junk", &world, "invalid_result", None, message).await;
+}
+
+/// The tool has run: its effects stand, its result is not shown, and the session is as it was.
+async fn withheld(name: &str, world: &World, code: &str, rule: Option<&str>, message: &str) {
+    let quiet = world.fingerprint().await;
+    let answer = world.session.call("act", json!({"how": "ok"})).await;
+    let error = answer.outcome.error().unwrap_or_else(|| panic!("{name}: {answer:?}"));
+    assert_eq!((&*error.code, error.message.as_str()), (code, message), "{name}");
+    assert_eq!((error.effects, error.retryable, answer.gate, answer.rule.as_deref()), (Effects::Done, false, Gate::Shape, rule), "{name}");
+    assert_eq!((world.ran(), world.metered().await), (1, 1.into()), "{name}");
+    assert_eq!(world.gate.pending().await.unwrap().len(), 0, "{name}");
+    assert_eq!(world.fingerprint().await, quiet, "{name}");
+    let rows = world.session.rows().await.unwrap();
+    let recorded: Vec<_> = rows.iter().map(|row| (row.decision, row.code(), row.effects)).collect();
+    assert_eq!(recorded, [(Decision::Failed, Some(code), Effects::Done)], "{name}");
+}
+
+#[tokio::test]
+async fn a_program_with_nothing_to_say_stands_in_nobodys_way() {
+    let scripts =
+        ["exit 0", "echo '{}'", "echo oh dear >&2", "head -c 1048576 /dev/zero | tr '\\0' ' '", r#"echo '{"decision": "approve"}'"#];
+    for script in scripts {
+        for hook in [sh(script).before(), sh(script).after()] {
+            let world = World::new(|agent| agent.hook(hook));
+            let answer = world.session.call("act", json!({"how": "ok"})).await;
+            assert_eq!(answer.outcome.success().map(|output| &output.value), Some(&json!({"done": true})), "{script}: {answer:?}");
+        }
+    }
+    // After the tool a decision comes too late to be looked at.
+    let world = World::new(|agent| agent.hook(sh(r#"echo '{"decision": "deny"}'"#).after()));
+    assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
+}
