@@ -197,7 +197,7 @@ impl Ledger {
         Ok(if there.is_empty() { spellings } else { there })
     }
 
-    /// The row of a call, and what was found out about it later.
+    /// The row of a call, unless it was pruned, and what was found out about it later.
     ///
     /// # Errors
     /// It cannot be read.
@@ -206,11 +206,11 @@ impl Ledger {
             let columns = "seq, n, hash, chain, body";
             let mut statement = self.sql.prepare(&format!("SELECT {columns} FROM ledger WHERE call = ?1"))?;
             let mut rows = statement.query([call.as_bytes().as_slice()])?;
-            let Some(first) = rows.next()?.map(entry).transpose()? else { return Ok(Vec::new()) };
-            let mut found = vec![first];
+            let mut found: Vec<Entry> = rows.next()?.map(entry).transpose()?.into_iter().collect();
+            // Of a row that is gone nobody knows the session.
+            let whose = if found.is_empty() { "?1 IS NOT NULL" } else { "session = (SELECT session FROM ledger WHERE call = ?1)" };
             let mut statement = self.sql.prepare(&format!(
-                "SELECT {columns} FROM ledger WHERE session = (SELECT session FROM ledger WHERE call = ?1) AND decision = 'settled'
-                 AND json_extract(body, '$.settles.call') = ?2 ORDER BY n"
+                "SELECT {columns} FROM ledger WHERE {whose} AND decision = 'settled' AND json_extract(body, '$.settles.call') = ?2 ORDER BY seq"
             ))?;
             let mut rows = statement.query(params![call.as_bytes().as_slice(), call.to_string()])?;
             while let Some(row) = rows.next()? {

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{OptionalExtension, params};
 use toolgate::json::Digest;
-use toolgate::{Receipt, Row, SessionKey};
+use toolgate::store::StoreError;
+use toolgate::{CallId, Receipt, Row, SessionKey};
 
 use crate::audit::Ledger;
 use crate::chain;
@@ -172,6 +173,22 @@ impl Ledger {
             return Err(wrong());
         }
         Ok(Some(pruned))
+    }
+
+    /// The last row that was pruned since a call got its name: that of the call may be among them.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn pruned_since(&self, call: CallId) -> Result<Option<u64>, StoreError> {
+        let find = || -> Done<Option<u64>> {
+            let last =
+                self.sql.query_row("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, String>(0)).optional()?;
+            let Some(pruned) = last.map(|body| serde_json::from_str::<Pruned>(&body)).transpose()? else { return Ok(None) };
+            // A name begins with the millisecond in which it was given.
+            let named = call.as_bytes().iter().take(6).fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
+            Ok((named <= pruned.at.as_millisecond()).then_some(pruned.seq))
+        };
+        self.named(find())
     }
 
     fn heads(&self) -> Result<HashMap<i64, Seen>, Flaw> {

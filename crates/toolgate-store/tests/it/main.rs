@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
 
+mod again;
 mod crash;
 mod faults;
 mod keeping;
+mod lookback;
 mod restart;
 mod shape;
 mod shared;

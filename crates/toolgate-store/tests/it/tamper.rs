@@ -1,10 +1,10 @@
 //! Whoever changes the ledger is found out.
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 use toolgate::json::{Digest, canonical};
 use toolgate::{Row, SessionKey};
-use toolgate_store::{Anchor, Ledger, SqliteStore, Trust, chain};
+use toolgate_store::{Anchor, Flaw, Ledger, SqliteStore, Trust, Verified, chain};
 
 use crate::world::{Desk, Dice, rounds, runtime};
 
@@ -30,8 +30,18 @@ fn sql(desk: &Desk) -> Connection {
     Connection::open(desk.path()).unwrap()
 }
 
+fn call_at(sql: &Connection, row: Option<u64>) -> toolgate::CallId {
+    let seq = i64::try_from(row.unwrap()).unwrap();
+    toolgate::CallId::from_bytes(sql.query_row("SELECT call FROM ledger WHERE seq = ?1", [seq], |row| row.get(0)).unwrap())
+}
+
 fn count(sql: &Connection) -> usize {
     sql.query_row("SELECT count(*) FROM ledger", [], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
+}
+
+/// The first row of a session.
+fn first_of(sql: &Connection, session: i64) -> usize {
+    sql.query_row("SELECT min(seq) FROM ledger WHERE session = ?1", [session], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
 }
 
 /// What an attacker without the key can do: make all links fit again, and everything that hangs on them.
@@ -88,6 +98,15 @@ fn edit(sql: &Connection, seq: usize) {
     sql.execute("UPDATE ledger SET body = ?2 WHERE seq = ?1", params![seq as i64, body]).unwrap();
 }
 
+/// A row changes places with the last one: which.
+fn swap_with_the_last(sql: &Connection, dice: &mut Dice) -> usize {
+    let (a, b) = (1 + dice.roll(count(sql) - 1) as i64, count(sql) as i64);
+    sql.execute("UPDATE ledger SET seq = -1 WHERE seq = ?1", [a]).unwrap();
+    sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = ?2", [a, b]).unwrap();
+    sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = -1", [b]).unwrap();
+    a as usize
+}
+
 /// A ledger signed by somebody else, who lets his key be vouched for by nobody but himself.
 fn signed_by_another(desk: &Desk) -> (String, impl Fn(&str, &str) -> String) {
     let other = Desk::new();
@@ -107,43 +126,79 @@ fn signed_by_another(desk: &Desk) -> (String, impl Fn(&str, &str) -> String) {
     (key, sign)
 }
 
-type Attack = (&'static str, fn(&Connection, &Desk, &mut Dice));
+/// What must be found: the row that is named, where one is, and how the words about it begin.
+type Found = (Option<u64>, String);
+
+fn at(row: usize, what: impl Into<String>) -> Found {
+    (Some(row as u64), what.into())
+}
+
+fn nowhere(what: impl Into<String>) -> Found {
+    (None, what.into())
+}
+
+/// Makes all links fit again, behind a change at this row: nobody sees it before the next row that was signed.
+fn relinked(sql: &Connection, changed: usize) -> Found {
+    relink(sql);
+    let signed: i64 = sql.query_row("SELECT min(seq) FROM checkpoints WHERE seq >= ?1", [changed as i64], |row| row.get(0)).unwrap();
+    let (signed, left) = (signed as usize, count(sql));
+    if signed <= left {
+        at(signed, "a checkpoint says that the ledger was another one up to here")
+    } else {
+        at(left + 1, format!("it is missing: row {signed} was signed, and the ledger ends here"))
+    }
+}
+
+type Attack = (&'static str, fn(&Connection, &Desk, &mut Dice) -> Found);
+
+const UNSIGNED: &str = "all signatures are taken out";
 
 const ATTACKS: [Attack; 18] = [
-    ("a row is edited", |sql, _, dice| edit(sql, 1 + dice.roll(count(sql)))),
+    ("a row is edited", |sql, _, dice| {
+        let seq = 1 + dice.roll(count(sql));
+        edit(sql, seq);
+        at(seq, "it is not what was written")
+    }),
     ("a row is edited, and its own link made to fit", |sql, _, dice| {
         let seq = 1 + dice.roll(count(sql) - 1);
         edit(sql, seq);
-        let hash = |seq: usize| -> (String, i64) {
-            sql.query_row("SELECT body, n FROM ledger WHERE seq = ?1", [seq as i64], |row| Ok((row.get(0)?, row.get(1)?))).unwrap()
+        let (session, n, body): (i64, i64, String) = sql
+            .query_row("SELECT session, n, body FROM ledger WHERE seq = ?1", [seq as i64], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })
+            .unwrap();
+        let before: Option<Vec<u8>> =
+            sql.query_row("SELECT hash FROM ledger WHERE session = ?1 AND n = ?2", [session, n - 1], |row| row.get(0)).optional().unwrap();
+        let before = match before {
+            Some(hash) => Digest::from_bytes(hash.try_into().unwrap()),
+            None => chain::opening(&serde_json::from_str::<Row>(&body).unwrap().key),
         };
-        let (body, n) = hash(seq);
-        let link = chain::link(&chain::genesis(), u64::try_from(n).unwrap(), body.as_bytes());
+        let link = chain::link(&before, u64::try_from(n).unwrap(), body.as_bytes());
         sql.execute("UPDATE ledger SET hash = ?2 WHERE seq = ?1", params![seq as i64, link.as_bytes()]).unwrap();
+        at(seq, "it is not at the place where it was written")
     }),
     ("a row is edited, and all links made to fit", |sql, _, dice| {
-        edit(sql, 1 + dice.roll(count(sql)));
-        relink(sql);
+        let seq = 1 + dice.roll(count(sql));
+        edit(sql, seq);
+        relinked(sql, seq)
     }),
     ("a row is taken out", |sql, _, dice| {
-        sql.execute("DELETE FROM ledger WHERE seq = ?1", [1 + dice.roll(count(sql)) as i64]).unwrap();
+        let seq = 1 + dice.roll(count(sql));
+        sql.execute("DELETE FROM ledger WHERE seq = ?1", [seq as i64]).unwrap();
+        at(seq, "it is missing")
     }),
     ("a row is taken out, and all links made to fit", |sql, _, dice| {
-        sql.execute("DELETE FROM ledger WHERE seq = ?1", [1 + dice.roll(count(sql) - 1) as i64]).unwrap();
-        relink(sql);
+        let seq = 1 + dice.roll(count(sql) - 1);
+        sql.execute("DELETE FROM ledger WHERE seq = ?1", [seq as i64]).unwrap();
+        relinked(sql, seq)
     }),
     ("two rows are swapped", |sql, _, dice| {
-        let (a, b) = (1 + dice.roll(count(sql) - 1) as i64, count(sql) as i64);
-        sql.execute("UPDATE ledger SET seq = -1 WHERE seq = ?1", [a]).unwrap();
-        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = ?2", [a, b]).unwrap();
-        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = -1", [b]).unwrap();
+        let seq = swap_with_the_last(sql, dice);
+        at(seq, "it is not the next row of its session")
     }),
     ("two rows are swapped, and all links made to fit", |sql, _, dice| {
-        let (a, b) = (1 + dice.roll(count(sql) - 1) as i64, count(sql) as i64);
-        sql.execute("UPDATE ledger SET seq = -1 WHERE seq = ?1", [a]).unwrap();
-        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = ?2", [a, b]).unwrap();
-        sql.execute("UPDATE ledger SET seq = ?1 WHERE seq = -1", [b]).unwrap();
-        relink(sql);
+        let seq = swap_with_the_last(sql, dice);
+        relinked(sql, seq)
     }),
     ("a row is put in, and all links made to fit", |sql, _, dice| {
         let seq = 1 + dice.roll(count(sql) - 1) as i64;
@@ -159,26 +214,32 @@ const ATTACKS: [Attack; 18] = [
             params![seq, name, body],
         )
         .unwrap();
-        relink(sql);
+        relinked(sql, seq as usize)
     }),
     ("the end is cut off, and its signatures", |sql, _, dice| {
-        let keep = dice.roll(count(sql) - 1) as i64;
-        sql.execute("DELETE FROM ledger WHERE seq > ?1", [keep]).unwrap();
-        sql.execute("DELETE FROM checkpoints WHERE seq > ?1", [keep]).unwrap();
+        let (keep, all) = (dice.roll(count(sql) - 1), count(sql));
+        sql.execute("DELETE FROM ledger WHERE seq > ?1", [keep as i64]).unwrap();
+        sql.execute("DELETE FROM checkpoints WHERE seq > ?1", [keep as i64]).unwrap();
         relink(sql);
+        at(keep + 1, format!("it is missing: row {all} was signed, and the ledger ends here"))
     }),
     ("a whole session is taken out", |sql, _, dice| {
         let session = 1 + dice.roll(3) as i64;
+        let first = first_of(sql, session);
         sql.execute("DELETE FROM ledger WHERE session = ?1", [session]).unwrap();
-        relink(sql);
+        relinked(sql, first)
     }),
     ("a session gets another name", |sql, _, dice| {
-        sql.execute("UPDATE sessions SET principal = 'mallory' WHERE id = ?1", [1 + dice.roll(3) as i64]).unwrap();
+        let session = 1 + dice.roll(3) as i64;
+        sql.execute("UPDATE sessions SET principal = 'mallory' WHERE id = ?1", [session]).unwrap();
+        at(first_of(sql, session), "it is not what was written")
     }),
     ("a column says something else", |sql, _, dice| {
         let column = ["tool = 'look2'", "decision = 'succeeded2'", "at = at + 1", "code = 'other'", "rule = 'other'", "gate = 'other'"]
             [dice.roll(6)];
-        sql.execute(&format!("UPDATE ledger SET {column} WHERE seq = ?1"), [1 + dice.roll(count(sql)) as i64]).unwrap();
+        let seq = 1 + dice.roll(count(sql));
+        sql.execute(&format!("UPDATE ledger SET {column} WHERE seq = ?1"), [seq as i64]).unwrap();
+        at(seq, "what it can be searched by is not what it says")
     }),
     ("a row cannot be found by its entity any more", |sql, _, dice| {
         let (name, value, seq): (String, String, i64) = sql
@@ -187,15 +248,20 @@ const ATTACKS: [Attack; 18] = [
             })
             .unwrap();
         sql.execute("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3", params![name, value, seq]).unwrap();
+        at(seq as usize, format!("it cannot be found by its `{name}` any more"))
     }),
     ("a row is found by what it is not about", |sql, _, dice| {
         sql.execute("INSERT INTO entities VALUES ('customer_id', '\"C-77\"', ?1)", [1 + dice.roll(count(sql)) as i64]).unwrap();
+        nowhere("rows can be found by entities that they are not about")
     }),
     ("the rules are changed that rows were decided by", |sql, _, _| {
         sql.execute("UPDATE configs SET body = replace(body, '300', '900')", []).unwrap();
+        let config: Vec<u8> = sql.query_row("SELECT digest FROM configs", [], |row| row.get(0)).unwrap();
+        nowhere(format!("the configuration {} is not what it was", Digest::from_bytes(config.try_into().unwrap())))
     }),
-    ("all signatures are taken out", |sql, _, _| {
+    (UNSIGNED, |sql, _, _| {
         sql.execute("DELETE FROM checkpoints", []).unwrap();
+        nowhere(format!("signatures are missing: row {} was signed, and none is signed behind row 0", count(sql)))
     }),
     ("everything is signed with another key", |sql, desk, dice| {
         edit(sql, 1 + dice.roll(count(sql)));
@@ -209,7 +275,8 @@ const ATTACKS: [Attack; 18] = [
         let body = String::from_utf8(canonical(&body)).unwrap();
         sql.execute("DELETE FROM checkpoints", []).unwrap();
         sql.execute("INSERT INTO checkpoints VALUES (?1, ?2, ?3, ?4)", params![seq, body, key, sign("checkpoint", &body)]).unwrap();
-        sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [key]).unwrap();
+        sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&key]).unwrap();
+        nowhere(format!("the checkpoint at row {seq} is signed with {key}, a key that nobody vouches for"))
     }),
     ("rows are passed off as pruned by a key that vouches for the right one", |sql, desk, dice| {
         let gone = 1 + dice.roll(count(sql) - 1) as i64;
@@ -247,6 +314,7 @@ const ATTACKS: [Attack; 18] = [
         let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": gone, "store": id, "anchors": Digest::of(&all)});
         let body = String::from_utf8(canonical(&body)).unwrap();
         sql.execute("INSERT INTO prunes VALUES (?1, ?2, ?3, ?4)", params![gone, body, key, sign("prune", &body)]).unwrap();
+        nowhere(format!("what is left of pruned rows is signed with {key}, a key that nobody vouches for"))
     }),
 ];
 
@@ -260,17 +328,25 @@ fn every_attack_is_found() {
         for (name, attack) in ATTACKS {
             let copy = desk.copy();
             let connection = sql(&copy);
-            attack(&connection, &copy, &mut dice);
+            let (row, what) = attack(&connection, &copy, &mut dice);
             drop(connection);
-            let checked = copy.ledger().verify(&Trust::default(), |_| ());
-            assert!(checked.is_err(), "round {round}: {name}, and nobody notices: {checked:?}");
+            let is_found = |who: &str, checked: Result<Verified, Flaw>, what: &str| {
+                let Err(flaw) = checked else { panic!("round {round}: {name}, and {who} nobody notices") };
+                assert!(flaw.seq == row && flaw.what.starts_with(what), "round {round}: {name}, at {row:?}, and {who} it is {flaw}");
+                // A call that is named is the one that stands there.
+                let there = flaw.call.map(|_| call_at(&sql(&copy), row));
+                assert_eq!(flaw.call, there, "round {round}: {name}, {flaw}");
+            };
+            is_found("with what stands beside it", copy.ledger().verify(&Trust::default(), |_| ()), &what);
             // Nor does it hold for somebody who has nothing but the public key.
             let key = Some(verified.keys[0].clone());
             let elsewhere = Ledger::open_beside(copy.path(), std::path::Path::new("/nowhere")).unwrap();
             // Where all of it is still there, an anchor is as good as a signature.
-            let anchor = Some(verified.anchor).filter(|_| name != "all signatures are taken out");
-            let checked = elsewhere.verify(&Trust { anchor, key }, |_| ());
-            assert!(checked.is_err(), "round {round}: {name}, and with a key and an anchor nobody notices: {checked:?}");
+            let (anchor, what) = match name == UNSIGNED {
+                true => (None, "no row is signed, so there is nothing to believe"),
+                false => (Some(verified.anchor), what.as_str()),
+            };
+            is_found("with a key and an anchor", elsewhere.verify(&Trust { anchor, key }, |_| ()), what);
         }
     }
 }

@@ -13,6 +13,8 @@ use toolgate::config::Rules;
 use toolgate::{Agent, Clock, Effect, Reconcile, SystemClock, Tool, Toolgate};
 use toolgate_store::{Filter, Ledger, SqliteStore, Trust, Verified};
 
+use crate::lookback::decided_alike;
+
 /// The rules of the desk.
 pub(crate) const RULES: &str = r#"
 [[policy]]
@@ -125,11 +127,21 @@ pub(crate) fn agent(world: &Path) -> Agent {
 /// A place for one test.
 pub(crate) struct Desk {
     pub(crate) directory: tempfile::TempDir,
+    is_copy: bool,
+}
+
+/// What was decided here is decided again when the test has ended. What was copied, somebody wanted to damage.
+impl Drop for Desk {
+    fn drop(&mut self) {
+        if !self.is_copy && self.path().exists() {
+            decided_alike(&self.path());
+        }
+    }
 }
 
 impl Desk {
     pub(crate) fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap() }
+        Self { directory: tempfile::tempdir().unwrap(), is_copy: false }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -164,7 +176,7 @@ impl Desk {
 
     /// A copy of everything.
     pub(crate) fn copy(&self) -> Self {
-        let copy = Self::new();
+        let copy = Self { directory: tempfile::tempdir().unwrap(), is_copy: true };
         copy_all(self.directory.path(), copy.directory.path());
         copy
     }
