@@ -9,6 +9,7 @@ mod telemetry;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::Layer as _;
@@ -32,10 +33,10 @@ struct Cli {
     /// own ledger.
     #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE")]
     store: Option<PathBuf>,
-    /// Tell more of what goes on, on standard error; twice for still more.
+    /// Tell more of what goes on, on standard error.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
-    /// Tell nothing on standard error but what went wrong.
+    /// Tell nothing on standard error but warnings and errors.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
     #[command(subcommand)]
@@ -87,7 +88,8 @@ fn main() -> ExitCode {
         return command::hook::run(&args);
     }
     let cli = Cli::parse();
-    let telling = Telling { quiet: cli.quiet, verbose: cli.verbose, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
+    QUIET.store(cli.quiet, Ordering::Relaxed);
+    let telling = Telling { verbose: cli.verbose, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
     // Who serves reads first whom else to tell.
     if !matches!(cli.verb, Verb::Serve(_)) {
         telling.begin(None);
@@ -103,10 +105,23 @@ fn main() -> ExitCode {
     }
 }
 
+/// Nobody wants to hear what only may be of interest.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Tells a person something on standard error that is no warning.
+pub(crate) fn note(text: &str) {
+    if !is_quiet() {
+        anstream::eprintln!("{text}");
+    }
+}
+
 /// How much is told.
 #[derive(Clone, Copy)]
 pub(crate) struct Telling {
-    pub(crate) quiet: bool,
     verbose: u8,
     /// How upstreams are is what is asked: the answer says so.
     asks: bool,
@@ -115,19 +130,15 @@ pub(crate) struct Telling {
 impl Telling {
     /// What the library has to say goes to standard error from here on; spans of calls also to a collector.
     pub(crate) fn begin(self, telemetry: Option<&telemetry::Telemetry>) {
-        let level = match (self.quiet, self.verbose) {
-            (true, _) => tracing::Level::ERROR,
-            (_, 0) => tracing::Level::WARN,
-            (_, 1) => tracing::Level::INFO,
-            _ => tracing::Level::TRACE,
-        };
+        let level = if self.verbose == 0 { tracing::Level::WARN } else { tracing::Level::TRACE };
         // Libraries beneath it may print whole messages: of them, only warnings are heard, and of those that print addresses nothing.
         let heard = Targets::new()
-            .with_default(tracing::Level::WARN.min(level))
+            .with_default(tracing::Level::WARN)
             .with_target("toolgate", level)
             .with_target("rmcp", tracing::level_filters::LevelFilter::OFF)
             .with_target("opentelemetry", tracing::level_filters::LevelFilter::OFF);
-        let heard = if self.asks { heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR) } else { heard };
+        let heard =
+            if self.asks && self.verbose == 0 { heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR) } else { heard };
         let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
         // Somebody else listens already, and that is fine.
         let _ = tracing_subscriber::registry().with(telemetry.map(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();
@@ -193,8 +204,8 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Man { directory } => {
-            std::fs::create_dir_all(&directory)?;
-            clap_mangen::generate_to(Cli::command(), &directory)?;
+            let made = std::fs::create_dir_all(&directory).and_then(|()| clap_mangen::generate_to(Cli::command(), &directory));
+            made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", directory.display())))?;
             Ok(ExitCode::SUCCESS)
         }
         Verb::Completions { shell } => {

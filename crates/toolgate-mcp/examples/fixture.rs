@@ -10,9 +10,12 @@
 //!
 //! `fixture --listen 127.0.0.1:0` serves HTTP and prints its address as soon as it listens. `fixture --stdio` serves its standard
 //! streams. `--version-two` plays a later version of the same server: `echo` is described otherwise, `add` is gone and `extra` has
-//! come. `--tools 500` adds that many tools, `tool_000` and on.
+//! come. `--tools 500` adds that many tools, `tool_000` and on. `fixture --ill` is another server altogether, for trouble: see `ill.rs`.
 
 #![expect(deprecated, reason = "the suite asks for sampling, roots and log messages, which the protocol is to drop")]
+
+#[path = "fixture/ill.rs"]
+mod ill;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -84,6 +87,7 @@ const SEALED: [&str; 3] =
 struct Options {
     listen: Option<SocketAddr>,
     stdio: bool,
+    ill: bool,
     version_two: bool,
     tools: usize,
 }
@@ -96,13 +100,15 @@ impl Options {
             match argument.as_str() {
                 "--listen" => options.listen = Some(value()?.parse()?),
                 "--stdio" => options.stdio = true,
+                "--ill" => options.ill = true,
                 "--version-two" => options.version_two = true,
                 "--tools" => options.tools = value()?.parse()?,
                 _ => return Err(format!("unknown option {argument}").into()),
             }
         }
-        if options.stdio == options.listen.is_some() {
-            return Err("usage: fixture (--listen ADDRESS | --stdio) [--version-two] [--tools N]".into());
+        let ways = [options.stdio, options.ill, options.listen.is_some()];
+        if ways.into_iter().filter(|way| *way).count() != 1 {
+            return Err("usage: fixture (--listen ADDRESS | --stdio | --ill) [--version-two] [--tools N]".into());
         }
         Ok(options)
     }
@@ -827,11 +833,11 @@ fn sum(arguments: &JsonObject) -> Result<Value, ErrorData> {
     }
 }
 
-/// Appends a line to the file that the environment names.
-fn record(count: u64) -> std::io::Result<()> {
+/// Appends a line to the file that the environment names, in one piece: others do so at the same time.
+fn record(line: impl Display) -> std::io::Result<()> {
     if let Some(path) = std::env::var_os("FIXTURE_COUNTER") {
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-        writeln!(file, "{count}")?;
+        file.write_all(format!("{line}\n").as_bytes())?;
     }
     Ok(())
 }
@@ -1018,6 +1024,10 @@ async fn serve_http(address: SocketAddr, shared: Arc<Shared>) -> Result<(), Box<
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::read(std::env::args().skip(1))?;
+    if options.ill {
+        ill::serve()?;
+        return Ok(());
+    }
     let shared = Arc::new(Shared::new(&options));
     match options.listen {
         Some(address) => serve_http(address, shared).await,

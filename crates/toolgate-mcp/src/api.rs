@@ -21,6 +21,7 @@ struct Asked {
     #[serde(default = "nothing")]
     arguments: Value,
     turn: Option<u64>,
+    stop_reason: Option<String>,
     idempotency_key: Option<String>,
     approval: Option<String>,
     /// A report: what the tool gave.
@@ -65,7 +66,8 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
         }
     };
     let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), asked.tool, asked.arguments).client_id(asked.id);
-    (call.turn, call.idempotency_key, call.approval) = (asked.turn, asked.idempotency_key, asked.approval);
+    (call.turn, call.stop_reason) = (asked.turn, asked.stop_reason);
+    (call.idempotency_key, call.approval) = (asked.idempotency_key, asked.approval);
     match verb {
         "check" => {
             if asked.result.is_some() || asked.error.is_some() {
@@ -117,6 +119,7 @@ pub(crate) fn description() -> Value {
         "tool": {"type": "string"},
         "arguments": {"type": "object"},
         "turn": {"type": "integer", "minimum": 0},
+        "stopReason": {"type": "string", "description": "Why the model stopped to make the call."},
         "idempotencyKey": {"type": "string"},
         "approval": {"type": "string", "description": "An approval to use."},
     });

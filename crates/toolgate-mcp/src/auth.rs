@@ -17,6 +17,8 @@ use crate::identity::Caller;
 
 /// How often keys are fetched at most, however many tokens are signed by unknown ones.
 const SOONEST: Duration = Duration::from_secs(30);
+/// How often, while there are none.
+const RETRY: Duration = Duration::from_secs(1);
 /// How old they may become.
 const OLDEST: Duration = Duration::from_secs(10 * 60);
 /// Ways of signing that only the one who signs can do.
@@ -51,6 +53,8 @@ struct Issuer {
     jwt: Jwt,
     keys: RwLock<HashMap<String, (DecodingKey, Option<Algorithm>)>>,
     fetched: Mutex<Option<Instant>>,
+    /// One fetches; the others wait for what it brings.
+    fetching: tokio::sync::Mutex<()>,
 }
 
 impl Keys {
@@ -63,7 +67,12 @@ impl Keys {
                 let issuer = match same {
                     Some(issuer) => issuer,
                     None => {
-                        let issuer = Arc::new(Issuer { jwt: jwt.clone(), keys: RwLock::default(), fetched: Mutex::new(None) });
+                        let issuer = Arc::new(Issuer {
+                            jwt: jwt.clone(),
+                            keys: RwLock::default(),
+                            fetched: Mutex::new(None),
+                            fetching: tokio::sync::Mutex::default(),
+                        });
                         // A file must be there; who cannot be reached yet is asked again when a token comes.
                         if let Err(error) = issuer.fetch().await {
                             if !is_address(&jwt.keys) {
@@ -133,8 +142,10 @@ impl Issuer {
         let key = match self.key(&kid, header.alg) {
             Some(key) => key,
             None => {
-                // Only who comes with an unknown key waits for it, and only now and then.
-                if self.is_due(SOONEST) {
+                // Only who comes with an unknown key waits for it, and only now and then; where none is known at all, more often.
+                let _one = self.fetching.lock().await;
+                let age = if self.is_empty() { RETRY } else { SOONEST };
+                if self.key(&kid, header.alg).is_none() && self.is_due(age) {
                     let _ = self.fetch().await;
                 }
                 self.key(&kid, header.alg).ok_or(NotLetIn::Invalid("the token is signed by nobody who is known"))?
@@ -174,6 +185,10 @@ impl Issuer {
         let found = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
         // A key is for one way of signing, where it says so.
         found.1.is_none_or(|own| own == algorithm).then(|| found.0.clone())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner).is_empty()
     }
 
     /// Whether keys are to be fetched; whoever is told so fetches them.

@@ -28,6 +28,8 @@ const KEY_META: &str = "toolgate/idempotencyKey";
 const APPROVAL_META: &str = "toolgate/approval";
 /// The model's turn.
 const TURN_META: &str = "toolgate/turn";
+/// Why the model stopped to make the call.
+const STOP_META: &str = "toolgate/stopReason";
 /// What the question for approval is called.
 const APPROVAL: &str = "toolgate_approval";
 /// The approver who is whoever sits before the client.
@@ -49,6 +51,7 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
     let mut call = Call::new(key, request.name.to_string(), arguments).client_id(client.id.clone());
     call.idempotency_key = text(KEY_META)?;
     call.approval = text(APPROVAL_META)?;
+    call.stop_reason = text(STOP_META)?;
     call.turn = match client.meta.get(TURN_META) {
         None | Some(Value::Null) => None,
         Some(turn) => Some(turn.as_u64().ok_or_else(|| ErrorData::invalid_params(format!("`{TURN_META}` must be a whole number"), None))?),

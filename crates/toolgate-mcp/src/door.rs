@@ -206,7 +206,10 @@ impl ServerHandler for Door {
         for link in running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.prompts) {
             for mut prompt in link.offer().prompts.clone() {
                 prompt.name = format!("{}{}", link.upstream.prefix, prompt.name);
-                prompts.push(prompt);
+                // The one that would be had.
+                if prompts.iter().all(|known| known.name != prompt.name) {
+                    prompts.push(prompt);
+                }
             }
         }
         let (prompts, next) = page(&prompts, request.as_ref())?;

@@ -18,6 +18,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use opentelemetry::trace::FutureExt as _;
+use rmcp::transport::streamable_http_server::session::SessionManager as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
@@ -55,6 +56,8 @@ pub(crate) struct Http {
     /// For calls that stand for themselves.
     pub(crate) door: Door,
     pub(crate) mcp: StreamableHttpService<Door, LocalSessionManager>,
+    /// Of older clients.
+    sessions: Arc<LocalSessionManager>,
     seats: Arc<Semaphore>,
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
@@ -150,6 +153,12 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
         gateway.0.closed.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(2), shutdown).await;
     }
+    // A session that nobody ends would hold the gateway, and all that it has open, for as long as it may live.
+    let left: Vec<_> = http.sessions.sessions.read().await.keys().cloned().collect();
+    for id in left {
+        let _ = http.sessions.close_session(&id).await;
+    }
+    lock(&http.owners).clear();
 }
 
 async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {
@@ -182,11 +191,11 @@ impl Http {
             .enforce_origin_validation()
             .with_max_request_body_bytes(settings.max_request)
             .with_cancellation_token(gateway.0.closed.child_token());
-        let doors = gateway.clone();
-        let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::new(sessions), config);
+        let (doors, sessions) = (gateway.clone(), Arc::new(sessions));
+        let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency));
         let door = Door::new(gateway.clone(), None);
-        Self { gateway, door, mcp, seats, arriving: AtomicUsize::new(0), rates: Mutex::default(), owners: Mutex::default() }
+        Self { gateway, door, mcp, sessions, seats, arriving: AtomicUsize::new(0), rates: Mutex::default(), owners: Mutex::default() }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {

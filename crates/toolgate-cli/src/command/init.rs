@@ -96,7 +96,14 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         (None, None) => None,
     };
     if is_new {
-        change(&mut out, &config, "", &template(args.client, store, import.as_deref()), args.dry_run)?;
+        let mut text = template(args.client, store, import.as_deref());
+        if args.user {
+            // One's own file needs nobody's word, and is not found by where one stands.
+            let here = "the agent that works here. Every change must be accepted with `toolgate trust`.";
+            text = text.replace(here, "your agents, wherever they work. Every change is in force at once.");
+            text = text.replace("| toolgate check\n", &format!("| toolgate check --config {}\n", config.display()));
+        }
+        change(&mut out, &config, "", &text, args.dry_run)?;
     } else {
         writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
         if let Some(import) = &import {
@@ -174,7 +181,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     let nothing = || io::Error::other(format!("there is no {FILE} here; make one with `toolgate init`"));
     let config = match &args.config {
         Some(path) => path.clone(),
-        None => place::of_project(&directory).or_else(|| place::own().filter(|_| args.new_ledger)).ok_or_else(nothing)?,
+        None => place::of_project(&directory).or_else(|| place::own().filter(|own| args.new_ledger && own.exists())).ok_or_else(nothing)?,
     };
     if args.revoke {
         let was = state.distrust(&config)?;

@@ -82,14 +82,17 @@ pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
     if let Ok(at) = text.parse() {
         return Ok(at);
     }
-    let ago = duration(text)?;
-    Timestamp::now().checked_sub(ago).map_err(|e| e.to_string())
+    let ago = toolgate::clock::duration(text)
+        .filter(|length| !length.is_negative())
+        .ok_or("a time is like 2026-11-15T09:00:00Z, a length of time like 90s, 15m, 2h or 7d")?;
+    // Longer ago than there was time is from the beginning.
+    Ok(Timestamp::now().checked_sub(ago).unwrap_or(Timestamp::MIN))
 }
 
 pub(crate) fn duration(text: &str) -> Result<toolgate::SignedDuration, String> {
     toolgate::clock::duration(text)
         .filter(|length| !length.is_negative())
-        .ok_or_else(|| "a time is like 2026-11-15T09:00:00Z, a length of time like 90s, 15m, 2h or 7d".to_owned())
+        .ok_or_else(|| "a length of time is like 90s, 15m, 2h or 7d".to_owned())
 }
 
 fn decision(text: &str) -> Result<Decision, String> {
@@ -229,8 +232,11 @@ pub(crate) fn length(nanos: u64) -> String {
     }
 }
 
-/// A bar on a terminal; nothing elsewhere.
+/// A bar on a terminal; nothing elsewhere, nor where nobody wants to hear.
 pub(crate) fn bar(length: u64, what: &'static str) -> ProgressBar {
+    if crate::is_quiet() {
+        return ProgressBar::hidden();
+    }
     let style =
         ProgressStyle::with_template("{msg} {bar:40} {human_pos}/{human_len} {eta}").unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style).with_message(what)

@@ -61,6 +61,9 @@ impl What {
             }
             (_, Some(agent), None, None) => Target::Agent(agent.as_str().into()),
             (_, None, Some(principal), None) => Target::Principal(principal.as_str().into()),
+            (_, Some(_), Some(_), None) => {
+                return Err(io::Error::other("of which session? Say it with `--session`, or leave out one of `--agent` and `--principal`"));
+            }
             _ => return Err(io::Error::other("say what: `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal")),
         })
     }
@@ -79,10 +82,11 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let reason = args.because.clone().ok_or_else(|| io::Error::other("say why, with `--because`: the model and the ledger are told"))?;
+    let reason = args.because.clone().filter(|why| !why.trim().is_empty());
+    let reason = reason.ok_or_else(|| io::Error::other("say why, with `--because`: the model and the ledger are told"))?;
     let target = args.target.target()?;
     if !ledger.knows(&target).map_err(io::Error::other)? {
-        writeln!(io::stderr().lock(), "note: this ledger has never heard of {}; it is paused all the same", clean(&called(&target)))?;
+        crate::note(&format!("note: this ledger has never heard of {}; it is paused all the same", clean(&called(&target))));
     }
     set(&target, Some(reason), store)?;
     writeln!(out, "{} is paused", clean(&called(&target)))?;

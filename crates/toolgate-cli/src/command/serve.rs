@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use toolgate::config::Config;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 use toolgate_store::SqliteStore;
@@ -79,15 +79,21 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
     telling.begin(telemetry.as_ref());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let code = runtime.block_on(serve(args, store, served, found, telling.quiet))?;
+    let code = runtime.block_on(serve(args, store, served, found))?;
     // Whoever reads standard input waits for a line that never comes.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(code)
 }
 
-async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce, quiet: bool) -> io::Result<ExitCode> {
+async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
+    // Whoever says that it serves can be told to end.
+    let mut ending = Ending::new()?;
     if let Some(notice) = &found.notice {
         anstream::eprintln!("{notice}");
+    }
+    if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.names().all(|known| known != *agent)) {
+        let known: Vec<&str> = found.config.names().collect();
+        return Err(io::Error::other(format!("there is no agent `{}`; there are: {}", super::ledger::clean(agent), known.join(", "))));
     }
     let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
     if let Some(parent) = path.parent() {
@@ -107,18 +113,22 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
     let address = args.listen.or(listen).unwrap_or(HERE);
     let reader = Arc::clone(&served);
-    let gateway = Gateway::open(move || reader.config(), options).await?;
+    let gateway = tokio::select! {
+        opened = Gateway::open(move || reader.config(), options) => opened?,
+        // What was started meanwhile ends with this process.
+        () = ending.told() => return Ok(ExitCode::SUCCESS),
+    };
     tokio::spawn({
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
     let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone()));
     let ended = if args.stdio {
-        anstream::eprintln!("toolgate serves on standard streams");
+        crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
         tokio::select! {
             ended = &mut serving => ended,
-            () = told_to_end() => {
+            () = ending.told() => {
                 // What is under way ends first.
                 gateway.begin_to_end();
                 serving.await
@@ -128,8 +138,8 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let listening = gateway.listen(address).await;
         match listening {
             Ok(listening) => {
-                report(&gateway, listening.address, found.config.gateway.tls.is_some(), quiet)?;
-                told_to_end().await;
+                report(&gateway, listening.address, found.config.gateway.tls.is_some())?;
+                ending.told().await;
                 gateway.begin_to_end();
                 listening.ended().await;
                 Ok(())
@@ -143,12 +153,12 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
 }
 
 /// One line when it is ready, and a few for a person who wants to know.
-fn report(gateway: &Gateway, address: SocketAddr, tls: bool, quiet: bool) -> io::Result<()> {
+fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
     let scheme = if tls { "https" } else { "http" };
     let mut out = anstream::stdout().lock();
     writeln!(out, "toolgate serves at {BOLD}{scheme}://{address}/mcp{BOLD:#}")?;
     out.flush()?;
-    if quiet {
+    if crate::is_quiet() {
         return Ok(());
     }
     let mut err = anstream::stderr().lock();
@@ -169,19 +179,23 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool, quiet: bool) -> io:
     Ok(())
 }
 
-/// Until somebody wants it to end.
-async fn told_to_end() {
-    let terminate = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut told) => {
-                told.recv().await;
-            }
-            Err(_) => std::future::pending().await,
+/// How somebody says that it should end.
+struct Ending {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Ending {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Until somebody does.
+    async fn told(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-    };
-    tokio::select! {
-        () = terminate => {}
-        _ = tokio::signal::ctrl_c() => {}
     }
 }
 
@@ -224,13 +238,13 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 let held = health.iter().flat_map(|one| &one.held).map(|change| format!("{} {}", change.upstream, change.tool));
                 let held: Vec<String> = held.map(|tool| super::ledger::clean(&tool)).collect();
                 match held.is_empty() {
-                    true => anstream::eprintln!("the tools of upstreams are offered as they were accepted"),
+                    true => crate::note("the tools of upstreams are offered as they were accepted"),
                     false => anstream::eprintln!("held back: {}; look with `toolgate upstream diff`", held.join(", ")),
                 }
                 files = now.unwrap_or(files);
             }
             Ok(()) => {
-                anstream::eprintln!("the configuration was read again: {because}");
+                crate::note(&format!("the configuration was read again: {because}"));
                 files = now.unwrap_or(files);
             }
             Err(error) => anstream::eprintln!("error: the configuration stays in force as it was: {error}"),

@@ -25,6 +25,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
+    if args.principal.trim().is_empty() {
+        return Err(io::Error::other("say who comes with it, as in `toolgate token ci`"));
+    }
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
     let token = format!("tg_{}", secret.iter().map(|byte| format!("{byte:02x}")).collect::<String>());

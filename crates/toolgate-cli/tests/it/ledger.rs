@@ -1,20 +1,30 @@
 //! A ledger that is kept: what a user of `audit`, `replay` and `backtest` sees.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use regex::Regex;
 use serde_json::{Value, json};
 
+use crate::lookback::decided_alike;
 use crate::toolgate;
 
 /// A ledger of the demonstration.
 struct Kept {
     directory: tempfile::TempDir,
+    is_spoilt: Cell<bool>,
+}
+
+/// What was decided here is decided again when the test has ended.
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.look_back();
+    }
 }
 
 impl Kept {
     fn new() -> Self {
-        let kept = Self { directory: tempfile::tempdir().unwrap() };
+        let kept = Self { directory: tempfile::tempdir().unwrap(), is_spoilt: Cell::new(false) };
         let (code, stdout, stderr) = kept.run(&["demo"]);
         assert_eq!((code, stderr.as_str()), (0, ""));
         assert!(stdout.contains("The ledger is kept in"), "{stdout}");
@@ -57,7 +67,16 @@ impl Kept {
         stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    fn look_back(&self) {
+        if !self.is_spoilt.get() {
+            decided_alike(&self.path(), toolgate);
+        }
+    }
+
+    /// For somebody who changes what is written: it is looked back at before, and not any more.
     fn sql(&self) -> rusqlite::Connection {
+        self.look_back();
+        self.is_spoilt.set(true);
         rusqlite::Connection::open(self.path()).unwrap()
     }
 }
@@ -347,6 +366,7 @@ async fn a_person_settles_what_nobody_knows_and_pruning_leaves_it_alone() {
     let path = directory.path().join("ledger.db");
     let calls = in_the_dark(&path).await;
     let run = |args: &[&str]| toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
+    decided_alike(&path, toolgate);
     // Nobody else can read the keys.
     let mut keys = 0;
     for key in std::fs::read_dir(directory.path().join("ledger.db.state/keys")).unwrap() {
@@ -366,6 +386,10 @@ async fn a_person_settles_what_nobody_knows_and_pruning_leaves_it_alone() {
     assert_eq!(run(&["audit", "settle", &calls[1], "--never", "--by", "ann"]).0, 2);
     let (code, said, _) = run(&["audit", "verify"]);
     assert!(code == 0, "{said}");
+    let (code, said, _) = run(&["audit", "show", &calls[0]]);
+    assert!(code == 0 && said.starts_with("its own row was pruned") && said.contains("by ann"), "{said}");
+    let (code, said, stderr) = run(&["audit", "show", &calls[0], "--receipt"]);
+    assert!(code == 2 && said.is_empty() && stderr.contains("rows up to 2 were pruned since then"), "{stderr}");
     let (_, rows, _) = run(&["audit", "query", "--decision", "settled", "--json"]);
     assert_eq!(rows.lines().count(), 2, "{rows}");
 }
@@ -385,8 +409,11 @@ fn what_is_kept_can_be_pruned_settled_and_signed_anew() {
     let second = kept.run(&["audit", "key", "--rotate"]).1;
     assert_ne!(first, second);
     assert_eq!(kept.run(&["audit", "key"]).1, second);
+    let call = kept.json(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
     let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s"]);
     assert!(stdout.starts_with("31 rows"), "{stdout}");
+    let (code, _, stderr) = kept.run(&["audit", "show", &call]);
+    assert!(code == 2 && stderr.contains("rows up to 31 were pruned since then, and it may be one of them"), "{stderr}");
     let (code, stdout, _) = kept.run(&["audit", "verify", "--key", first.trim()]);
     assert!(code == 0 && stdout.contains("31 rows before them"), "{stdout}");
 }

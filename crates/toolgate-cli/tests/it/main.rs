@@ -6,9 +6,14 @@ mod check;
 mod gateway;
 mod hook;
 mod ledger;
+mod lookback;
+mod manners;
 mod sandbox;
+mod serving;
 mod setup;
+mod slips;
 mod telemetry;
+mod verbs;
 
 use assert_cmd::Command;
 use serde_json::Value;

@@ -273,6 +273,10 @@ impl RemoteTool {
                 if matches!(trouble, Trouble::Status(401)) && self.link.may_renew() {
                     return self.renewed(generation);
                 }
+                if matches!(trouble, Trouble::Unread) {
+                    self.link.answered();
+                    return self.unread(&why.to_string());
+                }
                 tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
@@ -347,6 +351,8 @@ enum Trouble {
     Nobody,
     /// It was turned away.
     Status(u16),
+    /// It has answered, and nobody understands it.
+    Unread,
     /// It may have been heard.
     Unclear,
 }
@@ -360,6 +366,9 @@ impl Trouble {
                 // Refused at the door.
                 Some(StreamableHttpError::HttpStatus(error)) if (400..500).contains(&error.status) && error.status != 408 => {
                     return Self::Status(error.status);
+                }
+                Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
+                    return Self::Unread;
                 }
                 _ => {}
             }

@@ -16,6 +16,7 @@ use toolgate::Timestamp;
 use toolgate::config::{Credentials, Reach, Remote, Upstream};
 
 use super::connect::connect;
+use super::listen::{pages, shortly};
 use super::pins::{Change, Pins};
 use super::route::{FromUpstream, Routes};
 use super::scan::{Suspicion, mentions, words};
@@ -346,7 +347,8 @@ impl Link {
     /// Waits until no call is under way, and ends it.
     pub(crate) async fn end_when_idle(&self, patience: Duration) {
         let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
-        let _ = tokio::time::timeout(patience, self.seats.acquire_many(all)).await;
+        // Held until it has ended: nothing is begun there any more.
+        let _all = tokio::time::timeout(patience, self.seats.acquire_many(all)).await;
         self.end().await;
     }
 
@@ -357,18 +359,21 @@ impl Link {
             let info = peer.peer_info();
             let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
             let said = |error: ServiceError| super::plain::question(&error);
-            let tools = if capabilities.tools.is_some() { peer.list_all_tools().await.map_err(said)? } else { Vec::new() };
+            let tools = if capabilities.tools.is_some() {
+                pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await.map_err(said)?
+            } else {
+                Vec::new()
+            };
             // Whoever claims to have prompts and resources and does not, has none.
-            let brief = Duration::from_secs(8);
             let prompts = match capabilities.prompts.is_some() && self.upstream.prompts {
-                true => tokio::time::timeout(brief, peer.list_all_prompts()).await.ok().and_then(Result::ok).unwrap_or_default(),
+                true => shortly(pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor))).await,
                 false => Vec::new(),
             };
             let (mut resources, mut templates) = (Vec::new(), Vec::new());
             if capabilities.resources.is_some() && self.upstream.resources {
-                resources = tokio::time::timeout(brief, peer.list_all_resources()).await.ok().and_then(Result::ok).unwrap_or_default();
-                templates =
-                    tokio::time::timeout(brief, peer.list_all_resource_templates()).await.ok().and_then(Result::ok).unwrap_or_default();
+                resources = shortly(pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor))).await;
+                let listed = pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
+                templates = shortly(listed).await;
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
             Ok::<_, String>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))

@@ -2,12 +2,40 @@
 
 use std::time::Duration;
 
-use rmcp::model::{ServerNotification, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams};
+use rmcp::model::{PaginatedRequestParams, ServerNotification, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams};
 use rmcp::service::Peer;
-use rmcp::{RoleClient, ServiceError};
+use rmcp::{ErrorData, RoleClient, ServiceError};
 
 use super::link::{Link, is_modern};
 use crate::gateway::lock;
+
+/// The most that a list of an upstream may hold, and the most pages.
+const LONGEST_LIST: usize = 10_000;
+const MOST_PAGES: usize = 1_000;
+
+/// All of a list that may come in pages.
+pub(super) async fn pages<T, L, F: Future<Output = Result<L, ServiceError>>>(
+    ask: impl Fn(Option<PaginatedRequestParams>) -> F,
+    read: impl Fn(L) -> (Vec<T>, Option<String>),
+) -> Result<Vec<T>, ServiceError> {
+    let (mut all, mut cursor) = (Vec::new(), None);
+    for _ in 0..MOST_PAGES {
+        let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
+        let (part, next) = read(ask(Some(page)).await?);
+        all.extend(part);
+        match next {
+            None if all.len() <= LONGEST_LIST => return Ok(all),
+            Some(next) if all.len() <= LONGEST_LIST && cursor.as_ref() != Some(&next) => cursor = Some(next),
+            _ => break,
+        }
+    }
+    Err(ServiceError::McpError(ErrorData::internal_error("its list has no end", None)))
+}
+
+/// What somebody tells soon; else nothing.
+pub(super) async fn shortly<T>(listed: impl Future<Output = Result<Vec<T>, ServiceError>>) -> Vec<T> {
+    tokio::time::timeout(Duration::from_secs(8), listed).await.ok().and_then(Result::ok).unwrap_or_default()
+}
 
 impl Link {
     /// What was wanted of the connection before is wanted of this one.

@@ -113,7 +113,9 @@ impl Service {
         let mut places = well_known(&own, "oauth-authorization-server");
         places.extend(well_known(&own, "openid-configuration"));
         places.extend(Url::parse(&format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'))));
-        let metadata = first(client, places).await?.ok_or_else(|| format!("`{issuer}` does not say where it gives tokens; name it with `token_url`"))?;
+        let metadata = first(client, places)
+            .await?
+            .ok_or_else(|| format!("`{issuer}` does not say where it gives tokens; name it with `token_url`"))?;
         let named = text(&metadata, "issuer").unwrap_or_default();
         if named != issuer && named.trim_end_matches('/') != issuer.trim_end_matches('/') {
             return Err(format!("`{issuer}` says that it is `{named}`"));
@@ -188,12 +190,9 @@ mod tests {
     #[test]
     fn a_challenge_is_read() {
         let challenge = r#"Bearer realm="no scope=here", resource_metadata="https://a.example/x", scope="a b", error=invalid_token"#;
-        for (name, value) in [
-            ("resource_metadata", Some("https://a.example/x")),
-            ("scope", Some("a b")),
-            ("Error", Some("invalid_token")),
-            ("none", None),
-        ] {
+        for (name, value) in
+            [("resource_metadata", Some("https://a.example/x")), ("scope", Some("a b")), ("Error", Some("invalid_token")), ("none", None)]
+        {
             assert_eq!(parameter(challenge, name).as_deref(), value, "{name}");
         }
         assert_eq!(parameter("Bearer", "scope"), None);

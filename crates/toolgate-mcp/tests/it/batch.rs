@@ -48,11 +48,8 @@ impl Old {
         }
         let answer = request.json(messages).send().await.unwrap();
         let (status, text) = (answer.status().as_u16(), answer.text().await.unwrap());
-        let said: Vec<Value> = text
-            .lines()
-            .filter_map(|line| line.strip_prefix("data:"))
-            .filter_map(|data| serde_json::from_str(data.trim()).ok())
-            .collect();
+        let said: Vec<Value> =
+            text.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok()).collect();
         (status, if said.is_empty() { serde_json::from_str(&text).into_iter().collect() } else { said })
     }
 }

@@ -87,6 +87,23 @@ async fn two_names_for_a_conversation_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_says_in_which_turn_a_model_made_the_call_and_why_it_stopped() {
+    let gate = Gate::open("[tools.calc]\nkind = \"builtin\"\n[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n").await;
+    let meta = json!({"toolgate/turn": 3, "toolgate/stopReason": "tool_use"});
+    gate.client().in_session("s").ask("tools/call", json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": meta})).await;
+    let mut call = json!({"id": "1", "session": "s", "tool": "mine", "turn": 4, "stopReason": "tool_calls"});
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let post = async |verb: &str, body: &Value| http.post(format!("{}/v1/calls/{verb}", gate.url)).json(body).send().await.unwrap();
+    assert_eq!(post("check", &call).await.status().as_u16(), 200);
+    call["result"] = json!({});
+    assert_eq!(post("report", &call).await.status().as_u16(), 200);
+    let rows = gate.gateway.gate().session("default", "local", "s").rows().await.unwrap();
+    let said: Vec<_> = rows.iter().map(|row| (row.turn, row.stop_reason.as_deref())).collect();
+    assert_eq!(said, [(Some(3), Some("tool_use")), (Some(4), Some("tool_calls"))]);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_makes_two_calls_one() {
     let config = with_fixture("") + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n";
     let gate = Gate::open(&config).await;

@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use toolgate_mcp::Status;
 
-use crate::support::{Client, Gate, children, fixture, lines, until};
+use crate::support::{Client, Gate, alone, children, fixture, lines, until};
 
 /// Two upstreams: one that is well, and one that is not.
-fn config(ill: &str) -> String {
+pub(crate) fn config(ill: &str) -> String {
     format!(
         "[upstreams.well]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"read\"\nconcurrency = 64\n[upstreams.ill]\n{ill}\n",
         json!(fixture())
@@ -28,24 +28,31 @@ fn script(home: &Path, name: &str, text: &str) -> Value {
     json!(path)
 }
 
-/// Sixty-four clients of the one that is well, for as long as this lives.
-struct Crowd {
+/// Sixty-four clients, for as long as this lives.
+pub(crate) struct Crowd {
     stop: Arc<AtomicBool>,
     calls: Arc<AtomicUsize>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Crowd {
+    /// Of the one that is well.
     fn gather(client: &Client) -> Self {
+        Self::of(client, &["well_echo"])
+    }
+
+    /// Each of them calls one of these.
+    pub(crate) fn of(client: &Client, tools: &[&'static str]) -> Self {
         let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let one = |number: usize| {
             let (client, stop, calls) = (client.in_session(&format!("crowd-{number}")), Arc::clone(&stop), Arc::clone(&calls));
+            let tool = tools[number % tools.len()];
             tokio::spawn(async move {
                 let mut turn = 0;
                 while !stop.load(Ordering::Relaxed) {
                     let text = format!("{number}-{turn}");
-                    let result = client.call("well_echo", json!({"text": text})).await;
-                    assert_eq!(result["structuredContent"]["text"], json!(text), "{result}");
+                    let result = client.call(tool, json!({"text": text})).await;
+                    assert_eq!(result["structuredContent"]["text"], json!(text), "{tool}: {result}");
                     calls.fetch_add(1, Ordering::Relaxed);
                     turn += 1;
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -57,7 +64,7 @@ impl Crowd {
     }
 
     /// All of them were always answered.
-    async fn leave(self) -> usize {
+    pub(crate) async fn leave(self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             task.await.unwrap();
@@ -253,10 +260,7 @@ async fn restarted_on_another_version() {
 /// In a process of its own, where nobody else opens files.
 #[test]
 fn nothing_is_left_behind() {
-    let own = std::env::current_exe().unwrap();
-    let output = std::process::Command::new(own).args(["--exact", "faults::leaks", "--ignored", "--nocapture"]).output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    alone("faults::leaks");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,8 +6,14 @@ mod batch;
 mod bombs;
 mod crowd;
 mod door;
+mod entering;
 mod faults;
 mod http;
+mod kinds;
+#[path = "../../../toolgate-store/tests/it/lookback.rs"]
+mod lookback;
+mod noticed;
+mod oauth;
 mod old;
 mod resources;
 mod security;

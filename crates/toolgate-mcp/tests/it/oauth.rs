@@ -94,7 +94,10 @@ fn config(own: &str, more: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_issuer_says_where_it_gives_tokens_and_hears_for_whom() {
     let basic = "authorization: basic bwu6czncm3qtb2ytbwluzq==";
-    let by_form = Says { issuer: json!({"issuer": "OWN/tenant", "token_endpoint": "OWN/token", "token_endpoint_auth_methods_supported": ["client_secret_post"]}), ..says() };
+    let by_form = Says {
+        issuer: json!({"issuer": "OWN/tenant", "token_endpoint": "OWN/token", "token_endpoint_auth_methods_supported": ["client_secret_post"]}),
+        ..says()
+    };
     let silent = Says { resource: None, ..says() };
     let narrow = Says { challenge: "Bearer scope=\"only this\", resource_metadata=\"http://evil.example/x\"", ..says() };
     for (name, says, more, head, scope, form) in [
@@ -127,8 +130,16 @@ async fn the_secret_goes_to_nobody_else() {
     let basic = json!(["client_secret_basic"]);
     for (name, says, why) in [
         ("another's name", Says { resource: resource("https://evil.example/mcp", "OWN/tenant"), ..says() }, "which it is not"),
-        ("another's issuer", Says { resource: resource("OWN/mcp", "https://evil.example"), ..says() }, "takes tokens of `https://evil.example`"),
-        ("an issuer that is another", Says { issuer: issuer("https://evil.example", basic.clone()), ..says() }, "says that it is `https://evil.example`"),
+        (
+            "another's issuer",
+            Says { resource: resource("OWN/mcp", "https://evil.example"), ..says() },
+            "takes tokens of `https://evil.example`",
+        ),
+        (
+            "an issuer that is another",
+            Says { issuer: issuer("https://evil.example", basic.clone()), ..says() },
+            "says that it is `https://evil.example`",
+        ),
         ("an issuer that wants no secret", Says { issuer: issuer("OWN/tenant", json!(["private_key_jwt"])), ..says() }, "takes no secret"),
         ("an issuer that says nothing", Says { issuer: json!([]), ..says() }, "does not say where it gives tokens"),
     ] {

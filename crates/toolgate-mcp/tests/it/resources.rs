@@ -148,9 +148,7 @@ impl Old {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_subscribes_hears_of_that_one_and_no_other() {
-    let fixture = |name: &str| {
-        format!("[upstreams.{name}]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n", json!(fixture()))
-    };
+    let fixture = |name: &str| format!("[upstreams.{name}]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n", json!(fixture()));
     let gate = Gate::open(&(fixture("a") + &fixture("b"))).await;
     let watched = "toolgate://b/test://watched-resource";
     let (mut hears, mut other) = (Old::open(&gate).await, Old::open(&gate).await);

@@ -74,6 +74,17 @@ impl Gate {
     pub(crate) fn pins(&self) -> PathBuf {
         self.home.path().join("pins")
     }
+
+    pub(crate) fn ledger(&self) -> PathBuf {
+        self.home.path().join("ledger.db")
+    }
+}
+
+/// What was decided here is decided again when the test has ended.
+impl Drop for Gate {
+    fn drop(&mut self) {
+        crate::lookback::decided_alike(&self.ledger());
+    }
 }
 
 /// A client of 2026-07-28, as plain as can be.
@@ -185,6 +196,14 @@ pub(crate) fn children() -> Vec<(u32, String)> {
         }
     }
     found
+}
+
+/// Runs a test that is ignored otherwise, in a process of its own.
+pub(crate) fn alone(test: &str) {
+    let own = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(own).args(["--exact", test, "--ignored", "--nocapture"]).output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 /// Waits until something is so.

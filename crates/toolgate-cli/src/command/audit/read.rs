@@ -1,8 +1,6 @@
 //! Looking.
 
-use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -102,8 +100,16 @@ fn about(row: &Row) -> String {
 pub(super) fn show(call: CallId, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
     let entries = ledger.show(call).map_err(io::Error::other)?;
-    if let (true, Some(entry)) = (receipt, entries.first()) {
-        let receipt = ledger.receipt(entry).map_err(io::Error::other)?;
+    let own = entries.first().filter(|entry| entry.row.call == call);
+    let pruned = if own.is_none() { ledger.pruned_since(call).map_err(io::Error::other)? } else { None };
+    let missing = || {
+        io::Error::other(match pruned {
+            Some(seq) => format!("the ledger has no call {call}; rows up to {seq} were pruned since then, and it may be one of them"),
+            None => format!("the ledger has no call {call}; `toolgate audit query` lists those it has"),
+        })
+    };
+    if receipt {
+        let receipt = ledger.receipt(own.ok_or_else(missing)?).map_err(io::Error::other)?;
         writeln!(io::stdout().lock(), "{}", json!(receipt))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -112,12 +118,16 @@ pub(super) fn show(call: CallId, receipt: bool, json: bool, store: Option<&Path>
         let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
         if let Some(row) = pending.into_iter().find(|intent| intent.call == call).and_then(|intent| intent.row) {
             let mut out = anstream::stdout().lock();
-            writeln!(out, "{DIM}not in the ledger yet: nobody has said how it ended{DIM:#}")?;
+            let why = if pruned.is_some() { "not in the ledger any more, or not yet" } else { "not in the ledger yet" };
+            writeln!(out, "{DIM}{why}: nobody has said how it ended{DIM:#}")?;
             return writeln!(out, "{}", serde_json::to_string_pretty(&*row)?).map(|()| ExitCode::SUCCESS);
         }
-        return Err(io::Error::other(format!("the ledger has no call {call}; `toolgate audit query` lists those it has")));
+        return Err(missing());
     }
     let mut out = anstream::stdout().lock();
+    if own.is_none() && !json {
+        writeln!(out, "{DIM}its own row was pruned; this was found out later{DIM:#}\n")?;
+    }
     for entry in &entries {
         if json {
             writeln!(out, "{}", json!(entry))?;
@@ -174,8 +184,9 @@ pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) 
     let total = if io::stderr().is_terminal() { ledger.count(&filter).map_err(io::Error::other)? } else { 0 };
     let bar = bar(total, "exporting");
     // Whole or not at all, and for nobody else's eyes.
-    let draft = path.with_extension("part");
-    let mut file = BufWriter::new(File::options().write(true).create(true).truncate(true).mode(0o600).open(&draft).map_err(named)?);
+    let beside = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::metadata(beside).map_err(named)?;
+    let mut file = BufWriter::new(tempfile::NamedTempFile::new_in(beside).map_err(named)?);
     let mut count = 0_u64;
     ledger
         .query(&filter, |entry| {
@@ -184,8 +195,8 @@ pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) 
             write_entry(&mut file, &entry)
         })
         .map_err(told)?;
-    file.flush()?;
-    std::fs::rename(&draft, path).map_err(named)?;
+    let draft = file.into_inner().map_err(|error| named(error.into_error()))?;
+    draft.persist(path).map_err(|error| named(error.error))?;
     bar.finish_and_clear();
     writeln!(io::stdout().lock(), "{} in {}", counted(count, "row"), path.display())?;
     Ok(ExitCode::SUCCESS)
@@ -262,6 +273,9 @@ pub(super) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
     entries.reverse();
     for entry in &entries {
         line(entry, json)?;
+    }
+    if entries.is_empty() && !json {
+        crate::note("nothing is recorded that fits");
     }
     if !follow {
         return Ok(ExitCode::SUCCESS);

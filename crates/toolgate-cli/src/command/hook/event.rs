@@ -47,6 +47,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
 struct Told<'t> {
     hook_event_name: Option<String>,
     session_id: Option<String>,
@@ -76,7 +77,12 @@ impl Event {
     /// Reads an event.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
-        let told: Told<'_> = serde_json::from_str(text).map_err(|error| format!("standard input is no hook event: {error}"))?;
+        let no_event = |error: &dyn std::fmt::Display| format!("standard input is no hook event: {error}");
+        // A list would be taken for the fields in their order.
+        if text.trim_start().starts_with('[') {
+            return Err(no_event(&"it is a list, not a JSON object"));
+        }
+        let told: Told<'_> = serde_json::from_str(text).map_err(|error| no_event(&error))?;
         let name = told.hook_event_name;
         let value = |raw: Option<&RawValue>| raw.map_or(Ok(Value::Null), |raw| serde_json::from_str(raw.get()));
         let unread = |error: serde_json::Error| format!("the result of the tool cannot be read: {error}");

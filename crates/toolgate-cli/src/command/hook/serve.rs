@@ -105,6 +105,7 @@ async fn serve(args: &Args) -> io::Result<()> {
 
 /// Listens where nobody listens. Whoever may reach the socket may ask; what they may do, the configuration says.
 fn listen(path: &Path) -> io::Result<UnixListener> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
             return Err(io::Error::other(format!("{} is there, and is no socket", path.display())));
@@ -112,10 +113,10 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::other(format!("a service listens at {} already", path.display())));
         }
-        std::fs::remove_file(path)?;
+        std::fs::remove_file(path).map_err(named)?;
     }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    let listener = UnixListener::bind(path).map_err(named)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(named)?;
     Ok(listener)
 }
 

@@ -1,0 +1,52 @@
+//! A look back when a test has ended: every session that it made is decided again, by `toolgate replay`, and comes out the same.
+
+use std::path::{Path, PathBuf};
+
+use crate::hook::{Project, walk};
+
+/// Fails where `replay` says that a call of this ledger would be decided otherwise now. What it cannot judge, it says itself.
+pub(crate) fn decided_alike(store: &Path, run: impl Fn(&[&str]) -> (i32, String, String)) {
+    // A test that fails has its own reason.
+    if std::thread::panicking() {
+        return;
+    }
+    let sessions = toolgate_store::Ledger::open(store).and_then(|ledger| ledger.sessions(None)).unwrap_or_else(|error| panic!("{error}"));
+    for key in sessions {
+        let (agent, principal) = (format!("--agent={}", key.agent), format!("--principal={}", key.principal));
+        let (code, stdout, stderr) = run(&["replay", "--json", &agent, &principal, "--store", store.to_str().unwrap(), "--", &key.session]);
+        let pruned = code == 2 && stderr.contains("were pruned; there is nothing to decide again");
+        assert!(code == 0 || pruned, "session `{}` is decided otherwise now, or not at all:\n{stdout}{stderr}", key.session);
+        println!("session `{}`: {}{stderr}", key.session, stdout.lines().last().unwrap_or_default());
+    }
+}
+
+/// The ledgers that are anywhere in a project or its home, and that nobody has taken away.
+fn ledgers(project: &Project) -> Vec<PathBuf> {
+    let files = walk(&project.path(""));
+    let keys = files.iter().filter(|path| path.ends_with("keys/redact.key"));
+    keys.filter_map(|key| Some(key.ancestors().nth(2)?.with_extension(""))).filter(|ledger| ledger.is_file()).collect()
+}
+
+/// Where it was made and by whom: `~` in a command is the home of whoever looks.
+impl Drop for Project {
+    fn drop(&mut self) {
+        for ledger in ledgers(self) {
+            decided_alike(&ledger, |args| self.run(args, ""));
+        }
+    }
+}
+
+const CONFIG: &str = "store = \"ledger.db\"\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n\
+    [[policy]]\nname = \"no_push\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"git push\"] }]\n";
+
+#[test]
+#[should_panic(expected = "session `s` is decided otherwise now")]
+fn a_call_that_would_be_decided_otherwise_is_noticed_when_its_test_ends() {
+    let project = Project::with(CONFIG);
+    let push = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "bash", "tool_input": {"command": "git push"}, "tool_use_id": "t"}"#;
+    let (_, said, _) = project.run(&["hook", "--config", "toolgate.toml"], push);
+    assert!(said.contains("no_push"), "{said}");
+    assert_eq!(ledgers(&project), [project.path("project/ledger.db")]);
+    let sql = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
+    assert_eq!(sql.execute("UPDATE configs SET body = replace(body, 'git push', 'git pull')", []).unwrap(), 1);
+}

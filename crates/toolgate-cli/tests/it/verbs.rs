@@ -1,0 +1,449 @@
+//! What verbs say: word for word, with their exit codes.
+
+use assert_cmd::Command;
+use assert_cmd::cargo::CommandCargoExt;
+use regex::Regex;
+use serde_json::{Value, json};
+
+use crate::hook::Project;
+
+/// An agent runs commands, and asks before it deletes.
+pub(crate) const CODER: &str = r#"
+store = "ledger.db"
+name = "coder"
+[tools.bash]
+kind = "client"
+policy = "open"
+shell = "/command"
+[[policy]]
+name = "deletes"
+rule = "ask"
+tools = ["bash"]
+where = [{ argument = "/command", runs = ["rm"] }]
+reason = "This deletes something."
+approvers = ["boss", "ann"]
+"#;
+
+/// A project that looks into the ledger of the demonstration.
+pub(crate) fn desk() -> Project {
+    let project = Project::with("store = \"ledger.db\"\n");
+    assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
+    project
+}
+
+/// A client tells of a command.
+pub(crate) fn tell(project: &Project, event: &str, command: &str, more: &Value) {
+    let mut told = json!({"hook_event_name": event, "session_id": "s1", "tool_name": "Bash", "tool_use_id": command});
+    told["tool_input"] = json!({"command": command});
+    told.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let (code, _, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &told.to_string());
+    assert_eq!((code, stderr.as_str()), (0, ""), "{command}");
+}
+
+/// One of the programs that stand beside `toolgate`, or itself.
+pub(crate) fn program(project: &Project, name: &str, args: &[&str], input: &[u8]) -> (i32, String, String) {
+    let mut command = std::process::Command::cargo_bin(name).unwrap();
+    project.environment(&mut command);
+    let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or_else(|| panic!("killed")), text(output.stdout), text(output.stderr))
+}
+
+/// Without what is different every time, or on another machine.
+pub(crate) fn plain(text: &str) -> String {
+    let each_time = [
+        ("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL"),
+        ("[0-9a-f]{128}", "SIGNATURE"),
+        ("[0-9a-f]{64}", "HEX"),
+        ("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z", "MOMENT"),
+        ("127.0.0.1:[0-9]+", "127.0.0.1:PORT"),
+        ("\"principal\":\"[^\"]*\",\"session\"", "\"principal\":\"USER\",\"session\""),
+        (" of [^ ]+ with coder", " of USER with coder"),
+    ];
+    each_time.iter().fold(text.to_owned(), |text, (from, to)| Regex::new(from).unwrap().replace_all(&text, *to).into_owned())
+}
+
+/// What is said to each command of a line, after its exit code. What changes in files is left out: other tests look at the files.
+pub(crate) fn told(project: &Project, line: &str) -> String {
+    let one = |command: &str| {
+        let said = project.said(&command.split(' ').collect::<Vec<_>>(), "");
+        let (code, said) = said.strip_prefix("exit ").unwrap().split_once('\n').unwrap();
+        let is_diff = |line: &str| line.starts_with("  +") || (line.starts_with("  -") && !line.starts_with("  --"));
+        // What the kernel can do is the machine's business.
+        let wanted = said.lines().filter(|line| !line.is_empty() && !is_diff(line) && !line.contains(" sandbox "));
+        format!("$ {command} [{code}]\n{}", wanted.map(|line| format!("{line}\n")).collect::<String>())
+    };
+    plain(&line.split("; ").map(one).collect::<String>())
+}
+
+/// Of each line that a verb says as JSON, one field.
+fn each(project: &Project, args: &[&str], field: &str) -> Vec<String> {
+    let (_, stdout, _) = project.run(args, "");
+    stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()[field].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn calls_that_wait_are_listed_and_answered() {
+    let project = Project::with(CODER);
+    tell(&project, "PreToolUse", "ls", &json!({}));
+    assert_eq!(told(&project, "approvals list"), "$ approvals list [0]\nnothing waits\n");
+    tell(&project, "PreToolUse", "rm x", &json!({}));
+    tell(&project, "PreToolUse", "rm y", &json!({}));
+    let [one, two] = each(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
+    let said = told(
+        &project,
+        &format!(
+            "approvals list; approvals list --json; approvals approve {one} --as mallory; approvals approve apr_none; approvals deny; \
+             approvals approve {one} --as boss; approvals approve {one} --as boss; approvals deny {two} --as ann; approvals list --json; \
+             approvals list --store none.db"
+        ),
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ approvals list [0]
+    apr_CALL bash {"command":"rm x"}
+      This deletes something.
+      asked by deletes; to be answered by boss or ann until TIME; session s1
+    apr_CALL bash {"command":"rm y"}
+      This deletes something.
+      asked by deletes; to be answered by boss or ann until TIME; session s1
+    $ approvals list --json [0]
+    {"answered_by":null,"approvers":[["boss","ann"]],"asked_at":"MOMENT","asked_by":["deletes"],"digest":"HEX","expires":"MOMENT","id":"apr_CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"reason":"This deletes something.","shown":{"command":"rm x"},"state":"waiting","tool":"bash"}
+    {"answered_by":null,"approvers":[["boss","ann"]],"asked_at":"MOMENT","asked_by":["deletes"],"digest":"HEX","expires":"MOMENT","id":"apr_CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"reason":"This deletes something.","shown":{"command":"rm y"},"state":"waiting","tool":"bash"}
+    $ approvals approve apr_CALL --as mallory [2]
+    error: `mallory` may not answer this one; `--as` says in whose name
+    $ approvals approve apr_none [2]
+    error: `apr_none` does not wait; `toolgate approvals list` lists what does
+    $ approvals deny [2]
+    error: the following required arguments were not provided:
+      <ID>
+    Usage: toolgate approvals deny <ID>
+    For more information, try '--help'.
+    $ approvals approve apr_CALL --as boss [0]
+    approved bash {"command":"rm x"}
+    $ approvals approve apr_CALL --as boss [2]
+    error: `apr_CALL` does not wait; `toolgate approvals list` lists what does
+    $ approvals deny apr_CALL --as ann [0]
+    denied bash {"command":"rm y"}
+    $ approvals list --json [0]
+    $ approvals list --store none.db [2]
+    error: the ledger none.db: there is no such file; `--store` names the ledger that toolgate wrote
+    "#);
+}
+
+#[test]
+fn whoever_is_stopped_is_listed_and_let_go() {
+    let session = "--agent refund-desk --principal agent-7 --session monday";
+    let said = told(
+        &desk(),
+        &format!(
+            "pause; pause --agent refund-desk --because incident-7; pause --principal agent-7 --because on-leave; \
+             pause {session} --because it-loops; pause; resume --agent refund-desk; resume --agent refund-desk; \
+             resume --principal agent-7; resume {session}; resume; pause --store none.db"
+        ),
+    );
+    insta::assert_snapshot!(said, @"
+    $ pause [0]
+    nothing is paused
+    $ pause --agent refund-desk --because incident-7 [0]
+    the agent `refund-desk` is paused
+    $ pause --principal agent-7 --because on-leave [0]
+    the principal `agent-7` is paused
+    $ pause --agent refund-desk --principal agent-7 --session monday --because it-loops [0]
+    the session `monday` of `agent-7` as `refund-desk` is paused
+    $ pause [0]
+    the agent `refund-desk`: incident-7
+    the principal `agent-7`: on-leave
+    the session `monday` of `agent-7` as `refund-desk`: it-loops
+    $ resume --agent refund-desk [0]
+    the agent `refund-desk` goes on
+    $ resume --agent refund-desk [2]
+    error: the agent `refund-desk` is not paused; `toolgate pause` lists what is
+    $ resume --principal agent-7 [0]
+    the principal `agent-7` goes on
+    $ resume --agent refund-desk --principal agent-7 --session monday [0]
+    the session `monday` of `agent-7` as `refund-desk` goes on
+    $ resume [2]
+    error: say what: `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal
+    $ pause --store none.db [2]
+    error: the ledger none.db: there is no such file; `--store` names the ledger that toolgate wrote
+    ");
+}
+
+#[test]
+fn toolgate_is_taken_out_of_every_client_or_of_one() {
+    let project = Project::new();
+    for client in ["cursor", "vscode"] {
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0);
+    }
+    insta::assert_snapshot!(told(&project, "eject --dry-run; eject --for cursor; eject; eject; eject --for emacs"), @"
+    $ eject --dry-run [0]
+    would change HOME/project/.cursor/hooks.json
+    would change HOME/project/.github/hooks/toolgate.json
+    $ eject --for cursor [0]
+    changed HOME/project/.cursor/hooks.json
+    $ eject [0]
+    changed HOME/project/.github/hooks/toolgate.json
+    $ eject [0]
+    toolgate is in none of these settings
+    $ eject --for emacs [2]
+    error: invalid value 'emacs' for '--for <CLIENT>'
+      [possible values: claude-code, codex, cursor, claude-desktop, vscode]
+    For more information, try '--help'.
+    ");
+    project.write("project/.codex/hooks.json", "{\"hooks\": [");
+    let broken = "error: HOME/project/.codex/hooks.json: Unterminated array on line 1 column 11";
+    assert_eq!(told(&project, "eject"), format!("$ eject [2]\n{broken}\n"));
+}
+
+#[test]
+fn a_configuration_is_accepted_with_what_it_holds() {
+    let project = Project::new();
+    insta::assert_snapshot!(told(&project, "trust; trust nowhere.toml"), @"
+    $ trust [2]
+    error: there is no toolgate.toml here; make one with `toolgate init`
+    $ trust nowhere.toml [2]
+    error: nowhere.toml: No such file or directory (os error 2)
+    ");
+    project.write("project/more.toml", "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"look\"]\n");
+    project.write("project/toolgate.toml", "include = [\"more.toml\"]\nname = \"c\"\n[tools.look]\nkind = \"client\"\neffect = \"read\"\n");
+    insta::assert_snapshot!(told(&project, "trust; trust --revoke; trust --revoke"), @"
+    $ trust [0]
+    accepted HOME/project/toolgate.toml
+      c has 1 tool and 1 rule
+      with 1 included file
+    any change to it must be accepted anew
+    $ trust --revoke [0]
+    HOME/project/toolgate.toml is not in force any more
+    $ trust --revoke [0]
+    HOME/project/toolgate.toml was not accepted before
+    ");
+    project.write("project/toolgate.toml", "[tools.look]\nkind = \"clint\"\n");
+    insta::assert_snapshot!(told(&project, "trust"), @r#"
+    $ trust [2]
+    error: the configuration does not load, so it is not accepted
+    error: there is no kind `clint`
+     --> HOME/project/toolgate.toml:2:8
+      |
+    2 | kind = "clint"
+      |        ^^^^^^^
+      |
+      = help: did you mean `client`?
+    "#);
+}
+
+#[test]
+fn a_token_comes_with_the_lines_for_the_configuration() {
+    let said = told(&Project::new(), "token ci --agents support,billing; token ci --json; token");
+    insta::assert_snapshot!(said, @r#"
+    $ token ci --agents support,billing [0]
+    tg_HEX
+    it is not shown again; its client sends it as the header `Authorization: Bearer TOKEN`. This goes into toolgate.toml:
+    [[gateway.tokens]]
+    principal = "ci"
+    sha256 = "HEX"
+    agents = ["support","billing"]
+    $ token ci --json [0]
+    {"agents":null,"principal":"ci","sha256":"HEX","token":"tg_HEX"}
+    $ token [2]
+    error: the following required arguments were not provided:
+      <PRINCIPAL>
+    Usage: toolgate token <PRINCIPAL>
+    For more information, try '--help'.
+    "#);
+}
+
+#[test]
+fn a_ledger_is_exported_pruned_and_signed_anew() {
+    let nobody = "5f".repeat(32);
+    let said = told(
+        &desk(),
+        &format!(
+            "audit export --out out.jsonl; audit export --tool nothing --out none.jsonl; audit export --out nowhere/out.jsonl; \
+             audit prune --older-than 0s --dry-run --json; audit prune; audit key; audit key --rotate; \
+             audit prune --older-than 0s; audit prune --json; audit verify; audit verify --key {nobody}"
+        ),
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit export --out out.jsonl [0]
+    31 rows in out.jsonl
+    $ audit export --tool nothing --out none.jsonl [0]
+    0 rows in none.jsonl
+    $ audit export --out nowhere/out.jsonl [2]
+    error: nowhere/out.jsonl: No such file or directory (os error 2)
+    $ audit prune --older-than 0s --dry-run --json [0]
+    {"would_keep":0,"would_prune":31}
+    $ audit prune [0]
+    0 rows and 0 sealed records are gone; what is left holds without them
+    $ audit key [0]
+    HEX
+    $ audit key --rotate [0]
+    HEX
+    $ audit prune --older-than 0s [0]
+    31 rows and 0 sealed records are gone; what is left holds without them
+    $ audit prune --json [0]
+    {"rows":0,"sealed":0}
+    $ audit verify [0]
+    the ledger holds: 0 rows of 3 sessions, 0 signatures
+    pruned   31 rows before them
+    signed   up to row 31 of 31
+    key      HEX
+             HEX
+    anchor   31:HEX
+             note it down elsewhere: `--anchor` will tell whether this ledger was put back
+    $ audit verify --key HEX [1]
+    the ledger does not hold: what is left of pruned rows is signed with HEX, a key that nobody vouches for
+    "#);
+}
+
+#[test]
+fn what_happened_is_counted_and_the_newest_of_it_listed() {
+    let project = desk();
+    let said = told(&project, "audit stats");
+    // How long each gate took is different every time.
+    insta::assert_snapshot!(said.split("gate  ").next().unwrap(), @"
+    $ audit stats [0]
+    31 rows from TIME to TIME
+    2 failed, 14 refused, 1 replayed, 14 succeeded
+    tool                   calls  refused  failed
+    crm_lookup             3      0        1
+    escalate_to_human      1      0        0
+    identity_verification  3      0        0
+    issue_refund           16     12       1
+    issue_refund_override  1      1        0
+    lookup_order           7      1        0
+    refused by     calls
+    (validate)     3
+    refund_cap     3
+    daily_sum      2
+    same_customer  2
+    (progress)     1
+    (resolve)      1
+    one_per_order  1
+    order_checked  1
+    code                calls
+    invalid_arguments   3
+    refund_cap          3
+    daily_refund_sum    2
+    not_verified        2
+    already_refunded    1
+    loop_detected       1
+    order_not_checked   1
+    system_offline      1
+    unknown_tool        1
+    upstream_forbidden  1
+    ");
+    let said = told(
+        &project,
+        "audit tail -n 3; audit tail --decision replayed; audit tail --tool nothing; audit stats --tool nothing; \
+         audit stats --tool nothing --json",
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit tail -n 3 [0]
+    TIME succeeded identity_verification wednesday customer_id=C-2002 CALL
+    TIME succeeded lookup_order wednesday order_id=B-2 CALL
+    TIME refused   issue_refund wednesday daily_refund_sum · daily_sum customer_id=C-2002 order_id=B-2 CALL
+    $ audit tail --decision replayed [0]
+    TIME replayed  issue_refund tuesday customer_id=C-2002 order_id=B-1 CALL
+    $ audit tail --tool nothing [0]
+    nothing is recorded that fits
+    $ audit stats --tool nothing [0]
+    nothing is recorded that fits
+    $ audit stats --tool nothing --json [0]
+    {"codes":{},"decisions":{},"from":null,"latency":{},"observed":{},"refused_by":{},"rows":0,"to":null,"tools":{}}
+    "#);
+}
+
+#[test]
+fn what_nobody_knows_is_settled_by_name() {
+    let project = Project::with(CODER);
+    for command in ["make", "make install"] {
+        tell(&project, "PreToolUse", command, &json!({}));
+        tell(&project, "PostToolUseFailure", command, &json!({"error": "cut off", "is_interrupt": true}));
+    }
+    let [one, two] = each(&project, &["audit", "settle", "--json"], "call").try_into().unwrap();
+    let said = told(
+        &project,
+        &format!(
+            "audit settle; audit settle --json; audit settle {one}; audit settle {one} --never; \
+             audit settle {one} --happened {{ --by ann; audit settle {one} --happened {{\"exit\":0}} --by ann; \
+             audit settle {two} --never --by ann; audit settle {two} --never --by ann --json; audit settle; audit tail -n 2"
+        ),
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit settle [0]
+    bash {"command":"make"}
+      TIME session s1 of USER with coder
+      toolgate audit settle CALL --happened RESULT --by YOU --store HOME/project/ledger.db
+      toolgate audit settle CALL --never --by YOU --store HOME/project/ledger.db
+    bash {"command":"make install"}
+      TIME session s1 of USER with coder
+      toolgate audit settle CALL --happened RESULT --by YOU --store HOME/project/ledger.db
+      toolgate audit settle CALL --never --by YOU --store HOME/project/ledger.db
+    $ audit settle --json [0]
+    {"arguments":{"command":"make"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}
+    {"arguments":{"command":"make install"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}
+    $ audit settle CALL [2]
+    error: say what became of it: `--happened RESULT` or `--never`
+    $ audit settle CALL --never [2]
+    error: say who says so, with `--by`: the ledger keeps it
+    $ audit settle CALL --happened { --by ann [2]
+    error: the result is no JSON: EOF while parsing an object at line 1 column 1
+    $ audit settle CALL --happened {"exit":0} --by ann [0]
+    CALL is settled: it happened. It had no key and its tool is not `once`, so a repetition is a new call and will run
+    $ audit settle CALL --never --by ann [0]
+    CALL is settled: it never happened, what it had reserved is free, and it may be made again
+    $ audit settle CALL --never --by ann --json [2]
+    error: CALL is not open; `toolgate audit settle` lists what is
+    $ audit settle [0]
+    nothing is open: of every call it is known what became of it
+    $ audit tail -n 2 [0]
+    TIME settled   bash s1 it happened · by ann make CALL
+    TIME settled   bash s1 it never happened · by ann make install CALL
+    "#);
+}
+
+#[test]
+fn a_receipt_is_held_against_the_ledger_or_its_key() {
+    let project = Project::new();
+    let store = "--store ledger.db";
+    let run = |line: &str| project.run(&format!("{line} {store}").split(' ').collect::<Vec<_>>(), "").1;
+    run("demo");
+    let paid: Value = serde_json::from_str(&run("audit query --tool issue_refund --decision succeeded -n 1 --json")).unwrap();
+    let call = paid["row"]["call"].as_str().unwrap();
+    let receipt = run(&format!("audit show {call} --receipt"));
+    project.write("project/receipt.json", &receipt);
+    project.write("project/forged.json", &receipt.replace("succeeded", "refused"));
+    project.write("project/junk.json", "{}");
+    let key = run("audit key");
+    let said = told(
+        &project,
+        &format!(
+            "audit show {call} --receipt {store}; audit receipt receipt.json {store}; audit receipt receipt.json --key {}; \
+             audit receipt forged.json {store}; audit receipt junk.json {store}; audit receipt none.json {store}; \
+             audit receipt receipt.json; audit prune --older-than 0s {store}; audit receipt receipt.json {store}",
+            key.trim()
+        ),
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit show CALL --receipt --store ledger.db [0]
+    {"at":"MOMENT","call":"CALL","config":"HEX","decision":"succeeded","hash":"HEX","key":"HEX","seq":17,"signature":"SIGNATURE","tool":"issue_refund"}
+    $ audit receipt receipt.json --store ledger.db [0]
+    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    its row is in the ledger, unchanged
+    $ audit receipt receipt.json --key HEX [0]
+    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    $ audit receipt forged.json --store ledger.db [1]
+    this receipt is not one of this ledger: its signature does not hold
+    $ audit receipt junk.json --store ledger.db [2]
+    error: this is no receipt: missing field `call`
+    $ audit receipt none.json --store ledger.db [2]
+    error: none.json: No such file or directory (os error 2)
+    $ audit receipt receipt.json [2]
+    error: say which ledger to believe: its public key with `--key`, or the ledger with `--store`
+    $ audit prune --older-than 0s --store ledger.db [0]
+    31 rows and 0 sealed records are gone; what is left holds without them
+    $ audit receipt receipt.json --store ledger.db [0]
+    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    its row was pruned since
+    "#);
+}

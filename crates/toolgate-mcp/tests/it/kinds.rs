@@ -1,0 +1,440 @@
+//! Kinds of upstreams, and of what they have: the old transport, long lists, lists that change, prompts and resources; and what a program
+//! is told of all this.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use rmcp::model::*;
+use rmcp::service::{NotificationContext, Peer, RequestContext, SubscriptionContext, SubscriptionSink};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use toolgate_mcp::Status;
+
+use crate::entering::{EITHER, Ears, Older, plain};
+use crate::old::{about, answer, listen, request};
+use crate::support::{Client, Gate, until};
+
+/// A server of 2024-11-05: what it is asked is posted, and what it says it says on one stream.
+#[derive(Default)]
+struct Posted {
+    line: Mutex<Option<mpsc::UnboundedSender<String>>>,
+    streams: AtomicUsize,
+    ran: AtomicUsize,
+    heads: Mutex<Vec<String>>,
+}
+
+impl Posted {
+    async fn serve(self: Arc<Self>, mut stream: TcpStream) {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        self.heads.lock().unwrap().push(head.clone());
+        if head.starts_with("get ") {
+            let (say, mut said) = mpsc::unbounded_channel();
+            *self.line.lock().unwrap() = Some(say);
+            let place = format!("event: endpoint\ndata: /post/{}\n\n", self.streams.fetch_add(1, Ordering::SeqCst) + 1);
+            let mut next = Some(answer("200 OK", "text/event-stream", &place));
+            // Until the line is cut.
+            while let Some(text) = next {
+                if stream.write_all(text.as_bytes()).await.is_err() {
+                    return;
+                }
+                next = said.recv().await;
+            }
+            return;
+        }
+        let _ = stream.write_all(answer("202 Accepted", "text/plain", "").as_bytes()).await;
+        let result = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
+            ("initialize", _) => {
+                let mut about = about();
+                about["protocolVersion"] = json!("2024-11-05");
+                about
+            }
+            ("tools/list", _) => json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}),
+            ("tools/call", how) => {
+                self.ran.fetch_add(1, Ordering::SeqCst);
+                if how == Some("cut") {
+                    *self.line.lock().unwrap() = None;
+                    return;
+                }
+                let text = if how == Some("long") { "x".repeat(17 << 20) } else { "done".to_owned() };
+                json!({"content": [{"type": "text", "text": text}]})
+            }
+            ("ping", _) => json!({}),
+            _ => return,
+        };
+        let message = json!({"jsonrpc": "2.0", "id": asked["id"], "result": result});
+        if let Some(line) = self.line.lock().unwrap().as_ref() {
+            let _ = line.send(format!("event: message\ndata: {message}\n\n"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_of_the_old_transport_is_called_and_found_again() {
+    let posted = Arc::new(Posted::default());
+    let serving = Arc::clone(&posted);
+    let old = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
+    let sly = listen(|mut stream| async move {
+        let _ = request(&mut stream).await;
+        let elsewhere = answer("200 OK", "text/event-stream", "event: endpoint\ndata: http://127.0.0.1:1/post\n\n");
+        let _ = stream.write_all(elsewhere.as_bytes()).await;
+    })
+    .await;
+    let gate = Gate::open(&format!(
+        "[upstreams.old]\nurl = \"http://{old}/sse\"\ntransport = \"sse\"\nprefix = \"\"\nbearer = \"alpha-token-1\"\n\
+         [upstreams.sly]\nurl = \"http://{sly}/sse\"\ntransport = \"sse\"\nbearer = \"alpha-token-1\"\n\
+         [tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
+    ))
+    .await;
+    // What is for one server is not posted to another.
+    match gate.gateway.health().remove(1).status {
+        Status::Down { why, .. } => assert_eq!(why, "it wants its posts at another server"),
+        status => panic!("{status:?}"),
+    }
+    let client = gate.client();
+    assert_eq!(client.tools().await, ["talk"]);
+    let said = client.in_session("first").call("talk", json!({"how": "well"})).await;
+    assert_eq!(said["content"][0]["text"], "done", "{said}");
+    for (lives, how) in [(2, "cut"), (3, "long")] {
+        let before = posted.ran.load(Ordering::SeqCst);
+        let error = client.in_session(how).call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
+        // It was asked, and nobody knows what it did.
+        assert_eq!(error["effects"], "unknown", "{how}: {error}");
+        let mut tries = 0;
+        until("it is found again", async || {
+            tries += 1;
+            client.in_session(&format!("{how}-{tries}")).code("talk", json!({"how": "well"})).await == "ok"
+        })
+        .await;
+        assert_eq!((posted.streams.load(Ordering::SeqCst), posted.ran.load(Ordering::SeqCst)), (lives, before + 2), "{how}");
+    }
+    let heads = posted.heads.lock().unwrap().clone();
+    assert!(heads.iter().all(|head| head.contains("authorization: bearer alpha-token-1")), "{heads:?}");
+    assert!(heads.last().unwrap().starts_with("post /post/3 "), "{heads:?}");
+    gate.end().await;
+}
+
+type Cx = RequestContext<RoleServer>;
+type Asked = Option<PaginatedRequestParams>;
+
+/// A server that has so many of everything, and says so seventy at a time.
+struct Shelf {
+    word: &'static str,
+    modern: bool,
+    many: AtomicUsize,
+    /// This list has no end.
+    endless: &'static str,
+    /// How often something of it was wanted.
+    wanted: AtomicUsize,
+    peers: Mutex<Vec<Peer<RoleServer>>>,
+    sinks: Mutex<Vec<SubscriptionSink>>,
+}
+
+impl Shelf {
+    fn new(word: &'static str, many: usize) -> Self {
+        let (many, wanted) = (AtomicUsize::new(many), AtomicUsize::new(0));
+        Self { word, modern: true, many, endless: "", wanted, peers: Mutex::default(), sinks: Mutex::default() }
+    }
+
+    /// Serves it, as an upstream of this configuration.
+    async fn open(self, more: &str) -> (Arc<Self>, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+        let config = format!("[upstreams.{}]\nurl = \"{url}\"\nundeclared = \"read\"\n{more}\n", self.word);
+        let shelf = Arc::new(self);
+        let each = Arc::clone(&shelf);
+        let sessions = Arc::new(LocalSessionManager::default());
+        let service = StreamableHttpService::new(move || Ok(Arc::clone(&each)), sessions, StreamableHttpServerConfig::default());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let service = service.clone();
+                let answer = service_fn(move |request| {
+                    let service = service.clone();
+                    async move { Ok::<_, std::convert::Infallible>(service.handle(request).await) }
+                });
+                let connection = hyper::server::conn::http1::Builder::new().serve_connection(hyper_util::rt::TokioIo::new(stream), answer);
+                tokio::spawn(async move { drop(connection.await) });
+            }
+        });
+        (shelf, config)
+    }
+
+    /// A part of a list, and where it goes on.
+    async fn part<T>(&self, list: &str, asked: Asked, one: impl Fn(usize) -> T) -> (Vec<T>, Option<String>) {
+        let begin: usize = asked.and_then(|asked| asked.cursor).map_or(0, |cursor| cursor.parse().unwrap());
+        if self.endless == list {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            return (vec![one(begin)], Some((begin + 1).to_string()));
+        }
+        let many = self.many.load(Ordering::SeqCst);
+        let end = many.min(begin + 70);
+        ((begin..end).map(one).collect(), (end < many).then(|| end.to_string()))
+    }
+
+    /// Says that its tools have changed.
+    async fn announce(&self) {
+        let (peers, sinks) = (self.peers.lock().unwrap().clone(), self.sinks.lock().unwrap().clone());
+        for peer in peers {
+            let _ = peer.notify_tool_list_changed().await;
+        }
+        for sink in sinks {
+            let _ = sink.notify_tool_list_changed().await;
+        }
+    }
+}
+
+impl ServerHandler for Shelf {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_prompts().enable_resources().enable_tools().enable_tool_list_changed();
+        ServerConfig::new(capabilities.build())
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        let newest = if self.modern { ProtocolVersion::V_2026_07_28 } else { ProtocolVersion::V_2025_06_18 };
+        Cow::Borrowed(ProtocolVersion::known_up_to(&newest))
+    }
+
+    async fn discover(&self, _: Cx) -> Result<DiscoverResult, ErrorData> {
+        if !self.modern {
+            return Err(ErrorData::method_not_found::<DiscoverRequestMethod>());
+        }
+        Ok(DiscoverResult::from_server_info(self.supported_protocol_versions().into_owned(), self.get_info()))
+    }
+
+    async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
+        self.peers.lock().unwrap().push(context.peer);
+    }
+
+    fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        Some(requested.clone())
+    }
+
+    async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+        self.sinks.lock().unwrap().push(context.sink().clone());
+        context.cancelled().await;
+        Ok(())
+    }
+
+    async fn list_tools(&self, asked: Asked, _: Cx) -> Result<ListToolsResult, ErrorData> {
+        let tool = |n: usize| Tool::new(format!("t{n:03}"), "Does.", object(json!({"type": "object", "properties": {}})));
+        let (tools, next) = self.part("tools", asked, tool).await;
+        Ok(ListToolsResult { next_cursor: next, ..ListToolsResult::with_all_items(tools) })
+    }
+
+    async fn call_tool(&self, _: CallToolRequestParams, _: Cx) -> Result<CallToolResponse, ErrorData> {
+        Ok(CallToolResult::success(vec![ContentBlock::text(self.word)]).into())
+    }
+
+    async fn list_prompts(&self, asked: Asked, _: Cx) -> Result<ListPromptsResult, ErrorData> {
+        let (prompts, next) = self.part("prompts", asked, |n| Prompt::new(format!("p{n:03}"), Some("Asks."), None)).await;
+        Ok(ListPromptsResult { next_cursor: next, ..ListPromptsResult::with_all_items(prompts) })
+    }
+
+    async fn get_prompt(&self, _: GetPromptRequestParams, _: Cx) -> Result<GetPromptResponse, ErrorData> {
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        Ok(GetPromptResult::new(vec![PromptMessage::new_text(Role::User, self.word)]).into())
+    }
+
+    async fn list_resources(&self, asked: Asked, _: Cx) -> Result<ListResourcesResult, ErrorData> {
+        let (resources, next) = self.part("resources", asked, |n| Resource::new(format!("{}://{n}", self.word), "r")).await;
+        Ok(ListResourcesResult { next_cursor: next, ..ListResourcesResult::with_all_items(resources) })
+    }
+
+    async fn read_resource(&self, asked: ReadResourceRequestParams, _: Cx) -> Result<ReadResourceResponse, ErrorData> {
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        if !asked.uri.starts_with(&format!("{}://", self.word)) {
+            return Err(ErrorData::resource_not_found("not here", None));
+        }
+        Ok(ReadResourceResult::new(vec![ResourceContents::text(self.word, asked.uri)]).into())
+    }
+}
+
+/// A list, page by page.
+async fn pages(client: &Client, list: &str) -> Vec<Vec<String>> {
+    let (mut pages, mut params) = (Vec::new(), json!({}));
+    loop {
+        let (_, answer) = client.ask(&format!("{list}/list"), params).await;
+        let entries = answer["result"][list].as_array().unwrap_or_else(|| panic!("{answer}"));
+        pages.push(entries.iter().map(|one| one.get("uri").unwrap_or(&one["name"]).as_str().unwrap().to_owned()).collect());
+        let Some(next) = answer["result"]["nextCursor"].as_str() else { return pages };
+        assert!(pages.len() < 10, "{list} has no end");
+        params = json!({"cursor": next});
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_lists_are_read_and_told_page_by_page() {
+    let (_shelf, config) = Shelf::new("s", 401).open("prefix = \"\"").await;
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    for (list, first, last) in [("tools", "t000", "t400"), ("prompts", "p000", "p400"), ("resources", "s://0", "s://400")] {
+        let there = async || client.ask(&format!("{list}/list"), json!({})).await.1["result"]["nextCursor"].is_string();
+        until(&format!("there are {list}"), there).await;
+        let pages = pages(&client, list).await;
+        assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [200, 200, 1], "{list}");
+        let all: BTreeSet<String> = pages.concat().into_iter().collect();
+        assert!(all.len() == 401 && all.contains(first) && all.contains(last), "{all:?}");
+        for cursor in ["", "-1", "402", "1e2", "next", "99999999999999999999"] {
+            let (_, answer) = client.ask(&format!("{list}/list"), json!({"cursor": cursor})).await;
+            assert_eq!(answer["error"]["code"], -32602, "{list} {cursor:?}: {answer:.200}");
+        }
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_without_end_keeps_nobody_waiting() {
+    let (_a, tools) = Shelf { endless: "tools", ..Shelf::new("a", 1) }.open("").await;
+    let (_b, prompts) = Shelf { endless: "prompts", ..Shelf::new("b", 1) }.open("").await;
+    let gate = Gate::open(&format!("{tools}{prompts}[tools.calc]\nkind = \"builtin\"\n")).await;
+    let client = gate.client();
+    assert_eq!(client.code("calc", json!({"expression": "1"})).await, "ok");
+    // Whose prompts have no end has tools all the same.
+    until("it is there", async || client.tools().await.contains(&"b_t000".to_owned())).await;
+    assert_eq!(client.code("b_t000", json!({})).await, "ok");
+    assert!(pages(&client, "prompts").await.concat().len() < 1_000);
+    // Whose tools have no end has said nothing that counts.
+    assert!(client.tools().await.iter().all(|tool| !tool.starts_with("a_")));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_hear_that_an_upstream_has_something_else() {
+    for modern in [false, true] {
+        let (shelf, config) = Shelf { modern, ..Shelf::new("s", 2) }.open("prefix = \"\"").await;
+        let gate = Gate::open(&config).await;
+        let client = gate.client();
+        until("two are offered", async || client.tools().await == ["t000", "t001"]).await;
+        let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
+        let mut newer = Ears::new();
+        let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+        let listen = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen",
+            "params": {"_meta": meta, "notifications": {"toolsListChanged": true}}});
+        let request = plain().post(&client.url).header("accept", EITHER).header("mcp-protocol-version", "2026-07-28");
+        newer.ask(request.header("mcp-method", "subscriptions/listen").json(&listen));
+        newer.hear(|said| said["method"] == "notifications/subscriptions/acknowledged").await;
+        shelf.many.store(3, Ordering::SeqCst);
+        // Said again and again: nobody may be listening yet.
+        until("it is offered", async || {
+            shelf.announce().await;
+            client.tools().await.len() == 3
+        })
+        .await;
+        let changed = |said: &Value| said["method"] == "notifications/tools/list_changed";
+        older.ears.hear(changed).await;
+        newer.hear(changed).await;
+        let listed = older.ask("tools/list", json!({})).await;
+        assert_eq!(listed["result"]["tools"].as_array().map(Vec::len), Some(3), "{listed}");
+        drop((older, newer));
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_and_resources_are_for_those_whose_upstream_it_is() {
+    let ((_, a), (shelf, b)) = (Shelf::new("a", 2).open("").await, Shelf::new("b", 2).open("").await);
+    let gate = Gate::open(&format!(
+        "{a}{b}[agents.ann]\nupstreams = \"a\"\n[agents.ben]\nupstreams = \"b\"\n[agents.both]\nupstreams = [\"a\", \"b\"]\n"
+    ))
+    .await;
+    let client = gate.client();
+    let at = |agent: &str| {
+        let mut client = client.clone();
+        client.url = format!("{}/mcp/{agent}", gate.url);
+        client
+    };
+    let prompt = async |agent: &str, name: &str| at(agent).ask("prompts/get", json!({"name": name})).await.1;
+    let read = async |agent: &str, uri: &str| at(agent).ask("resources/read", json!({"uri": uri})).await.1;
+    for (agent, words) in [("ann", vec!["a"]), ("ben", vec!["b"]), ("both", vec!["a", "b"])] {
+        let of = |one: fn(&str, usize) -> String| words.iter().flat_map(|word| [one(word, 0), one(word, 1)]).collect::<Vec<_>>();
+        assert_eq!(pages(&at(agent), "prompts").await.concat(), of(|word, n| format!("{word}_p00{n}")));
+        assert_eq!(pages(&at(agent), "resources").await.concat(), of(|word, n| format!("toolgate://{word}/{word}://{n}")));
+        for word in &words {
+            assert_eq!(prompt(agent, &format!("{word}_p000")).await["result"]["messages"][0]["content"]["text"], *word);
+            assert_eq!(read(agent, &format!("toolgate://{word}/{word}://0")).await["result"]["contents"][0]["text"], *word);
+        }
+    }
+    // What is somebody else's is told from what is nowhere by nobody.
+    let before = shelf.wanted.load(Ordering::SeqCst);
+    let (theirs, nowhere) = (prompt("ann", "b_p000").await, prompt("ann", "c_p000").await);
+    assert_eq!(theirs["error"]["code"], -32602, "{theirs}");
+    assert_eq!(theirs.to_string(), nowhere.to_string().replace("c_p000", "b_p000"));
+    let (theirs, nowhere) = (read("ann", "toolgate://b/b://0").await, read("ann", "toolgate://c/b://0").await);
+    assert!(theirs["error"].is_object(), "{theirs}");
+    assert_eq!(theirs.to_string(), nowhere.to_string().replace("toolgate://c/", "toolgate://b/"));
+    assert!(read("ann", "b://0").await["error"].is_object());
+    for named in [json!({"type": "ref/prompt", "name": "b_p000"}), json!({"type": "ref/resource", "uri": "toolgate://b/b://0"})] {
+        let asked = json!({"ref": named, "argument": {"name": "x", "value": ""}});
+        assert!(at("ann").ask("completion/complete", asked).await.1["error"].is_object(), "{named}");
+    }
+    assert_eq!(shelf.wanted.load(Ordering::SeqCst), before);
+    gate.end().await;
+}
+
+/// All that is referred to in a description.
+fn references(value: &Value) -> Vec<String> {
+    match value {
+        Value::Object(map) => {
+            let own = map.get("$ref").and_then(Value::as_str).map(str::to_owned);
+            own.into_iter().chain(map.values().flat_map(references)).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(references).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    value.as_object().unwrap_or_else(|| panic!("{value}")).keys().map(String::as_str).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_description_says_what_is_served() {
+    let gate = Gate::open("[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n").await;
+    let http = plain();
+    let page = http.get(format!("{}/openapi.json", gate.url)).send().await.unwrap().text().await.unwrap();
+    let described: Value = serde_json::from_str(&page).unwrap();
+    for to in references(&described) {
+        assert!(to.strip_prefix('#').and_then(|at| described.pointer(at)).is_some(), "{to} leads nowhere");
+    }
+    // Whoever asks for something else is told what there is.
+    let lost = http.post(format!("{}/v1/calls/else", gate.url)).json(&json!({})).send().await.unwrap().json::<Value>().await.unwrap();
+    let served: BTreeSet<&str> = lost["error"].as_str().unwrap().split_whitespace().filter(|word| word.starts_with("/v1/")).collect();
+    assert!(!served.is_empty(), "{lost}");
+    let named: BTreeSet<&str> = keys(&described["paths"]).into_iter().filter(|path| path.starts_with("/v1/")).collect();
+    assert_eq!(named, served);
+    for path in ["/healthz", "/readyz"] {
+        let status = http.get(format!("{}{path}", gate.url)).send().await.unwrap().status().as_u16();
+        assert!(described["paths"][path]["get"]["responses"][status.to_string()].is_object(), "{path}: {status}");
+    }
+    // All that it names is taken, and what comes back has its names.
+    let call = json!({"id": "1", "agent": "default", "session": "s", "tool": "pay", "arguments": {}, "turn": 1, "stopReason": "tool_use", "idempotencyKey": "k",
+        "approval": "none"});
+    let mut report = call.clone();
+    report["result"] = json!({});
+    report["error"] = json!({"message": "no", "effects": "none"});
+    for (path, mut body, either) in [("/v1/calls/check", call, None), ("/v1/calls/report", report, Some("error"))] {
+        let post = &described["paths"][path]["post"];
+        let taken = &post["requestBody"]["content"]["application/json"]["schema"];
+        assert_eq!(keys(&taken["properties"]), keys(&body), "{path}");
+        // It came to one of the two.
+        if let Some(other) = either {
+            body.as_object_mut().unwrap().remove(other);
+        }
+        let answer = http.post(format!("{}{path}", gate.url)).json(&body).send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 200, "{path}");
+        let said: Value = answer.json().await.unwrap();
+        let told = &post["responses"]["200"]["content"]["application/json"]["schema"];
+        assert!(keys(&said).is_subset(&keys(&told["properties"])), "{path}: {said}");
+        assert!(told["required"].as_array().unwrap().iter().all(|key| said.get(key.as_str().unwrap()).is_some()), "{path}: {said}");
+    }
+    gate.end().await;
+}
