@@ -193,6 +193,12 @@ pub(crate) fn parse(text: &str) -> Result<CstRootNode, String> {
     if root.object_value().is_some_and(twice) { Err("it has two `hooks`; make them one".to_owned()) } else { Ok(root) }
 }
 
+/// Whether nothing is in a file of settings that somebody would miss.
+pub(crate) fn says_nothing(text: &str) -> bool {
+    let empty = |file: &Value| file.as_object().is_some_and(|file| file.iter().all(|(key, value)| key == "version" && *value == 1));
+    !text.contains("//") && !text.contains("/*") && json(text).is_ok_and(|file| empty(&file))
+}
+
 /// What a file of settings says; comments are for people.
 pub(crate) fn json(text: &str) -> Result<Value, String> {
     Ok(parse(text)?.to_serde_value().unwrap_or_default())

@@ -10,10 +10,13 @@ use crate::upstream::Line;
 
 /// A tool as a client sees it. What an upstream says of its effects is a hint; what the configuration says holds.
 pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
-    let schema = match spec.input_schema() {
+    let mut schema = match spec.input_schema() {
         Some(Value::Object(schema)) => schema.clone(),
         _ => JsonObject::from_iter([("type".to_owned(), json!("object"))]),
     };
+    if !spec.examples().is_empty() {
+        schema.insert("examples".to_owned(), spec.examples().iter().map(|example| example.input.clone()).collect());
+    }
     let mut tool = McpTool::new(spec.name().to_owned(), spec.description().to_owned(), Arc::new(schema));
     if let Some(Value::Object(schema)) = spec.output_schema() {
         tool.output_schema = Some(Arc::new(schema.clone()));

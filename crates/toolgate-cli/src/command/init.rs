@@ -166,6 +166,7 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
         }
         found = true;
         let after = if is_server { servers::without_toolgate(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
+        let after = if crate::client::says_nothing(&after) { String::new() } else { after };
         change(&mut out, &path, &before, &after, args.dry_run)?;
     }
     if !found {
@@ -225,16 +226,18 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Shows what changes in a file, and changes it: whole, or not at all.
+/// Shows what changes in a file, and changes it: whole, or not at all. One in which nothing is left is removed.
 fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run: bool) -> io::Result<()> {
     if before == after {
         return writeln!(out, "{DIM}{} stays as it is{DIM:#}", path.display());
     }
-    let verb = match (dry_run, before.is_empty()) {
-        (true, true) => "would write",
-        (true, false) => "would change",
-        (false, true) => "wrote",
-        (false, false) => "changed",
+    let verb = match (dry_run, before.is_empty(), after.is_empty()) {
+        (true, true, _) => "would write",
+        (true, false, true) => "would remove",
+        (true, false, false) => "would change",
+        (false, true, _) => "wrote",
+        (false, false, true) => "removed",
+        (false, false, false) => "changed",
     };
     let diff = similar::TextDiff::from_lines(before, after);
     writeln!(out, "{BOLD}{verb}{BOLD:#} {}", path.display())?;
@@ -252,7 +255,15 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
     if dry_run {
         return Ok(());
     }
-    put(path, after)
+    if !after.is_empty() {
+        return put(path, after);
+    }
+    fs::remove_file(path)?;
+    // The directory too, if it was there for this alone.
+    if let Some(directory) = path.parent() {
+        let _ = fs::remove_dir(directory);
+    }
+    Ok(())
 }
 
 /// Writes a file: whole, or not at all.

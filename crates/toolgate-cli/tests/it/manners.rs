@@ -323,7 +323,7 @@ fn a_user_has_it_in_every_project() {
     $ eject [0]
     toolgate is in none of these settings
     $ eject --user [0]
-    changed HOME/.codex/hooks.json
+    removed HOME/.codex/hooks.json
     $ eject --user [0]
     toolgate is in none of these settings
     ");

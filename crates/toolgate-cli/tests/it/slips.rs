@@ -72,3 +72,27 @@ fn a_list_is_no_event() {
         assert!(stderr.contains("it is a list, not a JSON object"), "{event}: {stderr}");
     }
 }
+
+#[test]
+fn nothing_is_left_of_what_was_only_for_toolgate() {
+    for client in ["claude-code", "codex", "cursor", "vscode"] {
+        let project = Project::new();
+        let files = || -> Vec<_> {
+            let mut files = crate::hook::walk(&project.path("project"));
+            files.retain(|file| !file.ends_with("toolgate.toml"));
+            files.sort();
+            files
+        };
+        let before = files();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
+        assert_ne!(files(), before, "{client}");
+        assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
+        assert_eq!(files(), before, "{client}");
+    }
+    // What somebody else has said there stays.
+    let project = Project::new();
+    project.write("project/.claude/settings.json", "{\n  // mine\n}\n");
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    assert_eq!(project.run(&["eject"], "").0, 0);
+    assert!(project.read("project/.claude/settings.json").contains("// mine"));
+}

@@ -177,12 +177,12 @@ fn toolgate_is_taken_out_of_every_client_or_of_one() {
     }
     insta::assert_snapshot!(told(&project, "eject --dry-run; eject --for cursor; eject; eject; eject --for emacs"), @"
     $ eject --dry-run [0]
-    would change HOME/project/.cursor/hooks.json
-    would change HOME/project/.github/hooks/toolgate.json
+    would remove HOME/project/.cursor/hooks.json
+    would remove HOME/project/.github/hooks/toolgate.json
     $ eject --for cursor [0]
-    changed HOME/project/.cursor/hooks.json
+    removed HOME/project/.cursor/hooks.json
     $ eject [0]
-    changed HOME/project/.github/hooks/toolgate.json
+    removed HOME/project/.github/hooks/toolgate.json
     $ eject [0]
     toolgate is in none of these settings
     $ eject --for emacs [2]

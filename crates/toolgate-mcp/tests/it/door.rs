@@ -304,3 +304,14 @@ async fn an_agent_chooses_the_dialect_of_its_errors() {
     }
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn examples_stand_in_the_schema_that_a_model_sees() {
+    let tool = "[tools.pay]\nkind = \"http\"\nurl = \"https://bank.example/pay\"\neffect = \"read\"\n\
+        input = { type = \"object\", properties = { amount = { type = \"number\" } } }\n\
+        examples = [{ description = \"half of it\", input = { amount = 2.50 } }]\n";
+    let gate = Gate::open(tool).await;
+    let (_, listed) = gate.client().ask("tools/list", json!({})).await;
+    assert_eq!(listed["result"]["tools"][0]["inputSchema"]["examples"], json!([{"amount": 2.5}]), "{listed}");
+    gate.end().await;
+}

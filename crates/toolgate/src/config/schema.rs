@@ -115,6 +115,16 @@ fn tool() -> Value {
             "inherit": of("names", "`command`: variables of the environment that it sees beside the usual ones."),
             "sandbox": {"$ref": "#/$defs/sandbox"},
             "normalize": {"type": "array", "items": {"$ref": "#/$defs/normalization"}, "description": "Brings results into a stable shape."},
+            "examples": {
+                "type": "array", "description": "Worked calls for the model, checked against the schemas.",
+                "items": object(
+                    json!({
+                        "description": {"type": "string", "maxLength": 200}, "input": {"description": "Arguments."},
+                        "output": {"description": "Result; needed where there is an output schema."},
+                    }),
+                    &["description", "input"],
+                ),
+            },
         }),
         &[],
     );

@@ -89,6 +89,21 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
             tool = tool.normalize(rule);
         }
     }
+    for example in table.tables("examples") {
+        let (description, input, output) = (example.text("description"), example.value("input"), example.value("output"));
+        for (key, is_there, like) in [
+            ("description", description.is_some(), "description = \"half of an order\""),
+            ("input", input.is_some(), "input = { order_id = \"A-1\" }"),
+        ] {
+            if !is_there && !example.has(key) {
+                example.wrong(key, Problem::new(format!("an example needs `{key}`")).help(format!("like `{like}`")));
+            }
+        }
+        example.finish("an example");
+        if let (Some(description), Some(input)) = (description, input) {
+            tool = tool.example(description, input, output.unwrap_or_default());
+        }
+    }
     if let Some(path) = table.pointer("shell") {
         tool = tool.shell(path);
     }

@@ -150,17 +150,17 @@ pub(super) fn check_words(spec: &Spec) -> Vec<String> {
     problems
 }
 
-pub(super) fn check_examples(spec: &Spec, input: Option<&Schema>, output: Option<&Schema>, problems: &mut Vec<String>) {
+pub(super) fn check_examples(spec: &Spec, input: Option<&Schema>, output: Option<&Schema>) -> Vec<Problem> {
+    let mut problems = Vec::new();
     for example in &spec.examples {
         let checks = [(input, &example.input, "input"), (output, &example.output, "output")];
         for (schema, value, what) in checks {
             if let Some(Err(invalid)) = schema.map(|schema| schema.check(&spec.name, value)) {
-                problems.push(format!(
-                    "the example `{}` has an {what} that does not fit: {}",
-                    shown(&example.description),
-                    invalid.message
-                ));
+                let of = format!("the example `{}` of `{}`", shown(&example.description), shown(&spec.name));
+                let problem = Problem::new(format!("{of} has an {what} that does not fit: {}", invalid.message));
+                problems.push(problem.help(format!("an example is a call as it could be; mend its `{what}`, or take it out")));
             }
         }
     }
+    problems
 }

@@ -464,7 +464,7 @@ impl AgentBuilder {
         if spec.input.is_none() && handler.is_some() {
             problems.push(format!("`{}` has a handler and no input schema", shown(&spec.name)));
         }
-        check_examples(&spec, input.as_ref(), output.as_ref(), &mut problems);
+        let examples = check_examples(&spec, input.as_ref(), output.as_ref());
         let applies = |scope: &Scope| match scope {
             Scope::Tools(tools) => tools.iter().any(|tool| *tool == *spec.name).then_some(Level::Tool),
             Scope::Section(name) => (section == Some(name)).then_some(Level::Section),
@@ -485,7 +485,7 @@ impl AgentBuilder {
             .filter(|w| w.policy.hears_all() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
             .map(|written| Arc::clone(&written.policy))
             .collect();
-        let mut problems: Vec<Problem> = problems.into_iter().map(Problem::new).collect();
+        let mut problems: Vec<Problem> = problems.into_iter().map(Problem::new).chain(examples).collect();
         // A rule that only observes governs nothing.
         // What toolgate protects of its own says nothing about the tool.
         let counts = |policy: &dyn Policy| policy.mode() == Mode::Enforce && !policy.name().starts_with(crate::config::BUILT_IN);
