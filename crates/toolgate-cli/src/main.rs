@@ -31,13 +31,13 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 struct Cli {
     /// The SQLite file that holds the ledger. Verbs that look into one use, without it, the `store` of ./toolgate.toml, else your
     /// own ledger.
-    #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE")]
+    #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE", help_heading = "Everywhere")]
     store: Option<PathBuf>,
     /// Tell more of what goes on, on standard error.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Everywhere")]
     verbose: u8,
     /// Tell nothing on standard error but warnings and errors.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Everywhere")]
     quiet: bool,
     #[command(subcommand)]
     verb: Verb,
@@ -176,6 +176,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
             | Verb::Man { .. }
             | Verb::Completions { .. },
         ) => None,
+        (None, Verb::Audit(args)) if args.is_offline() => None,
         (None, _) => configured()?,
         (given, _) => given,
     };

@@ -51,6 +51,8 @@ pub struct Filter {
     pub tool: Option<String>,
     /// Of this agent.
     pub agent: Option<String>,
+    /// Not of this agent.
+    pub without_agent: Option<String>,
     /// Of this principal.
     pub principal: Option<String>,
     /// Of sessions of this name.
@@ -168,6 +170,10 @@ impl Ledger {
             wanted.push(format!("l.session IN (SELECT id FROM sessions WHERE {})", named.join(" AND ")));
             values.extend(whose.into_iter().map(|(_, name)| Sql::from(name)));
         }
+        if let Some(agent) = &filter.without_agent {
+            wanted.push("l.session NOT IN (SELECT id FROM sessions WHERE agent = ?)".to_owned());
+            values.push(agent.clone().into());
+        }
         let wanted = if wanted.is_empty() { "1".to_owned() } else { wanted.join(" AND ") };
         let order = if filter.newest_first { "DESC" } else { "ASC" };
         let most = filter.most.map_or(-1, |most| i64::try_from(most).unwrap_or(i64::MAX));
@@ -217,6 +223,41 @@ impl Ledger {
                 found.push(entry(row)?);
             }
             Ok(found)
+        };
+        self.named(find())
+    }
+
+    /// The calls whose names begin or end so, in hexadecimal digits; not more than a few.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn calls_named(&self, part: &str) -> Result<Vec<CallId>, StoreError> {
+        let find = || -> Done<Vec<CallId>> {
+            let digits: String = part.chars().filter(char::is_ascii_hexdigit).collect();
+            let mut statement = self.sql.prepare("SELECT call FROM ledger WHERE hex(call) LIKE ?1 OR hex(call) LIKE ?2 LIMIT 5")?;
+            let calls = statement.query_map([format!("{digits}%"), format!("%{digits}")], |row| row.get::<_, Vec<u8>>(0))?;
+            let calls = calls.collect::<Result<Vec<_>, _>>()?;
+            Ok(calls.into_iter().filter_map(|bytes| bytes.try_into().ok().map(CallId::from_bytes)).collect())
+        };
+        self.named(find())
+    }
+
+    /// What entities are called that rows are about.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn entity_names(&self) -> Result<Vec<String>, StoreError> {
+        let find = || -> Done<Vec<String>> {
+            // One after the other, each found by the one before: there are few names and many rows.
+            let mut statement = self.sql.prepare("SELECT name FROM entities WHERE name > ?1 ORDER BY name LIMIT 1")?;
+            let mut names: Vec<String> = Vec::new();
+            while names.len() < 20 {
+                let last = names.last().cloned().unwrap_or_default();
+                let mut rows = statement.query([last])?;
+                let Some(row) = rows.next()? else { break };
+                names.push(row.get(0)?);
+            }
+            Ok(names)
         };
         self.named(find())
     }

@@ -74,6 +74,8 @@ fn list(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
         let who = if who.is_empty() { "anybody".to_owned() } else { who.join(", and ") };
         let (session, until) = (clean(&approval.key.session), time(approval.expires));
         writeln!(out, "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}", clean(&by), clean(&who))?;
+        let caller = format!("{} as {}", approval.key.principal, approval.key.agent);
+        writeln!(out, "  {DIM}for {}; say `toolgate approvals approve {}`, or `deny`{DIM:#}", clean(&caller), approval.id)?;
     }
     if waiting.is_empty() && !as_json {
         writeln!(out, "nothing waits")?;

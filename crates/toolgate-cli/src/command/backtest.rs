@@ -9,7 +9,7 @@ use jiff::SignedDuration;
 use serde_json::json;
 use toolgate::config::Config;
 use toolgate::json::Digest;
-use toolgate::{Agent, Backtest, Change, Compared, Definition, Timestamp};
+use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Timestamp};
 use toolgate_store::{Filter, Ledger};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, moment, named, open, time};
@@ -55,7 +55,7 @@ struct Tally {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
-    let name = agent_name(&ledger, args.agent.as_deref())?;
+    let name = agent_name(&ledger, args.agent.as_deref(), &args.config)?;
     let new = New::read(&args.config, &name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tally = runtime.block_on(play(named(store)?, &ledger, &name, new, args))?;
@@ -72,28 +72,39 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             writeln!(out, "{YELLOW}{} undecidable{YELLOW:#}: {}", counted(*count, "call"), clean(why))?;
         }
         let style = if tally.changed == 0 { GREEN } else { RED };
-        writeln!(
-            out,
-            "{}{BOLD}{}{BOLD:#}: {} would be decided the same, {style}{} otherwise{style:#} ({} of them counterfactual), {} undecidable, {} taken as they are",
-            if tally.changed > 0 { "\n" } else { "" },
-            counted(tally.calls, "call"),
-            tally.same,
-            tally.changed,
-            tally.counterfactual,
-            tally.undecidable,
-            tally.circumstance
-        )?;
+        let mut parts = vec![format!("{} would be decided the same", tally.same), format!("{style}{} otherwise{style:#}", tally.changed)];
+        if tally.counterfactual > 0 {
+            parts.push(format!("{} of these after another effect than was", tally.counterfactual));
+        }
+        if tally.undecidable > 0 {
+            parts.push(format!("{} undecidable", tally.undecidable));
+        }
+        if tally.circumstance > 0 {
+            parts.push(format!("{} decided by the moment (a switch, a lock, a time-out), and taken as they were", tally.circumstance));
+        }
+        let gap = if tally.changed > 0 { "\n" } else { "" };
+        writeln!(out, "{gap}{BOLD}{}{BOLD:#}: {}", counted(tally.calls, "call"), parts.join(", "))?;
     }
     Ok(if tally.changed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn agent_name(ledger: &Ledger, wanted: Option<&str>) -> io::Result<String> {
+fn agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::Result<String> {
     if let Some(name) = wanted {
         return Ok(name.to_owned());
     }
     let mut names: Vec<String> = ledger.sessions(None).map_err(io::Error::other)?.into_iter().map(|key| key.agent.to_string()).collect();
     names.sort();
     names.dedup();
+    names.retain(|name| name != toolgate_mcp::CANARY);
+    // A whole configuration of one agent is tried on the calls of that one.
+    if let [file] = files
+        && let config = Config::parse(&file.display().to_string(), &read(file)?)
+        && config.has_tools()
+        && let [one] = config.names().collect::<Vec<_>>().as_slice()
+        && names.iter().any(|name| name == one)
+    {
+        return Ok((*one).to_owned());
+    }
     match names.as_slice() {
         [one] => Ok(one.clone()),
         [] => Err(io::Error::other("the ledger is empty")),
@@ -243,7 +254,7 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
             if args.json && change.now != Compared::Same {
                 writeln!(out, "{}", json!(change))?;
             } else if !args.json {
-                bar.suspend(|| shown(&mut out, &change))?;
+                bar.suspend(|| shown(&mut out, row, &change))?;
             }
             Ok(())
         })
@@ -252,14 +263,15 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
     Ok(tally)
 }
 
-fn shown(out: &mut impl Write, change: &Change) -> io::Result<()> {
+fn shown(out: &mut impl Write, row: &Row, change: &Change) -> io::Result<()> {
     let Compared::Differs(now) = &change.now else { return Ok(()) };
     let maybe = if change.counterfactual { format!(" {YELLOW}counterfactual{YELLOW:#}") } else { String::new() };
     writeln!(
         out,
-        "{DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {DIM}session {} call {}{DIM:#}{maybe}",
+        "{DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {} {DIM}session {} call {}{DIM:#}{maybe}",
         time(change.at),
         clean(&change.tool),
+        super::audit::about(row),
         clean(&change.key.session),
         change.call
     )?;

@@ -290,6 +290,18 @@ fn failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
     differs.then(|| format!("expected {wanted}, and it is {}{}", decision, by(rule, code)))
 }
 
+/// What is wrong with a call that was to come first.
+fn given_otherwise(number: usize, call: &TestCall, answer: &Answer) -> String {
+    match answer.outcome.error().filter(|_| !call.refused) {
+        Some(error) => format!(
+            "call {number} of `given` is refused: {}: {}; if that is meant, say `refused = true` there",
+            error.code,
+            error.message.trim_end_matches('.')
+        ),
+        None => format!("call {number} of `given` is let through, and says `refused = true`"),
+    }
+}
+
 impl From<&TestCall> for Tried {
     fn from(call: &TestCall) -> Self {
         Self {
@@ -323,14 +335,19 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
         for test in &tests {
             let desk = Desk::open(args)?;
             rules.extend(desk.rules.iter().cloned());
-            let mut last = None;
-            for call in test.given.iter().chain([&test.call]) {
+            let (mut last, mut broken) = (None, None);
+            for (number, call) in test.given.iter().chain([&test.call]).enumerate() {
                 let agent = desk.agent(call.agent.as_ref()).map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
                 let answer = runtime.block_on(desk.decide(&agent, &Tried::from(call)));
-                spoke.extend(verdict(&answer).rule.map(str::to_owned));
+                let told = verdict(&answer);
+                spoke.extend(told.rule.map(str::to_owned));
+                // A test that stands on something else than it says would hold for the wrong reason.
+                if number < test.given.len() && (told.decision == "allow") == call.refused {
+                    broken = broken.or_else(|| Some(given_otherwise(number + 1, call, &answer)));
+                }
                 last = Some(answer);
             }
-            let Some(why) = last.as_ref().and_then(|answer| failure(test, answer)) else {
+            let Some(why) = broken.or_else(|| last.as_ref().and_then(|answer| failure(test, answer))) else {
                 passed += 1;
                 continue;
             };

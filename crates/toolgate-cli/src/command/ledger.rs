@@ -28,7 +28,7 @@ pub(crate) fn open(store: Option<&Path>) -> io::Result<Ledger> {
 /// Which rows are wanted.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Wanted {
-    /// Not before: a time (2026-11-15T09:00:00Z) or how long ago (2h, 7d).
+    /// Not before: a time (2026-11-15T09:00:00Z, 2026-11-15, today, yesterday) or how long ago (2h, 7d, 3w).
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<Timestamp>,
     /// Not after: a time, or how long ago.
@@ -40,6 +40,9 @@ pub(crate) struct Wanted {
     /// Of this agent.
     #[arg(long)]
     agent: Option<String>,
+    /// Also toolgate's own: the canary that a gateway has refused every minute.
+    #[arg(long)]
+    all: bool,
     /// Of this principal.
     #[arg(long)]
     principal: Option<String>,
@@ -67,6 +70,7 @@ impl Wanted {
             until: self.until,
             tool: self.tool.clone(),
             agent: self.agent.clone(),
+            without_agent: (!self.all && self.agent.is_none()).then(|| toolgate_mcp::CANARY.to_owned()),
             principal: self.principal.clone(),
             session: self.session.clone(),
             decision: self.decision,
@@ -76,15 +80,37 @@ impl Wanted {
             ..Filter::default()
         }
     }
+
+    /// Where nothing fits, perhaps something is called otherwise.
+    pub(crate) fn nothing(&self, ledger: &Ledger) -> String {
+        let nothing = "nothing is recorded that fits".to_owned();
+        let Some((name, _)) = &self.entity else { return nothing };
+        match ledger.entity_names() {
+            Ok(names) if !names.is_empty() && !names.contains(name) => {
+                format!("{nothing}; no row is about a `{}`, but about {}", clean(name), clean(&names.join(", ")))
+            }
+            _ => nothing,
+        }
+    }
 }
 
 pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
     if let Ok(at) = text.parse() {
         return Ok(at);
     }
-    let ago = toolgate::clock::duration(text)
+    let today = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let day = match text {
+        "today" => Some(today),
+        "yesterday" => today.yesterday().ok(),
+        text => text.parse::<jiff::civil::Date>().ok().filter(|_| text.len() == 10),
+    };
+    if let Some(at) = day.and_then(|day| day.to_zoned(jiff::tz::TimeZone::UTC).ok()) {
+        return Ok(at.timestamp());
+    }
+    let weeks = text.strip_suffix('w').and_then(|weeks| weeks.parse::<u32>().ok()).map(|weeks| format!("{}d", u64::from(weeks) * 7));
+    let ago = toolgate::clock::duration(weeks.as_deref().unwrap_or(text))
         .filter(|length| !length.is_negative())
-        .ok_or("a time is like 2026-11-15T09:00:00Z, a length of time like 90s, 15m, 2h or 7d")?;
+        .ok_or("a time is like 2026-11-15T09:00:00Z, 2026-11-15, today or yesterday; a length of time like 90s, 15m, 2h, 7d or 3w")?;
     // Longer ago than there was time is from the beginning.
     Ok(Timestamp::now().checked_sub(ago).unwrap_or(Timestamp::MIN))
 }
@@ -171,6 +197,11 @@ impl Table {
         line(&mut self.head.iter().map(|head| (head.as_str(), DIM)))?;
         self.rows.iter().try_for_each(|row| line(&mut row.iter().map(|(cell, style)| (cell.as_str(), *style))))
     }
+}
+
+/// Whether there is no room for long lines.
+pub(crate) fn is_narrow() -> bool {
+    io::stdout().is_terminal() && terminal_width() < 160
 }
 
 fn terminal_width() -> usize {

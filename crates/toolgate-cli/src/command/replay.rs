@@ -123,7 +123,14 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
             Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}taken as it is: {why}{DIM:#}")),
         };
         let turn = if tells_turns { row.turn.map_or_else(String::new, |turn| turn.to_string()) } else { entry.n.to_string() };
-        writeln!(out, "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {was}{more}", time(row.at), clean(&row.tool))?;
+        let about = super::audit::about(row);
+        let about = if about.is_empty() { about } else { format!(" {DIM}{about}{DIM:#}") };
+        writeln!(
+            out,
+            "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {was}{about}{more}",
+            time(row.at),
+            clean(&row.tool)
+        )?;
     }
     if args.json {
         writeln!(out, "{}", json!({ "summary": { "same": same, "differ": differ, "undecidable": unknown, "circumstance": moment } }))?;

@@ -182,7 +182,7 @@ fn what_others_wrote_moves_no_cursor_and_begins_no_line() {
     let odd = "rm \u{202e}x\u{1b}[2J\r\nls";
     tell(&project, "PreToolUse", odd, &json!({}));
     assert_eq!(project.run(&["pause", "--principal", odd, "--because", odd], "").0, 0);
-    for (line, lines) in [("approvals list", 3), ("audit query", 2), ("audit tail", 1), ("pause", 1)] {
+    for (line, lines) in [("approvals list", 4), ("audit query", 3), ("audit tail", 1), ("pause", 1)] {
         let (_, stdout, _) = project.run(&line.split(' ').collect::<Vec<_>>(), "");
         assert!(!stdout.contains(['\u{202e}', '\u{1b}', '\r']), "{line}: {stdout:?}");
         assert_eq!(stdout.lines().count(), lines, "{line}: {stdout}");

@@ -1,5 +1,7 @@
 //! Things that are easily said wrong, or done to the wrong file.
 
+use serde_json::json;
+
 use crate::hook::Project;
 use crate::verbs::{desk, program, told};
 
@@ -34,14 +36,14 @@ fn what_is_said_wrong_is_told_in_its_own_words() {
     std::fs::write(project.path("project/file"), "").unwrap();
     let said = told(
         &project,
-        "man file; audit query --since yesterday; audit query --since 999999999d --tool nothing; audit prune --older-than 2026-11-15T09:00:00Z; \
+        "man file; audit query --since tomorrow; audit query --since 999999999d --tool nothing; audit prune --older-than 2026-11-15T09:00:00Z; \
          pause --agent a --principal p --because x",
     );
     insta::assert_snapshot!(said, @"
     $ man file [2]
     error: file: File exists (os error 17)
-    $ audit query --since yesterday [2]
-    error: invalid value 'yesterday' for '--since <TIME>': a time is like MOMENT, a length of time like 90s, 15m, 2h or 7d
+    $ audit query --since tomorrow [2]
+    error: invalid value 'tomorrow' for '--since <TIME>': a time is like MOMENT, 2026-11-15, today or yesterday; a length of time like 90s, 15m, 2h, 7d or 3w
     For more information, try '--help'.
     $ audit query --since 999999999d --tool nothing [0]
     nothing is recorded that fits
@@ -95,4 +97,94 @@ fn nothing_is_left_of_what_was_only_for_toolgate() {
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     assert_eq!(project.run(&["eject"], "").0, 0);
     assert!(project.read("project/.claude/settings.json").contains("// mine"));
+}
+
+#[test]
+fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
+    let project = Project::with(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER));
+    let event = |name: &str, more: serde_json::Value| {
+        let mut event =
+            json!({"hook_event_name": name, "session_id": "s1", "tool_name": "mcp__x__y", "tool_use_id": "u1", "tool_input": {"a": 1}});
+        event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        project.run(&["hook", "--config", "toolgate.toml"], &event.to_string())
+    };
+    for _ in 0..2 {
+        let (code, stdout, _) = event("PreToolUse", json!({}));
+        assert!(code == 0 && stdout.contains("\"ask\"") && stdout.contains("Nobody has said what this tool does."), "{stdout}");
+        assert_eq!(event("PostToolUse", json!({"tool_response": {"done": true}})), (0, "{}\n".to_owned(), String::new()));
+    }
+    // Not even that may look into the state of toolgate.
+    let path = json!({"tool_input": {"path": project.path("project/ledger.db")}, "tool_use_id": "u2"});
+    let (_, stdout, _) = event("PreToolUse", path);
+    assert!(stdout.contains("\"deny\"") && stdout.contains("toolgate's own state"), "{stdout}");
+    let rows = project.run(&["audit", "query", "--json"], "").1;
+    let decisions: Vec<String> = rows
+        .lines()
+        .map(|row| serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["decision"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(decisions, ["succeeded", "succeeded", "refused"], "{rows}");
+}
+
+#[test]
+fn a_test_stands_on_what_it_says() {
+    let project = Project::with(
+        "name = \"desk\"\n[tools.verify]\neffect = \"read\"\n\
+         input = { type = \"object\", properties = { id = { type = \"string\" } }, required = [\"id\"] }\nentities = { id = \"/id\" }\n\
+         [tools.pay]\ninput = { type = \"object\", properties = { id = { type = \"string\" } }, required = [\"id\"] }\n\
+         [[policy]]\nname = \"verified\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"verify\"]\nsame = { id = \"/id\" }\n",
+    );
+    let test = |given: &str, expect: &str| {
+        let text = format!(
+            "[[test]]\nname = \"t\"\ngiven = [{{ tool = \"verify\", {given} }}]\ncall = {{ tool = \"pay\", arguments = {{ id = \"C\" }} }}\nexpect = \"{expect}\"\n"
+        );
+        project.write("project/tests.toml", &text);
+        let (code, stdout, stderr) = project.run(&["check", "--config", "toolgate.toml", "--tests", "tests.toml"], "");
+        (code, stdout + &stderr)
+    };
+    let (code, said) = test("arguments = { id = \"C\" }, result = {}", "allow");
+    assert_eq!(code, 0, "{said}");
+    let (code, said) = test("arguments = { ident = \"C\" }, result = {}", "deny");
+    assert!(code == 1 && said.contains("call 1 of `given` is refused: invalid_arguments"), "{said}");
+    let (code, said) = test("arguments = { ident = \"C\" }, refused = true", "deny");
+    assert_eq!(code, 0, "{said}");
+    let (code, said) = test("arguments = { id = \"C\" }, result = {}, refused = true", "allow");
+    assert!(code == 1 && said.contains("is let through"), "{said}");
+}
+
+#[test]
+fn a_call_is_found_by_a_part_of_its_name_and_a_day_by_its_name() {
+    let project = desk();
+    let rows = project.run(&["audit", "query", "--json", "--store", "ledger.db"], "").1;
+    let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
+    for part in [&call[24..], &call[28..], &call] {
+        let (code, stdout, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
+        assert!(code == 0 && stdout.contains(&call), "{part}: {stderr}");
+    }
+    for (part, why) in
+        [(&call[..8], "several calls are named so"), ("000000", "has no call `000000`"), ("abc", "at least 6"), ("nothing", "at least 6")]
+    {
+        let (code, _, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
+        assert!(code == 2 && stderr.contains(why), "{part}: {stderr}");
+    }
+    let count = |args: &[&str]| project.run(&[&["audit", "query", "--json", "--store", "ledger.db"], args].concat(), "").1.lines().count();
+    assert_eq!((count(&["--since", "yesterday"]), count(&["--since", "2w"]), count(&["--until", "yesterday"])), (31, 31, 0));
+    assert_eq!(count(&["--since", "2020-01-01"]), 31);
+    let (_, said, _) = project.run(&["audit", "query", "--entity", "customer=C-1001", "--store", "ledger.db"], "");
+    assert!(said.contains("no row is about a `customer`, but about customer_id, order_id"), "{said}");
+}
+
+#[test]
+fn a_receipt_is_checked_without_any_ledger() {
+    let project = desk();
+    let said = |args: &[&str]| project.run(args, "").1;
+    let rows = said(&["audit", "query", "--json", "--store", "ledger.db"]);
+    let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
+    project.write("elsewhere/receipt.json", &said(&["audit", "show", &call, "--receipt", "--store", "ledger.db"]));
+    let key = said(&["audit", "key", "--store", "ledger.db"]).trim().to_owned();
+    // A ledger of somebody else stands here.
+    std::fs::remove_dir_all(project.path("project/ledger.db.state")).unwrap();
+    std::fs::remove_file(project.path("project/ledger.db")).unwrap();
+    assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
+    let (code, stdout, stderr) = project.run(&["audit", "receipt", "../elsewhere/receipt.json", "--key", &key], "");
+    assert!(code == 0 && stdout.contains("the receipt holds"), "{stdout}{stderr}");
 }

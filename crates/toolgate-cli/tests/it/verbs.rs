@@ -57,6 +57,7 @@ pub(crate) fn plain(text: &str) -> String {
         ("[0-9a-f]{64}", "HEX"),
         ("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z", "MOMENT"),
         ("127.0.0.1:[0-9]+", "127.0.0.1:PORT"),
+        ("for [^ ]+ as coder", "for USER as coder"),
         ("\"principal\":\"[^\"]*\",\"session\"", "\"principal\":\"USER\",\"session\""),
         (" of [^ ]+ with coder", " of USER with coder"),
     ];
@@ -103,9 +104,11 @@ fn calls_that_wait_are_listed_and_answered() {
     apr_CALL bash {"command":"rm x"}
       This deletes something.
       asked by deletes; to be answered by boss or ann until TIME; session s1
+      for USER as coder; say `toolgate approvals approve apr_CALL`, or `deny`
     apr_CALL bash {"command":"rm y"}
       This deletes something.
       asked by deletes; to be answered by boss or ann until TIME; session s1
+      for USER as coder; say `toolgate approvals approve apr_CALL`, or `deny`
     $ approvals list --json [0]
     {"answered_by":null,"approvers":[["boss","ann"]],"asked_at":"MOMENT","asked_by":["deletes"],"digest":"HEX","expires":"MOMENT","id":"apr_CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"reason":"This deletes something.","shown":{"command":"rm x"},"state":"waiting","tool":"bash"}
     {"answered_by":null,"approvers":[["boss","ann"]],"asked_at":"MOMENT","asked_by":["deletes"],"digest":"HEX","expires":"MOMENT","id":"apr_CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"reason":"This deletes something.","shown":{"command":"rm y"},"state":"waiting","tool":"bash"}
@@ -395,7 +398,7 @@ fn what_nobody_knows_is_settled_by_name() {
     $ audit settle CALL --never --by ann --json [2]
     error: CALL is not open; `toolgate audit settle` lists what is
     $ audit settle [0]
-    nothing is open: of every call it is known what became of it
+    nothing is open: of every call that is over it is known what became of it
     $ audit tail -n 2 [0]
     TIME settled   bash s1 it happened · by ann make CALL
     TIME settled   bash s1 it never happened · by ann make install CALL

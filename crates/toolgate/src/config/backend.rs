@@ -212,13 +212,33 @@ impl Config {
             declared.tools.push(Entry { tool, place, section: None, behind });
         }
         if !asks.is_empty() {
-            let text = format!(
-                "[[policy]]\nname = \"undeclared_tool\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
-                json!(asks),
-                json!("Nobody has said what this tool does, so a person must approve each call.")
-            );
-            declared.rules = std::mem::take(&mut declared.rules).and(Rules::parse("(built in)", &text));
+            declared.ask_before(&asks);
         }
+    }
+
+    /// The same with a tool that an agent's client has and no table declares: a person is asked before each call of it.
+    #[must_use]
+    pub fn with_undeclared(mut self, agent: &str, tool: &str) -> Self {
+        let place = self.whole.clone();
+        let lacking =
+            |declared: &&mut Declared| declared.name == agent && declared.tools.iter().all(|entry| entry.tool.spec().name() != tool);
+        if let Some(declared) = self.agents.iter_mut().find(lacking) {
+            declared.tools.push(Entry { tool: Tool::external(tool, tool, None), place, section: None, behind: None });
+            declared.ask_before(&[tool.to_owned()]);
+        }
+        self
+    }
+}
+
+impl Declared {
+    /// Nobody has said what these do.
+    fn ask_before(&mut self, tools: &[String]) {
+        let text = format!(
+            "[[policy]]\nname = \"undeclared_tool\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
+            json!(tools),
+            json!("Nobody has said what this tool does.")
+        );
+        self.rules = std::mem::take(&mut self.rules).and(Rules::parse("(built in)", &text));
     }
 }
 

@@ -22,6 +22,8 @@ pub struct TestCall {
     pub session: Option<String>,
     /// As which agent, where there are several.
     pub agent: Option<String>,
+    /// Of one that comes first: it is meant to be refused, or asked about.
+    pub refused: bool,
 }
 
 /// What is expected of a call.
@@ -96,8 +98,8 @@ fn read_test(file: &File, table: &Table<'_>) -> Option<PolicyTest> {
             table.wrong(key, Problem::new(format!("a test says its `{key}`")).help(format!("like `{key} = {like}`")));
         }
     }
-    let given: Vec<Option<TestCall>> = table.tables("given").iter().map(read_call).collect();
-    let call = table.table("call").and_then(|call| read_call(&call));
+    let given: Vec<Option<TestCall>> = table.tables("given").iter().map(|given| read_call(given, true)).collect();
+    let call = table.table("call").and_then(|call| read_call(&call, false));
     let decision = table.word("expect", &DECISIONS);
     let (rule, code) = (table.text("rule").map(str::to_owned), table.text("code").map(str::to_owned));
     if decision == Some("allow") && (rule.is_some() || code.is_some()) {
@@ -109,7 +111,7 @@ fn read_test(file: &File, table: &Table<'_>) -> Option<PolicyTest> {
     Some(PolicyTest { name: name?.to_owned(), given: given.into_iter().collect::<Option<_>>()?, call: call?, expect, place })
 }
 
-fn read_call(table: &Table<'_>) -> Option<TestCall> {
+fn read_call(table: &Table<'_>, comes_first: bool) -> Option<TestCall> {
     if !table.has("tool") {
         table.wrong("tool", Problem::new("a call names its `tool`").help("like `tool = \"issue_refund\"`"));
     }
@@ -120,6 +122,7 @@ fn read_call(table: &Table<'_>) -> Option<TestCall> {
         principal: table.text("principal").map(str::to_owned),
         session: table.text("session").map(str::to_owned),
         agent: table.text("agent").map(str::to_owned),
+        refused: comes_first && table.bool("refused") == Some(true),
     };
     table.finish("a call");
     table.has("tool").then_some(call)

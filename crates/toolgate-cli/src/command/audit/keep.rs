@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use toolgate::{CallId, Definition, Outcome, Output, Receipt, SignedDuration, Timestamp, Toolgate};
+use toolgate::{Definition, Outcome, Output, Receipt, SignedDuration, Timestamp, Toolgate};
 use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
 
 use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, clean, counted, named, open as open_ledger, time};
+use super::Named;
 
 fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future))
@@ -133,13 +134,13 @@ pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
         writeln!(out, "  toolgate audit settle {call} --never --by YOU --store {store}\n")?;
     }
     if pending.is_empty() && !json {
-        writeln!(out, "nothing is open: of every call it is known what became of it")?;
+        writeln!(out, "nothing is open: of every call that is over it is known what became of it")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn settle(
-    call: CallId,
+    call: &Named,
     happened: Option<&str>,
     never: bool,
     by: Option<&str>,
@@ -156,6 +157,7 @@ pub(super) fn settle(
     };
     let by = by.ok_or_else(|| io::Error::other("say who says so, with `--by`: the ledger keeps it"))?;
     let ledger = open_ledger(store)?;
+    let call = call.find(&ledger)?;
     let open = ledger.pending(Timestamp::now()).map_err(io::Error::other)?.into_iter().find(|intent| intent.call == call);
     let Some(intent) = open else { return Err(io::Error::other(format!("{call} is not open; `toolgate audit settle` lists what is"))) };
     // What its tool keeps secret is kept secret here, too.

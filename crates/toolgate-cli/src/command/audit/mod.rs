@@ -3,17 +3,19 @@
 mod keep;
 mod read;
 
+pub(super) use read::about;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Subcommand;
 use toolgate::{CallId, SignedDuration};
-use toolgate_store::Anchor;
+use toolgate_store::{Anchor, Ledger};
 
 use super::ledger::{Wanted, duration};
 
-/// Look into the ledger: query, show, verify, export, prune, stats, settle, tail, receipt.
+/// Look into the ledger: query, show, verify, export, prune, stats, settle, tail, receipt, key.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  toolgate audit query --since 1d --decision refused\n  toolgate audit show 01a1…\n  toolgate audit verify\n  toolgate audit tail -f"
@@ -42,8 +44,8 @@ enum Verb {
     /// Everything about one call: what was asked, what was decided on what, what came of it.
     #[command(after_help = "Examples:\n  toolgate audit show 019a8f0e-… --store ledger.db")]
     Show {
-        /// The call, as `callId` names it.
-        call: CallId,
+        /// The call, as `callId` names it; the beginning or the end of the name will do.
+        call: Named,
         /// Only a signed receipt for its row, as JSON.
         #[arg(long)]
         receipt: bool,
@@ -108,7 +110,7 @@ enum Verb {
     )]
     Settle {
         /// The call. Without it, all that are open are listed.
-        call: Option<CallId>,
+        call: Option<Named>,
         /// It happened, and this is its result, as JSON.
         #[arg(long, value_name = "RESULT", conflicts_with = "never", requires = "call", num_args = 0..=1, default_missing_value = "null")]
         happened: Option<String>,
@@ -149,11 +151,72 @@ enum Verb {
         key: Option<String>,
     },
     /// Print the public key of the ledger, for whoever shall check its receipts.
+    #[command(after_help = "Examples:\n  toolgate audit key --store ledger.db\n  toolgate audit key --rotate --store ledger.db")]
     Key {
         /// Sign with a new key from here on. What the old one signed is still believed.
         #[arg(long)]
         rotate: bool,
     },
+}
+
+impl Args {
+    /// Whether it needs no ledger, so that none is looked for.
+    pub(crate) const fn is_offline(&self) -> bool {
+        matches!(self.verb, Verb::Receipt { key: Some(_), .. })
+    }
+}
+
+/// A call, by its whole name or by a part of it.
+#[derive(Debug, Clone)]
+pub(crate) enum Named {
+    Whole(CallId),
+    Part(String),
+}
+
+impl std::str::FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(call) = text.parse() {
+            return Ok(Self::Whole(call));
+        }
+        let part = text.trim_start_matches('…').trim_end_matches('…');
+        let digits = part.bytes().filter(u8::is_ascii_hexdigit).count();
+        let right = digits >= 6 && part.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        if right {
+            Ok(Self::Part(part.to_owned()))
+        } else {
+            Err("a call is named by 32 digits, or by at least 6 at the beginning or the end".to_owned())
+        }
+    }
+}
+
+impl Named {
+    fn find(&self, ledger: &Ledger) -> io::Result<CallId> {
+        let part = match self {
+            Self::Whole(call) => return Ok(*call),
+            Self::Part(part) => part,
+        };
+        let mut found = ledger.calls_named(part).map_err(io::Error::other)?;
+        let digits = part.replace('-', "").to_ascii_lowercase();
+        let fits = |call: &CallId| {
+            let name = call.to_string().replace('-', "");
+            name.starts_with(&digits) || name.ends_with(&digits)
+        };
+        // Some are not written down yet.
+        let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
+        found.extend(pending.into_iter().map(|intent| intent.call).filter(fits));
+        found.sort();
+        found.dedup();
+        match found.as_slice() {
+            [one] => Ok(*one),
+            [] => Err(io::Error::other(format!("the ledger has no call `{part}`; `toolgate audit query` lists those it has"))),
+            several => {
+                let names: Vec<String> = several.iter().map(ToString::to_string).collect();
+                Err(io::Error::other(format!("several calls are named so: {}", names.join(", "))))
+            }
+        }
+    }
 }
 
 fn key(text: &str) -> Result<String, String> {
@@ -165,7 +228,7 @@ fn key(text: &str) -> Result<String, String> {
 pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
         Verb::Query { wanted, limit, json } => read::query(&wanted, limit, json, store),
-        Verb::Show { call, receipt, json } => read::show(call, receipt, json, store),
+        Verb::Show { call, receipt, json } => read::show(&call, receipt, json, store),
         Verb::Export { wanted, out } => read::export(&wanted, out.as_deref(), store),
         Verb::Stats { wanted, json } => read::stats(&wanted, json, store),
         Verb::Tail { wanted, follow, limit, json } => read::tail(&wanted, follow, limit, json, store),
@@ -173,7 +236,7 @@ pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
         Verb::Prune { older_than, sealed_older_than, dry_run, json } => keep::prune(older_than, sealed_older_than, dry_run, json, store),
         Verb::Settle { call: None, json, .. } => keep::open(json, store),
         Verb::Settle { call: Some(call), happened, never, by, json } => {
-            keep::settle(call, happened.as_deref(), never, by.as_deref(), json, store)
+            keep::settle(&call, happened.as_deref(), never, by.as_deref(), json, store)
         }
         Verb::Receipt { file, key } => keep::receipt(&file, key.as_deref(), store),
         Verb::Key { rotate } => keep::key(rotate, store),

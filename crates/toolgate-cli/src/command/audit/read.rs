@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use serde_json::json;
 use toolgate::store::StoreError;
-use toolgate::{CallId, Decision, Gate, Outcome, Row};
+use toolgate::{Decision, Gate, Outcome, Row};
+
+use super::Named;
 use toolgate_store::{Entry, Filter};
 
-use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, length, open, style, time, why};
+use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, is_narrow, length, open, style, time, why};
 
 fn stored(error: io::Error) -> StoreError {
     StoreError(error.to_string())
@@ -34,7 +36,7 @@ pub(super) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Pa
         return Ok(ExitCode::SUCCESS);
     }
     if entries.is_empty() {
-        writeln!(out, "nothing is recorded that fits")?;
+        writeln!(out, "{}", wanted.nothing(&ledger))?;
         return Ok(ExitCode::SUCCESS);
     }
     list(&mut out, &entries)?;
@@ -56,7 +58,7 @@ fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
         Some(_) => time(row.at).split(' ').nth(1).unwrap_or_default().to_owned(),
         None => time(row.at),
     };
-    let when = today.as_deref().unwrap_or("time");
+    let (when, narrow) = (today.as_deref().unwrap_or("time"), is_narrow());
     let mut table = match several {
         true => Table::new(&[when, "tool", "decision", "why", "session", "who", "about", "call"])
             .cutting(1, 12)
@@ -80,13 +82,20 @@ fn list(out: &mut impl Write, entries: &[Entry]) -> io::Result<()> {
             plain(clean(&row.key.session)),
         ];
         cells.extend(several.then(|| plain(who(row))));
-        cells.extend([plain(about(row)), plain(row.call.to_string())]);
+        // The end of a name is enough for `show`, where there is no room.
+        let call = row.call.to_string();
+        let call = if narrow { call.get(call.len().saturating_sub(12)..).unwrap_or(&call).to_owned() } else { call };
+        cells.extend([plain(about(row)), plain(call)]);
         table.row(cells);
     }
-    table.print(out)
+    table.print(out)?;
+    match first.filter(|_| !several) {
+        Some(who) => writeln!(out, "{DIM}all by {who}{DIM:#}"),
+        None => Ok(()),
+    }
 }
 
-fn about(row: &Row) -> String {
+pub(in crate::command) fn about(row: &Row) -> String {
     // Without entities, what a person looks for first.
     if row.entities.is_empty() {
         let wanted = ["command", "file_path", "filePath", "path", "url", "pattern"];
@@ -97,8 +106,9 @@ fn about(row: &Row) -> String {
     clean(&row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" "))
 }
 
-pub(super) fn show(call: CallId, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(super) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
+    let call = call.find(&ledger)?;
     let entries = ledger.show(call).map_err(io::Error::other)?;
     let own = entries.first().filter(|entry| entry.row.call == call);
     let pruned = if own.is_none() { ledger.pruned_since(call).map_err(io::Error::other)? } else { None };
@@ -173,7 +183,8 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
 
 pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
-    let filter = wanted.filter();
+    // Nothing is left out: the rows are what somebody else will count.
+    let filter = Filter { without_agent: None, ..wanted.filter() };
     let Some(path) = out else {
         let mut file = BufWriter::new(io::stdout().lock());
         ledger.query(&filter, |entry| write_entry(&mut file, &entry)).map_err(told)?;
@@ -275,7 +286,7 @@ pub(super) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
         line(entry, json)?;
     }
     if entries.is_empty() && !json {
-        crate::note("nothing is recorded that fits");
+        crate::note(&wanted.nothing(&ledger));
     }
     if !follow {
         return Ok(ExitCode::SUCCESS);

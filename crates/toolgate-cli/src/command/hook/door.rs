@@ -70,7 +70,7 @@ impl Door {
         }
         let found = InForce::find(args.config.as_deref(), &project, &state).map_err(plain)?;
         let mut ledger = None;
-        let mut door = Self::of(found, args.agent.as_ref(), &state, |path| {
+        let mut door = Self::of(found, args.agent.as_ref(), Some(&tool), &state, |path| {
             let store = open_store(path, &state)?;
             ledger = Some(store.id().to_owned());
             Ok(Arc::new(store))
@@ -112,10 +112,12 @@ impl Door {
         }
     }
 
-    /// The gate of a configuration, on the ledger that `store` opens.
+    /// The gate of a configuration, on the ledger that `store` opens; if the configuration has it so, with a tool that it does not
+    /// declare.
     pub(super) fn of(
         found: InForce,
         agent: Option<&String>,
+        tool: Option<&str>,
         state: &State,
         store: impl FnOnce(&Path) -> io::Result<Arc<SqliteStore>>,
     ) -> Result<Self, String> {
@@ -136,7 +138,11 @@ impl Door {
         let granted = found.config.granted(&agent).map(str::to_owned).collect();
         let beside = Some((Beside::of(&found, &agent), String::new()));
         let protected = Protected::of(&found, state);
-        let config = found.config.for_client().with_policies("(built in)", |tools| protected.rules(tools));
+        let config = match tool.filter(|tool| settings.undeclared == Otherwise::Ask && !tool.is_empty()) {
+            Some(tool) => found.config.with_undeclared(&agent, tool),
+            None => found.config,
+        };
+        let config = config.for_client().with_policies("(built in)", |tools| protected.rules(tools));
         let agents = config.agents(None).map_err(|error| format!("the configuration does not load\n{}", error.render(false)))?;
         let open = || -> Result<Toolgate, String> {
             let store = store(&found.store).map_err(plain)?;
@@ -178,7 +184,7 @@ impl Door {
                 let call = if cannot_ask { call } else { call.client_asks() };
                 match gate.admit_kept(call).await {
                     Ok(kept) => self.admitted(event, &kept),
-                    Err(refused) => self.refused(event, &refused),
+                    Err(refused) => self.refused(&refused),
                 }
             }
             Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
@@ -194,8 +200,8 @@ impl Door {
                 let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
                 let answer = gate.report_kept(self.call(&session, event), Err(failure)).await;
                 match answer.outcome.error().filter(|error| error.code != "client_tool_failed") {
-                    Some(error) if !self.is_undeclared(gate, event) => Answer::block(error.for_model_in(self.dialect)),
-                    _ => Answer::default(),
+                    Some(error) => Answer::block(error.for_model_in(self.dialect)),
+                    None => Answer::default(),
                 }
             }
         }
@@ -212,10 +218,13 @@ impl Door {
         gate.agent(&self.agent).is_some_and(|agent| agent.tools().any(|spec| spec.name() == tool && spec.effect() == Effect::Read))
     }
 
-    fn is_undeclared(&self, gate: &Toolgate, event: &Event) -> bool {
-        let tool = legal(&event.tool);
-        self.settings.undeclared == Otherwise::Ask
-            && gate.agent(&self.agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool))
+    /// The tool of an event, where it has to be asked about because the configuration does not declare it, and this door does not
+    /// know it yet.
+    pub(super) fn lacks(&self, event: &Event) -> Option<(String, String)> {
+        let (tool, gate) = (legal(&event.tool), self.gate.as_ref().ok()?);
+        let asks = self.settings.undeclared == Otherwise::Ask && !event.tool.is_empty();
+        let lacks = asks && gate.agent(&self.agent)?.tools().all(|spec| spec.name() != tool);
+        lacks.then(|| (self.agent.clone(), tool))
     }
 
     /// The gate could not do its work.
@@ -241,16 +250,13 @@ impl Door {
         Answer { decision, input, notice: self.notice.clone(), ..Answer::default() }
     }
 
-    fn refused(&self, event: &Event, refused: &Outcome) -> Answer {
+    fn refused(&self, refused: &Outcome) -> Answer {
         let Some(error) = refused.outcome.error() else {
             // It was made before, and there is no way to hand its result to a client that wants to run it.
             let told = "the same call was made before and is not made again";
             return Answer::deny(format!("{told}: {}", json!(refused.outcome.success().map(|output| &output.value))));
         };
         match error.code.as_ref() {
-            "unknown_tool" if self.settings.undeclared == Otherwise::Ask => {
-                Answer::ask(format!("{} is not declared in the configuration", event.tool))
-            }
             "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(error.for_model_in(self.dialect)),
             _ => Answer::deny(error.for_model_in(self.dialect)),
         }
@@ -268,10 +274,7 @@ impl Door {
             return Answer { output: changed.then_some(value), context: output.message.clone(), ..Answer::default() };
         }
         let Some(error) = answer.outcome.error() else { return Answer::default() };
-        match error.code.as_ref() {
-            "not_admitted" if self.gate.as_ref().is_ok_and(|gate| self.is_undeclared(gate, event)) => Answer::default(),
-            _ => Answer::withhold(event, error.for_model_in(self.dialect)),
-        }
+        Answer::withhold(event, error.for_model_in(self.dialect))
     }
 }
 

@@ -19,6 +19,9 @@ use super::event::{Client, Event};
 use super::{Args, LONGEST, lock};
 use crate::place::{self, InForce, Stamp, State, stamp};
 
+/// Most doors for tools that no file declares.
+const MOST_UNDECLARED: usize = 256;
+
 /// What the service has open.
 struct Service {
     config: PathBuf,
@@ -33,6 +36,8 @@ struct Service {
 /// The doors of one reading of the files.
 struct InUse {
     doors: HashMap<String, Arc<Door>>,
+    /// For tools that no file declares, by agent and tool.
+    undeclared: HashMap<(String, String), Arc<Door>>,
     /// The files as they were when they were read.
     files: Vec<(PathBuf, Option<Stamp>)>,
 }
@@ -71,7 +76,7 @@ async fn serve(args: &Args) -> io::Result<()> {
         state,
         path: found.store,
         store,
-        now: Mutex::new(InUse { doors: HashMap::new(), files: Vec::new() }),
+        now: Mutex::new(InUse { doors: HashMap::new(), undeclared: HashMap::new(), files: Vec::new() }),
     });
     service.read().map_err(io::Error::other)?;
     let listener = listen(socket)?;
@@ -132,16 +137,32 @@ impl Service {
         let names: Vec<String> = found.config.names().map(str::to_owned).collect();
         let mut doors = HashMap::new();
         for name in &names {
-            let door = Door::of(self.found()?, Some(name), &self.state, |_| Ok(Arc::clone(&self.store)))?;
+            let door = Door::of(self.found()?, Some(name), None, &self.state, |_| Ok(Arc::clone(&self.store)))?;
             doors.insert(name.clone(), Arc::new(door));
         }
-        *lock(&self.now) = InUse { doors, files };
+        *lock(&self.now) = InUse { doors, undeclared: HashMap::new(), files };
         Ok(())
     }
 
     fn found(&self) -> Result<InForce, String> {
         let project = place::project().map_err(|error| error.to_string())?;
         InForce::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
+    }
+
+    /// The door for an event.
+    fn door(&self, agent: Option<&String>, event: &Event) -> Result<Arc<Door>, String> {
+        let door = self.current(agent)?;
+        let Some(lacks) = door.lacks(event) else { return Ok(door) };
+        if let Some(known) = lock(&self.now).undeclared.get(&lacks) {
+            return Ok(Arc::clone(known));
+        }
+        let door = Arc::new(Door::of(self.found()?, Some(&lacks.0), Some(&lacks.1), &self.state, |_| Ok(Arc::clone(&self.store)))?);
+        let known = &mut lock(&self.now).undeclared;
+        if known.len() >= MOST_UNDECLARED {
+            known.clear();
+        }
+        known.insert(lacks, Arc::clone(&door));
+        Ok(door)
     }
 
     /// The door for an agent, of the files as they are now; as they were, where they do not load any more.
@@ -194,7 +215,7 @@ impl Service {
             Ok(event) => event,
             Err(reason) => return Rendered::Refused(reason),
         };
-        let answer = match self.current(question.agent.as_ref()) {
+        let answer = match self.door(question.agent.as_ref(), &event) {
             Ok(door) => door.answer(&event, question.client, user).await,
             Err(reason) => Answer::refusal(&event, format!("toolgate refuses every call: {reason}")),
         };
