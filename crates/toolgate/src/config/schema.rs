@@ -115,6 +115,7 @@ fn tool() -> Value {
             "inherit": of("names", "`command`: variables of the environment that it sees beside the usual ones."),
             "sandbox": {"$ref": "#/$defs/sandbox"},
             "normalize": {"type": "array", "items": {"$ref": "#/$defs/normalization"}, "description": "Brings results into a stable shape."},
+            "cost": object(json!({"tokens": {"type": "integer", "minimum": 0}, "money": {"type": "number", "minimum": 0}}), &[]),
             "examples": {
                 "type": "array", "description": "Worked calls for the model, checked against the schemas.",
                 "items": object(

@@ -7,6 +7,7 @@ use super::backend::Behind;
 use super::file::{Reader, positive};
 use super::read::Table;
 use crate::builtin;
+use crate::limits::Spend;
 use crate::normalize::Rule;
 use crate::policy::Problem;
 use crate::sandbox::Sandbox;
@@ -103,6 +104,11 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
         if let (Some(description), Some(input)) = (description, input) {
             tool = tool.example(description, input, output.unwrap_or_default());
         }
+    }
+    if let Some(cost) = table.table("cost") {
+        let spend = Spend { tokens: cost.count("tokens").unwrap_or_default(), money: cost.number("money").unwrap_or_default() };
+        cost.finish("`cost`");
+        tool = tool.cost(spend);
     }
     if let Some(path) = table.pointer("shell") {
         tool = tool.shell(path);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::call::{CallId, Judged, SessionKey};
 use crate::code;
-use crate::error::ToolError;
+use crate::error::{Category, ToolError};
 use crate::json::Digest;
 use crate::limits::Charge;
 use crate::policy::{Ask, Attached, Facts, Mode, Observed, Policy, Terms, Verdict};
@@ -227,6 +227,8 @@ pub(super) struct Denied {
     pub(super) error: ToolError,
     /// Everyone who said no.
     pub(super) by: Vec<Arc<dyn Policy>>,
+    /// The first who said that the caller may not at all, with its word.
+    pub(super) forbids: Option<(String, ToolError)>,
     pub(super) arguments: Judged,
     pub(super) observed: Vec<Observed>,
 }
@@ -245,6 +247,7 @@ pub(super) fn authorize(
     let (mut charges, mut watched, mut expects, mut taken_down) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut by: Vec<Arc<dyn Policy>> = Vec::new();
     let mut denial: Option<(String, ToolError)> = None;
+    let mut forbids: Option<(String, ToolError)> = None;
     // Closest first: the order of `governed_by` is the order of precedence.
     for Attached { policy, .. } in &tool.governed_by {
         let name = policy.name();
@@ -263,6 +266,9 @@ pub(super) fn authorize(
                 terms
             }
             Said::Deny(error) | Said::Fault(error) => {
+                if forbids.is_none() && error.category == Category::Permission {
+                    forbids = Some((name.to_owned(), error.clone()));
+                }
                 denial.get_or_insert_with(|| (name.to_owned(), error));
                 by.push(Arc::clone(policy));
                 continue;
@@ -272,7 +278,7 @@ pub(super) fn authorize(
         expects.extend(terms.expects);
     }
     if let Some((rule, error)) = denial {
-        return Err(Box::new(Denied { rule, error, by, arguments, observed: taken_down }));
+        return Err(Box::new(Denied { rule, error, by, forbids, arguments, observed: taken_down }));
     }
     let definition = tool.definition;
     let permit = Permit { call, arguments, definition, charges, watched, expects, tool: ToolRef(Arc::clone(tool)) };

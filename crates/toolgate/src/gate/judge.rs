@@ -172,12 +172,16 @@ impl Toolgate {
     ) -> Result<(), Stop> {
         self.load_facts(agent, call, tool, arguments, state, trail).await?;
         match super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new()) {
-            Err(denied) if denied.error.category == Category::Permission => {
-                trail.rule = Some(denied.rule);
-                Err(denied.error.into())
-            }
-            // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not.
-            _ => Ok(()),
+            // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not. It hides nobody
+            // who says that the caller may not at all.
+            Err(denied) => match denied.forbids {
+                Some((rule, error)) => {
+                    trail.rule = Some(rule);
+                    Err(error.into())
+                }
+                None => Ok(()),
+            },
+            Ok(_) => Ok(()),
         }
     }
 

@@ -61,7 +61,7 @@ struct Search<'a> {
 impl Toolgate {
     /// A rule said no: the refusal, with the next legal move.
     pub(super) async fn denied(&self, denied: Denied, agent: &Agent, tool: &Arc<Registered>, state: &State, trail: &mut Trail) -> Stop {
-        let Denied { rule, error, by, arguments, observed } = denied;
+        let Denied { rule, error, by, arguments, observed, .. } = denied;
         trail.rule = Some(rule);
         trail.facts.observed = observed;
         let ask = Ask::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);

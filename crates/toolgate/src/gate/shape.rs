@@ -18,6 +18,7 @@ use crate::ledger::Gate;
 use crate::outcome::{Output, Stored};
 use crate::policy::{Ask, Done, Mode};
 use crate::session::{Changes, Evidence, Origin};
+use crate::tool::Spec;
 
 /// What a tool may give back at all: a row must be readable with it inside.
 pub(crate) const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
@@ -140,20 +141,28 @@ impl Toolgate {
                 }
             }
         }
-        let entities = tool.spec.entities.iter().filter_map(|(name, path)| {
-            path.get(&trail.arguments).or_else(|| path.get(value)).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
-        });
+        let entities: Option<Vec<_>> = tool
+            .spec
+            .entities
+            .iter()
+            .filter_map(|(name, path)| match proved(&tool.spec, path, &trail.arguments, value) {
+                Proved::About(entity) => Some(Some((Arc::clone(name), json::plain(entity.clone())))),
+                Proved::Nothing => None,
+                Proved::Contradiction => Some(None),
+            })
+            .collect();
+        let consistent = entities.is_some();
         let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
         let evidence = Evidence {
             tool: Arc::clone(&tool.spec.name),
-            entities: entities.collect(),
+            entities: entities.unwrap_or_default(),
             fields: Value::Object(fields.collect()),
             at: trail.started,
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
             stamp: 0,
         };
-        // That there is nothing proves nothing.
-        let evidence = (!empty).then_some(evidence);
+        // That there is nothing proves nothing; nor does an answer about somebody else than was asked for.
+        let evidence = (!empty && consistent).then_some(evidence);
         Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
     }
 }
@@ -192,5 +201,28 @@ fn is_small(value: &Value, most: usize) -> bool {
         Value::Array(_) | Value::Object(_) => {
             json::value_over_bounds(value, &Bounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
         }
+    }
+}
+
+/// What a call and its result say together of an entity.
+enum Proved<'v> {
+    About(&'v Value),
+    Nothing,
+    Contradiction,
+}
+
+/// An argument that the tool does not declare is only the model's word, and proves nothing.
+fn proved<'v>(spec: &Spec, path: &json::Pointer, arguments: &'v Value, result: &'v Value) -> Proved<'v> {
+    let declared = match path.parts().split_last() {
+        Some((name, place)) => spec.input_schema().is_none() || crate::schema::declares(spec, &json::Pointer::of(place.to_vec()), name),
+        None => true,
+    };
+    let asked = path.get(arguments).filter(|value| declared && !value.is_null());
+    let told = path.get(result).filter(|value| !value.is_null());
+    let spelled = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match (asked, told) {
+        (Some(asked), Some(told)) if spelled(asked) != spelled(told) => Proved::Contradiction,
+        (Some(entity), _) | (None, Some(entity)) => Proved::About(entity),
+        (None, None) => Proved::Nothing,
     }
 }

@@ -326,32 +326,48 @@ fn type_of(schema: &Value) -> Option<String> {
     }
 }
 
+/// Whether anything that a schema says of a place names a member, or has a pattern that may mean it.
+pub(super) fn knows(schema: &Value, place: &str, name: &str) -> bool {
+    if properties_at(schema, place).iter().any(|(known, _)| known == name) {
+        return true;
+    }
+    let fits = |pattern: &String| regex::Regex::new(pattern).map_or(true, |pattern| pattern.is_match(name));
+    let patterns = |schema: &&Value| schema.get("patternProperties").and_then(Value::as_object).is_some_and(|map| map.keys().any(fits));
+    schemas_at(schema, place).iter().any(patterns)
+}
+
 /// The properties that a schema knows at a place of the document, through references and compositions.
 fn properties_at(schema: &Value, place: &str) -> Vec<(String, Value)> {
-    let mut at = vec![schema];
-    for part in Pointer::from(place).parts() {
-        at = at
-            .into_iter()
-            .flat_map(|s| parts_of(s, schema, 0))
-            .filter_map(|s| {
-                s.get("properties")
-                    .and_then(|p| p.get(part))
-                    .or_else(|| part.parse::<usize>().ok().and_then(|_| s.get("items")))
-                    .or_else(|| s.get("additionalProperties"))
-            })
-            .collect();
-    }
-    at.dedup_by(|a, b| std::ptr::eq(*a, *b));
-    at.truncate(64);
-    let mut found: Vec<(String, Value)> = at
+    let mut found: Vec<(String, Value)> = schemas_at(schema, place)
         .into_iter()
-        .flat_map(|s| parts_of(s, schema, 0))
         .filter_map(|s| s.get("properties")?.as_object())
         .flat_map(|map| map.iter().map(|(name, s)| (name.clone(), s.clone())))
         .collect();
     found.sort_by(|a, b| a.0.cmp(&b.0));
     found.dedup_by(|a, b| a.0 == b.0);
     found
+}
+
+/// All that a schema says of a place.
+fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
+    let mut at = vec![schema];
+    for part in Pointer::from(place).parts() {
+        let number = part.parse::<usize>().ok();
+        at = at
+            .into_iter()
+            .flat_map(|s| parts_of(s, schema, 0))
+            .filter_map(|s| {
+                s.get("properties")
+                    .and_then(|p| p.get(part))
+                    .or_else(|| s.get("prefixItems")?.get(number?))
+                    .or_else(|| number.and_then(|_| s.get("items")))
+                    .or_else(|| s.get("additionalProperties"))
+            })
+            .collect();
+    }
+    at.dedup_by(|a, b| std::ptr::eq(*a, *b));
+    at.truncate(64);
+    at.into_iter().flat_map(|s| parts_of(s, schema, 0)).collect()
 }
 
 /// A schema and those it is composed of.
@@ -363,10 +379,11 @@ fn parts_of<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&'s Val
     if let Some(target) = schema.get("$ref").and_then(Value::as_str).and_then(|t| t.strip_prefix('#')).and_then(|p| root.pointer(p)) {
         parts.extend(parts_of(target, root, depth + 1));
     }
-    for word in ["allOf", "anyOf", "oneOf"] {
-        for part in schema.get(word).and_then(Value::as_array).into_iter().flatten() {
-            parts.extend(parts_of(part, root, depth + 1));
-        }
+    let branches = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|word| schema.get(word)?.as_array()).flatten();
+    let chosen = ["if", "then", "else"].into_iter().filter_map(|word| schema.get(word));
+    let dependent = schema.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(|map| map.values());
+    for part in branches.chain(chosen).chain(dependent) {
+        parts.extend(parts_of(part, root, depth + 1));
     }
     parts
 }

@@ -72,8 +72,10 @@ impl Schema {
             return Ok(());
         }
         if self.extra == Extra::Drop && !self.is_hopeless(value) {
-            self.drop_unknown(value);
-            if self.validator.is_valid(value) {
+            let mut known = value.clone();
+            self.drop_unknown(&mut known);
+            if self.validator.is_valid(&known) {
+                *value = known;
                 return Ok(());
             }
         }
@@ -118,11 +120,18 @@ impl Schema {
             if unknown.is_empty() {
                 return;
             }
+            let mut dropped = false;
             for (path, names) in unknown {
+                // Where a branch does not fit, all that it knows is unknown: what the schema names anywhere there stays, and is told.
+                let names: HashSet<String> = names.into_iter().filter(|name| !explain::knows(&self.source, &path, name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
-                    let names: HashSet<String> = names.into_iter().collect();
+                    let before = map.len();
                     map.retain(|key, _| !names.contains(key));
+                    dropped |= map.len() < before;
                 }
+            }
+            if !dropped {
+                return;
             }
         }
     }

@@ -5,7 +5,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::code;
 use crate::error::{Category, Effects, FieldError, ToolError};
@@ -247,13 +247,24 @@ fn classify_io(kind: io::ErrorKind) -> &'static str {
 
 /// Words of an upstream, made harmless: capped, and stripped of fields that only toolgate may write.
 pub(crate) fn upstream(value: Value) -> Value {
-    const MOST: usize = 4_096;
-    match value {
-        Value::Object(map) => {
-            map.into_iter().filter(|(key, _)| !key.starts_with("toolgate/")).map(|(key, item)| (key, upstream(item))).collect()
-        }
-        Value::Array(items) => items.into_iter().take(64).map(upstream).collect(),
-        Value::String(text) if text.len() > MOST => Value::String(text.chars().take(MOST).chain(['…']).collect()),
-        other => other,
+    /// Letters of one text, and of the whole where that is too large.
+    const TEXT: usize = 4_096;
+    const WHOLE: usize = 16_384;
+    fn cut(text: &str, most: usize) -> String {
+        if text.len() > most { text.chars().take(most).chain(['…']).collect() } else { text.to_owned() }
     }
+    fn tame(value: Value) -> Value {
+        match value {
+            Value::Object(map) => {
+                let own = map.into_iter().filter(|(key, _)| !key.starts_with("toolgate/")).take(64);
+                own.map(|(key, item)| (cut(&key, 256), tame(item))).collect()
+            }
+            Value::Array(items) => items.into_iter().take(64).map(tame).collect(),
+            Value::String(text) => Value::String(cut(&text, TEXT)),
+            other => other,
+        }
+    }
+    let said = tame(value);
+    let text = said.to_string();
+    if text.len() > WHOLE { json!({"said": cut(&text, TEXT), "cut": true}) } else { said }
 }

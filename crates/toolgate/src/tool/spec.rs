@@ -123,7 +123,8 @@ impl Spec {
     pub(crate) fn takes_away(&self, arguments: &Value, result: Option<&Value>) -> Vec<Revoked> {
         let about = |entity: &Arc<str>| {
             let (name, path) = self.entities.iter().find(|(name, _)| name == entity)?;
-            let value = path.get(arguments).or_else(|| result.and_then(|value| path.get(value)))?;
+            let said = |value| path.get(value).filter(|value| !value.is_null());
+            let value = said(arguments).or_else(|| result.and_then(said))?;
             Some((Arc::clone(name), crate::json::plain(value.clone())))
         };
         self.revokes.iter().map(|(tool, entity)| Revoked { tool: Arc::clone(tool), about: entity.as_ref().and_then(about) }).collect()

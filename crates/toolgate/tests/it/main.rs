@@ -24,6 +24,7 @@ mod launder;
 mod limits;
 mod loading;
 mod policies;
+mod proofs;
 mod properties;
 mod recall;
 mod records;

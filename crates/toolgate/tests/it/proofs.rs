@@ -1,0 +1,146 @@
+//! What a call proves, what it may drop, and who may hear what was recorded.
+
+use serde_json::{Value, json};
+use toolgate::config::Config;
+use toolgate::policy::Verdict;
+use toolgate::{Category, Effect, Failure, Tool, ToolError};
+
+use crate::support::{World, rule};
+
+#[tokio::test]
+async fn a_rule_of_the_business_does_not_hide_one_that_forbids() {
+    let world = World::new(|agent| {
+        agent
+            .policy(rule("business", |ask| match ask.key.session.as_ref() {
+                "s" => Ok(Verdict::allow()),
+                _ => Ok(Verdict::deny(ToolError::new(Category::Business, "not_verified", "verify first"))),
+            }))
+            .policy(rule("forbids", |ask| match ask.key.session.as_ref() {
+                "forbidden" => Ok(Verdict::deny(ToolError::new(Category::Permission, "not_here", "not in this session"))),
+                _ => Ok(Verdict::allow()),
+            }))
+    });
+    let keyed = async |session: &str| {
+        let session = world.gate.session("agent", "alice", session);
+        let answer = world.gate.call(session.prepare("act", json!({"how": "ok"})).idempotency_key("k")).await;
+        answer.outcome.error().map_or_else(|| "ok".to_owned(), |error| error.code.to_string())
+    };
+    let first = world.session.key().session.to_string();
+    assert_eq!(keyed(&first).await, "ok");
+    assert_eq!(keyed("elsewhere").await, "ok", "the same act, not a new one");
+    assert_eq!(keyed("forbidden").await, "not_here");
+}
+
+#[tokio::test]
+async fn only_what_a_schema_does_not_know_is_dropped() {
+    let yes = json!({"type": "boolean"});
+    let schemas = [
+        json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"], "allOf": [{"properties": {"dry_run": yes}}]}),
+        json!({"type": "object", "allOf": [{"properties": {"path": {"type": "string"}, "dry_run": yes}}]}),
+        json!({"type": "object", "properties": {"path": {"type": "string"}}, "patternProperties": {"^dry_": yes}}),
+        json!({"type": "object", "properties": {"path": {"type": "string"}}, "if": {"required": ["path"]}, "then": {"properties": {"dry_run": yes}}}),
+    ];
+    for schema in schemas {
+        let world = World::new(|agent| {
+            let tool = Tool::dynamic("rm", "Removes.", schema.clone(), |_, args| async move { Ok(args) });
+            agent.tool(tool.extra(toolgate::Extra::Drop).open())
+        });
+        for (given, runs_with) in [
+            (json!({"path": "/x", "dry_run": "true"}), None),
+            (json!({"path": "/x", "dry_run": "true", "zz": 1}), None),
+            (json!({"path": "/x", "dry_run": true, "zz": 1}), Some(json!({"path": "/x", "dry_run": true}))),
+            (json!({"path": "/x", "zz": 1}), Some(json!({"path": "/x"}))),
+        ] {
+            let answer = world.session.call("rm", given.clone()).await;
+            match (&runs_with, answer.outcome.success()) {
+                (Some(wanted), Some(output)) => assert_eq!(output.value, *wanted, "{schema} {given}"),
+                (None, None) => assert_eq!(answer.outcome.error().unwrap().code, "invalid_arguments", "{schema} {given}"),
+                _ => panic!("{schema} {given}: {answer:?}"),
+            }
+        }
+    }
+}
+
+fn desk(input: &Value) -> Config {
+    Config::parse(
+        "toolgate.toml",
+        &format!(
+            "[tools.whoami]\neffect = \"read\"\ninput = {input}\nentities = {{ customer_id = \"/customer_id\" }}\nproves = [\"/active\"]\n\
+             [tools.refund]\ninput = {{ type = \"object\", properties = {{ customer_id = {{ type = \"string\" }} }}, required = [\"customer_id\"] }}\n\
+             [[policy]]\nname = \"verified\"\nrule = \"require\"\ntools = [\"refund\"]\nany_of = [\"whoami\"]\nsame = {{ customer_id = \"/customer_id\" }}\n",
+            input = input.as_str().unwrap_or_default()
+        ),
+    )
+}
+
+#[tokio::test]
+async fn nobody_proves_something_about_another_by_naming_it() {
+    let open = json!("{ type = \"object\" }");
+    let declared = json!("{ type = \"object\", properties = { customer_id = { type = [\"string\", \"null\"] } } }");
+    for (input, asked, told, refund, runs) in [
+        // The model's word alone, where the tool takes anything.
+        (&open, json!({"customer_id": "C-9"}), json!({"customer_id": "C-1", "active": true}), "C-9", false),
+        (&open, json!({"customer_id": "C-9"}), json!({"customer_id": "C-1", "active": true}), "C-1", true),
+        (&open, json!({"customer_id": "C-9"}), json!({"active": true}), "C-9", false),
+        // An answer about somebody else than was asked for.
+        (&declared, json!({"customer_id": "C-9"}), json!({"customer_id": "C-1", "active": true}), "C-9", false),
+        (&declared, json!({"customer_id": "C-9"}), json!({"customer_id": "C-1", "active": true}), "C-1", false),
+        (&declared, json!({"customer_id": null}), json!({"customer_id": "C-1", "active": true}), "C-1", true),
+        (&declared, json!({"customer_id": "C-1"}), json!({"customer_id": "C-1", "active": true}), "C-1", true),
+        (&declared, json!({"customer_id": "C-1"}), json!({"active": true}), "C-1", true),
+    ] {
+        let handler = Echo(told.clone());
+        let agents = desk(input)
+            .agents(Some(&(std::sync::Arc::new(handler) as std::sync::Arc<dyn toolgate::Handler>)))
+            .unwrap_or_else(|error| panic!("{}", error.render(false)));
+        let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
+        let session = gate.session("default", "alice", "s");
+        assert!(session.call("whoami", asked.clone()).await.outcome.success().is_some());
+        let answer = session.call("refund", json!({"customer_id": refund})).await;
+        assert_eq!(answer.outcome.success().is_some(), runs, "{input} {asked} {told} {refund}: {answer:?}");
+    }
+}
+
+struct Echo(Value);
+
+#[async_trait::async_trait]
+impl toolgate::Handler for Echo {
+    async fn run(&self, _: &toolgate::Permit, _: toolgate::Ctx, _: &toolgate::Judged) -> Result<Value, Failure> {
+        Ok(self.0.clone())
+    }
+}
+
+#[tokio::test]
+async fn what_an_upstream_says_is_short_whatever_it_is() {
+    let long = || "x".repeat(4_000);
+    let members: Value = (0..3_000).map(|n| (format!("{n}{}", long()), json!(long()))).collect::<serde_json::Map<_, _>>().into();
+    for said in [members, json!(vec![long(); 3_000]), json!({"a": {"b": vec![long(); 64]}}), json!("y".repeat(1 << 20))] {
+        let failing = said.clone();
+        let tool = Tool::dynamic("fails", "Fails.", json!({"type": "object"}), move |_, _| {
+            let failing = failing.clone();
+            async move { Err::<Value, _>(Failure::business("no", "no").upstream(failing)) }
+        });
+        let world = World::new(|agent| agent.tool(tool.effect(Effect::Read)));
+        let answer = world.session.call("fails", json!({})).await;
+        let text = answer.outcome.to_json().to_string();
+        assert!(text.len() < 20_000 && text.contains("upstream"), "{}", text.len());
+    }
+}
+
+#[tokio::test]
+async fn a_budget_of_a_file_is_spent_by_what_tools_cost() {
+    let config = Config::parse(
+        "toolgate.toml",
+        "limits = { session = { tokens = 250, money = 0.05 } }\n[tools.look]\neffect = \"read\"\ncost = { tokens = 100, money = 0.01 }\ninput = { type = \"object\", properties = { n = { type = \"integer\" } } }\n",
+    );
+    let handler = std::sync::Arc::new(Echo(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
+    let agents = config.agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
+    let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
+    let session = gate.session("default", "alice", "s");
+    let mut codes = Vec::new();
+    for n in 0..3 {
+        let answer = session.call("look", json!({"n": n})).await;
+        codes.push(answer.outcome.error().map_or_else(|| "ok".to_owned(), |error| error.code.to_string()));
+    }
+    assert_eq!(codes, ["ok", "ok", "budget_exhausted"]);
+}
