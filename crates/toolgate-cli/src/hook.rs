@@ -7,6 +7,7 @@ mod client;
 #[path = "command/hook/mod.rs"]
 mod hook;
 mod place;
+mod protected;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -3,6 +3,7 @@
 mod client;
 mod command;
 mod place;
+mod protected;
 mod servers;
 mod telemetry;
 

@@ -24,7 +24,8 @@ struct Asked {
     stop_reason: Option<String>,
     idempotency_key: Option<String>,
     approval: Option<String>,
-    /// A report: what the tool gave.
+    /// A report: what the tool gave. Nothing is something, too.
+    #[serde(default, deserialize_with = "given")]
     result: Option<Value>,
     /// A report: what went wrong instead.
     error: Option<Failed>,
@@ -36,6 +37,11 @@ struct Failed {
     message: String,
     #[serde(default)]
     effects: Option<Effects>,
+}
+
+/// What is `null` was given all the same.
+fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
 }
 
 fn nothing() -> Value {
@@ -66,7 +72,8 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
         }
     };
     let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), asked.tool, asked.arguments).client_id(asked.id);
-    (call.turn, call.stop_reason) = (asked.turn, asked.stop_reason);
+    (call.turn, call.stop_reason) =
+        (asked.turn, asked.stop_reason.map(|why| why.chars().take(256).collect::<String>()).filter(|why| !why.is_empty()));
     (call.idempotency_key, call.approval) = (asked.idempotency_key, asked.approval);
     match verb {
         "check" => {

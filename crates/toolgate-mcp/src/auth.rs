@@ -143,10 +143,14 @@ impl Issuer {
             Some(key) => key,
             None => {
                 // Only who comes with an unknown key waits for it, and only now and then; where none is known at all, more often.
-                let _one = self.fetching.lock().await;
+                let _one = tokio::time::timeout(Duration::from_secs(10), self.fetching.lock())
+                    .await
+                    .map_err(|_| NotLetIn::Invalid("the keys for tokens cannot be had now"))?;
                 let age = if self.is_empty() { RETRY } else { SOONEST };
                 if self.key(&kid, header.alg).is_none() && self.is_due(age) {
                     let _ = self.fetch().await;
+                    // Those who have waited do not wait for another try.
+                    *lock(&self.fetched) = Some(Instant::now());
                 }
                 self.key(&kid, header.alg).ok_or(NotLetIn::Invalid("the token is signed by nobody who is known"))?
             }
@@ -170,7 +174,13 @@ impl Issuer {
         let claim = |name: &str| claims.claims.get(name);
         let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
         let principal = principal.ok_or(NotLetIn::Invalid("the token does not say who comes"))?.to_owned();
-        let session = self.jwt.session.as_deref().and_then(claim).and_then(Value::as_str).map(str::to_owned);
+        // A claim that is not understood would be one that does not hold.
+        let session = match self.jwt.session.as_deref().and_then(claim) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(name)) => Some(name.clone()),
+            Some(Value::Number(name)) => Some(name.to_string()),
+            Some(_) => return Err(NotLetIn::Invalid("the token names a session that is no text")),
+        };
         // Where the claim is asked for and is not there, there are none.
         let agents = self.jwt.agents.as_deref().map(|name| match claim(name) {
             Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),

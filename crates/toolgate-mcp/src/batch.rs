@@ -3,8 +3,10 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
+use std::pin::pin;
 
 use bytes::Bytes;
+use futures_util::stream::SelectAll;
 use futures_util::{StreamExt, stream};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
@@ -57,60 +59,64 @@ impl Batch {
         };
         match fault {
             None => Ok(Some(Self(std::mem::take(messages)))),
-            Some(why) => Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &refused(None, &why)))),
+            Some(why) => Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &refused(&why)))),
         }
     }
 
-    /// How many of them want an answer.
-    pub(crate) fn asking(&self) -> u32 {
-        self.0.iter().filter(|message| asks(message)).count().try_into().unwrap_or(u32::MAX)
+    /// How many there are.
+    pub(crate) fn len(&self) -> u32 {
+        self.0.len().try_into().unwrap_or(u32::MAX)
     }
 
-    /// Says each of them, and what they come to.
+    /// Says each of them, and what they come to. What is refused before it is heard is refused for all.
     pub(crate) async fn answer(self, http: &Http, parts: &Parts) -> Answer {
-        let mut answers = Vec::new();
-        let mut unheard = None;
+        let (mut open, mut said) = (SelectAll::new(), Vec::new());
         for message in self.0 {
             let mut parts = parts.clone();
             parts.headers.remove(CONTENT_LENGTH);
-            let answer = http.mcp.handle(Request::from_parts(parts, Full::new(Bytes::from(message.to_string())))).await;
-            match asks(&message) {
-                true => answers.push(events(message.get("id"), answer).await),
-                false if answer.status().is_success() => {}
-                false => unheard = Some(answer),
+            let mut handling = pin!(http.mcp.handle(Request::from_parts(parts, Full::new(Bytes::from(message.to_string())))));
+            // Those before are heard meanwhile: a session that has too much to say takes nothing in.
+            let answer = loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut handling => break answer,
+                    Some(event) = open.next(), if !open.is_empty() => said.push(event),
+                }
+            };
+            match events(answer).await {
+                Ok(Some(events)) => open.push(Box::pin(whole_events(events))),
+                Ok(None) => {}
+                Err(refused) => return refused,
             }
         }
-        if answers.is_empty() {
-            return unheard.unwrap_or_else(|| {
-                let mut heard = Response::new(Full::default().boxed());
-                *heard.status_mut() = StatusCode::ACCEPTED;
-                heard
-            });
+        if open.is_empty() && said.is_empty() {
+            let mut heard = Response::new(Full::default().boxed());
+            *heard.status_mut() = StatusCode::ACCEPTED;
+            return heard;
         }
-        let answers = stream::select_all(answers.into_iter().map(|body| Box::pin(whole_events(body))));
-        event_stream(answers.map(|event| Ok::<_, Infallible>(Frame::data(event))))
+        event_stream(stream::iter(said).chain(open).map(|event| Ok::<_, Infallible>(Frame::data(event))))
     }
 }
 
-fn refused(id: Option<&Value>, why: &str) -> Value {
-    json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32600, "message": why}})
+fn refused(why: &str) -> Value {
+    json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": why}})
 }
 
-/// An answer as events, whatever it was.
-async fn events(id: Option<&Value>, answer: Answer) -> BoxBody<Bytes, Infallible> {
+/// An answer as events; none, where there is nothing to say; as it is, where it refuses the request as such.
+async fn events(answer: Answer) -> Result<Option<BoxBody<Bytes, Infallible>>, Answer> {
     let (parts, body) = answer.into_parts();
     if parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
-        return body;
+        return Ok(Some(body));
     }
     let text = match body.collect().await {
         Ok(text) => text.to_bytes(),
         Err(never) => match never {},
     };
-    let said = match serde_json::from_slice::<Value>(&text) {
-        Ok(said) if said.get("jsonrpc").is_some() => said,
-        _ => refused(id, &String::from_utf8_lossy(&text)),
-    };
-    Full::new(Bytes::from(format!("data: {said}\n\n"))).boxed()
+    match serde_json::from_slice::<Value>(&text) {
+        Ok(said) if said.get("jsonrpc").is_some() => Ok(Some(Full::new(Bytes::from(format!("data: {said}\n\n"))).boxed())),
+        _ if parts.status.is_success() => Ok(None),
+        _ => Err(Response::from_parts(parts, Full::new(text).boxed())),
+    }
 }
 
 /// What a body says, cut only where an event ends: another's may stand between two.

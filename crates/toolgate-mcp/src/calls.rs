@@ -12,13 +12,14 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use toolgate::store::Approval;
-use toolgate::{Agent, Answer, Call, Effect, SessionKey, Spec, code};
+use toolgate::{Agent, Answer, Arguments, Call, Effect, SessionKey, Spec, code};
 
 use crate::asking::{ask, can_answer, decline, question, reply};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
 use crate::parked::{Task, Underway, Waits};
+use crate::raw::Raw;
 use crate::render;
 use crate::upstream::{FromUpstream, Line};
 
@@ -47,11 +48,14 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
         Some(Value::String(text)) if !text.is_empty() => Ok(Some(text.clone())),
         Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
     };
-    let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
+    let arguments = match client.raw {
+        Some(raw) => Arguments::Text(raw.0.to_vec()),
+        None => Arguments::Value(request.arguments.clone().map_or_else(|| json!({}), Value::Object)),
+    };
     let mut call = Call::new(key, request.name.to_string(), arguments).client_id(client.id.clone());
     call.idempotency_key = text(KEY_META)?;
     call.approval = text(APPROVAL_META)?;
-    call.stop_reason = text(STOP_META)?;
+    call.stop_reason = text(STOP_META)?.map(|why| why.chars().take(256).collect());
     call.turn = match client.meta.get(TURN_META) {
         None | Some(Value::Null) => None,
         Some(turn) => Some(turn.as_u64().ok_or_else(|| ErrorData::invalid_params(format!("`{TURN_META}` must be a whole number"), None))?),
@@ -72,6 +76,8 @@ pub(crate) struct Client<'c> {
     pub(crate) meta: &'c RequestMetaObject,
     /// The head of its request, over HTTP.
     pub(crate) parts: Option<&'c Parts>,
+    /// Its arguments, where they are no good.
+    pub(crate) raw: Option<&'c Raw>,
     pub(crate) capabilities: Option<ClientCapabilities>,
     /// It is of 2026-07-28 or later.
     pub(crate) modern: bool,
@@ -90,10 +96,12 @@ pub(crate) enum Ear<'c> {
 
 impl<'c> Client<'c> {
     pub(crate) fn of(context: &'c RequestContext<RoleServer>) -> Self {
+        let parts: Option<&Parts> = context.extensions.get();
         Self {
             id: context.id.to_string(),
             meta: &context.meta,
-            parts: context.extensions.get(),
+            raw: parts.and_then(|parts| parts.extensions.get()).or_else(|| context.extensions.get()),
+            parts,
             capabilities: context.client_capabilities(),
             modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::MODERN),
             gone: &context.ct,
@@ -315,10 +323,8 @@ impl Door {
         if !counts {
             return Ok(refused.into());
         }
-        let mut call = call_of(key, request, client)?;
-        if yes {
-            call = call.approval(id);
-        }
+        // It is the same call that goes on, whatever was said.
+        let call = call_of(key, request, client)?.approval(id);
         // One that was refused is refused by the gate, and has its row.
         Box::pin(self.begin(&running, call, request, client)).await
     }

@@ -248,8 +248,10 @@ impl ServerHandler for Door {
         let mut resources = Vec::new();
         for link in links {
             for mut resource in link.offer().resources.clone() {
-                resource.uri = resources::address(link, &resource.uri);
-                resources.push(resource);
+                if resources::may_be_called(link, &resource.uri) {
+                    resource.uri = resources::address(link, &resource.uri);
+                    resources.push(resource);
+                }
             }
         }
         let (resources, next) = page(&resources, request.as_ref())?;
@@ -269,8 +271,10 @@ impl ServerHandler for Door {
         let mut templates = Vec::new();
         for link in links {
             for mut template in link.offer().templates.clone() {
-                template.uri_template = resources::address(link, &template.uri_template);
-                templates.push(template);
+                if resources::may_be_called(link, &template.uri_template) {
+                    template.uri_template = resources::address(link, &template.uri_template);
+                    templates.push(template);
+                }
             }
         }
         let (templates, next) = page(&templates, request.as_ref())?;
@@ -324,13 +328,16 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         *lock(&self.level) = Some(request.level);
-        for link in running.shared.get(&agent).into_iter().flatten() {
-            if link.offer().capabilities.logging.is_some()
-                && let Some(peer) = link.peer()
-            {
-                let _ = peer.set_level(request.clone()).await;
+        let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.offer().capabilities.logging.is_some());
+        let tell = |link: &Arc<crate::upstream::Link>| {
+            let (link, request) = (Arc::clone(link), request.clone());
+            async move {
+                if let Some(peer) = link.peer() {
+                    let _ = link.asked(peer.set_level(request)).await;
+                }
             }
-        }
+        };
+        futures_util::future::join_all(links.map(tell)).await;
         Ok(())
     }
 
@@ -362,12 +369,19 @@ impl ServerHandler for Door {
             let (_, agent) = self.agent(&running, context.request_context())?;
             if let Ok(place) = Place::find(&running, &agent, address) {
                 ear.subscribes.store(true, Ordering::Relaxed);
-                let _ = self.gateway.subscribe(&place, ear.number, None).await;
                 wanted.push(place);
             }
         }
+        drop(running);
+        let mut subscribing = std::pin::pin!(async {
+            for place in &wanted {
+                let _ = self.gateway.subscribe(place, ear.number, None).await;
+            }
+        });
+        let mut subscribed = false;
         loop {
             tokio::select! {
+                () = &mut subscribing, if !subscribed => subscribed = true,
                 () = context.cancelled() => return Ok(()),
                 () = self.gateway.0.stop.cancelled() => return Ok(()),
                 () = self.gone.cancelled() => return Ok(()),

@@ -38,7 +38,12 @@ pub struct Options {
     pub launcher: Option<PathBuf>,
     /// Who calls over standard streams, or over HTTP where nobody needs a token.
     pub principal: String,
+    /// Rules that hold beside those of the configuration.
+    pub built_in: Option<BuiltIn>,
 }
+
+/// A policy file for the tools of an agent.
+pub type BuiltIn = Arc<dyn Fn(&[&Spec]) -> String + Send + Sync>;
 
 /// A gateway: agents, their upstreams, and the doors to them. Cheap to clone.
 #[derive(Clone)]
@@ -411,6 +416,10 @@ impl Running {
         let seen = upstreams.links().map(|link| (link.upstream.name.clone(), *link.changed.borrow())).collect();
         let takes: BTreeMap<String, Option<Vec<String>>> = config.upstreams_of_agents();
         let config = config.behind(&upstreams);
+        let config = match &options.built_in {
+            Some(rules) => config.with_policies("(built in)", |tools| rules(tools)),
+            None => config,
+        };
         let exposed: BTreeMap<_, _> = config.exposed().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
         let (settings, redact) = (config.gateway.clone(), config.redact.clone());
         let names: Vec<String> = config.names().map(str::to_owned).collect();

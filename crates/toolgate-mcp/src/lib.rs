@@ -14,6 +14,7 @@
 //!     upstreams: Starting::default(),
 //!     patience: Duration::from_secs(5),
 //!     launcher: None,
+//!     built_in: None,
 //!     principal: "alice".to_owned(),
 //! };
 //! let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
@@ -42,6 +43,7 @@ mod inplace;
 mod lines;
 mod metrics;
 mod parked;
+mod raw;
 mod render;
 mod resources;
 mod seat;
@@ -65,6 +67,6 @@ pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
 }
 
 pub use child::enter_if_asked;
-pub use gateway::{CANARY, Gateway, Options};
+pub use gateway::{BuiltIn, CANARY, Gateway, Options};
 pub use serve::Listening;
 pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};

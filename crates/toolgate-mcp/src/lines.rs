@@ -6,14 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rmcp::model::{
-    ClientJsonRpcMessage, ErrorCode, ErrorData, JsonRpcError, JsonRpcMessage, ProtocolVersion, RequestId, ServerJsonRpcMessage,
-    ServerResult,
-};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult};
 use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
-use serde::Deserialize as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +18,7 @@ use toolgate::json::Bounds;
 use crate::door::Door;
 use crate::gateway::Gateway;
 use crate::identity::{Caller, Fixed};
+use crate::raw::{self, Raw};
 
 /// What a message may be: larger than arguments may be, because more is around them.
 pub(crate) const fn bounds(bytes: usize) -> Bounds {
@@ -45,7 +42,10 @@ struct Lines<R, W> {
     gone: CancellationToken,
 }
 
-impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send> Lines<R, W> {
+/// What a line says, as it stands there, and arguments that are no good.
+type Read = (Value, Vec<u8>, Option<Raw>);
+
+impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
     /// The next line; `None` at the end.
     async fn next(&mut self) -> Option<Result<Vec<u8>, &'static str>> {
         loop {
@@ -73,24 +73,32 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send> Lines<R, W> {
     }
 
     /// What the next line that says something says; `None` at the end.
-    async fn line(&mut self) -> Option<Result<Value, (ErrorCode, String)>> {
+    async fn line(&mut self) -> Option<Result<Read, (Value, ErrorCode, String)>> {
         loop {
             let line = match self.next().await? {
                 Ok(line) => line,
-                Err(why) => return Some(Err((ErrorCode::INVALID_REQUEST, why.to_owned()))),
+                Err(why) => return Some(Err((Value::Null, ErrorCode::INVALID_REQUEST, why.to_owned()))),
             };
-            if !line.iter().all(u8::is_ascii_whitespace) {
-                let parsed = toolgate::json::parse(&line, &bounds(self.most));
-                return Some(parsed.map_err(|error| (ErrorCode::PARSE_ERROR, error.message)));
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
             }
+            let parsed = toolgate::json::parse(&line, &bounds(self.most));
+            if parsed.as_ref().map_or(true, raw::has_odd_arguments)
+                && let Some((rest, raw)) = raw::parted(&line)
+                && let Ok(value) = toolgate::json::parse(&rest, &bounds(self.most))
+            {
+                return Some(Ok((value, rest, Some(raw))));
+            }
+            let id = if parsed.is_err() { raw::id(&line) } else { Value::Null };
+            return Some(parsed.map(|value| (value, line, None)).map_err(|error| (id, ErrorCode::PARSE_ERROR, error.message)));
         }
     }
 
-    async fn refuse(output: &Mutex<W>, id: Option<RequestId>, code: ErrorCode, why: String) {
-        let error = JsonRpcError::new(id, ErrorData::new(code, why, None));
-        if let Ok(text) = serde_json::to_vec(&error) {
-            let _ = write(output, text).await;
-        }
+    /// Said by a task of its own: whoever reads may be interrupted, and nobody would be told.
+    fn refuse(&self, id: &Value, code: ErrorCode, why: &str) {
+        let error = json!({"jsonrpc": "2.0", "id": id, "error": {"code": code.0, "message": why}});
+        let output = Arc::clone(&self.output);
+        tokio::spawn(async move { drop(write(&output, error.to_string().into_bytes()).await) });
     }
 }
 
@@ -99,11 +107,6 @@ async fn write<W: AsyncWrite + Unpin>(output: &Mutex<W>, mut text: Vec<u8>) -> i
     let mut output = output.lock().await;
     output.write_all(&text).await?;
     output.flush().await
-}
-
-/// The name of a request, where it has one.
-fn id_of(message: &Value) -> Option<RequestId> {
-    message.get("id").and_then(|id| serde_json::from_value(id.clone()).ok())
 }
 
 impl<R, W> Transport<RoleServer> for Lines<R, W>
@@ -125,16 +128,19 @@ where
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
-            let value = match self.together.pop_front() {
-                Some(value) => value,
+            let (value, text, raw) = match self.together.pop_front() {
+                Some(value) => {
+                    let text = value.to_string().into_bytes();
+                    (value, text, None)
+                }
                 None => match self.line().await {
                     None => {
                         self.gone.cancel();
                         return None;
                     }
-                    Some(Ok(value)) => value,
-                    Some(Err((code, why))) => {
-                        Self::refuse(&self.output, None, code, why).await;
+                    Some(Ok(read)) => read,
+                    Some(Err((id, code, why))) => {
+                        self.refuse(&id, code, &why);
                         continue;
                     }
                 },
@@ -146,17 +152,24 @@ where
                 };
                 match fault {
                     None => self.together.extend(messages),
-                    Some(why) => Self::refuse(&self.output, None, ErrorCode::INVALID_REQUEST, why).await,
+                    Some(why) => self.refuse(&Value::Null, ErrorCode::INVALID_REQUEST, &why),
                 }
                 continue;
             }
-            match ClientJsonRpcMessage::deserialize(&value) {
-                Ok(message) => return Some(message),
+            match serde_json::from_slice::<ClientJsonRpcMessage>(&text) {
+                Ok(mut message) => {
+                    if let (JsonRpcMessage::Request(request), Some(raw)) = (&mut message, raw)
+                        && let ClientRequest::CallToolRequest(call) = &mut request.request
+                    {
+                        call.extensions.insert(raw);
+                    }
+                    return Some(message);
+                }
                 Err(_) => {
                     // Whoever wants no answer gets none.
                     if value.get("id").is_some() || value.get("method").is_none() {
-                        let why = "this is no message of the protocol".to_owned();
-                        Self::refuse(&self.output, id_of(&value), ErrorCode::INVALID_REQUEST, why).await;
+                        let id = value.get("id").cloned().unwrap_or_default();
+                        self.refuse(&id, ErrorCode::INVALID_REQUEST, "this is no message of the protocol");
                     }
                 }
             }

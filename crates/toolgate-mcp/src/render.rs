@@ -70,8 +70,8 @@ pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clon
     serde_json::from_value(value).unwrap_or(thing)
 }
 
-/// A result as the upstream gave it. Its words are those that were judged: beside a structured result, text that says something
-/// else is left out.
+/// A result as the upstream gave it. Its words are those that were judged: beside a structured result, whatever else says something is
+/// left out, and only pictures and sounds stay.
 fn as_given(mut said: CallToolResult) -> CallToolResult {
     // A server of an earlier revision does not say that this is all.
     said.result_type = Some(ResultType::COMPLETE);
@@ -80,10 +80,13 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
             let alone = structured.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("result")).and_then(Value::as_str);
             alone == Some(text) || serde_json::from_str::<Value>(text).is_ok_and(|value| value == *structured)
         };
-        let texts = said.content.iter().filter_map(|block| block.as_text()).count();
-        let agrees = said.content.iter().filter_map(|block| block.as_text()).all(|block| same(&block.text));
-        if texts > 0 && !agrees {
-            said.content.retain(|block| block.as_text().is_none());
+        let before = said.content.len();
+        said.content.retain(|block| match block {
+            ContentBlock::Text(text) => same(&text.text),
+            ContentBlock::Image(_) | ContentBlock::Audio(_) => true,
+            _ => false,
+        });
+        if said.content.len() < before && said.content.iter().all(|block| block.as_text().is_none()) {
             said.content.insert(0, ContentBlock::text(structured.to_string()));
         }
     }

@@ -15,12 +15,20 @@ use crate::upstream::Link;
 
 /// What an address of ours begins with.
 const OURS: &str = "toolgate://";
-/// Most resources that one client may want to hear of.
+/// Most resources that one client may want to hear of, and all together.
 pub(crate) const SUBSCRIPTIONS: usize = 1_000;
+const MOST: usize = 50_000;
+/// The longest address that is subscribed to.
+const LONGEST: usize = 2_048;
 
 /// How clients call what an upstream calls so.
 pub(crate) fn address(link: &Link, uri: &str) -> String {
     if link.upstream.prefix.is_empty() { uri.to_owned() } else { format!("{OURS}{}/{uri}", link.upstream.name) }
+}
+
+/// Whether an upstream may call something so: rooms are not its to name.
+pub(crate) fn may_be_called(link: &Link, uri: &str) -> bool {
+    !link.upstream.prefix.is_empty() || !uri.starts_with(OURS)
 }
 
 /// A resource, or what would be one.
@@ -103,35 +111,55 @@ struct Subscriber {
     address: String,
 }
 
-/// Who wants to hear of which resource.
+/// Who wants to hear of which resource, and of how many each.
 #[derive(Default)]
-pub(crate) struct Subscriptions(Mutex<HashMap<Key, Vec<Subscriber>>>);
+pub(crate) struct Subscriptions(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    by_key: HashMap<Key, Vec<Subscriber>>,
+    by_door: HashMap<u64, usize>,
+}
 
 impl Gateway {
     /// A client wants to hear of a resource.
     pub(crate) async fn subscribe(&self, place: &Place, door: u64, peer: Option<Peer<RoleServer>>) -> Result<(), ErrorData> {
+        if place.uri.len() > LONGEST {
+            return Err(ErrorData::invalid_params(format!("an address has at most {LONGEST} bytes"), None));
+        }
         {
-            let mut all = lock(&self.0.subscriptions.0);
-            let own = all.values().flatten().filter(|one| one.door == door).count();
-            if own >= SUBSCRIPTIONS {
-                return Err(ErrorData::invalid_request(format!("a client may subscribe to {SUBSCRIPTIONS} resources"), None));
+            let mut known = lock(&self.0.subscriptions.0);
+            let all: usize = known.by_door.values().sum();
+            let own = known.by_door.get(&door).copied().unwrap_or_default();
+            if own >= SUBSCRIPTIONS || all >= MOST {
+                return Err(ErrorData::invalid_request(
+                    format!("a client may subscribe to {SUBSCRIPTIONS} resources, and all to {MOST}"),
+                    None,
+                ));
             }
-            let subscribers = all.entry(place.key()).or_default();
+            let subscribers = known.by_key.entry(place.key()).or_default();
             if subscribers.iter().all(|one| one.door != door) {
                 subscribers.push(Subscriber { door, peer, address: place.address.clone() });
+                *known.by_door.entry(door).or_default() += 1;
             }
         }
-        let subscribed = place.link.subscribe(&place.uri, true).await;
+        let subscribed = self.heed(&place.link, &place.uri).await;
         if subscribed.is_err() {
             self.leave(door, |key, _| *key == place.key());
         }
         subscribed.map_err(crate::door::passed)
     }
 
+    /// An upstream hears whether anybody wants to know of a resource.
+    async fn heed(&self, link: &Arc<Link>, uri: &str) -> Result<(), ServiceError> {
+        let (gateway, key) = (self.clone(), (link.upstream.name.clone(), uri.to_owned()));
+        link.heed(uri.to_owned(), move || lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)).await
+    }
+
     /// A client does not want to hear of a resource any more.
     pub(crate) async fn unsubscribe(&self, door: u64, address: &str) -> Result<(), ErrorData> {
         for (link, uri) in self.leave(door, |_, one| one.address == address) {
-            link.subscribe(&uri, false).await.map_err(crate::door::passed)?;
+            self.heed(&link, &uri).await.map_err(crate::door::passed)?;
         }
         Ok(())
     }
@@ -140,9 +168,10 @@ impl Gateway {
     pub(crate) fn unsubscribe_all(&self, door: u64) {
         let left = self.leave(door, |_, _| true);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let gateway = self.clone();
             runtime.spawn(async move {
                 for (link, uri) in left {
-                    let _: Result<(), ServiceError> = link.subscribe(&uri, false).await;
+                    let _: Result<(), ServiceError> = gateway.heed(&link, &uri).await;
                 }
             });
         }
@@ -150,15 +179,24 @@ impl Gateway {
 
     /// Takes a client from those who want to hear; what nobody wants to hear of then.
     fn leave(&self, door: u64, which: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
-        let mut left = Vec::new();
-        lock(&self.0.subscriptions.0).retain(|key, subscribers| {
-            let before = subscribers.len();
-            subscribers.retain(|one| one.door != door || !which(key, one));
-            if subscribers.is_empty() && before > 0 {
-                left.push(key.clone());
+        let (mut left, mut gone) = (Vec::new(), 0);
+        {
+            let mut known = lock(&self.0.subscriptions.0);
+            known.by_key.retain(|key, subscribers| {
+                let before = subscribers.len();
+                subscribers.retain(|one| one.door != door || !which(key, one));
+                gone += before - subscribers.len();
+                if subscribers.is_empty() {
+                    left.push(key.clone());
+                }
+                !subscribers.is_empty()
+            });
+            let own = known.by_door.entry(door).or_default();
+            *own = own.saturating_sub(gone);
+            if *own == 0 {
+                known.by_door.remove(&door);
             }
-            !subscribers.is_empty()
-        });
+        }
         let running = self.running();
         left.into_iter().filter_map(|(name, uri)| running.upstreams.link(&name).map(|link| (Arc::clone(link), uri))).collect()
     }
@@ -177,12 +215,14 @@ impl Gateway {
                 Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
                 Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
             };
-            let subscribers = lock(&self.0.subscriptions.0).get(&key).cloned().unwrap_or_default();
-            for Subscriber { peer, address, .. } in subscribers {
-                let Some(peer) = peer else { continue };
+            let subscribers = lock(&self.0.subscriptions.0).by_key.get(&key).cloned().unwrap_or_default();
+            // All at once: one who does not listen keeps nobody else waiting.
+            let tell = |Subscriber { peer, address, .. }: Subscriber| async move {
+                let Some(peer) = peer else { return };
                 let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address));
                 let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
-            }
+            };
+            futures_util::future::join_all(subscribers.into_iter().map(tell)).await;
         }
     }
 }

@@ -36,6 +36,7 @@ use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{Asked, Caller};
 use crate::inplace::InPlace;
 use crate::lines::bounds;
+use crate::raw::{self, Raw};
 use crate::seat::{Held, Seated};
 use crate::straight::Straight;
 
@@ -155,9 +156,9 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
     }
     // A session that nobody ends would hold the gateway, and all that it has open, for as long as it may live.
     let left: Vec<_> = http.sessions.sessions.read().await.keys().cloned().collect();
-    for id in left {
-        let _ = http.sessions.close_session(&id).await;
-    }
+    let closing = futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
+    // Who does not listen cannot be told.
+    let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;
     lock(&http.owners).clear();
 }
 
@@ -230,7 +231,7 @@ impl Http {
             return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "this is ending", Some(5)));
         }
         let caller = self.let_in(&running, &parts).await?;
-        self.hold_rate(&running, &caller)?;
+        self.hold_rate(&running, &caller, 1)?;
         // Who is still talking takes no seat: it might go on for long.
         let seats = |many: u32| {
             let full = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests at the same time", Some(1));
@@ -258,12 +259,18 @@ impl Http {
                 // What the header says is held against the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
-                let (bytes, mut body) = self.read(&running, &parts, body).await?;
-                let batch = Batch::of(&parts, &mut body)?;
-                let many = batch.as_ref().map_or(1, Batch::asking).max(1);
-                for _ in 1..many {
-                    self.hold_rate(&running, &caller)?;
+                let (bytes, mut body, raw) = self.read(&running, &parts, body).await?;
+                if let Some(raw) = raw {
+                    parts.extensions.insert(raw);
+                    parts.headers.remove(CONTENT_LENGTH);
                 }
+                let batch = Batch::of(&parts, &mut body)?;
+                let many = batch.as_ref().map_or(1, Batch::len);
+                let room = running.settings.rate.map_or(u64::MAX, |rate| u64::from(rate.calls)).min(running.settings.concurrency as u64);
+                if u64::from(many) > room {
+                    return Err(refusal(StatusCode::BAD_REQUEST, &format!("no more than {room} messages are taken at once"), None));
+                }
+                self.hold_rate(&running, &caller, many - 1)?;
                 let seat = seats(many)?;
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
@@ -286,7 +293,7 @@ impl Http {
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
-                let (_, body) = self.read(&running, &parts, body).await?;
+                let (_, body, _) = self.read(&running, &parts, body).await?;
                 let _seat = seats(1)?;
                 crate::api::call(&running, verb, &caller, &parts, body)
                     .with_context(crate::trace::of_headers(&parts))
@@ -350,7 +357,8 @@ impl Http {
         })
     }
 
-    fn hold_rate(&self, running: &Running, caller: &Caller) -> Result<(), Box<Answer>> {
+    /// So many more requests of a caller: all of them, or none.
+    fn hold_rate(&self, running: &Running, caller: &Caller, many: u32) -> Result<(), Box<Answer>> {
         let Some(rate) = running.settings.rate else { return Ok(()) };
         let mut rates = lock(&self.rates);
         let now = Instant::now();
@@ -361,11 +369,11 @@ impl Http {
         while asked.front().is_some_and(|first| now.duration_since(*first) >= rate.per) {
             asked.pop_front();
         }
-        if asked.len() >= rate.calls as usize {
+        if asked.len() + many as usize > rate.calls as usize {
             let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
             return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many requests in a short time", Some(wait.as_secs() + 1)));
         }
-        asked.push_back(now);
+        asked.extend((0..many).map(|_| now));
         Ok(())
     }
 
@@ -401,10 +409,11 @@ impl Http {
         owners.insert(id.to_owned(), (caller, agent, Instant::now()));
     }
 
-    /// The body of a request: not too large, not too deep, and nothing in it twice.
-    async fn read(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<(Bytes, Value), Box<Answer>> {
+    /// The body of a request: not too large, not too deep, and nothing in it twice. Arguments that are no good are taken out of it, for
+    /// the gate to say so.
+    async fn read(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<(Bytes, Value, Option<Raw>), Box<Answer>> {
         if parts.method != Method::POST {
-            return Ok((Bytes::new(), Value::Null));
+            return Ok((Bytes::new(), Value::Null, None));
         }
         let most = running.settings.max_request;
         let mut held = Held::new(&self.arriving);
@@ -427,10 +436,18 @@ impl Http {
         };
         let collected = tokio::time::timeout(PATIENCE, collect).await;
         let bytes = collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))??;
-        match toolgate::json::parse(&bytes, &bounds(most)) {
-            Ok(value) => Ok((bytes, value)),
+        let parsed = toolgate::json::parse(&bytes, &bounds(most));
+        let odd = parsed.as_ref().map_or(true, raw::has_odd_arguments);
+        if odd
+            && let Some((rest, raw)) = raw::parted(&bytes)
+            && let Ok(value) = toolgate::json::parse(&rest, &bounds(most))
+        {
+            return Ok((rest.into(), value, Some(raw)));
+        }
+        match parsed {
+            Ok(value) => Ok((bytes, value, None)),
             Err(error) => {
-                let said = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": error.message}});
+                let said = json!({"jsonrpc": "2.0", "id": raw::id(&bytes), "error": {"code": -32700, "message": error.message}});
                 Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &said)))
             }
         }

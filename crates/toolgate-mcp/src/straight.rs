@@ -113,6 +113,7 @@ impl Straight {
             id: self.id.to_string(),
             meta: &self.meta,
             parts: Some(&parts),
+            raw: parts.extensions.get(),
             capabilities: Some(self.capabilities),
             modern: true,
             gone: &http.gateway.0.closed,

@@ -15,19 +15,26 @@ pub(crate) struct Spool {
     among: Option<PathBuf>,
     path: PathBuf,
     file: Mutex<Option<File>>,
+    /// What no file could take either, as when the disk is full: kept as long as the process lives.
+    held: Mutex<Vec<Arc<Row>>>,
     waiting: AtomicBool,
 }
+
+/// Most rows that are kept in memory alone.
+const MOST_HELD: usize = 10_000;
 
 /// Rows that were read, and where the file ended then.
 pub(crate) struct Taken {
     pub(crate) rows: Vec<Arc<Row>>,
     end: u64,
+    /// How many of them were only kept in memory.
+    held: usize,
 }
 
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
         let waiting = AtomicBool::new(path.exists());
-        Self { among: None, path, file: Mutex::default(), waiting }
+        Self { among: None, path, file: Mutex::default(), held: Mutex::default(), waiting }
     }
 
     /// A spool of this process among those of others. What a process left behind that is gone, is taken over.
@@ -49,13 +56,19 @@ impl Spool {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Appends a row and syncs it.
-    pub(crate) fn put(&self, row: &Row) -> io::Result<()> {
+    /// Appends a row and syncs it. One that cannot be appended is kept in memory, and the caller hears why.
+    pub(crate) fn put(&self, row: &Arc<Row>) -> io::Result<()> {
         // The line break comes first too: a record that was cut off must not spoil the next.
         let mut line = vec![b'\n'];
-        line.extend(serde_json::to_vec(row)?);
+        line.extend(serde_json::to_vec(&**row)?);
         line.push(b'\n');
-        self.append(&mut crate::lock(&self.file), &line)
+        self.append(&mut crate::lock(&self.file), &line).inspect_err(|_| {
+            let mut held = crate::lock(&self.held);
+            if held.len() < MOST_HELD {
+                held.push(Arc::clone(row));
+                self.waiting.store(true, Ordering::Release);
+            }
+        })
     }
 
     fn append(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
@@ -129,8 +142,9 @@ impl Spool {
             self.append(&mut guard, &left)?;
             std::fs::remove_file(&path)?;
         }
+        let held = crate::lock(&self.held).clone();
         if guard.is_none() && !self.path.exists() {
-            return Ok(Taken { rows: Vec::new(), end: 0 });
+            return Ok(Taken { held: held.len(), rows: held, end: 0 });
         }
         let mut file = self.opened(&mut guard)?;
         let mut text = Vec::new();
@@ -159,13 +173,21 @@ impl Spool {
             text = good;
             tracing::error!(path = %copy.display(), "a spooled row cannot be read; a copy is kept");
         }
-        Ok(Taken { rows, end: text.len() as u64 })
+        let kept = held.len();
+        rows.extend(held);
+        Ok(Taken { rows, end: text.len() as u64, held: kept })
     }
 
     /// The rows that were read are in the store. What came since stays; what was read is read again with it, and the store
     /// knows it.
     pub(crate) fn taken(&self, taken: &Taken) -> io::Result<()> {
         let mut guard = crate::lock(&self.file);
+        let is_held = {
+            let mut held = crate::lock(&self.held);
+            let gone = taken.held.min(held.len());
+            held.drain(..gone);
+            !held.is_empty()
+        };
         if self.path.exists() {
             let file = self.opened(&mut guard)?;
             if file.metadata()?.len() > taken.end {
@@ -174,7 +196,7 @@ impl Spool {
             std::fs::remove_file(&self.path)?;
             *guard = None;
         }
-        self.waiting.store(self.path.exists(), Ordering::Release);
+        self.waiting.store(is_held || self.path.exists(), Ordering::Release);
         Ok(())
     }
 }

@@ -299,6 +299,7 @@ fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
     let starting = Starting { pins: Some(pins(&State::open()?, &in_force)), launcher: Some(program.clone()) };
     // In memory: a look leaves no rows.
     let options = Options {
+        built_in: None,
         store: std::sync::Arc::new(toolgate::MemoryStore::default()),
         upstreams: starting,
         patience: Duration::from_secs(15),

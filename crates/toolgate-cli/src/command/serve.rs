@@ -15,6 +15,7 @@ use toolgate_store::SqliteStore;
 use super::ledger::{BOLD, DIM, GREEN, RED, counted};
 use crate::Telling;
 use crate::place::{self, InForce, Stamp, State, stamp};
+use crate::protected::Protected;
 use crate::telemetry::Telemetry;
 
 /// Serve as an MCP gateway: every call of every client takes the gates, and only then goes to the tool.
@@ -103,7 +104,9 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     drop(super::hook::open_store(&path, &served.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
     let program = std::env::current_exe()?;
+    let protected = Protected::of(&found, &served.state);
     let options = Options {
+        built_in: Some(Arc::new(move |tools: &[&toolgate::Spec]| protected.rules(tools))),
         store,
         upstreams: Starting { pins: Some(pins(&served.state, &found)), launcher: Some(program.clone()) },
         patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),

@@ -336,3 +336,25 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
         assert!(!found || path.ends_with("project/key"), "{}", path.display());
     }
 }
+
+#[test]
+fn no_tool_of_the_gateway_changes_what_decides_about_it() {
+    let text = "type = \"string\"";
+    let project = Project::with(&format!(
+        "store = \"ledger.db\"\nname = \"coder\"\n[tools.write_note]\nkind = \"command\"\ncommand = \"tee\"\nargs = [\"{{/path}}\"]\npolicy = \"open\"\n\
+         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n\
+         [tools.read_note]\nkind = \"command\"\ncommand = \"cat\"\nargs = [\"{{/path}}\"]\neffect = \"read\"\n\
+         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n"
+    ));
+    let served = Served::start(&project);
+    for (tool, path, code) in [
+        ("write_note", project.path("project/toolgate.toml").display().to_string(), "own_files"),
+        ("write_note", "toolgate.toml".to_owned(), "own_files"),
+        ("read_note", project.path("project/ledger.db").display().to_string(), "own_state"),
+        ("read_note", project.path("project/ledger.db.state/keys/seal.key").display().to_string(), "own_state"),
+    ] {
+        let body = served.ask("/v1/calls/check", "", &json!({"id": path, "session": "s", "tool": tool, "arguments": {"path": path}}));
+        let said: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{body}"));
+        assert_eq!((said["decision"].as_str(), said["error"]["code"].as_str()), (Some("deny"), Some(code)), "{tool} {path}: {body}");
+    }
+}

@@ -214,7 +214,10 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ),
         ("Write", json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "What decides about an agent"),
         ("Write", json!({"content": "a page\nabout toolgate.toml\n", "file_path": "notes.md"}), "none", ""),
-        ("Bash", json!({"command": "toolgate audit query"}), "none", ""),
+        ("Bash", json!({"command": "toolgate audit query"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate serve --stdio --config /tmp/x.toml < m"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate replay s1"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate check --config x.toml"}), "none", ""),
     ];
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
         let answer = project.before(&format!("t{n}"), tool, input.clone());
@@ -387,10 +390,11 @@ fn other_clients_are_answered_in_their_own_words() {
     assert_eq!(said["permission"], "deny");
     assert_eq!(said["user_message"], said["agent_message"]);
     assert_eq!(decision(&asked("vscode", 1, "git push -u")).0, "deny");
-    // A client that leaves the words out, and one that writes a byte order mark.
+    // A client that leaves the words out is refused, whatever it says; one may write a byte order mark.
     project.run(&["trust"], "");
     let text = format!("\u{feff}{}", event("PreToolUse", "x1", "Bash", json!({"command": "git push -v"})));
-    let (code, stdout, _) = project.run(&[], &text);
+    assert_eq!(project.run(&[], &text).0, 2);
+    let (code, stdout, _) = project.run(&["hook"], &text);
     assert!(code == 0 && stdout.contains("deny"), "{stdout}");
 }
 

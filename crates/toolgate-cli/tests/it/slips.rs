@@ -156,13 +156,16 @@ fn a_call_is_found_by_a_part_of_its_name_and_a_day_by_its_name() {
     let project = desk();
     let rows = project.run(&["audit", "query", "--json", "--store", "ledger.db"], "").1;
     let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
-    for part in [&call[24..], &call[28..], &call] {
+    for part in [call.get(24..).unwrap(), call.get(28..).unwrap(), &call] {
         let (code, stdout, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
         assert!(code == 0 && stdout.contains(&call), "{part}: {stderr}");
     }
-    for (part, why) in
-        [(&call[..8], "several calls are named so"), ("000000", "has no call `000000`"), ("abc", "at least 6"), ("nothing", "at least 6")]
-    {
+    for (part, why) in [
+        (call.get(..8).unwrap(), "several calls are named so"),
+        ("000000", "has no call `000000`"),
+        ("abc", "at least 6"),
+        ("nothing", "at least 6"),
+    ] {
         let (code, _, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
         assert!(code == 2 && stderr.contains(why), "{part}: {stderr}");
     }
@@ -187,4 +190,44 @@ fn a_receipt_is_checked_without_any_ledger() {
     assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
     let (code, stdout, stderr) = project.run(&["audit", "receipt", "../elsewhere/receipt.json", "--key", &key], "");
     assert!(code == 0 && stdout.contains("the receipt holds"), "{stdout}{stderr}");
+}
+
+#[test]
+fn half_an_answer_of_the_service_is_none() {
+    let project = Project::with(crate::verbs::CODER);
+    let event = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls"}}"#;
+    for (reply, code) in [("0", 2), ("0{\"hookSpecific", 2), ("0{}", 2), ("", 2), ("1{}\n", 2), ("2no", 2), ("0{}\n", 0)] {
+        let socket = project.path("socket");
+        let _ = std::fs::remove_file(&socket);
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
+            std::io::Write::write_all(&mut stream, reply.as_bytes()).unwrap();
+        });
+        let (said, ..) = program(&project, "toolgate-ask", &["--socket", socket.to_str().unwrap()], event.as_bytes());
+        serving.join().unwrap();
+        assert_eq!(said, code, "{reply}");
+    }
+}
+
+#[test]
+fn paths_that_lead_through_something_else_are_asked_about() {
+    let project = Project::with(
+        "store = \"ledger.db\"\nname = \"coder\"\n[tools.write]\nkind = \"client\"\npolicy = \"open\"\n[tools.read]\nkind = \"client\"\neffect = \"read\"\n",
+    );
+    let long = "a=b, ".repeat(40) + "and so on";
+    for (tool, path, decision) in [
+        ("Write", "/proc/self/cwd/toolgate.toml", "ask"),
+        ("Write", "/proc/self/cwd/.claude/settings.json", "ask"),
+        ("Write", "/tmp/x/../project/toolgate.toml", "ask"),
+        ("Read", "/proc/self/fd/3/ledger.db", "ask"),
+        ("Write", "/proc/sys/kernel/x", "{}"),
+        ("Write", long.as_str(), "{}"),
+        ("Write", "src/main.rs", "{}"),
+    ] {
+        let event = json!({"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": tool, "tool_use_id": path, "tool_input": {"file_path": path}});
+        let (_, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        assert!(stdout.contains(decision), "{path}: {stdout}{stderr}");
+    }
 }

@@ -150,7 +150,8 @@ impl Runner {
         }
     }
 
-    async fn send(&self, mut ready: Ready) -> Result<reqwest::Response, Failure> {
+    /// The answer, and whether it is that of the address itself.
+    async fn send(&self, mut ready: Ready) -> Result<(reqwest::Response, bool), Failure> {
         self.may_go(&ready.url).map_err(|failure| failure.effects(Effects::None))?;
         for hop in 0..=HOPS {
             let mut request = self.client()?.request(ready.method.clone(), ready.url.clone()).headers(ready.headers.clone());
@@ -161,7 +162,7 @@ impl Runner {
             let answer = request.send().await.map_err(|error| unreachable(&error, hop == 0))?;
             let status = answer.status();
             let target = answer.headers().get(LOCATION).filter(|_| status.is_redirection()).and_then(|to| to.to_str().ok());
-            let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else { return Ok(answer) };
+            let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else { return Ok((answer, hop == 0)) };
             self.may_go(&target)?;
             // What was meant for one host is not for another, and nothing is said in the open that was said in private.
             if target.origin() != ready.url.origin() {
@@ -189,7 +190,7 @@ impl Runner {
 impl Handler for Runner {
     async fn run(&self, _: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
         let ready = self.ready(arguments.value())?;
-        let answer = self.send(ready).await?;
+        let (answer, first) = self.send(ready).await?;
         let status = answer.status();
         let retry_after =
             answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(|value| value.parse::<u64>().ok());
@@ -199,6 +200,9 @@ impl Handler for Runner {
             let failure = Failure::http(status.as_u16(), &super::http::without(&self.tool.headers, &said));
             let failure = if status.is_redirection() {
                 Failure::business("tool_failed", "the service leads elsewhere, and does not say where")
+            } else if first && status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
+                // Refused at the door: nothing was carried out.
+                failure.effects(Effects::None)
             } else {
                 failure
             };

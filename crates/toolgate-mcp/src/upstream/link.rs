@@ -16,7 +16,7 @@ use toolgate::Timestamp;
 use toolgate::config::{Credentials, Reach, Remote, Upstream};
 
 use super::connect::connect;
-use super::listen::{pages, shortly};
+use super::listen::pages;
 use super::pins::{Change, Pins};
 use super::route::{FromUpstream, Routes};
 use super::scan::{Suspicion, mentions, words};
@@ -125,6 +125,8 @@ pub(crate) struct Link {
     /// Resources that somebody wants to hear of.
     pub(super) wanted: Mutex<BTreeSet<String>>,
     pub(super) resubscribe: Notify,
+    /// One after the other tells it so.
+    pub(super) heeding: tokio::sync::Mutex<()>,
     /// It says itself that something has changed.
     told: AtomicBool,
     relist: Notify,
@@ -156,6 +158,7 @@ impl Link {
             updates,
             wanted: Mutex::default(),
             resubscribe: Notify::new(),
+            heeding: tokio::sync::Mutex::default(),
             told: AtomicBool::new(false),
             relist: Notify::new(),
             again: watch::Sender::new(0),
@@ -360,20 +363,20 @@ impl Link {
             let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
             let said = |error: ServiceError| super::plain::question(&error);
             let tools = if capabilities.tools.is_some() {
-                pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await.map_err(said)?
+                listed(pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await.map_err(said)?)?
             } else {
                 Vec::new()
             };
             // Whoever claims to have prompts and resources and does not, has none.
             let prompts = match capabilities.prompts.is_some() && self.upstream.prompts {
-                true => shortly(pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor))).await,
+                true => self.shortly(pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor))).await,
                 false => Vec::new(),
             };
             let (mut resources, mut templates) = (Vec::new(), Vec::new());
             if capabilities.resources.is_some() && self.upstream.resources {
-                resources = shortly(pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor))).await;
+                resources = self.shortly(pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor))).await;
                 let listed = pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
-                templates = shortly(listed).await;
+                templates = self.shortly(listed).await;
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
             Ok::<_, String>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
@@ -386,6 +389,20 @@ impl Link {
             self.changed.send_modify(|times| *times += 1);
         }
         Ok(())
+    }
+
+    /// What it tells soon; else nothing.
+    async fn shortly<T>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>) -> Vec<T> {
+        let (listed, whole) =
+            tokio::time::timeout(Duration::from_secs(8), listed).await.ok().and_then(Result::ok).unwrap_or((Vec::new(), true));
+        if !whole {
+            tracing::warn!(
+                upstream = self.upstream.name,
+                kept = listed.len(),
+                "a list of an upstream has no end; the rest of it is left out"
+            );
+        }
+        listed
     }
 
     /// It says that its lists have changed.
@@ -551,4 +568,9 @@ pub(super) fn remote(tool: Tool) -> Remote {
         input: serde_json::Value::Object((*tool.input_schema).clone()),
         output: tool.output_schema.as_ref().map(|schema| serde_json::Value::Object((**schema).clone())),
     }
+}
+
+/// All of a list of tools. Of half of one nobody knows what is missing.
+fn listed<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, String> {
+    if whole { Ok(listed) } else { Err("its list of tools has no end".to_owned()) }
 }

@@ -1,40 +1,44 @@
 //! What is said beside calls: what an upstream is asked for, and that lists or resources have changed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rmcp::model::{PaginatedRequestParams, ServerNotification, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams};
 use rmcp::service::Peer;
 use rmcp::{ErrorData, RoleClient, ServiceError};
+use serde::Serialize;
 
 use super::link::{Link, is_modern};
 use crate::gateway::lock;
 
-/// The most that a list of an upstream may hold, and the most pages.
+/// The most that a list of an upstream may hold, in entries, pages and bytes.
 const LONGEST_LIST: usize = 10_000;
 const MOST_PAGES: usize = 1_000;
+const MOST_BYTES: usize = 32 << 20;
 
-/// All of a list that may come in pages.
-pub(super) async fn pages<T, L, F: Future<Output = Result<L, ServiceError>>>(
+/// A list that may come in pages, and whether that is all of it.
+pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceError>>>(
     ask: impl Fn(Option<PaginatedRequestParams>) -> F,
     read: impl Fn(L) -> (Vec<T>, Option<String>),
-) -> Result<Vec<T>, ServiceError> {
-    let (mut all, mut cursor) = (Vec::new(), None);
+) -> Result<(Vec<T>, bool), ServiceError> {
+    let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
     for _ in 0..MOST_PAGES {
         let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
         let (part, next) = read(ask(Some(page)).await?);
-        all.extend(part);
+        for one in part {
+            bytes += serde_json::to_vec(&one).map_or(0, |text| text.len());
+            if all.len() >= LONGEST_LIST || bytes > MOST_BYTES {
+                return Ok((all, false));
+            }
+            all.push(one);
+        }
         match next {
-            None if all.len() <= LONGEST_LIST => return Ok(all),
-            Some(next) if all.len() <= LONGEST_LIST && cursor.as_ref() != Some(&next) => cursor = Some(next),
-            _ => break,
+            None => return Ok((all, true)),
+            Some(next) if cursor.as_ref() == Some(&next) => break,
+            Some(next) => cursor = Some(next),
         }
     }
-    Err(ServiceError::McpError(ErrorData::internal_error("its list has no end", None)))
-}
-
-/// What somebody tells soon; else nothing.
-pub(super) async fn shortly<T>(listed: impl Future<Output = Result<Vec<T>, ServiceError>>) -> Vec<T> {
-    tokio::time::timeout(Duration::from_secs(8), listed).await.ok().and_then(Result::ok).unwrap_or_default()
+    Ok((all, false))
 }
 
 impl Link {
@@ -53,11 +57,23 @@ impl Link {
         if !modern {
             return std::future::pending().await;
         }
+        let mut patience = Duration::from_secs(1);
         loop {
             let mut filter = SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
             let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
             filter.resource_subscriptions = (!wanted.is_empty()).then_some(wanted);
-            let Ok(Ok(mut subscription)) = tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)).await else { break };
+            let wants = filter.resource_subscriptions.is_some();
+            let Ok(Ok(mut subscription)) = tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)).await else {
+                // It may not know this at all; then there is nothing to hear, and it is not asked often.
+                let pause = if wants { patience } else { Duration::from_secs(600) };
+                patience = (patience * 2).min(Duration::from_secs(60));
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = self.resubscribe.notified() => {}
+                }
+                continue;
+            };
+            patience = Duration::from_secs(1);
             loop {
                 let said = tokio::select! {
                     said = subscription.next() => said,
@@ -73,17 +89,16 @@ impl Link {
                 }
             }
         }
-        std::future::pending().await
     }
 
-    /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted.
+    /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted. That others
+    /// have all seats is not its fault.
     pub(crate) async fn asked<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
         let timeout = self.upstream.timeout;
-        let answered = async {
-            let _seat = self.seats.acquire().await;
-            question.await
-        };
-        let said = tokio::time::timeout(timeout, answered).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
+        let full = || ErrorData::internal_error("the upstream has as many calls as it takes; try again later", None);
+        let seat = tokio::time::timeout(timeout, self.seats.acquire()).await;
+        let _seat = seat.map_err(|_| ServiceError::McpError(full()))?.map_err(|_| ServiceError::TransportClosed)?;
+        let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
         match &said {
             Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }) => self.failed(),
             _ => self.answered(),
@@ -96,9 +111,17 @@ impl Link {
         let _ = self.updates.send((self.upstream.name.clone(), uri));
     }
 
-    /// Somebody wants to hear of a resource, or nobody does any more.
-    pub(crate) async fn subscribe(&self, uri: &str, wants: bool) -> Result<(), ServiceError> {
-        let peer = self.peer().ok_or(ServiceError::TransportClosed)?;
+    /// Tells it whether anybody wants to hear of a resource, as that is when its turn comes. Goes on whoever waits for it.
+    pub(crate) async fn heed(self: &Arc<Self>, uri: String, wanted: impl Fn() -> bool + Send + 'static) -> Result<(), ServiceError> {
+        let own = Arc::clone(self);
+        let told = tokio::spawn(async move {
+            let _one = own.heeding.lock().await;
+            own.tell(&uri, wanted()).await
+        });
+        told.await.unwrap_or(Err(ServiceError::TransportClosed))
+    }
+
+    async fn tell(&self, uri: &str, wants: bool) -> Result<(), ServiceError> {
         let news = match wants {
             true => lock(&self.wanted).insert(uri.to_owned()),
             false => lock(&self.wanted).remove(uri),
@@ -106,16 +129,22 @@ impl Link {
         if !news {
             return Ok(());
         }
-        let modern = is_modern(&peer);
-        match (modern, wants) {
-            (true, _) => {
-                self.resubscribe.notify_one();
-                Ok(())
+        let timeout = self.upstream.timeout;
+        let told = async {
+            let peer = self.peer().ok_or(ServiceError::TransportClosed)?;
+            match (is_modern(&peer), wants) {
+                (true, _) => {
+                    self.resubscribe.notify_one();
+                    Ok(())
+                }
+                (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
+                (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
             }
-            (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await.inspect_err(|_| {
-                lock(&self.wanted).remove(uri);
-            }),
-            (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
+        };
+        let told = tokio::time::timeout(timeout, told).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
+        if told.is_err() && wants {
+            lock(&self.wanted).remove(uri);
         }
+        told
     }
 }

@@ -100,6 +100,11 @@ impl Upstreams {
                 }
                 (None, Some(pins)) => {
                     let link = Link::start(upstream.clone(), pins, starting.launcher.clone(), self.updates.clone());
+                    // What was wanted of the one before is wanted of this one.
+                    if let Some(before) = self.links.get(&upstream.name) {
+                        let wanted = crate::gateway::lock(&before.wanted).clone();
+                        *crate::gateway::lock(&link.wanted) = wanted;
+                    }
                     fresh.push(Arc::clone(&link));
                     link
                 }

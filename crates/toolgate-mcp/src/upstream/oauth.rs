@@ -1,5 +1,5 @@
 //! Tokens for upstreams by client credentials (OAuth 2.1). Where only the issuer is named, it says itself where it gives them
-//! (RFC 8414); the secret goes to nobody whom the configuration does not name, whatever an upstream says.
+//! (RFC 8414); the secret goes there, and to nobody else, whatever an upstream says.
 
 use std::time::Duration;
 
@@ -79,19 +79,37 @@ impl Wants {
         let places = named.filter(|url| url.origin() == own.origin()).into_iter().chain(well_known(&own, "oauth-protected-resource"));
         let Some(metadata) = first(client, places).await? else {
             // It says nothing, and gets a token for its address.
-            return Ok(Self { resource: own.to_string(), scope: parameter(&challenge, "scope") });
+            return Ok(Self { resource: bare(&own), scope: parameter(&challenge, "scope") });
         };
         let resource = text(&metadata, "resource").ok_or("the upstream does not say how it calls itself")?;
         if !Url::parse(&resource).is_ok_and(|resource| covers(&resource, &own)) {
-            return Err(format!("the upstream calls itself `{resource}`, which it is not"));
+            return Err(format!("the upstream calls itself `{}`, which it is not", cut(&resource)));
         }
         let issuers = texts(&metadata, "authorization_servers");
         if !issuers.iter().any(|named| named.trim_end_matches('/') == issuer.trim_end_matches('/')) {
-            return Err(format!("the upstream takes tokens of `{}`, not of the issuer `{issuer}`", issuers.join("`, `")));
+            return Err(format!("the upstream takes tokens of `{}`, not of the issuer `{issuer}`", cut(&issuers.join("`, `"))));
         }
         let all = texts(&metadata, "scopes_supported").join(" ");
         Ok(Self { resource, scope: parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)) })
     }
+}
+
+/// An address as a name: without what may be secret in it (RFC 8707).
+fn bare(address: &Url) -> String {
+    let mut bare = address.clone();
+    bare.set_query(None);
+    bare.set_fragment(None);
+    let _ = bare.set_username("").and_then(|()| bare.set_password(None));
+    bare.to_string()
+}
+
+/// Words of others, as far as anybody reads them.
+fn cut(text: &str) -> String {
+    let mut words: String = text.chars().take(200).collect();
+    if words.len() < text.len() {
+        words.push('…');
+    }
+    words
 }
 
 /// Whether what is called so is an address, or what it stands in.
@@ -110,22 +128,30 @@ struct Service {
 impl Service {
     async fn of(client: &Client, issuer: &str) -> Result<Self, String> {
         let own = Url::parse(issuer).map_err(|error| format!("`issuer`: {error}"))?;
-        let mut places = well_known(&own, "oauth-authorization-server");
-        places.extend(well_known(&own, "openid-configuration"));
+        let own_place = |what: &str| well_known(&own, what).into_iter().next();
+        let mut places: Vec<Url> = ["oauth-authorization-server", "openid-configuration"].into_iter().filter_map(own_place).collect();
         places.extend(Url::parse(&format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'))));
-        let metadata = first(client, places)
-            .await?
-            .ok_or_else(|| format!("`{issuer}` does not say where it gives tokens; name it with `token_url`"))?;
-        let named = text(&metadata, "issuer").unwrap_or_default();
-        if named != issuer && named.trim_end_matches('/') != issuer.trim_end_matches('/') {
-            return Err(format!("`{issuer}` says that it is `{named}`"));
+        let (mut metadata, mut why) = (None, format!("`{issuer}` does not say where it gives tokens; name it with `token_url`"));
+        for place in places {
+            let Some(said) = first(client, [place]).await.unwrap_or_default() else { continue };
+            let named = text(&said, "issuer").unwrap_or_default();
+            if named.trim_end_matches('/') == issuer.trim_end_matches('/') {
+                metadata = Some(said);
+                break;
+            }
+            why = format!("`{issuer}` says that it is `{}`", cut(&named));
         }
+        let metadata = metadata.ok_or(why)?;
         let token_endpoint = text(&metadata, "token_endpoint").ok_or_else(|| format!("`{issuer}` does not say where it gives tokens"))?;
+        // What is said in private is not sent in the open.
+        if own.scheme() == "https" && !token_endpoint.starts_with("https://") {
+            return Err(format!("`{issuer}` gives tokens at `{}`, which is not encrypted", cut(&token_endpoint)));
+        }
         let methods = texts(&metadata, "token_endpoint_auth_methods_supported");
         let takes = |method: &str| methods.iter().any(|known| known == method);
         let in_form = takes("client_secret_post") && !takes("client_secret_basic");
         if !in_form && !methods.is_empty() && !takes("client_secret_basic") {
-            return Err(format!("`{issuer}` takes no secret, but {}", methods.join(", ")));
+            return Err(format!("`{issuer}` takes no secret, but {}", cut(&methods.join(", "))));
         }
         Ok(Self { token_endpoint, in_form })
     }

@@ -105,12 +105,22 @@ async fn a_batch_that_is_none_does_nothing() {
         assert_eq!(status, 400, "{said:?}");
         assert!(said.iter().any(|said| said["error"]["message"].as_str().is_some_and(|said| said.contains(why))), "{why}: {said:?}");
     }
-    // Nine calls take nine seats, and each counts as one of those that may come in an hour.
+    // Nine messages take nine seats, which there are not; and each counts as one of those that may come in an hour. One that is refused
+    // uses up nothing of that but itself.
     let calls = |many: u64| json!((0..many).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>());
-    assert_eq!(old.say(&calls(9), None).await.0, 503);
-    assert_eq!(old.say(&calls(8), None).await.0, 200);
-    assert_eq!(old.say(&calls(8), None).await.0, 200);
-    assert_eq!(old.say(&calls(8), None).await.0, 429);
+    assert_eq!(old.say(&calls(9), None).await.0, 400);
+    let statuses = [8, 8, 8, 8, 1, 1].map(|many| calls(many));
+    let mut seen = Vec::new();
+    for calls in &statuses {
+        seen.push(old.say(calls, None).await.0);
+    }
+    assert_eq!(seen, [200, 200, 200, 429, 200, 200]);
+    gate.end().await;
+    // What is refused as a request is not an answer to a message.
+    let gate = Gate::open(&config("")).await;
+    let mut old = Old::open(&gate).await;
+    old.session = "gone".to_owned();
+    assert_eq!(old.say(&calls(2), None).await.0, 404);
     gate.end().await;
 }
 

@@ -17,6 +17,7 @@ mod oauth;
 mod old;
 mod resources;
 mod security;
+mod spoken;
 mod straight;
 mod support;
 mod tricks;

@@ -45,6 +45,7 @@ impl Gate {
             upstreams: Starting { pins: Some(home.path().join("pins")), launcher: None },
             patience: Duration::from_secs(3),
             launcher: None,
+            built_in: None,
             principal: "local".to_owned(),
         };
         let path = home.path().join("toolgate.toml");

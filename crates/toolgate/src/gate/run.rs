@@ -54,7 +54,10 @@ pub(super) fn weigh(failure: Failure, passed: &Passed) -> Failed {
     match failure.into_kind() {
         Kind::Signal(signal) => Failed::Signal(signal),
         Kind::Error { error, effects, .. } => {
-            let mut error = error.with_effects(effects.unwrap_or_else(|| passed.effects_of_failure()));
+            // Whatever became of a read, it changed nothing.
+            let reads = passed.permit.tool().spec.effect == Effect::Read;
+            let effects = effects.filter(|_| !reads).unwrap_or_else(|| passed.effects_of_failure());
+            let mut error = error.with_effects(effects);
             if error.retryable && error.retry_after_ms.is_none() {
                 error.retry_after_ms = Some(1_000);
             }
@@ -87,6 +90,9 @@ impl Toolgate {
                 (before, now) => before.or(now),
             };
             let delay = (!trail.cancel.is_cancelled() && may_retry(&ran, passed.permit.tool())).then(|| delays.next()).flatten();
+            // Never sooner than it was told.
+            let told = ran.result.as_ref().err().and_then(Failure::retry_after);
+            let delay = delay.map(|delay| told.map_or(delay, |told| delay.max(told)));
             let end = nearest(timeout, trail.deadline);
             let in_time = |delay: Duration| Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end));
             if let Some(delay) = delay.filter(|delay| in_time(*delay)) {

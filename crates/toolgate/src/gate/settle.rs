@@ -384,7 +384,7 @@ impl Toolgate {
     /// The store could not take the row: it waits in a file, and the caller hears so.
     fn spooled(&self, end: End, row: Arc<Row>, error: &StoreError, trail: &Trail) -> Answer {
         if let Err(spool) = self.0.spool.put(&row) {
-            tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "a row could be neither stored nor spooled");
+            tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "a row could be neither stored nor spooled; it is kept in memory until the store takes it");
         }
         let heard = unrecorded(error).with_effects(end.effects);
         let end = End { outcome: heard.into(), gate: Gate::Record, ..end };

@@ -110,10 +110,18 @@ impl Condition {
                     let named = if ask.tool.shell.as_ref() == Some(at) {
                         let shell = ask.arguments.shell(text);
                         told(places.iter().map(|place| shell.touches(place, *lenient)).max().unwrap_or(Sure::No), &shell)
-                    } else if places.iter().any(|place| paths_in(text).any(|path| place.is(path) == Sure::Yes)) {
-                        Holds::Yes
                     } else {
-                        Holds::No
+                        // Of a text nobody asks what it might mean, but for a path that leads through something else.
+                        let led = |path: &str| path.starts_with("/proc/") || path.contains("/../");
+                        let sure = |place: &Place, path: &str| match place.is(path) {
+                            Sure::Maybe if !led(path) => Sure::No,
+                            sure => sure,
+                        };
+                        match places.iter().flat_map(|place| paths_in(text).map(move |path| sure(place, path))).max() {
+                            Some(Sure::Yes) => Holds::Yes,
+                            Some(Sure::Maybe) => Holds::Maybe("a path in it leads through something else".to_owned()),
+                            _ => Holds::No,
+                        }
                     };
                     found = std::mem::replace(&mut found, Holds::No).or(named);
                 });

@@ -141,6 +141,14 @@ impl Failure {
         }
     }
 
+    /// How long to wait, where it is said.
+    pub(crate) fn retry_after(&self) -> Option<std::time::Duration> {
+        match self.0.as_ref() {
+            Kind::Error { error, .. } => error.retry_after_ms.map(std::time::Duration::from_millis),
+            Kind::Signal(_) => None,
+        }
+    }
+
     pub(crate) fn is_retryable(&self) -> bool {
         matches!(self.0.as_ref(), Kind::Error { error, .. } if error.retryable)
     }

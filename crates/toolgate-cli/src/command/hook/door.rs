@@ -1,13 +1,13 @@
 //! From an event to a call, and from what became of it to an answer. What is decided is decided by the gate.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use toolgate::config::{Client as Settings, Otherwise};
-use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, Spec, Toolgate};
+use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, Toolgate};
 use toolgate_store::SqliteStore;
 
 use super::Args;
@@ -15,6 +15,7 @@ use super::answer::{Answer, Decision};
 use super::compiled::{Beside, Compiled};
 use super::event::{Client, Event, Kind};
 use crate::place::{self, InForce, State};
+use crate::protected::Protected;
 
 /// How long a call waits for its session.
 const WAIT: Duration = Duration::from_secs(3);
@@ -293,93 +294,4 @@ fn canonical(text: &str) -> String {
 
 fn canonical_value(value: &Value) -> String {
     String::from_utf8_lossy(&toolgate::json::canonical(value)).into_owned()
-}
-
-/// What an agent must not touch: whoever judges it.
-struct Protected {
-    /// Not even to read.
-    secret: Vec<String>,
-    /// Not to change.
-    fixed: Vec<String>,
-}
-
-/// Verbs that answer for a person, or switch toolgate off.
-const VERBS: [&str; 15] = [
-    "toolgate approvals approve",
-    "toolgate approvals deny",
-    "toolgate audit settle",
-    "toolgate audit prune",
-    "toolgate audit key",
-    "toolgate eject",
-    "toolgate hook",
-    "toolgate-hook",
-    "toolgate-ask",
-    "toolgate init",
-    "toolgate lint --fix",
-    "toolgate pause",
-    "toolgate resume",
-    "toolgate upstream accept",
-    "toolgate trust",
-];
-
-impl Protected {
-    fn of(found: &InForce, state: &State) -> Self {
-        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let shown = |path: PathBuf| path.display().to_string();
-        let store = shown(found.store.clone());
-        let secret =
-            vec![shown(state.path().to_owned()), store.clone(), format!("{store}-wal"), format!("{store}-shm"), format!("{store}.state")];
-        // A file that is not there yet would hide one that is.
-        let looked_at = found.looked_at.iter().map(|(file, _)| file).chain(&found.files);
-        let mut fixed: Vec<String> = looked_at.map(|file| shown(absolute(file))).collect();
-        fixed.extend(place::own().map(shown));
-        if let Ok(program) = std::env::current_exe() {
-            // The small programs stand beside the large one.
-            fixed.extend(crate::client::PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
-            fixed.push(shown(program));
-        }
-        let project = place::project().ok();
-        for client in crate::client::Client::ALL {
-            fixed.extend(client.file(project.as_deref()).ok().map(shown));
-            fixed.extend(client.file(None).ok().map(shown));
-        }
-        for home in [project, std::env::home_dir()].into_iter().flatten() {
-            fixed.extend([".claude/settings.local.json", ".codex/config.toml"].iter().map(|file| shown(home.join(file))));
-        }
-        fixed.sort();
-        fixed.dedup();
-        Self { secret, fixed }
-    }
-
-    /// The rules, as a policy file: recorded, replayed and explained like any other.
-    fn rules(&self, tools: &[&Spec]) -> String {
-        let list = |names: &[&str]| json!(names).to_string();
-        let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
-        let changing: Vec<&str> = tools.iter().filter(|tool| tool.effect() != Effect::Read).map(|tool| tool.name()).collect();
-        let mut text = String::new();
-        let mut rule = |name: &str, tools: &[&str], condition: &str, reason: &str| {
-            if !tools.is_empty() {
-                text.push_str(&format!(
-                    "[[policy]]\nname = \"toolgate:{name}\"\nrule = \"deny\"\ntools = {}\nwhere = [{{ {condition} }}]\ncategory = \"PERMISSION\"\ncode = \"own_{name}\"\nreason = {}\n\n",
-                    list(tools),
-                    json!(reason)
-                ));
-            }
-        };
-        rule("state", &all, &format!("touches = {}, lenient = true", json!(self.secret)), "toolgate's own state is not for agents.");
-        rule(
-            "files",
-            &changing,
-            &format!("touches = {}, lenient = true", json!(self.fixed)),
-            "What decides about an agent is not the agent's to change.",
-        );
-        for tool in tools {
-            if let Some(command) = tool.shell_argument() {
-                let name = format!("verbs:{}", tool.name());
-                let condition = format!("argument = {}, runs = {}", json!(command.to_string()), list(&VERBS));
-                rule(&name, &[tool.name()], &condition, "This answers for a person; ask the user to run it in a terminal.");
-            }
-        }
-        text
-    }
 }

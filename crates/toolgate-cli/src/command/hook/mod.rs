@@ -9,7 +9,7 @@ pub(crate) mod serve;
 mod wire;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -59,14 +59,10 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Reads the command line where it is a plain one: `hook` and its flags, each with its value. No words at all, with
-    /// something on standard input, are a client that left them out.
+    /// Reads the command line where it is a plain one: `hook` and its flags, each with its value.
     pub(crate) fn quickly(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
-        match words.next() {
-            None if !std::io::stdin().is_terminal() => Self::of_flags(words),
-            Some(verb) if verb == "hook" => Self::of_flags(words),
-            _ => None,
-        }
+        words.next().filter(|verb| verb == "hook")?;
+        Self::of_flags(words)
     }
 
     /// Reads flags, each with its value.

@@ -18,7 +18,8 @@ pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Res
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
     match reply.split_at_checked(1) {
-        Some(("0", told)) => Ok((0, told.to_owned())),
+        // Half an answer is none: a client would take it for "no objection".
+        Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => Ok((0, told.to_owned())),
         Some(("2", reason)) => Ok((2, reason.to_owned())),
         _ => Err(Error::other("it said something else than an answer")),
     }
