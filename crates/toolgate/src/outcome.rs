@@ -59,6 +59,7 @@ impl Output {
             (Some(message), Some(value)) => format!("{message}\n{value}"),
             (Some(message), None) => message.clone(),
             (None, Some(value)) => value,
+            (None, None) if self.empty => "There is nothing of the kind.".to_owned(),
             (None, None) => "done".to_owned(),
         }
     }

@@ -106,7 +106,10 @@ impl Toolgate {
                 }
             }
             Err(failure) => match weigh(failure, &passed) {
-                Failed::Error(error) => End::failed(*error, Gate::Run),
+                Failed::Error(mut error) => {
+                    conceal(&mut error, tool, passed.permit.arguments().value());
+                    End::failed(*error, Gate::Run)
+                }
                 // A tool that asks for something first has not done anything yet.
                 Failed::Signal(signal) => End {
                     outcome: Outcome::Signal(signal),
@@ -463,4 +466,32 @@ fn said(outcome: &Outcome, whole: Option<&serde_json::Value>) -> serde_json::Val
 fn unrecorded(error: &StoreError) -> ToolError {
     tracing::error!(%error, "the store could not record a call");
     ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").retry_after_ms(1_000)
+}
+
+/// A secret among the arguments that a tool repeats when it fails is a secret still.
+fn conceal(error: &mut ToolError, tool: &Registered, arguments: &serde_json::Value) {
+    fn in_value(value: &mut serde_json::Value, secrets: &[String]) {
+        match value {
+            serde_json::Value::String(text) => *text = crate::redact::without(secrets, text),
+            serde_json::Value::Array(items) => items.iter_mut().for_each(|item| in_value(item, secrets)),
+            serde_json::Value::Object(map) => map.values_mut().for_each(|item| in_value(item, secrets)),
+            _ => {}
+        }
+    }
+    let found = tool.secrets.iter().flat_map(|path| path.all(arguments));
+    let secrets: Vec<String> = found
+        .filter(|value| value.is_string() || value.is_number())
+        .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+        .collect();
+    if secrets.is_empty() {
+        return;
+    }
+    error.message = crate::redact::without(&secrets, &error.message);
+    for field in &mut error.errors {
+        field.got = crate::redact::without(&secrets, &field.got);
+        field.expected = crate::redact::without(&secrets, &field.expected);
+    }
+    if let Some(said) = &mut error.upstream {
+        in_value(said, &secrets);
+    }
 }

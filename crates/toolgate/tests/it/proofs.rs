@@ -144,3 +144,18 @@ async fn a_budget_of_a_file_is_spent_by_what_tools_cost() {
     }
     assert_eq!(codes, ["ok", "ok", "budget_exhausted"]);
 }
+
+#[tokio::test]
+async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
+    let schema = json!({"type": "object", "properties": {"pin": {"type": "string"}, "code": {"type": "string", "writeOnly": true}}});
+    let tool = Tool::dynamic("login", "Logs in.", schema, |_, args: Value| async move {
+        let said = format!("wrong: {} {}", args["pin"].as_str().unwrap(), args["code"].as_str().unwrap());
+        Err::<Value, _>(Failure::business("no", said.clone()).field("/pin", "another", said.clone()).upstream(json!({"said": [said]})))
+    });
+    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
+    let answer = world.session.call("login", json!({"pin": "PIN-SECRET-1", "code": "CODE-SECRET-2"})).await;
+    let rows = serde_json::to_string(&world.session.rows().await.unwrap().iter().map(|row| (**row).clone()).collect::<Vec<_>>()).unwrap();
+    for text in [answer.outcome.to_json().to_string(), rows] {
+        assert!(!text.contains("SECRET") && text.contains("[redacted"), "{text}");
+    }
+}
