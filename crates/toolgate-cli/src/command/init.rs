@@ -90,7 +90,10 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
             let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
             toolgate::config::mcp_servers(&text).map_err(named)?;
-            Some(std::path::absolute(file)?)
+            // One that stands beside the configuration moves with it.
+            let beside =
+                config.parent().and_then(|directory| std::path::absolute(file).ok()?.strip_prefix(directory).ok().map(Path::to_owned));
+            Some(beside.map_or_else(|| std::path::absolute(file), Ok)?)
         }
         (None, Some((path, ..))) => Some(path.clone()),
         (None, None) => None,
@@ -137,7 +140,13 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     match args.client {
         Some(Client::ClaudeDesktop) => writeln!(out, "start Claude Desktop again; what its agent may do is in {}", config.display())?,
         Some(Client::Codex) => writeln!(out, "Codex runs no hook that was not reviewed: start it and say {BOLD}/hooks{BOLD:#}")?,
-        Some(_) => writeln!(out, "look whether it holds with {BOLD}toolgate doctor{BOLD:#}")?,
+        Some(_) => {
+            if let Some((path, ..)) = settings.as_ref().filter(|_| !args.user) {
+                let path = path.file_name().unwrap_or_default().to_string_lossy();
+                writeln!(out, "{DIM}{path} names the program at its place on this machine: whoever shares it needs it there{DIM:#}")?;
+            }
+            writeln!(out, "look whether it holds with {BOLD}toolgate doctor{BOLD:#}")?;
+        }
         None if args.import.is_some() => {
             writeln!(out, "see what they offer with {BOLD}toolgate upstream list{BOLD:#}, and serve with {BOLD}toolgate serve{BOLD:#}")?
         }

@@ -109,7 +109,7 @@ async fn a_batch_that_is_none_does_nothing() {
     // uses up nothing of that but itself.
     let calls = |many: u64| json!((0..many).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>());
     assert_eq!(old.say(&calls(9), None).await.0, 400);
-    let statuses = [8, 8, 8, 8, 1, 1].map(|many| calls(many));
+    let statuses = [8, 8, 8, 8, 1, 1].map(&calls);
     let mut seen = Vec::new();
     for calls in &statuses {
         seen.push(old.say(calls, None).await.0);
