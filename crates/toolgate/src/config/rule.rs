@@ -246,6 +246,9 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
         );
     }
     let mut rule = Require::new(name, tools(table), table.names("any_of").unwrap_or_default());
+    for (argument, condition) in conditions(table) {
+        rule = rule.only_when(argument, condition);
+    }
     if let Some(same) = table.table("same") {
         let keys = same.keys();
         let [entity] = keys.as_slice() else {
@@ -287,22 +290,8 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
 fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
     let tools = tools(table);
     let mut rule = if asks { Deny::ask(name, tools) } else { Deny::new(name, tools) };
-    for inner in table.tables("where") {
-        inner.mark_read("argument");
-        // Files may be named anywhere.
-        let argument = if inner.has("argument") { inner.pointer("argument") } else { inner.has("touches").then(Pointer::default) };
-        if !inner.has("argument") && argument.is_none() {
-            inner.wrong(
-                "argument",
-                Problem::new("a condition names the `argument` it looks at").help("like `{ argument = \"/amount\", above = 500 }`"),
-            );
-        }
-        if let Some(condition) = condition(&inner)
-            && let Some(argument) = argument
-        {
-            rule = rule.when(argument, condition);
-        }
-        inner.finish("a condition");
+    for (argument, condition) in conditions(table) {
+        rule = rule.when(argument, condition);
     }
     if let Some(when) = table.text("when") {
         rule = rule.when_cel(when);
@@ -318,6 +307,29 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
         rule = rule.reason(reason);
     }
     Some(Draft::Deny(rule))
+}
+
+/// What a rule says of arguments.
+fn conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
+    let mut conditions = Vec::new();
+    for inner in table.tables("where") {
+        inner.mark_read("argument");
+        // Files may be named anywhere.
+        let argument = if inner.has("argument") { inner.pointer("argument") } else { inner.has("touches").then(Pointer::default) };
+        if !inner.has("argument") && argument.is_none() {
+            inner.wrong(
+                "argument",
+                Problem::new("a condition names the `argument` it looks at").help("like `{ argument = \"/amount\", above = 500 }`"),
+            );
+        }
+        if let Some(condition) = condition(&inner)
+            && let Some(argument) = argument
+        {
+            conditions.push((argument, condition));
+        }
+        inner.finish("a condition");
+    }
+    conditions
 }
 
 fn condition(table: &Table<'_>) -> Option<Condition> {

@@ -170,7 +170,7 @@ fn policy() -> Value {
             "within": {"$ref": "#/$defs/duration"},
             "reported": {"type": "boolean", "description": "What a client reports counts, too."},
             "when": {"type": "string", "description": "An expression in CEL."},
-            "where": {"type": "array", "items": {"$ref": "#/$defs/condition"}, "description": "`deny`, `ask`: when all of these hold."},
+            "where": {"type": "array", "items": {"$ref": "#/$defs/condition"}, "description": "`deny`, `ask`: when all of these hold. `require`: of calls of which all of these hold."},
             "approvers": of("names", "`ask`: who may answer; anybody unless said."),
             "calls": {"type": "integer", "minimum": 0, "description": "`limit`: at most so many calls."},
             "sum": of("path", "`limit`: the argument that is added up."),

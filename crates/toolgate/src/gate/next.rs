@@ -283,11 +283,21 @@ impl Search<'_> {
 
     /// A value of this name in what is known to be proved.
     fn proved(&self, name: &str) -> Option<&Value> {
-        let proofs = self.facts.evidence.iter().filter_map(|(_, proof)| proof.as_deref());
-        proofs.max_by_key(|proof| proof.at).and_then(|proof| {
-            let entity = proof.entities.iter().find(|(entity, _)| **entity == *name).map(|(_, value)| value);
-            entity.or_else(|| proof.fields.get(format!("/{name}")))
-        })
+        let said: Vec<(&Evidence, &Value)> = self
+            .facts
+            .evidence
+            .iter()
+            .filter_map(|(_, proof)| {
+                let proof = proof.as_deref()?;
+                let entity = proof.entities.iter().find(|(entity, _)| **entity == *name).map(|(_, value)| value);
+                Some((proof, entity.or_else(|| proof.fields.get(format!("/{name}")))?))
+            })
+            .collect();
+        // What is proved about the same thing comes first. What is proved about something else counts only where nobody says otherwise.
+        let is_about = |proof: &Evidence| proof.entities.iter().any(|(entity, value)| self.asked.get(&**entity) == Some(value));
+        let about = said.iter().filter(|(proof, _)| is_about(proof)).max_by_key(|(proof, _)| proof.at);
+        let (_, first) = about.or_else(|| said.first())?;
+        (about.is_some() || said.iter().all(|(_, value)| value == first)).then_some(*first)
     }
 
     /// A step as the model reads it: no secret is written into an error to be helpful.

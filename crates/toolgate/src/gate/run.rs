@@ -66,6 +66,9 @@ pub(super) fn weigh(failure: Failure, passed: &Passed) -> Failed {
     }
 }
 
+/// How long it is waited before a tool is tried again, where the tool says how long.
+const MOMENT: Duration = Duration::from_secs(1);
+
 impl Toolgate {
     /// Runs the tool, and again with backoff where that is safe: a read, an idempotent tool, or
     /// something proven not to have been sent. The time-out covers all of it.
@@ -90,9 +93,9 @@ impl Toolgate {
                 (before, now) => before.or(now),
             };
             let delay = (!trail.cancel.is_cancelled() && may_retry(&ran, passed.permit.tool())).then(|| delays.next()).flatten();
-            // Never sooner than it was told.
-            let told = ran.result.as_ref().err().and_then(Failure::retry_after);
-            let delay = delay.map(|delay| told.map_or(delay, |told| delay.max(told)));
+            // Never sooner than it was told; and for longer than a moment the model is told to wait, not kept waiting.
+            let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
+            let delay = delay.filter(|_| told <= MOMENT).map(|delay| delay.max(told));
             let end = nearest(timeout, trail.deadline);
             let in_time = |delay: Duration| Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end));
             if let Some(delay) = delay.filter(|delay| in_time(*delay)) {

@@ -70,7 +70,7 @@ impl Deny {
     refusal_setters!();
 
     /// The first condition's argument that speaks against the call, for each condition; `None` where one does not hold.
-    fn against(&self, ask: &Ask<'_>) -> Result<Option<Against>, Fault> {
+    pub(super) fn against(&self, ask: &Ask<'_>) -> Result<Option<Against>, Fault> {
         let (mut errors, mut doubt) = (Vec::new(), None);
         let mut all = true;
         for (path, condition) in &self.conditions {
@@ -116,8 +116,26 @@ impl Deny {
     }
 }
 
+impl Deny {
+    /// What is wrong with its conditions.
+    pub(super) fn unfit_conditions(&self, tools: &[&Spec]) -> Vec<Problem> {
+        let arguments = self.conditions.iter().enumerate().map(|(index, (path, _))| (format!("where.{index}.argument"), path));
+        let mut problems = self.tools.unknown_arguments(tools, arguments);
+        let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        for (index, (path, condition)) in self.conditions.iter().enumerate() {
+            problems.extend(governed.iter().filter_map(|tool| unfit(&format!("where.{index}"), tool, path, condition)));
+            let no_command = |tool: &&&Spec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
+            problems.extend(governed.iter().filter(no_command).map(|tool| {
+                let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
+                Problem::at(format!("where.{index}.argument"), message).help(format!("say `shell = \"{path}\"` with the tool"))
+            }));
+        }
+        problems
+    }
+}
+
 /// What speaks against a call.
-struct Against {
+pub(super) struct Against {
     errors: Vec<FieldError>,
     /// Where nobody can tell whether it really does, why.
     doubt: Option<String>,
@@ -137,18 +155,9 @@ impl Policy for Deny {
     }
 
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
-        let arguments = self.conditions.iter().enumerate().map(|(index, (path, _))| (format!("where.{index}.argument"), path));
         let mut problems = self.tools.unknown("tools", tools);
-        problems.extend(self.tools.unknown_arguments(tools, arguments));
+        problems.extend(self.unfit_conditions(tools));
         let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
-        for (index, (path, condition)) in self.conditions.iter().enumerate() {
-            problems.extend(governed.iter().filter_map(|tool| unfit(&format!("where.{index}"), tool, path, condition)));
-            let no_command = |tool: &&&Spec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
-            problems.extend(governed.iter().filter(no_command).map(|tool| {
-                let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
-                Problem::at(format!("where.{index}.argument"), message).help(format!("say `shell = \"{path}\"` with the tool"))
-            }));
-        }
         problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));
         if !self.approvers.is_empty() && !self.asks {
             problems.push(Problem::at("approvers", "nobody is asked by a rule that denies").help("use `ask`"));

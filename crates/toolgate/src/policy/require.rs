@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::cel::Expression;
 use super::problem::{not_one, secret_key};
 use super::refusal::{expression_setters, refusal_setters};
-use super::{Ask, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
+use super::{Ask, Condition, Deny, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
 use crate::json::Pointer;
 use crate::session::{Evidence, Origin};
 use crate::tool::Spec;
@@ -34,6 +34,8 @@ pub struct Require {
     when: Option<Expression>,
     within: Option<SignedDuration>,
     reported: bool,
+    /// Where there are conditions, only calls that meet them need it.
+    only: Option<Box<Deny>>,
     refusal: Refusal,
 }
 
@@ -62,8 +64,17 @@ impl Require {
             when: None,
             within: None,
             reported: false,
+            only: None,
             refusal,
         }
+    }
+
+    /// Only calls of which this holds need it, and all other conditions too. An argument that is absent meets every condition.
+    #[must_use]
+    pub fn only_when(mut self, argument: impl Into<Pointer>, condition: Condition) -> Self {
+        let only = self.only.take().map_or_else(|| Deny::new(&self.name, self.tools.iter().map(|tool| &**tool)), |only| *only);
+        self.only = Some(Box::new(only.when(argument, condition)));
+        self
     }
 
     /// It must have been about the entity that this argument names.
@@ -173,6 +184,7 @@ impl Policy for Require {
     fn problems(&self, tools: &[&Spec]) -> Vec<Problem> {
         let mut problems = self.tools.unknown("tools", tools);
         problems.extend(self.any_of.unknown("any_of", tools));
+        problems.extend(self.only.iter().flat_map(|only| only.unfit_conditions(tools)));
         let same = self.same.iter().map(|(entity, path)| (format!("same.{entity}"), path));
         let compared = self.fields.iter().filter_map(|(field, wanted)| match wanted {
             Wanted::Argument(path) => Some((format!("fields.{field}"), path)),
@@ -202,6 +214,10 @@ impl Policy for Require {
     }
 
     fn outline(&self, _: &Spec) -> Outline<'_> {
+        // What some calls need, not all do.
+        if self.only.is_some() {
+            return Outline::default();
+        }
         Outline { after: vec![("any_of".to_owned(), self.any_of.iter().map(|tool| &**tool).collect())], ..Outline::default() }
     }
 
@@ -224,6 +240,11 @@ impl Policy for Require {
     }
 
     fn check(&self, ask: &Ask<'_>) -> Result<Verdict, Fault> {
+        if let Some(only) = &self.only
+            && only.against(ask)?.is_none()
+        {
+            return Ok(Verdict::allow());
+        }
         for tool in self.any_of.iter() {
             match self.proof(ask, tool)? {
                 Some(proof) if self.is_fresh(proof, ask) && self.is_proved(proof, ask)? => return Ok(Verdict::allow()),

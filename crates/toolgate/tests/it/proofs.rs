@@ -159,3 +159,39 @@ async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
         assert!(!text.contains("SECRET") && text.contains("[redacted"), "{text}");
     }
 }
+
+#[tokio::test]
+async fn what_some_calls_need_others_do_not() {
+    let rule = |conditions: &str| {
+        Config::parse(
+            "toolgate.toml",
+            &format!(
+                "[tools.verify]\neffect = \"read\"\ninput = {{ type = \"object\", properties = {{ id = {{ type = \"string\" }} }} }}\nentities = {{ id = \"/id\" }}\n\
+                 [tools.refund]\ninput = {{ type = \"object\", properties = {{ id = {{ type = \"string\" }}, amount = {{ type = \"number\" }}, cur = {{ type = \"string\" }} }} }}\n\
+                 [[policy]]\nname = \"verified\"\nrule = \"require\"\ntools = [\"refund\"]\nany_of = [\"verify\"]\nsame = {{ id = \"/id\" }}\nwhere = {conditions}\n"
+            ),
+        )
+    };
+    let handler = std::sync::Arc::new(Echo(json!({}))) as std::sync::Arc<dyn toolgate::Handler>;
+    let config = rule("[{ argument = \"/amount\", above = 100 }, { argument = \"/cur\", in = [\"USD\"] }]");
+    let agents = config.agents(Some(&handler)).unwrap_or_else(|error| panic!("{}", error.render(false)));
+    let gate = agents.into_iter().fold(toolgate::Toolgate::builder(), toolgate::ToolgateBuilder::agent).build().unwrap();
+    let runs = async |session: &toolgate::Session, arguments: Value| session.call("refund", arguments).await.outcome.success().is_some();
+    let session = gate.session("default", "alice", "s");
+    for (arguments, may) in [
+        (json!({"id": "C", "amount": 100, "cur": "USD"}), true),
+        (json!({"id": "C", "amount": 101, "cur": "EUR"}), true),
+        (json!({"id": "C", "amount": 101, "cur": "USD"}), false),
+        // What is not said might be anything.
+        (json!({"id": "C", "amount": 101}), false),
+        (json!({"id": "C", "cur": "USD"}), false),
+    ] {
+        assert_eq!(runs(&session, arguments.clone()).await, may, "{arguments}");
+    }
+    let refused = session.call("refund", json!({"id": "C", "amount": 500, "cur": "USD"})).await;
+    assert_eq!(refused.outcome.error().and_then(|error| error.next.as_ref()).map(|next| next.tool.as_str()), Some("verify"));
+    session.call("verify", json!({"id": "C"})).await;
+    assert!(runs(&session, json!({"id": "C", "amount": 500, "cur": "USD"})).await);
+    let error = rule("[{ argument = \"/amuont\", above = 100 }]").agents(None).unwrap_err().render(false);
+    assert!(error.contains("has no argument `amuont`") && error.contains("--> toolgate.toml:"), "{error}");
+}
