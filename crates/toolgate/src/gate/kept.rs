@@ -131,14 +131,18 @@ impl Toolgate {
             Err(error) => return self.refuse(error.into(), trail).await,
         };
         let told = self.told(call, &mut trail);
+        let ran = Arc::clone(&trail.arguments);
         let agent = self.0.agents.get(&call.key.agent).map(Arc::clone);
         if let Some(agent) = &agent {
             trail.config = agent.config;
         }
         match (taken, agent) {
             (Some(taken), Some(agent)) => match self.unpark(call, taken, &agent, trail) {
-                Ok((passed, trail)) => {
+                Ok((passed, mut trail)) => {
                     let as_admitted = told.is_some_and(|told| told == passed.permit.arguments().digest());
+                    if !as_admitted {
+                        trail.facts.ran = told.map(|_| (*ran).clone());
+                    }
                     let result = if as_admitted { result } else { Err(other_than_admitted()) };
                     self.settle(passed, Ran::ended(result, Txn::default()), trail).await
                 }

@@ -54,8 +54,8 @@ pub(super) fn weigh(failure: Failure, passed: &Passed) -> Failed {
     match failure.into_kind() {
         Kind::Signal(signal) => Failed::Signal(signal),
         Kind::Error { error, effects, .. } => {
-            // Whatever became of a read, it changed nothing.
-            let reads = passed.permit.tool().spec.effect == Effect::Read;
+            // Whatever became of a read, it changed nothing; unless it was something else that ran.
+            let reads = passed.permit.tool().spec.effect == Effect::Read && error.code != code::NOT_AS_ADMITTED;
             let effects = effects.filter(|_| !reads).unwrap_or_else(|| passed.effects_of_failure());
             let mut error = error.with_effects(effects);
             if error.retryable && error.retry_after_ms.is_none() {

@@ -104,10 +104,13 @@ impl Condition {
                 Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell))
             }
             Self::Touches { places, lenient } => {
-                let places: Vec<Place> = places.iter().map(|place| Place::new(place)).collect();
                 let mut found = Holds::No;
                 each_text(value, &mut path.clone(), &mut |at, text| {
-                    let named = if ask.tool.shell.as_ref() == Some(at) {
+                    let is_command = ask.tool.shell.as_ref() == Some(at);
+                    // Most texts have nothing of any of them.
+                    let near = places.iter().filter(|place| is_command || may_name(text, place));
+                    let places: Vec<Place> = near.map(|place| Place::new(place)).collect();
+                    let named = if is_command {
                         let shell = ask.arguments.shell(text);
                         told(places.iter().map(|place| shell.touches(place, *lenient)).max().unwrap_or(Sure::No), &shell)
                     } else {
@@ -211,6 +214,12 @@ fn ticked(texts: &[String]) -> String {
         listed.push(format!("{} more", texts.len() - 3));
     }
     listed.join(", ")
+}
+
+/// Whether a text can be a path to a place, or to something in it: it has the place's own name in it, or leads through something else.
+fn may_name(text: &str, place: &str) -> bool {
+    let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    place.contains('*') || name.starts_with('~') || text.contains("/proc/") || text.contains(name)
 }
 
 /// The paths that a text names: itself, unless it is a whole page; and the files that a patch changes.

@@ -113,6 +113,9 @@ pub struct Facts {
     /// Whether the client ran the tool and said what came of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reported: bool,
+    /// What a client says that it ran, where that is something else than was admitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran: Option<Value>,
     /// What was known of an earlier call under the same key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recalled: Option<RecallFact>,

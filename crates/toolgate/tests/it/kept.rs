@@ -85,6 +85,8 @@ async fn only_what_was_admitted_proves_anything() {
         assert_eq!(session.state().await.unwrap().evidence.is_empty(), expected != "ok", "{name}");
         let rows = session.rows().await.unwrap();
         assert_eq!(rows.iter().map(|row| (row.code().unwrap_or("ok"), row.effects)).collect::<Vec<_>>(), [(expected, effects)], "{name}");
+        let ran = (expected == "not_as_admitted").then(|| json!({"id": 2}));
+        assert_eq!(rows.first().and_then(|row| row.facts.ran.clone()), ran, "{name}");
     }
 }
 
