@@ -65,33 +65,41 @@ impl Protected {
         Self { secret, fixed }
     }
 
-    /// The rules, as a policy file: recorded, replayed and explained like any other.
-    pub(crate) fn rules(&self, tools: &[&Spec]) -> String {
+    /// The rules, as a policy file: recorded, replayed and explained like any other. Tools that need not be about files at all name one
+    /// only by a path that says where it is, but for those that stand `here`.
+    pub(crate) fn rules(&self, tools: &[&Spec], here: Option<&Path>) -> String {
         let list = |names: &[&str]| json!(names).to_string();
         let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
         let changing: Vec<&str> = tools.iter().filter(|tool| tool.effect() != Effect::Read).map(|tool| tool.name()).collect();
         let mut text = String::new();
-        let mut rule = |name: &str, tools: &[&str], condition: &str, reason: &str| {
+        let mut rule = |name: &str, code: &str, tools: &[&str], condition: &str, reason: &str| {
             if !tools.is_empty() {
                 text.push_str(&format!(
-                    "[[policy]]\nname = \"toolgate:{name}\"\nrule = \"deny\"\ntools = {}\nwhere = [{{ {condition} }}]\ncategory = \"PERMISSION\"\ncode = \"own_{name}\"\nreason = {}\n\n",
+                    "[[policy]]\nname = \"toolgate:{name}\"\nrule = \"deny\"\ntools = {}\nwhere = [{{ {condition} }}]\ncategory = \"PERMISSION\"\ncode = \"own_{code}\"\nreason = {}\n\n",
                     list(tools),
                     json!(reason)
                 ));
             }
         };
-        rule("state", &all, &format!("touches = {}, lenient = true", json!(self.secret)), "toolgate's own state is not for agents.");
-        rule(
-            "files",
-            &changing,
-            &format!("touches = {}, lenient = true", json!(self.fixed)),
-            "What decides about an agent is not the agent's to change.",
-        );
+        let is_here = |place: &&String| here.is_none_or(|here| Path::new(place).parent() == Some(here));
+        for (name, places, tools, reason) in [
+            ("state", &self.secret, &all, "toolgate's own state is not for agents."),
+            ("files", &self.fixed, &changing, "What decides about an agent is not the agent's to change."),
+        ] {
+            let (near, far): (Vec<&String>, Vec<&String>) = places.iter().partition(is_here);
+            if !near.is_empty() {
+                rule(name, name, tools, &format!("touches = {}, lenient = true", json!(near)), reason);
+            }
+            if !far.is_empty() {
+                rule(&format!("{name}:elsewhere"), name, tools, &format!("touches = {}, lenient = true, whole = true", json!(far)), reason);
+            }
+        }
         for tool in tools {
             if let Some(command) = tool.shell_argument() {
                 let name = format!("verbs:{}", tool.name());
                 let condition = format!("argument = {}, runs = {}", json!(command.to_string()), list(&VERBS));
                 rule(
+                    &name,
                     &name,
                     &[tool.name()],
                     &condition,

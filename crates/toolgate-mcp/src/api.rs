@@ -77,7 +77,7 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
     (call.idempotency_key, call.approval) = (asked.idempotency_key, asked.approval);
     match verb {
         "check" => {
-            if asked.result.is_some() || asked.error.is_some() {
+            if asked.result.is_some_and(|result| !result.is_null()) || asked.error.is_some() {
                 return Err(wrong("`result` and `error` are for a report".to_owned()));
             }
             Ok(match running.gate.admit_kept(call).await {
@@ -88,7 +88,7 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
         _ => {
             let result = match (asked.result, asked.error) {
                 (Some(result), None) => Ok(result),
-                (None, Some(failed)) => {
+                (None | Some(Value::Null), Some(failed)) => {
                     let failure = Failure::business("client_tool_failed", failed.message);
                     Err(match failed.effects {
                         Some(effects) => failure.effects(effects),

@@ -49,7 +49,8 @@ pub(crate) fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
 /// Whether a message asks for a call with arguments that are none.
 pub(crate) fn has_odd_arguments(message: &Value) -> bool {
     let arguments = message.get("params").and_then(|params| params.get("arguments"));
-    message.get("method").is_some_and(|method| method == "tools/call") && arguments.is_some_and(|arguments| !arguments.is_object())
+    message.get("method").is_some_and(|method| method == "tools/call")
+        && arguments.is_some_and(|arguments| !arguments.is_object() && !arguments.is_null())
 }
 
 /// What a request is called that cannot be read otherwise; `null` where not even that can be.

@@ -135,6 +135,15 @@ impl Spool {
 
     /// Reads the waiting rows, and those that others left behind. They stay on disk until [`Spool::taken`].
     pub(crate) fn take(&self) -> io::Result<Taken> {
+        let held = crate::lock(&self.held).clone();
+        match self.take_with(held.clone()) {
+            // What is only in memory does not wait for a file that cannot be read.
+            Err(_) if !held.is_empty() => Ok(Taken { held: held.len(), rows: held, end: 0 }),
+            taken => taken,
+        }
+    }
+
+    fn take_with(&self, held: Vec<Arc<Row>>) -> io::Result<Taken> {
         let mut guard = crate::lock(&self.file);
         for (path, mut file) in self.orphans()? {
             let mut left = Vec::new();
@@ -142,7 +151,6 @@ impl Spool {
             self.append(&mut guard, &left)?;
             std::fs::remove_file(&path)?;
         }
-        let held = crate::lock(&self.held).clone();
         if guard.is_none() && !self.path.exists() {
             return Ok(Taken { held: held.len(), rows: held, end: 0 });
         }

@@ -104,9 +104,14 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     drop(super::hook::open_store(&path, &served.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
     let program = std::env::current_exe()?;
-    let protected = Protected::of(&found, &served.state);
+    // As the files are when they are read; as they were, where they do not load.
+    let (protected, looks, project) = (Protected::of(&found, &served.state), Arc::clone(&served), place::project()?);
+    let rules = move |tools: &[&toolgate::Spec]| match looks.find() {
+        Ok(found) => Protected::of(&found, &looks.state).rules(tools, Some(&project)),
+        Err(_) => protected.rules(tools, Some(&project)),
+    };
     let options = Options {
-        built_in: Some(Arc::new(move |tools: &[&toolgate::Spec]| protected.rules(tools))),
+        built_in: Some(Arc::new(rules)),
         store,
         upstreams: Starting { pins: Some(pins(&served.state, &found)), launcher: Some(program.clone()) },
         patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),

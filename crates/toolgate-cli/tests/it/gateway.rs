@@ -357,4 +357,27 @@ fn no_tool_of_the_gateway_changes_what_decides_about_it() {
         let said: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{body}"));
         assert_eq!((said["decision"].as_str(), said["error"]["code"].as_str()), (Some("deny"), Some(code)), "{tool} {path}: {body}");
     }
+    // What only has a name in common with something of toolgate's is nobody's business here.
+    for (n, text) in ["toolgate", "repo:toolgate", "toolgate/docs", "config.toml", "settings.json", "hooks.json", "state", "team=state"]
+        .iter()
+        .enumerate()
+    {
+        for tool in ["read_note", "write_note"] {
+            let body = served.ask(
+                "/v1/calls/check",
+                "",
+                &json!({"id": format!("{tool}{n}"), "session": format!("{tool}{n}"), "tool": tool, "arguments": {"path": text}}),
+            );
+            assert!(body.contains("\"allow\""), "{tool} {text}: {body}");
+        }
+    }
+    // A report may say that there is no result.
+    let call = json!({"id": "read_note0", "session": "read_note0", "tool": "read_note", "arguments": {"path": "toolgate"}});
+    let with = |more: Value| {
+        let mut report = call.clone();
+        report.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        served.ask("/v1/calls/report", "", &report)
+    };
+    let body = with(json!({"result": null, "error": {"message": "it broke", "effects": "none"}}));
+    assert!(body.contains("client_tool_failed"), "{body}");
 }

@@ -231,3 +231,23 @@ fn paths_that_lead_through_something_else_are_asked_about() {
         assert!(stdout.contains(decision), "{path}: {stdout}{stderr}");
     }
 }
+
+#[test]
+fn a_name_that_is_too_long_is_another_than_its_beginning() {
+    let project = Project::with(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER));
+    let long = format!("mcp__server__{}", "a".repeat(70));
+    let mut names = Vec::new();
+    for name in [long.clone(), format!("{long}b")] {
+        let event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name, "tool_input": {}});
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        assert!(code == 0 && stdout.contains("\"ask\""), "{stdout}{stderr}");
+        let event = json!({"hook_event_name": "PostToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name, "tool_input": {}, "tool_response": {}});
+        project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+    }
+    for row in project.run(&["audit", "query", "--json"], "").1.lines() {
+        names.push(serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["tool"].as_str().unwrap().to_owned());
+    }
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 2, "{names:?}");
+}

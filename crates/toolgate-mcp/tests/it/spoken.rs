@@ -63,6 +63,10 @@ async fn bad_arguments_are_refused_by_the_gate_and_have_their_row() {
             assert!(error["message"].as_str().unwrap().contains(why) && error["callId"].is_string(), "{arguments}: {said}");
         }
     }
+    // Nothing is nothing, and no bad argument.
+    ask.write_all(format!("{}\n", asked("null", "")).as_bytes()).await.unwrap();
+    let said = answers.next_line().await.unwrap().unwrap();
+    assert!(said.contains("requires `expression`"), "{said}");
     // What is no message at all is answered under its name, as far as it has one.
     for (line, id) in [(r#"{"id": 9, "a": 1, "a": 2}"#, json!(9)), ("{", Value::Null)] {
         ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
@@ -72,7 +76,7 @@ async fn bad_arguments_are_refused_by_the_gate_and_have_their_row() {
     drop((ask, answers));
     let refused = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
     let rows = toolgate_store::Ledger::open(gate.home.path().join("ledger.db")).unwrap().find(&refused).unwrap().len();
-    assert_eq!(rows, 2 * cases.len());
+    assert_eq!(rows, 2 * cases.len() + 1);
     gate.end().await;
 }
 

@@ -359,6 +359,7 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         table.names("touches").map(|places| Condition::Touches {
             places: places.into_iter().map(str::to_owned).collect(),
             lenient: table.bool("lenient").unwrap_or(false),
+            whole: table.bool("whole").unwrap_or(false),
         }),
     ];
     if asked.len() != 1 {

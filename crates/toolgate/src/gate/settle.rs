@@ -468,21 +468,33 @@ fn unrecorded(error: &StoreError) -> ToolError {
     ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").retry_after_ms(1_000)
 }
 
-/// A secret among the arguments that a tool repeats when it fails is a secret still.
+/// A secret among the arguments that a tool repeats when it fails is a secret still, also as it is spelled in JSON.
 fn conceal(error: &mut ToolError, tool: &Registered, arguments: &serde_json::Value) {
-    fn in_value(value: &mut serde_json::Value, secrets: &[String]) {
+    use serde_json::Value;
+    fn leaves(value: &Value, found: &mut Vec<String>) {
         match value {
-            serde_json::Value::String(text) => *text = crate::redact::without(secrets, text),
-            serde_json::Value::Array(items) => items.iter_mut().for_each(|item| in_value(item, secrets)),
-            serde_json::Value::Object(map) => map.values_mut().for_each(|item| in_value(item, secrets)),
-            _ => {}
+            Value::String(text) => {
+                found.push(text.clone());
+                let spelled = value.to_string();
+                found.push(spelled.trim_matches('"').to_owned());
+            }
+            Value::Number(number) => found.push(number.to_string()),
+            Value::Array(items) => items.iter().for_each(|item| leaves(item, found)),
+            Value::Object(map) => map.values().for_each(|item| leaves(item, found)),
+            Value::Null | Value::Bool(_) => {}
         }
     }
-    let found = tool.secrets.iter().flat_map(|path| path.all(arguments));
-    let secrets: Vec<String> = found
-        .filter(|value| value.is_string() || value.is_number())
-        .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
-        .collect();
+    fn hide(value: Value, secrets: &[String]) -> Value {
+        match value {
+            Value::String(text) => crate::redact::without(secrets, &text).into(),
+            Value::Number(number) if secrets.contains(&number.to_string()) => "[redacted]".into(),
+            Value::Array(items) => items.into_iter().map(|item| hide(item, secrets)).collect(),
+            Value::Object(map) => map.into_iter().map(|(key, item)| (crate::redact::without(secrets, &key), hide(item, secrets))).collect(),
+            other => other,
+        }
+    }
+    let mut secrets = Vec::new();
+    tool.secrets.iter().flat_map(|path| path.all(arguments)).for_each(|value| leaves(value, &mut secrets));
     if secrets.is_empty() {
         return;
     }
@@ -491,7 +503,5 @@ fn conceal(error: &mut ToolError, tool: &Registered, arguments: &serde_json::Val
         field.got = crate::redact::without(&secrets, &field.got);
         field.expected = crate::redact::without(&secrets, &field.expected);
     }
-    if let Some(said) = &mut error.upstream {
-        in_value(said, &secrets);
-    }
+    error.upstream = error.upstream.take().map(|said| hide(said, &secrets));
 }

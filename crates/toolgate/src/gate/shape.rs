@@ -141,28 +141,20 @@ impl Toolgate {
                 }
             }
         }
-        let entities: Option<Vec<_>> = tool
-            .spec
-            .entities
-            .iter()
-            .filter_map(|(name, path)| match proved(&tool.spec, path, &trail.arguments, value) {
-                Proved::About(entity) => Some(Some((Arc::clone(name), json::plain(entity.clone())))),
-                Proved::Nothing => None,
-                Proved::Contradiction => Some(None),
-            })
-            .collect();
-        let consistent = entities.is_some();
+        let entities = tool.spec.entities.iter().filter_map(|(name, path)| {
+            proved(&tool.spec, path, &trail.arguments, value).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
+        });
         let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
         let evidence = Evidence {
             tool: Arc::clone(&tool.spec.name),
-            entities: entities.unwrap_or_default(),
+            entities: entities.collect(),
             fields: Value::Object(fields.collect()),
             at: trail.started,
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
             stamp: 0,
         };
-        // That there is nothing proves nothing; nor does an answer about somebody else than was asked for.
-        let evidence = (!empty && consistent).then_some(evidence);
+        // That there is nothing proves nothing.
+        let evidence = (!empty).then_some(evidence);
         Ok(Changes { slices: std::mem::take(&mut txn.slices), marks, evidence })
     }
 }
@@ -204,15 +196,9 @@ fn is_small(value: &Value, most: usize) -> bool {
     }
 }
 
-/// What a call and its result say together of an entity.
-enum Proved<'v> {
-    About(&'v Value),
-    Nothing,
-    Contradiction,
-}
-
-/// An argument that the tool does not declare is only the model's word, and proves nothing.
-fn proved<'v>(spec: &Spec, path: &json::Pointer, arguments: &'v Value, result: &'v Value) -> Proved<'v> {
+/// What a call proves something about: what its result says, else what was asked for. An argument that the tool does not declare is
+/// only the model's word.
+fn proved<'v>(spec: &Spec, path: &json::Pointer, arguments: &'v Value, result: &'v Value) -> Option<&'v Value> {
     let declared = match path.parts().split_last() {
         Some((name, place)) => spec.input_schema().is_none() || crate::schema::declares(spec, &json::Pointer::of(place.to_vec()), name),
         None => true,
@@ -221,8 +207,8 @@ fn proved<'v>(spec: &Spec, path: &json::Pointer, arguments: &'v Value, result: &
     let told = path.get(result).filter(|value| !value.is_null());
     let spelled = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     match (asked, told) {
-        (Some(asked), Some(told)) if spelled(asked) != spelled(told) => Proved::Contradiction,
-        (Some(entity), _) | (None, Some(entity)) => Proved::About(entity),
-        (None, None) => Proved::Nothing,
+        // Spelled as it was asked for, where it is the same.
+        (Some(asked), Some(told)) if spelled(asked) == spelled(told) => Some(asked),
+        (asked, told) => told.or(asked),
     }
 }

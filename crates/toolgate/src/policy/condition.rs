@@ -35,6 +35,8 @@ pub enum Condition {
         places: Vec<String>,
         /// Whether what is unknown passes.
         lenient: bool,
+        /// A text that is no command names a place only where it says where that is: from the root, from home, or with the directory.
+        whole: bool,
     },
 }
 
@@ -103,7 +105,7 @@ impl Condition {
                 let shell = ask.arguments.shell(text);
                 Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell))
             }
-            Self::Touches { places, lenient } => {
+            Self::Touches { places, lenient, whole } => {
                 let mut found = Holds::No;
                 each_text(value, &mut path.clone(), &mut |at, text| {
                     let is_command = ask.tool.shell.as_ref() == Some(at);
@@ -115,9 +117,10 @@ impl Condition {
                         told(places.iter().map(|place| shell.touches(place, *lenient)).max().unwrap_or(Sure::No), &shell)
                     } else {
                         // Of a text nobody asks what it might mean, but for a path that leads through something else.
-                        let led = |path: &str| path.starts_with("/proc/") || path.contains("/../");
+                        let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
                         let sure = |place: &Place, path: &str| match place.is(path) {
                             Sure::Maybe if !led(path) => Sure::No,
+                            _ if *whole && place.is_only_called(path) => Sure::No,
                             sure => sure,
                         };
                         match places.iter().flat_map(|place| paths_in(text).map(move |path| sure(place, path))).max() {
@@ -175,7 +178,7 @@ impl Condition {
             (Self::Glob(a), Self::Glob(b)) => a == b,
             (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
             (Self::Runs(a), Self::Runs(b)) => a.iter().all(|pattern| b.contains(pattern)),
-            (Self::Touches { places: a, lenient: x }, Self::Touches { places: b, lenient: y }) => {
+            (Self::Touches { places: a, lenient: x, whole: v }, Self::Touches { places: b, lenient: y, whole: w }) if v == w => {
                 a.iter().all(|place| b.contains(place)) && (*x || !y)
             }
             _ => false,
@@ -219,7 +222,7 @@ fn ticked(texts: &[String]) -> String {
 /// Whether a text can be a path to a place, or to something in it: it has the place's own name in it, or leads through something else.
 fn may_name(text: &str, place: &str) -> bool {
     let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    place.contains('*') || name.starts_with('~') || text.contains("/proc/") || text.contains(name)
+    place.contains('*') || name.starts_with('~') || text.contains("/proc/") || text.contains('~') || text.contains(name)
 }
 
 /// The paths that a text names: itself, unless it is a whole page; and the files that a patch changes.

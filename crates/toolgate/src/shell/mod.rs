@@ -376,6 +376,11 @@ impl Place {
         }))
     }
 
+    /// Whether it is a path, and a text has nothing in common with it but the last part.
+    pub(crate) fn is_only_called(&self, text: &str) -> bool {
+        self.is_only_called_like(&Word::known(text))
+    }
+
     /// Whether it is a path, and a word has nothing in common with it but the last part.
     fn is_only_called_like(&self, word: &Word) -> bool {
         let Some(path) = word.text().map(|text| normal(&home(text))).filter(|path| !path.starts_with('/')) else { return false };

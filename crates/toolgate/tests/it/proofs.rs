@@ -84,7 +84,7 @@ async fn nobody_proves_something_about_another_by_naming_it() {
         (&open, json!({"customer_id": "C-9"}), json!({"active": true}), "C-9", false),
         // An answer about somebody else than was asked for.
         (&declared, json!({"customer_id": "C-9"}), json!({"customer_id": "C-1", "active": true}), "C-9", false),
-        (&declared, json!({"customer_id": "C-9"}), json!({"customer_id": "C-1", "active": true}), "C-1", false),
+        (&declared, json!({"customer_id": "C-9"}), json!({"customer_id": "C-1", "active": true}), "C-1", true),
         (&declared, json!({"customer_id": null}), json!({"customer_id": "C-1", "active": true}), "C-1", true),
         (&declared, json!({"customer_id": "C-1"}), json!({"customer_id": "C-1", "active": true}), "C-1", true),
         (&declared, json!({"customer_id": "C-1"}), json!({"active": true}), "C-1", true),

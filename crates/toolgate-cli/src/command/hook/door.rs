@@ -143,7 +143,7 @@ impl Door {
             Some(tool) => found.config.with_undeclared(&agent, tool),
             None => found.config,
         };
-        let config = config.for_client().with_policies("(built in)", |tools| protected.rules(tools));
+        let config = config.for_client().with_policies("(built in)", |tools| protected.rules(tools, None));
         let agents = config.agents(None).map_err(|error| format!("the configuration does not load\n{}", error.render(false)))?;
         let open = || -> Result<Toolgate, String> {
             let store = store(&found.store).map_err(plain)?;
@@ -279,10 +279,13 @@ impl Door {
     }
 }
 
-/// A client's name for a tool, as toolgate names it. One that is too long is left as it is: cut, it might be another's.
+/// A client's name for a tool, as toolgate names it. Cut, one that is too long might be another's: it ends with a digest of all of it.
 fn legal(tool: &str) -> String {
     if tool.chars().count() > 64 {
-        return tool.to_owned();
+        let head: String =
+            tool.chars().take(47).map(|c| if c.is_ascii_alphanumeric() || c == '-' { c.to_ascii_lowercase() } else { '_' }).collect();
+        let digest = toolgate::json::Digest::of(tool.as_bytes()).to_string();
+        return format!("{head}_{}", digest.get(..16).unwrap_or_default());
     }
     let mapped = toolgate::names::map_foreign([tool]);
     mapped.names.into_keys().next().unwrap_or_else(|| tool.to_owned())
