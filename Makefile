@@ -11,7 +11,7 @@ test: deps ## Install what is missing, then check everything
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
 	cargo test --workspace --locked
-	TOOLGATE_TEST_STORE=sqlite cargo test --package toolgate --test it --locked # the same on a database
+	python3 tests/on_sqlite.py # the same on a database
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
 	$(MAKE) test-run
 	python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
