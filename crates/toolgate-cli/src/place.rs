@@ -288,9 +288,7 @@ impl InForce {
                 let notice = format!("{} is not in force, because nobody has accepted it as it is now; {TRUST}", project.display());
                 Self::of(Config::load(&own)?, vec![own, project], Some(notice), state)
             }
-            (Some(project), None) => {
-                Err(io::Error::other(format!("{} is not accepted as it is now, so nothing is in force; {TRUST}", project.display())))
-            }
+            (Some(project), None) => Err(io::Error::other(format!("{} is not accepted as it is now; {TRUST}", project.display()))),
             (None, Some(own)) => Self::of(Config::load(&own)?, vec![own], None, state),
             (None, None) => {
                 Err(io::Error::other(format!("there is no {FILE} here, so nothing is in force; make one with `toolgate init`")))

@@ -255,10 +255,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 crate::note(&format!("the configuration was read again: {because}"));
                 files = now.unwrap_or(files);
             }
-            Err(error) => {
-                let why = error.to_string().replace(", so nothing is in force", "");
-                anstream::eprintln!("error: the configuration stays in force as it was: {why}");
-            }
+            Err(error) => anstream::eprintln!("error: the configuration stays in force as it was: {error}"),
         }
     }
 }

@@ -100,7 +100,7 @@ fn a_gateway_says_where_it_serves_or_why_not() {
     $ serve --config toolgate.toml --stdio [0]
     toolgate serves on standard streams
     $ serve [2]
-    error: HOME/project/toolgate.toml is not accepted as it is now, so nothing is in force; read it, then run `toolgate trust` in a terminal
+    error: HOME/project/toolgate.toml is not accepted as it is now; read it, then run `toolgate trust` in a terminal
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [2]
     error: 127.0.0.1:PORT: Address already in use (os error 98); listen elsewhere with `--listen`
     $ serve --config toolgate.toml --listen here [2]

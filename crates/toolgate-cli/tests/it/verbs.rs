@@ -376,12 +376,12 @@ fn what_nobody_knows_is_settled_by_name() {
     $ audit settle [0]
     bash {"command":"make"}
       TIME session s1 of USER with coder
-      toolgate audit settle CALL --happened RESULT --by YOU --store HOME/project/ledger.db
-      toolgate audit settle CALL --never --by YOU --store HOME/project/ledger.db
+      toolgate audit settle CALL --happened RESULT --by YOU --store 'HOME/project/ledger.db'
+      toolgate audit settle CALL --never --by YOU --store 'HOME/project/ledger.db'
     bash {"command":"make install"}
       TIME session s1 of USER with coder
-      toolgate audit settle CALL --happened RESULT --by YOU --store HOME/project/ledger.db
-      toolgate audit settle CALL --never --by YOU --store HOME/project/ledger.db
+      toolgate audit settle CALL --happened RESULT --by YOU --store 'HOME/project/ledger.db'
+      toolgate audit settle CALL --never --by YOU --store 'HOME/project/ledger.db'
     $ audit settle --json [0]
     {"arguments":{"command":"make"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}
     {"arguments":{"command":"make install"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}

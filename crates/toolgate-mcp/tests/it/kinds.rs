@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hyper::service::service_fn;
 use rmcp::model::*;
 use rmcp::service::{NotificationContext, Peer, RequestContext, SubscriptionContext, SubscriptionSink};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -15,13 +14,13 @@ use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, Stream
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use toolgate_mcp::Status;
 
 use crate::entering::{EITHER, Ears, Older, plain};
 use crate::old::{about, answer, listen, request};
-use crate::support::{Client, Gate, until};
+use crate::support::{Client, Gate, serve, until};
 
 /// A server of 2024-11-05: what it is asked is posted, and what it says it says on one stream.
 #[derive(Default)]
@@ -146,24 +145,12 @@ impl Shelf {
 
     /// Serves it, as an upstream of this configuration.
     async fn open(self, more: &str) -> (Arc<Self>, String) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-        let config = format!("[upstreams.{}]\nurl = \"{url}\"\nundeclared = \"read\"\n{more}\n", self.word);
         let shelf = Arc::new(self);
         let each = Arc::clone(&shelf);
         let sessions = Arc::new(LocalSessionManager::default());
         let service = StreamableHttpService::new(move || Ok(Arc::clone(&each)), sessions, StreamableHttpServerConfig::default());
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let service = service.clone();
-                let answer = service_fn(move |request| {
-                    let service = service.clone();
-                    async move { Ok::<_, std::convert::Infallible>(service.handle(request).await) }
-                });
-                let connection = hyper::server::conn::http1::Builder::new().serve_connection(hyper_util::rt::TokioIo::new(stream), answer);
-                tokio::spawn(async move { drop(connection.await) });
-            }
-        });
+        let url = serve(service).await;
+        let config = format!("[upstreams.{}]\nurl = \"{url}\"\nundeclared = \"read\"\n{more}\n", shelf.word);
         (shelf, config)
     }
 

@@ -1,7 +1,7 @@
 //! What is said badly, and what is said beside.
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 
 use crate::old::{about, answer, listen, request, result};
 use crate::support::{Gate, last_message};
@@ -25,11 +25,8 @@ fn asked(arguments: &str, meta: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"calc","arguments":{arguments}{meta}}}}}"#)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn bad_arguments_are_refused_by_the_gate_and_have_their_row() {
-    let gate = Gate::open(CALC).await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
-    let meta = r#","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}"#;
+/// A client of an earlier revision on streams, which has said hello.
+async fn on_streams(gate: &Gate) -> (WriteHalf<DuplexStream>, Lines<BufReader<ReadHalf<DuplexStream>>>) {
     let (ours, theirs) = tokio::io::duplex(1 << 20);
     let (input, output) = tokio::io::split(theirs);
     let gateway = gate.gateway.clone();
@@ -39,6 +36,15 @@ async fn bad_arguments_are_refused_by_the_gate_and_have_their_row() {
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
     ask.write_all(format!("{hello}\n{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).as_bytes()).await.unwrap();
     answers.next_line().await.unwrap().unwrap();
+    (ask, answers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_arguments_are_refused_by_the_gate_and_have_their_row() {
+    let gate = Gate::open(CALC).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let meta = r#","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}"#;
+    let (mut ask, mut answers) = on_streams(&gate).await;
     let cases = bad();
     for (arguments, why) in &cases {
         let answer = http
@@ -160,15 +166,7 @@ async fn many_who_have_much_to_say_come_to_an_end_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_of_any_size_come_to_the_gate_over_streams() {
     let gate = Gate::open(CALC).await;
-    let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let (input, output) = tokio::io::split(theirs);
-    let gateway = gate.gateway.clone();
-    tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
-    let (answers, mut ask) = tokio::io::split(ours);
-    let mut answers = BufReader::new(answers).lines();
-    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
-    ask.write_all(format!("{hello}\n{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).as_bytes()).await.unwrap();
-    answers.next_line().await.unwrap().unwrap();
+    let (mut ask, mut answers) = on_streams(&gate).await;
     for number in ["18446744073709551616", "-9223372036854775809", "9007199254740993"] {
         let call = asked(&format!(r#"{{"expression": {number}}}"#), "");
         ask.write_all(format!("{call}\n").as_bytes()).await.unwrap();

@@ -4,7 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::service::service_fn;
+use rmcp::ServerHandler;
+use rmcp::transport::streamable_http_server::StreamableHttpService;
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use toolgate::Store;
 use toolgate::config::Config;
 use toolgate_mcp::{Gateway, Listening, Options, Starting};
@@ -220,4 +225,22 @@ pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
 
 pub(crate) fn lines(path: &Path) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
+
+/// Serves MCP over HTTP, and says where.
+pub(crate) async fn serve<S: ServerHandler>(service: StreamableHttpService<S, LocalSessionManager>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service.clone();
+            let answer = service_fn(move |request| {
+                let service = service.clone();
+                async move { Ok::<_, std::convert::Infallible>(service.handle(request).await) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new().serve_connection(hyper_util::rt::TokioIo::new(stream), answer);
+            tokio::spawn(async move { drop(connection.await) });
+        }
+    });
+    url
 }

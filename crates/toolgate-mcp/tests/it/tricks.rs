@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use hyper::service::service_fn;
 use rmcp::model::*;
 use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -77,22 +76,9 @@ impl ServerHandler for Trickster {
 
 /// Serves it, and says where; the sessions can be ended from here.
 async fn serve(trickster: Trickster) -> (String, Arc<LocalSessionManager>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
     let sessions = Arc::new(LocalSessionManager::default());
     let service = StreamableHttpService::new(move || Ok(trickster.clone()), Arc::clone(&sessions), StreamableHttpServerConfig::default());
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let service = service.clone();
-            let answer = service_fn(move |request| {
-                let service = service.clone();
-                async move { Ok::<_, std::convert::Infallible>(service.handle(request).await) }
-            });
-            let connection = hyper::server::conn::http1::Builder::new().serve_connection(hyper_util::rt::TokioIo::new(stream), answer);
-            tokio::spawn(async move { drop(connection.await) });
-        }
-    });
-    (url, sessions)
+    (crate::support::serve(service).await, sessions)
 }
 
 #[tokio::test(flavor = "multi_thread")]

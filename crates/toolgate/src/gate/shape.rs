@@ -18,7 +18,6 @@ use crate::ledger::Gate;
 use crate::outcome::{Output, Stored};
 use crate::policy::{Ask, Done, Mode};
 use crate::session::{Changes, Evidence, Origin};
-use crate::tool::Spec;
 
 /// What a tool may give back at all: a row must be readable with it inside.
 pub(crate) const OUTPUT_BOUNDS: Bounds = Bounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
@@ -141,8 +140,9 @@ impl Toolgate {
                 }
             }
         }
-        let entities = tool.spec.entities.iter().filter_map(|(name, path)| {
-            proved(&tool.spec, path, &trail.arguments, value).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
+        let entities = tool.spec.entities.iter().zip(&tool.declares_entity).filter_map(|((name, path), declared)| {
+            let asked = path.get(&trail.arguments).filter(|_| *declared);
+            proved(asked, path.get(value)).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
         });
         let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
         let evidence = Evidence {
@@ -196,18 +196,11 @@ fn is_small(value: &Value, most: usize) -> bool {
     }
 }
 
-/// What a call proves something about: what its result says, else what was asked for. An argument that the tool does not declare is
-/// only the model's word.
-fn proved<'v>(spec: &Spec, path: &json::Pointer, arguments: &'v Value, result: &'v Value) -> Option<&'v Value> {
-    let declared = match path.parts().split_last() {
-        Some((name, place)) => spec.input_schema().is_none() || crate::schema::declares(spec, &json::Pointer::of(place.to_vec()), name),
-        None => true,
-    };
-    let asked = path.get(arguments).filter(|value| declared && !value.is_null());
-    let told = path.get(result).filter(|value| !value.is_null());
+/// What a call proves something about: what its result says, else what was asked for; as it was asked for, where both are the same.
+fn proved<'v>(asked: Option<&'v Value>, told: Option<&'v Value>) -> Option<&'v Value> {
+    let [asked, told] = [asked, told].map(|value| value.filter(|value| !value.is_null()));
     let spelled = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     match (asked, told) {
-        // Spelled as it was asked for, where it is the same.
         (Some(asked), Some(told)) if spelled(asked) == spelled(told) => Some(asked),
         (asked, told) => told.or(asked),
     }

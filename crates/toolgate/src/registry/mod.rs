@@ -36,6 +36,8 @@ pub(crate) struct Registered {
     pub(crate) input: Option<Arc<Schema>>,
     pub(crate) output: Option<Schema>,
     pub(crate) secrets: Vec<Pointer>,
+    /// Of each entity, whether an argument that the schema declares names it: any other is only the model's word.
+    pub(crate) declares_entity: Vec<bool>,
     pub(crate) governed_by: Vec<Attached>,
     pub(crate) heard_by: Vec<Arc<dyn Policy>>,
     pub(crate) hooks: Vec<Arc<dyn Hook>>,
@@ -507,12 +509,28 @@ impl AgentBuilder {
         secrets.sort();
         secrets.dedup();
         spec.secrets.clone_from(&secrets);
+        let declares = |path: &Pointer| match path.split_last() {
+            Some((place, name)) => spec.input.is_none() || crate::schema::declares(&spec, &place, name),
+            None => true,
+        };
+        let declares_entity = spec.entities.iter().map(|(_, path)| declares(path)).collect();
         let hooks = self.hooks.iter().filter(|hook| hook.matches(spec.name())).cloned().collect();
         let policies: Vec<String> = governed_by.iter().map(|a| a.policy.definition()).collect();
         let definition = digest_of(&json!({
             "name": spec.name, "description": spec.description, "input": spec.input, "output": spec.output, "effect": spec.effect,
             "once": spec.once, "idempotent": spec.idempotent, "policies": policies,
         }));
-        Ok(Registered { spec, handler, input: input.map(Arc::new), output, secrets, governed_by, heard_by, hooks, definition })
+        Ok(Registered {
+            spec,
+            handler,
+            input: input.map(Arc::new),
+            output,
+            secrets,
+            declares_entity,
+            governed_by,
+            heard_by,
+            hooks,
+            definition,
+        })
     }
 }

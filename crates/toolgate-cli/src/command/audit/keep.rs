@@ -108,13 +108,6 @@ pub(super) fn prune(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+,@%:=".contains(c));
-    if plain && !text.is_empty() { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
-}
-
 /// What nobody knows the end of.
 pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let pending = open_ledger(store)?.pending(Timestamp::now()).map_err(io::Error::other)?;
@@ -127,7 +120,7 @@ pub(super) fn open(json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
             continue;
         }
         let at = intent.row.as_ref().map(|row| time(row.at)).unwrap_or_default();
-        let (key, store, call) = (&intent.key, quoted(named(store)?), intent.call);
+        let (key, store, call) = (&intent.key, crate::client::quoted(&named(store)?.display().to_string()), intent.call);
         writeln!(out, "{BOLD}{}{BOLD:#} {}", clean(&intent.tool), clean(&asked.to_string()))?;
         writeln!(out, "  {DIM}{at} session {} of {} with {}{DIM:#}", clean(&key.session), clean(&key.principal), clean(&key.agent))?;
         writeln!(out, "  toolgate audit settle {call} --happened RESULT --by YOU --store {store}")?;

@@ -8,11 +8,10 @@ use std::time::Duration;
 use serde_json::json;
 use toolgate::store::StoreError;
 use toolgate::{Decision, Gate, Outcome, Row};
-
-use super::Named;
 use toolgate_store::{Entry, Filter};
 
 use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, is_narrow, length, open, style, time, why};
+use super::Named;
 
 fn stored(error: io::Error) -> StoreError {
     StoreError(error.to_string())

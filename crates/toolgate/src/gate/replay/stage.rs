@@ -398,6 +398,7 @@ impl Agent {
                 input: tool.input.clone(),
                 output: None,
                 secrets: tool.secrets.clone(),
+                declares_entity: tool.declares_entity.clone(),
                 governed_by: tool.governed_by.clone(),
                 heard_by: tool.heard_by.clone(),
                 hooks: hooks.collect(),
