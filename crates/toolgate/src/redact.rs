@@ -29,12 +29,17 @@ pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &
     values.iter().fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"))
 }
 
+/// Whether something in a text was redacted.
+pub(crate) fn is_marked(text: &str) -> bool {
+    text.contains("[redacted ")
+}
+
 /// Whether something in a document was redacted.
 pub(crate) fn is_redacted(value: &Value) -> bool {
     match value {
-        Value::String(text) => text.contains("[redacted "),
+        Value::String(text) => is_marked(text),
         Value::Array(items) => items.iter().any(is_redacted),
-        Value::Object(map) => map.iter().any(|(name, item)| name.contains("[redacted ") || is_redacted(item)),
+        Value::Object(map) => map.iter().any(|(name, item)| is_marked(name) || is_redacted(item)),
         _ => false,
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use crate::hook::{Project, walk};
 
 /// Fails where `replay` says that a call of this ledger would be decided otherwise now. What it cannot judge, it says itself.
@@ -27,7 +29,7 @@ fn ledgers(project: &Project) -> Vec<PathBuf> {
     keys.filter_map(|key| Some(key.ancestors().nth(2)?.with_extension(""))).filter(|ledger| ledger.is_file()).collect()
 }
 
-/// Where it was made and by whom: `~` in a command is the home of whoever looks.
+/// Where it was made, and by whom.
 impl Drop for Project {
     fn drop(&mut self) {
         for ledger in ledgers(self) {
@@ -49,4 +51,28 @@ fn a_call_that_would_be_decided_otherwise_is_noticed_when_its_test_ends() {
     assert_eq!(ledgers(&project), [project.path("project/ledger.db")]);
     let sql = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
     assert_eq!(sql.execute("UPDATE configs SET body = replace(body, 'git push', 'git pull')", []).unwrap(), 1);
+}
+
+#[test]
+fn somebody_with_another_home_decides_the_same() {
+    let rule = "[[policy]]\nname = \"no_keys\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ touches = [\"~/.ssh\"] }]\n";
+    let project = Project::with(&format!("{CONFIG}{rule}"));
+    let home = project.path(".ssh").parent().unwrap().to_owned();
+    let command = format!("cat {}/.ssh/id_ed25519", home.display());
+    let event = json!({"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "bash", "tool_input": {"command": command}, "tool_use_id": "t"});
+    let (_, said, _) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+    assert!(said.contains("no_keys"), "a home with a slash at its end is a home: {said}");
+    let decided = |home: &str| project.run_with(&[("HOME", home)], &["replay", "s", "--store", "ledger.db"], "");
+    let tried = |home: &str| {
+        project.write("project/new.toml", rule);
+        project.run_with(&[("HOME", home)], &["backtest", "--config", "new.toml", "--store", "ledger.db"], "")
+    };
+    assert_eq!(decided("/nowhere").0, 0, "{:?}", decided("/nowhere"));
+    assert_eq!(tried("/nowhere").0, 0, "{:?}", tried("/nowhere"));
+    // A row of a time when none held its home is read as one's own.
+    let sql = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
+    let held = format!("\"home\":{},", json!(home));
+    assert_eq!(sql.execute("UPDATE ledger SET body = replace(body, ?1, '') WHERE instr(body, ?1) > 0", [held]).unwrap(), 1);
+    assert_eq!(decided(home.to_str().unwrap()).0, 0, "{:?}", decided(home.to_str().unwrap()));
+    assert_eq!(decided("/nowhere").0, 1, "{:?}", decided("/nowhere"));
 }

@@ -141,6 +141,12 @@ impl Toolgate {
         at: &State,
         facts: &mut Facts,
     ) -> Result<(), StoreError> {
+        if needs.home {
+            let home = facts.home.get_or_insert_with(crate::shell::home);
+            if crate::redact::is_marked(home) {
+                facts.watch.unknown(|| "the home directory was redacted, and a rule looks at a path from there".to_owned());
+            }
+        }
         if needs.is_empty() {
             return Ok(());
         }

@@ -209,6 +209,8 @@ impl Theatre {
         (call.turn, call.turned_away) = (row.turn, row.facts.turned_away.clone());
         let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
+        // `~` is what it was then; of rows that do not tell, what it is here.
+        trail.facts.home.clone_from(&row.facts.home);
         let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, None)).await;
         let ruling = match admitted {
             Ok(Admitted::Pass(mut passed)) => {

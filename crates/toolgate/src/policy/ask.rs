@@ -1,5 +1,6 @@
 //! A call as a policy sees it.
 
+use std::borrow::Cow;
 use std::sync::Mutex;
 
 use jiff::SignedDuration;
@@ -169,6 +170,11 @@ impl<'a> Ask<'a> {
     /// A fault if the policy did not name it in [`super::Policy::needs`], or there is no file system.
     pub fn file(&self, path: &str) -> Result<&'a FileFact, Fault> {
         self.facts.files.get(path).ok_or_else(|| Fault(format!("there is no file system to ask about `{path}`")))
+    }
+
+    /// What `~` stands for in paths: what was looked up, else what it is here.
+    pub(crate) fn home(&self) -> Cow<'a, str> {
+        self.facts.home.as_deref().map_or_else(|| Cow::Owned(crate::shell::home()), Cow::Borrowed)
     }
 
     /// Where the value at a place of the arguments was seen before.

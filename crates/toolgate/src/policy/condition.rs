@@ -97,6 +97,23 @@ impl Condition {
         regex::RegexBuilder::new(pattern).size_limit(1 << 20).build().map(Self::Matches)
     }
 
+    /// Whether it may hang on where the home directory is.
+    pub(crate) fn wants_home(&self, ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
+        let Self::Touches { places, .. } = self else { return false };
+        let is_there = |place: &String| place.starts_with('~');
+        let mut wanted = false;
+        each_text(value, &mut path.clone(), &mut |at, text| {
+            let is_near = |place: &String| is_there(place) && may_name(text, place);
+            wanted = match ask.tool.shell.as_ref() == Some(at) {
+                _ if wanted => true,
+                true => places.iter().any(is_there) || ask.arguments.shell(text).names_home(),
+                false if text.contains('~') && paths_in(text).any(|path| path.contains('~')) => true,
+                false => places.iter().any(is_near) && paths_in(text).next().is_some(),
+            };
+        });
+        wanted
+    }
+
     /// Whether it holds of an argument.
     pub(crate) fn weigh(&self, ask: &Ask<'_>, path: &Pointer, value: &Value) -> Result<Holds, Fault> {
         match self {
@@ -106,19 +123,19 @@ impl Condition {
                 Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell))
             }
             Self::Touches { places, lenient, whole } => {
-                let mut found = Holds::No;
+                let (home, mut found) = (ask.home(), Holds::No);
                 each_text(value, &mut path.clone(), &mut |at, text| {
                     let is_command = ask.tool.shell.as_ref() == Some(at);
                     // Most texts have nothing of any of them.
                     let near = places.iter().filter(|place| is_command || may_name(text, place));
-                    let places: Vec<Place> = near.map(|place| Place::new(place)).collect();
+                    let places: Vec<Place<'_>> = near.map(|place| Place::new(place, &home)).collect();
                     let named = if is_command {
                         let shell = ask.arguments.shell(text);
                         told(places.iter().map(|place| shell.touches(place, *lenient)).max().unwrap_or(Sure::No), &shell)
                     } else {
                         // Of a text nobody asks what it might mean, but for a path that leads through something else.
                         let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
-                        let sure = |place: &Place, path: &str| match place.is(path) {
+                        let sure = |place: &Place<'_>, path: &str| match place.is(path) {
                             Sure::Maybe if !led(path) => Sure::No,
                             _ if *whole && place.is_only_called(path) => Sure::No,
                             sure => sure,

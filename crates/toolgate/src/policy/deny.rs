@@ -114,6 +114,15 @@ impl Deny {
         }
         Ok(all.then_some(Against { errors, doubt }))
     }
+
+    /// Whether a condition may hang on where the home directory is.
+    fn wants_home(&self, ask: &Ask<'_>) -> bool {
+        let one = |(path, condition): &(Pointer, Condition)| {
+            let touches = matches!(condition, Condition::Touches { .. });
+            touches && path.each(ask.arguments.value()).into_iter().flatten().any(|value| condition.wants_home(ask, path, value))
+        };
+        self.conditions.iter().any(one)
+    }
 }
 
 impl Deny {
@@ -180,6 +189,7 @@ impl Policy for Deny {
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        needs.home = needs.home || self.wants_home(ask);
         if let Some(when) = &self.when {
             when.needs(ask, needs);
         }

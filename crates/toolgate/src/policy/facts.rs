@@ -27,6 +27,8 @@ pub struct Needs {
     pub files: Vec<String>,
     /// Values whose origin matters, each under the place where it stands in the arguments.
     pub origins: Vec<(String, Value)>,
+    /// Whether the home directory is wanted: what `~` stands for in paths.
+    pub home: bool,
     /// Set where what else is wanted hangs on the evidence: `needs` is asked once more when that is there.
     pub again: bool,
 }
@@ -39,6 +41,7 @@ impl Needs {
         self.marks.retain(|mark| !facts.marks.contains_key(mark));
         self.files.retain(|file| !facts.files.contains_key(file));
         self.origins.retain(|(place, _)| !facts.origins.contains_key(place));
+        self.home &= facts.home.is_none();
     }
 
     /// Evidence of a tool's success, about one entity where one is given.
@@ -55,6 +58,7 @@ impl Needs {
         self.evidence.push(key);
     }
 
+    /// Whether neither the store nor a file has to be asked.
     pub(crate) fn is_empty(&self) -> bool {
         self.evidence.is_empty() && self.counters.is_empty() && self.marks.is_empty() && self.files.is_empty() && self.origins.is_empty()
     }
@@ -92,6 +96,9 @@ pub struct Facts {
     /// Where values of the arguments were seen before, by place.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub origins: BTreeMap<String, Known>,
+    /// The home directory, where a rule looked at a path from there: what `~` stood for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<String>,
     /// What hooks answered, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<HookFact>,

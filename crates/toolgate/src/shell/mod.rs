@@ -85,7 +85,7 @@ impl Shell {
 
     /// Whether a file like this is named anywhere. Who is lenient lets words pass that only the running shell knows, unless
     /// something is changed by them.
-    pub(crate) fn touches(&self, place: &Place, lenient: bool) -> Sure {
+    pub(crate) fn touches(&self, place: &Place<'_>, lenient: bool) -> Sure {
         let elsewhere = |word: &Word| {
             word.text().is_some_and(|text| text == "-C" || text == "-D" || text.starts_with("--chdir") || text.starts_with("--directory"))
         };
@@ -125,6 +125,13 @@ impl Shell {
             named.max(files).max(hidden).max(above).max(told)
         };
         self.commands.iter().map(one).max().unwrap_or(Sure::No)
+    }
+
+    /// Whether one of its words may be a path from the home directory.
+    pub(crate) fn names_home(&self) -> bool {
+        let from_home = |word: &Word| word.spellings().iter().flatten().any(|part| matches!(part, Part::Text(text) if text.contains('~')));
+        let is_fed = |command: &Command| matches!(&command.fed, Some(Fed::Text(text)) if from_home(text));
+        self.commands.iter().any(|command| command.words.iter().chain(&command.files).any(from_home) || is_fed(command))
     }
 }
 
@@ -250,19 +257,28 @@ fn follow(wanted: &[&str], words: &[Word]) -> Sure {
 
 /// A file or directory that a rule speaks of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place(String);
+pub(crate) struct Place<'h> {
+    path: String,
+    /// What `~` stands for, in the place and in what may name it.
+    home: &'h str,
+}
 
-impl Place {
+impl<'h> Place<'h> {
     /// A path, absolute or from the home directory, with all that lies under it; or a name, wherever it stands. `*` is any text.
-    pub(crate) fn new(pattern: &str) -> Self {
-        let path = home(pattern.trim_end_matches('/'));
+    pub(crate) fn new(pattern: &str, home: &'h str) -> Self {
+        let path = spelled_out(pattern.trim_end_matches('/'), home);
         // A path from somewhere may be from anywhere.
         let somewhere = path.contains('/') && !path.starts_with(['/', '~', '*']);
-        Self(if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path })
+        Self { path: if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path }, home }
+    }
+
+    /// A path that may name it, without `~`.
+    fn spelled_out(&self, path: &str) -> String {
+        spelled_out(path, self.home)
     }
 
     fn is_a_name(&self) -> bool {
-        !self.0.contains('/')
+        !self.path.contains('/')
     }
 
     /// Whether a text is a path to it.
@@ -300,20 +316,20 @@ impl Place {
         if let [Part::Text(text)] = spelling {
             return self.is_known_path(text);
         }
-        let spelling = &cleaned(spelling)[..];
+        let spelling = &self.cleaned(spelling)[..];
         if matches!(spelling.first(), Some(Part::Text(text)) if text.contains("/../") || text.starts_with("/proc/")) {
             return Sure::Maybe;
         }
         // Something unknown may be anything; something with a beginning or an end may be what fits both.
         let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
         let here = if self.is_a_name() {
-            let name = &self.0;
+            let name = &self.path;
             [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
         } else {
             let relative = !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
-            let name = base(&self.0);
-            wanted(&self.0)
-                || wanted(&format!("{}/*", self.0))
+            let name = base(&self.path);
+            wanted(&self.path)
+                || wanted(&format!("{}/*", self.path))
                 || (relative
                     && [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")]
                         .iter()
@@ -338,7 +354,7 @@ impl Place {
     }
 
     fn is_straight_path(&self, text: &str) -> Sure {
-        let path = normal(&home(text));
+        let path = normal(&self.spelled_out(text));
         // Another way to the same files.
         let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
             Some((_, rest)) => format!("/{rest}"),
@@ -348,15 +364,15 @@ impl Place {
         let parts: Vec<&str> = path.split('/').collect();
         let like = |name: &str, pattern: &str| crate::names::glob(pattern, name);
         if self.is_a_name() {
-            return if parts.iter().any(|part| like(part, &self.0)) { Sure::Yes } else { Sure::No };
+            return if parts.iter().any(|part| like(part, &self.path)) { Sure::Yes } else { Sure::No };
         }
         if path.starts_with('/') {
-            let under = like(&path, &self.0) || like(&path, &format!("{}/*", self.0));
+            let under = like(&path, &self.path) || like(&path, &format!("{}/*", self.path));
             return if under { Sure::Yes } else { Sure::No };
         }
         // From a directory that nobody knows here: it begins with how the place ends.
         let given: Vec<&str> = parts.into_iter().skip_while(|part| *part == "..").filter(|part| !part.is_empty()).collect();
-        let place: Vec<&str> = self.0.split('/').filter(|part| !part.is_empty()).collect();
+        let place: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
         let ends = |most: usize| {
             let end = place.get(place.len() - most..).unwrap_or_default();
             given.len() >= end.len() && end.iter().zip(&given).all(|(pattern, part)| like(part, pattern))
@@ -383,8 +399,9 @@ impl Place {
 
     /// Whether it is a path, and a word has nothing in common with it but the last part.
     fn is_only_called_like(&self, word: &Word) -> bool {
-        let Some(path) = word.text().map(|text| normal(&home(text))).filter(|path| !path.starts_with('/')) else { return false };
-        let parent = self.0.rsplit('/').nth(1).unwrap_or_default();
+        let path = word.text().map(|text| normal(&self.spelled_out(text)));
+        let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
+        let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
         !self.is_a_name() && !path.split('/').any(|part| part == parent)
     }
 
@@ -399,26 +416,26 @@ impl Place {
         let Some(text) = word.text() else { return Sure::No };
         let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
         let value = text.split_once('=').map(|(_, value)| value).unwrap_or_default();
-        let named = [text, glued, value].into_iter().filter(|path| home(path).starts_with('/'));
+        let named = [text, glued, value].into_iter().filter(|path| self.spelled_out(path).starts_with('/'));
         named.map(|path| self.lies_under(&Word::known(path))).max().unwrap_or(Sure::No)
     }
 
     /// Whether it lies somewhere under what a word names.
     fn lies_under(&self, word: &Word) -> Sure {
-        let parts: Vec<&str> = self.0.split('/').filter(|part| !part.is_empty()).collect();
+        let parts: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
         let Some(text) = word.text() else {
             // The directory that it is in, by a pattern.
             let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
-            let near = !parent.is_empty() && word.spellings().iter().any(|spelling| meet(&cleaned(spelling), &Word::wanted(parent)));
+            let near = !parent.is_empty() && word.spellings().iter().any(|spelling| meet(&self.cleaned(spelling), &Word::wanted(parent)));
             return self.is_named_by(word).max(if near { Sure::Maybe } else { Sure::No });
         };
-        let path = normal(&home(text));
+        let path = normal(&self.spelled_out(text));
         match path.as_str() {
             // Here may be anywhere.
             "" | "." | ".." | "*" => return Sure::Maybe,
             "/" => return Sure::Yes,
             path if path.starts_with('/') => {
-                let under = self.0.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'));
+                let under = self.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'));
                 return if under { Sure::Yes } else { Sure::No };
             }
             _ => {}
@@ -435,28 +452,36 @@ impl Place {
             None => Sure::No,
         }
     }
-}
 
-/// A spelling whose beginning is a path without detours.
-fn cleaned(spelling: &[Part]) -> Vec<Part> {
-    match spelling {
-        [Part::Text(text), rest @ ..] => {
-            let mut text = home(text);
-            while text.contains("//") || text.contains("/./") {
-                text = text.replace("//", "/").replace("/./", "/");
+    /// A spelling whose beginning is a path without detours.
+    fn cleaned(&self, spelling: &[Part]) -> Vec<Part> {
+        match spelling {
+            [Part::Text(text), rest @ ..] => {
+                let mut text = self.spelled_out(text);
+                while text.contains("//") || text.contains("/./") {
+                    text = text.replace("//", "/").replace("/./", "/");
+                }
+                let text = text.strip_prefix("./").unwrap_or(&text).to_owned();
+                std::iter::once(Part::Text(text)).chain(rest.iter().cloned()).collect()
             }
-            let text = text.strip_prefix("./").unwrap_or(&text).to_owned();
-            std::iter::once(Part::Text(text)).chain(rest.iter().cloned()).collect()
+            other => other.to_vec(),
         }
-        other => other.to_vec(),
     }
 }
 
-/// `~` and `$HOME` spelled out.
-fn home(path: &str) -> String {
-    let Some(rest) = path.strip_prefix('~') else { return path.to_owned() };
+/// The home directory of whoever runs this, without a slash at its end; `~` where there is none.
+pub(crate) fn home() -> String {
     match std::env::home_dir() {
-        Some(home) if rest.is_empty() || rest.starts_with('/') => format!("{}{rest}", home.display()),
+        Some(home) => normal(&home.display().to_string()).trim_end_matches('/').to_owned(),
+        None => "~".to_owned(),
+    }
+}
+
+/// A path with `~`, which `$HOME` is read as, spelled out.
+fn spelled_out(path: &str, home: &str) -> String {
+    match path.strip_prefix('~') {
+        Some("") if home.is_empty() => "/".to_owned(),
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{home}{rest}"),
         _ => path.to_owned(),
     }
 }

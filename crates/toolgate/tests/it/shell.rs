@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
-use toolgate::{Agent, Tool, Toolgate};
+use toolgate::{Agent, Compared, Replay, Row, Tool, Toolgate};
 
 use crate::support::Built;
 
@@ -455,6 +455,70 @@ async fn a_hostile_command_is_answered_in_time() {
     }
     for (n, bomb) in bombs.iter().enumerate() {
         assert_ne!(verdict(&gate, 1_000 + n, bomb).await, "allow", "{n}");
+    }
+}
+
+/// The row of a call that was made, or refused.
+async fn row_of(gate: &Toolgate, agent: &str, tool: &str, arguments: serde_json::Value) -> Row {
+    let session = gate.session(agent, "alice", &arguments.to_string());
+    if let Ok(pass) = session.admit(tool, arguments).await {
+        pass.report(Ok(json!({}))).await;
+    }
+    Row::clone(&session.rows().await.unwrap()[0])
+}
+
+/// The same row, as another user would have left it.
+fn at_home_in(home: &str, row: &Row) -> Row {
+    let mut row = row.clone();
+    row.facts.home = Some(home.to_owned());
+    row
+}
+
+#[tokio::test]
+async fn a_look_back_takes_the_home_of_its_time() {
+    let gate = gate();
+    let replay = Replay::of(&gate).unwrap();
+    // The rule speaks of what lies under a home.
+    let there = row_of(&gate, "coder", "bash", json!({"command": "cat /srv/agent/.ssh/key"})).await;
+    assert!(there.facts.home.as_ref().is_some_and(|home| !home.ends_with('/')), "{:?}", there.facts);
+    assert_eq!(replay.decide(&there).await, Compared::Same);
+    assert!(matches!(replay.decide(&at_home_in("/srv/agent", &there)).await, Compared::Differs(_)));
+    // Wherever that is, `~` is the same in the rule and in the command.
+    let here = row_of(&gate, "coder", "bash", json!({"command": "cat \"$HOME/.ssh/key\""})).await;
+    assert_eq!(replay.decide(&at_home_in("/srv/agent", &here)).await, Compared::Same);
+    // A row that does not tell is taken for one's own.
+    let mut old = there.clone();
+    old.facts.home = None;
+    assert_eq!(replay.decide(&old).await, Compared::Same);
+    // What nobody knows any more decides nothing.
+    let said = replay.decide(&at_home_in("[redacted 00]", &there)).await;
+    assert!(matches!(&said, Compared::Undecidable(why) if why.contains("home")), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_row_holds_the_home_only_where_it_may_matter() {
+    let touches = || Condition::Touches { places: vec!["/srv/agent/.ssh".to_owned()], lenient: false, whole: false };
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
+        .tool(Tool::external("read", "Reads a file.", None))
+        .policy(Deny::new("no_keys", ["bash"]).when("/command", touches()))
+        .policy(Deny::new("no_files", ["read"]).when("/path", touches()));
+    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let replay = Replay::of(&gate).unwrap();
+    for (tool, arguments, matters) in [
+        ("bash", json!({"command": "cat ~/.ssh/key"}), true),
+        ("bash", json!({"command": "cat $HOME/.ssh/key"}), true),
+        ("bash", json!({"command": "cat < ~/.ssh/key"}), true),
+        ("bash", json!({"command": "cat notes.txt"}), false),
+        ("read", json!({"path": "~/.ssh/key"}), true),
+        ("read", json!({"path": "notes.txt"}), false),
+        ("read", json!({"path": "notes.txt", "note": "about ~/.ssh"}), false),
+    ] {
+        let row = row_of(&gate, "coder", tool, arguments).await;
+        assert_eq!(row.facts.home.is_some(), matters, "{:?}", row.arguments);
+        assert_eq!(replay.decide(&row).await, Compared::Same, "{:?}", row.arguments);
+        let said = replay.decide(&at_home_in("/srv/agent", &row)).await;
+        assert_eq!(matches!(said, Compared::Differs(_)), matters, "{said:?} {:?}", row.arguments);
     }
 }
 
