@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Spend};
-use toolgate::policy::Used;
+use toolgate::policy::{RecalledBy, Used};
 use toolgate::store::{Intent, RecallKey, Recalled, Settle, Taken};
 use toolgate::{CallId, Outcome, Row, SessionKey};
 
@@ -227,7 +227,7 @@ pub(crate) fn recall(
     recall: &[RecallKey],
     asked: Digest,
     now: Timestamp,
-) -> Done<Option<Recalled>> {
+) -> Done<Option<(Recalled, RecalledBy)>> {
     for key in recall {
         let found: Option<(Vec<u8>, [u8; 16])> = sql
             .prepare_cached("SELECT asked, call FROM recalls WHERE principal = ?1 AND agent = ?2 AND tool = ?3 AND key = ?4")?
@@ -235,13 +235,13 @@ pub(crate) fn recall(
             .optional()?;
         let Some((first, call)) = found else { continue };
         // A tool declared `once` is recalled by its arguments, as they were asked for or as hooks left them.
-        if digest(&first)? != asked && !key.key.starts_with("once:") {
-            return Ok(Some(Recalled::KeyReused));
+        if digest(&first)? != asked && key.kind() == RecalledBy::Key {
+            return Ok(Some((Recalled::KeyReused, RecalledBy::Key)));
         }
         if let Some(claim) = Claim::find(sql, CallId::from_bytes(call))?
             && let Some(recalled) = claim.recalled(home, keys, now)?
         {
-            return Ok(Some(recalled));
+            return Ok(Some((recalled, key.kind())));
         }
     }
     Ok(None)

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over};
-use toolgate::policy::{Facts, Needs};
+use toolgate::policy::{Facts, Needs, RecalledBy};
 use toolgate::session::{Alter, State};
 use toolgate::store::{
     Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Taken,
@@ -56,7 +56,7 @@ impl Entering {
         self.counts.then_some(Counted { digest: self.digest, at: self.now, polling: self.polling })
     }
 
-    fn recalled(&self, sql: &Connection, shared: &Shared) -> Done<Option<Recalled>> {
+    fn recalled(&self, sql: &Connection, shared: &Shared) -> Done<Option<(Recalled, RecalledBy)>> {
         if self.recall.is_empty() {
             return Ok(None);
         }
@@ -164,7 +164,7 @@ impl Store for SqliteStore {
                         claims::sweep_some(tx, entering.now)?;
                     }
                     let recalled = entering.recalled(tx.sql, tx.shared)?;
-                    let call = entering.counted().filter(|_| !matches!(recalled, Some(Recalled::Settled(_))));
+                    let call = entering.counted().filter(|_| !matches!(recalled, Some((Recalled::Settled(_), _))));
                     let (session, opened) = Session::enter(tx, &entering.key, call, entering.now)?;
                     let slices = session.raw_slices(tx.sql)?;
                     Ok((session, opened, slices, tx.tip.seq, recalled))
@@ -175,13 +175,14 @@ impl Store for SqliteStore {
         // Read outside of the thread that writes.
         let state = Arc::new(session.state_of(slices).map_err(|fault| self.named(&fault.into()))?);
         let (version, progress) = (session.version, session.progress);
-        Ok(Some(Box::new(Entered { version, opened, state, rows, recalled, progress, hold })))
+        let (recalled, recalled_by) = recalled.unzip();
+        Ok(Some(Box::new(Entered { version, opened, state, rows, recalled, recalled_by, progress, hold })))
     }
 
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
         let entering = Entering::of(&enter);
         self.read(move |sql, shared| {
-            let recalled = entering.recalled(sql, shared)?;
+            let (recalled, recalled_by) = entering.recalled(sql, shared)?.unzip();
             let session = Session::find(sql, &entering.key)?;
             let mut progress = session.as_ref().map(|session| session.progress).unwrap_or_default();
             if entering.counts {
@@ -193,6 +194,7 @@ impl Store for SqliteStore {
                 state: Arc::new(session.map(|session| session.slices(sql)).transpose()?.unwrap_or_default()),
                 rows: ledger::tip(sql)?.seq,
                 recalled,
+                recalled_by,
                 progress,
                 hold: None,
             }))
@@ -245,8 +247,8 @@ impl Store for SqliteStore {
                 return Ok(Err(NotClaimed::Paused(target, why)));
             }
             let recalled = claims::recall(tx.sql, &tx.shared.home, &tx.shared.keys(), &intent.recall, intent.asked, now)?;
-            if let Some(recalled) = recalled {
-                return Ok(Err(NotClaimed::Recalled(recalled)));
+            if let Some((recalled, by)) = recalled {
+                return Ok(Err(NotClaimed::Recalled(recalled, by)));
             }
             let used = match room_for(&charges, |charge| claims::fits(tx.sql, charge, now))? {
                 Ok(used) => used,

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use toolgate::{Backtest, Compared, Decision, Definition, Failure, ManualClock, Outcome, Reconcile, Reconciled, Replay, Tool, Toolgate};
+use toolgate::json::Digest;
+use toolgate::{
+    Backtest, Compared, Decision, Definition, Failure, ManualClock, Outcome, Reconcile, Reconciled, Replay, Row, Tool, Toolgate,
+};
 use toolgate_store::{Filter, Ledger, SqliteStore, Trust, check_receipt};
 
 use crate::world::{Desk, agent_under, noon, runtime};
@@ -484,6 +487,88 @@ fn the_same_rules_on_the_same_traffic_change_nothing() {
             .unwrap();
         assert!(said.iter().all(|(_, now, _)| *now == Compared::Same), "{said:#?}");
         assert!(said.len() >= 11);
+    });
+}
+
+/// What would not be decided the same, of all that the desk has recorded: the payment's name, and what it comes to.
+async fn tried(
+    desk: &Desk,
+    agents: impl FnMut(Digest) -> Result<(toolgate::Agent, toolgate::Agent), String> + 'static,
+    read: impl Fn(Row) -> Row,
+) -> Vec<(String, Compared)> {
+    let ledger = desk.ledger();
+    let index = ledger.index("desk", None, None).unwrap();
+    let mut said = Vec::new();
+    let fetch = |seq| ledger.row(seq).map(|row| read(row.unwrap()));
+    Backtest::new(agents)
+        .play(&index, 0, fetch, |row, change| {
+            said.push((row.arguments["name"].as_str().unwrap_or("-").to_owned(), change.now));
+            Ok(())
+        })
+        .await
+        .unwrap();
+    said.retain(|(_, now)| *now != Compared::Same);
+    said
+}
+
+#[test]
+fn what_was_known_by_its_key_is_decided_under_other_rules_too() {
+    use toolgate::policy::{RecallFact, RecalledBy};
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        for (amount, name) in [(100, "a"), (100, "a"), (120, "a"), (250, "b"), (250, "b")] {
+            let pay = json!({"customer": "C-1", "amount": amount, "name": name});
+            gate.call(session.prepare("pay", pay).idempotency_key(name)).await;
+        }
+        drop(gate);
+        let rows = desk.ledger().find(&Filter::default()).unwrap();
+        let known: Vec<_> = rows.iter().filter_map(|entry| Some((entry.row.facts.recalled?, entry.row.facts.recalled_by?))).collect();
+        let by_key = |fact| (fact, RecalledBy::Key);
+        assert_eq!(known, [by_key(RecallFact::Settled), by_key(RecallFact::KeyReused), by_key(RecallFact::Settled)]);
+        let under = |rules: String| {
+            let world = desk.world();
+            move |_: Digest| Ok((agent_under(&world, crate::world::RULES), agent_under(&world, &rules)))
+        };
+        assert_eq!(tried(&desk, under(crate::world::RULES.to_owned()), |row| row).await, []);
+        // What is refused now cannot be repeated; what came before it can.
+        let said = tried(&desk, under(crate::world::RULES.replace("above = 300", "above = 220")), |row| row).await;
+        assert!(matches!(&said[..], [(a, Compared::Differs(_)), (b, Compared::Undecidable(_))] if a == "b" && b == "b"), "{said:?}");
+        // Rows of a time when none said it.
+        let old = |mut row: Row| {
+            row.facts.recalled_by = None;
+            row
+        };
+        let said = tried(&desk, under(crate::world::RULES.to_owned()), old).await;
+        assert!(said.len() == 3 && said.iter().all(|(_, now)| matches!(now, Compared::Undecidable(_))), "{said:?}");
+    });
+}
+
+#[test]
+fn what_a_tool_would_know_again_is_not_taken_for_a_new_call() {
+    const LOOKED: &str = "[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
+    const CAP: &str = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 300 }]\n";
+    let desk = Desk::new();
+    let agent = |rules: &str| {
+        let schema = || json!({"type": "object", "properties": {"name": {"type": "string"}, "amount": {"type": "number"}}});
+        let pay = Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"paid": true})) }).once();
+        let look = Tool::dynamic("look", "Looks.", schema(), |_, _| async { Ok(json!({})) }).effect(toolgate::Effect::Read);
+        let rules = toolgate::config::Rules::parse("r.toml", rules);
+        toolgate::Agent::builder("desk").tool(pay).tool(look).rules(rules).build().unwrap()
+    };
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent(LOOKED)).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        let pay = async || session.call("pay", json!({"name": "a", "amount": 1})).await;
+        assert_eq!(pay().await.rule.as_deref(), Some("looked"));
+        session.call("look", json!({})).await;
+        assert!(pay().await.outcome.success().is_some());
+        drop(gate);
+        let said = tried(&desk, move |_| Ok((agent(LOOKED), agent(CAP))), |row| row).await;
+        assert!(matches!(&said[..], [(_, Compared::Differs(_)), (_, Compared::Undecidable(why))] if why.contains("once")), "{said:?}");
     });
 }
 

@@ -181,7 +181,7 @@ impl Toolgate {
         let entered = entered.ok_or_else(busy)?;
         trail.facts.after = Some(entered.rows);
         trail.facts.opened = Some(entered.opened);
-        trail.facts.recalled = entered.recalled.as_ref().map(Recalled::fact);
+        (trail.facts.recalled, trail.facts.recalled_by) = (entered.recalled.as_ref().map(Recalled::fact), entered.recalled_by);
         trail.facts.progress = Some(entered.progress);
         Ok(entered)
     }

@@ -17,7 +17,7 @@ use crate::hook::{Before, HookCall, HookDecision, HookFault};
 use crate::json::{self, Digest, Pointer};
 use crate::limits::Charge;
 use crate::names::shown;
-use crate::policy::{Ask, Facts, FileFact, HookFact, Mode, Needs, Observed, RecallFact};
+use crate::policy::{Ask, Facts, FileFact, HookFact, Mode, Needs, Observed, RecalledBy};
 use crate::registry::{Agent, Registered};
 use crate::session::State;
 use crate::store::{Intent, NotClaimed, RecallKey, Recalled, StoreError, over_error, recalled_error};
@@ -250,13 +250,12 @@ impl Toolgate {
         trail.facts.claimed = charges.into_iter().zip(used).map(|(charge, used)| (charge.counter, charge.window, used)).collect();
         match begun {
             Ok(_) => Ok(Claim::Held),
-            Err(NotClaimed::Recalled(Recalled::Settled(Some(outcome)))) => {
-                trail.facts.recalled = Some(RecallFact::Settled);
-                Ok(Claim::Replay(outcome))
-            }
-            Err(NotClaimed::Recalled(other)) => {
-                trail.facts.recalled = Some(other.fact());
-                Err(recalled_error(&other).into())
+            Err(NotClaimed::Recalled(recalled, by)) => {
+                (trail.facts.recalled, trail.facts.recalled_by) = (Some(recalled.fact()), Some(by));
+                match recalled {
+                    Recalled::Settled(Some(outcome)) => Ok(Claim::Replay(outcome)),
+                    other => Err(recalled_error(&other).into()),
+                }
             }
             Err(NotClaimed::Over { index, over, .. }) => {
                 let full = || (None, ToolError::of(code::BUDGET_EXHAUSTED, "a limit is used up"));
@@ -302,7 +301,7 @@ impl Toolgate {
 pub(super) fn all_keys(call: &Call, tool: &Registered, asked: Option<Digest>, permit: &Permit) -> Vec<RecallKey> {
     let judged = permit.arguments().digest();
     let mut keys = recall_keys(call, tool, asked.unwrap_or(judged));
-    keys.extend(recall_keys(call, tool, judged).into_iter().filter(|key| key.key.starts_with("once:")));
+    keys.extend(recall_keys(call, tool, judged).into_iter().filter(|key| key.kind() == RecalledBy::Once));
     keys.dedup();
     keys
 }

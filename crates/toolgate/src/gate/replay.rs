@@ -15,7 +15,7 @@ use crate::call::{Arguments, Call};
 use crate::clock::ManualClock;
 use crate::code;
 use crate::ledger::{Decision, Gate, Row};
-use crate::policy::Watch;
+use crate::policy::{RecalledBy, Watch};
 use crate::redact::is_redacted;
 use crate::registry::Agent;
 use stage::Stage;
@@ -207,6 +207,10 @@ impl Theatre {
         }
         let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
         (call.turn, call.turned_away) = (row.turn, row.facts.turned_away.clone());
+        // What was known by a key came with one, and what was paused at the claim had something to claim. Which key it was does not
+        // matter: what was known under it is in the row.
+        let keyed = row.facts.recalled_by == Some(RecalledBy::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
+        call.idempotency_key = keyed.then(|| row.call.to_string());
         let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
         // `~` is what it was then; of rows that do not tell, what it is here.

@@ -126,6 +126,9 @@ pub struct Facts {
     /// What was known of an earlier call under the same key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recalled: Option<RecallFact>,
+    /// How that call was known. Older rows do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recalled_by: Option<RecalledBy>,
     /// How often the same call was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
@@ -187,6 +190,16 @@ pub enum RecallFact {
     Pending,
     /// It had other arguments.
     KeyReused,
+}
+
+/// How an earlier call was known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecalledBy {
+    /// By the key that the client gave.
+    Key,
+    /// By its arguments, as its tool is `once`.
+    Once,
 }
 
 /// What a person had said.

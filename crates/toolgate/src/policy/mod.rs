@@ -27,7 +27,7 @@ pub use ask::{Ask, Note, Trace};
 pub use condition::Condition;
 pub use deny::Deny;
 pub(crate) use facts::Watch;
-pub use facts::{ApprovalFact, Facts, FileFact, HookFact, Needs, Observed, RecallFact, Used};
+pub use facts::{ApprovalFact, Facts, FileFact, HookFact, Needs, Observed, RecallFact, RecalledBy, Used};
 pub use flow::Flow;
 pub use limit::{Limit, Per, Proved};
 pub use observe::{Observe, observe};

@@ -20,7 +20,7 @@ use crate::json::Digest;
 use crate::ledger::{Recorded, Row};
 use crate::limits::{Charge, Counter, Over, Spend};
 use crate::outcome::Outcome;
-use crate::policy::{Facts, Needs, Used};
+use crate::policy::{Facts, Needs, RecalledBy, Used};
 use crate::progress::Progress;
 use crate::session::{Alter, State};
 use crate::values::{self, Carriers};
@@ -152,14 +152,14 @@ impl Inner {
         targets.into_iter().find_map(|target| self.paused.get(&target).cloned().map(|why| (target, why)))
     }
 
-    fn recall_any(&self, keys: &[RecallKey], digest: Digest, now: Timestamp) -> Option<Recalled> {
-        keys.iter().find_map(|key| self.recall(key, digest, now))
+    fn recall_any(&self, keys: &[RecallKey], digest: Digest, now: Timestamp) -> Option<(Recalled, RecalledBy)> {
+        keys.iter().find_map(|key| Some((self.recall(key, digest, now)?, key.kind())))
     }
 
     fn recall(&self, key: &RecallKey, digest: Digest, now: Timestamp) -> Option<Recalled> {
         let (first, call) = self.recalls.get(key)?;
         // A tool declared `once` is recalled by its arguments, as they were asked for or as hooks left them.
-        if *first != digest && !key.key.starts_with("once:") {
+        if *first != digest && key.kind() == RecalledBy::Key {
             return Some(Recalled::KeyReused);
         }
         let claim = self.claims.get(call)?;
@@ -253,7 +253,7 @@ impl Store for MemoryStore {
             None => None,
         };
         let mut inner = crate::lock(&self.inner);
-        let recalled = inner.recall_any(enter.recall, enter.digest, enter.now);
+        let (recalled, recalled_by) = inner.recall_any(enter.recall, enter.digest, enter.now).unzip();
         let rows = inner.recorded;
         let session = inner.session(enter.key);
         if enter.counts && !matches!(recalled, Some(Recalled::Settled(_))) {
@@ -265,6 +265,7 @@ impl Store for MemoryStore {
             state: Arc::clone(&session.state),
             rows,
             recalled,
+            recalled_by,
             progress: session.progress,
             hold,
         })))
@@ -272,7 +273,7 @@ impl Store for MemoryStore {
 
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
         let inner = crate::lock(&self.inner);
-        let recalled = inner.recall_any(enter.recall, enter.digest, enter.now);
+        let (recalled, recalled_by) = inner.recall_any(enter.recall, enter.digest, enter.now).unzip();
         let session = inner.sessions.get(enter.key);
         let mut progress = session.map(|session| session.progress).unwrap_or_default();
         if enter.counts {
@@ -284,6 +285,7 @@ impl Store for MemoryStore {
             state: session.map(|session| Arc::clone(&session.state)).unwrap_or_default(),
             rows: inner.recorded,
             recalled,
+            recalled_by,
             progress,
             hold: None,
         }))
@@ -324,8 +326,8 @@ impl Store for MemoryStore {
         if let Some((target, why)) = inner.paused(&intent.key, &intent.tool) {
             return Ok(Err(NotClaimed::Paused(target, why)));
         }
-        if let Some(recalled) = inner.recall_any(&intent.recall, intent.asked, now) {
-            return Ok(Err(NotClaimed::Recalled(recalled)));
+        if let Some((recalled, by)) = inner.recall_any(&intent.recall, intent.asked, now) {
+            return Ok(Err(NotClaimed::Recalled(recalled, by)));
         }
         let used = match room_for(charges, |charge| Ok(inner.fits(charge, now)))? {
             Ok(used) => used,

@@ -29,7 +29,7 @@ use crate::json::Digest;
 use crate::ledger::{Recorded, Row};
 use crate::limits::{Charge, Over, Spend, Unit};
 use crate::outcome::Outcome;
-use crate::policy::{ApprovalFact, Facts, Needs, RecallFact, Used};
+use crate::policy::{ApprovalFact, Facts, Needs, RecallFact, RecalledBy, Used};
 use crate::progress::{Ended, Progress};
 use crate::session::{Alter, Changes, Revoked, State};
 use crate::tool::Polling;
@@ -65,6 +65,14 @@ pub struct RecallKey {
     pub tool: Arc<str>,
     /// The client's key, or the digest of the arguments.
     pub key: String,
+}
+
+impl RecallKey {
+    /// Whether it is the client's, or of a tool declared `once`.
+    #[must_use]
+    pub fn kind(&self) -> RecalledBy {
+        if self.key.starts_with("once:") { RecalledBy::Once } else { RecalledBy::Key }
+    }
 }
 
 /// What is known of an earlier call under the same key.
@@ -155,6 +163,8 @@ pub struct Entered {
     pub rows: u64,
     /// An earlier call under the same key.
     pub recalled: Option<Recalled>,
+    /// Which kind of key it was.
+    pub recalled_by: Option<RecalledBy>,
     /// How often the same call was made.
     pub progress: Progress,
     /// The session, held.
@@ -213,8 +223,8 @@ pub enum NotClaimed {
         /// What is used of those before it, with what each of them takes.
         used: Vec<Decimal>,
     },
-    /// Somebody else was first.
-    Recalled(Recalled),
+    /// Somebody else was first, under a key of this kind.
+    Recalled(Recalled, RecalledBy),
     /// The approval is gone: used, expired or taken back.
     ApprovalGone,
     /// Somebody has pulled the kill switch meanwhile.

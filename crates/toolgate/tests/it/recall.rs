@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use toolgate::policy::Verdict;
+use toolgate::policy::{RecalledBy, Verdict};
 use toolgate::{Answer, Category, Decision, ToolError};
 
 use crate::support::{World, rule};
@@ -146,6 +146,9 @@ async fn no_key_talks_a_tool_declared_once_into_a_second_act() {
         assert!(world.gate.call(call).await.outcome.success().is_some());
     }
     assert_eq!(world.session.slice("paid").await.unwrap(), Some(json!(1)));
+    // Each row says how the first call was known.
+    let by: Vec<Option<RecalledBy>> = world.session.rows().await.unwrap().iter().map(|row| row.facts.recalled_by).collect();
+    assert_eq!(by, [None, Some(RecalledBy::Once), Some(RecalledBy::Once), Some(RecalledBy::Key)]);
 }
 
 /// Trims what it is given, so that what is asked for and what runs differ.

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::Serialize;
+use serde_json::Value;
 
+use super::super::judge::all_keys;
 use super::super::run::Ran;
 use super::{Compared, Judged, Open, Ruling, Stage, Theatre, circumstance};
-use crate::call::{CallId, SessionKey};
+use crate::call::{Call, CallId, SessionKey};
 use crate::context::Txn;
 use crate::error::Effects;
 use crate::json::Digest;
@@ -65,8 +67,8 @@ pub struct Backtest {
     /// Configurations that cannot be played, and why.
     unknown: HashMap<Digest, String>,
     counterfactual: HashSet<SessionKey>,
-    /// Whose calls of which tool would have gone otherwise: what repeats one of them cannot be answered from it.
-    otherwise: HashSet<(SessionKey, Arc<str>)>,
+    /// Whose calls of which tool would have gone otherwise, or may have: what repeats one of them cannot be answered from it.
+    otherwise: HashMap<(SessionKey, Arc<str>), &'static str>,
 }
 
 /// For a configuration, the agent as it was recorded and as it is to be tried.
@@ -98,7 +100,7 @@ impl Backtest {
             agents: Box::new(agents),
             unknown: HashMap::new(),
             counterfactual: HashSet::new(),
-            otherwise: HashSet::new(),
+            otherwise: HashMap::new(),
         }
     }
 
@@ -157,11 +159,14 @@ impl Backtest {
             // Refused by another rule is refused all the same.
             Compared::Differs(ruling) if runs(ruling) != runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
-                self.otherwise.insert((anybody(&row.key), Arc::clone(&row.tool)));
+                let why = "an earlier call that it may repeat would have been decided otherwise";
+                self.otherwise.insert((anybody(&row.key), Arc::clone(&row.tool)), why);
             }
             // It went as it went, and what came of it is missing from here on.
             Compared::Undecidable(_) if runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
+                let why = "an earlier call that it may repeat cannot be decided";
+                self.otherwise.entry((anybody(&row.key), Arc::clone(&row.tool))).or_insert(why);
             }
             _ => {}
         }
@@ -191,8 +196,10 @@ impl Backtest {
         if let Some(why) = circumstance(was, row) {
             return Compared::Circumstance(why);
         }
-        if row.facts.recalled.is_some() && self.otherwise.contains(&(anybody(&row.key), Arc::clone(&row.tool))) {
-            return Compared::Undecidable("an earlier call that it may repeat would have been decided otherwise".to_owned());
+        if row.facts.recalled.is_some()
+            && let Some(why) = self.otherwise.get(&(anybody(&row.key), Arc::clone(&row.tool)))
+        {
+            return Compared::Undecidable((*why).to_owned());
         }
         match (then, now) {
             (Err(why), _) | (_, Err(why)) => Compared::Undecidable(why),
@@ -237,6 +244,13 @@ impl Play {
             let failure = Failure::business("not_played", "it is not played").effects(effects);
             let _ = theatre.gate.settle(passed, Ran::ended(Err(failure), Txn::default()), trail).await;
             return ruling;
+        }
+        // What did not run then is taken to have happened, and a tool that is `once` would know it again.
+        if *was != Ruling::Admitted
+            && let Some(permit) = passed.permit.to_run()
+        {
+            let call = Call::new(row.key.clone(), row.tool.to_string(), Value::Null);
+            self.stage.remember(all_keys(&call, permit.tool(), trail.asked, permit));
         }
         self.open.insert(row.call, ((passed, trail), row.config));
         ruling

@@ -15,17 +15,15 @@ use crate::json::Digest;
 use crate::ledger::{Gate, Recorded, Row};
 use crate::limits::{Charge, Over};
 use crate::outcome::{Outcome, Output};
-use crate::policy::{Facts, FileFact, Needs, RecallFact, Used, Watch};
+use crate::policy::{Facts, FileFact, Needs, RecallFact, RecalledBy, Used, Watch};
 use crate::progress::Ended;
 use crate::registry::{Agent, Registered};
 use crate::resource::{Expect, FileSystem, FileTxn, MemoryFs, Resources};
 use crate::session::{Alter, State};
 use crate::store::{
-    Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, Recalled, Settle, Store, StoreError, Taken, Target,
+    Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, RecallKey, Recalled, Settle, Store, StoreError,
+    Taken, Target,
 };
-
-/// Whose call it was, of which tool, and under which key.
-type Remembered = (Arc<str>, Arc<str>, Arc<str>, String);
 
 /// Where recorded calls are judged again.
 pub(super) struct Stage {
@@ -36,8 +34,8 @@ pub(super) struct Stage {
     asked: Mutex<Option<Digest>>,
     /// Sessions that have been entered.
     entered: Mutex<HashSet<SessionKey>>,
-    /// Calls of tools that are `once`, which came to a good end.
-    remembered: Mutex<HashSet<Remembered>>,
+    /// What calls of tools that are `once` are known by: those that came to a good end, and those that are taken to have happened.
+    remembered: Mutex<HashSet<RecallKey>>,
 }
 
 impl Stage {
@@ -61,6 +59,11 @@ impl Stage {
         if let Some(memory) = &self.memory {
             memory.note_end(&row.key, ended);
         }
+    }
+
+    /// A call that did not run then, and is taken to have happened.
+    pub(super) fn remember(&self, keys: Vec<RecallKey>) {
+        crate::lock(&self.remembered).extend(keys.into_iter().filter(|key| key.kind() == RecalledBy::Once));
     }
 
     /// Somebody found out what had become of a call.
@@ -127,19 +130,22 @@ impl Store for Stage {
             RecallFact::KeyReused => Recalled::KeyReused,
         });
         if let Some(memory) = &self.memory {
-            // What a tool remembers, or does not any more, nobody can tell from a row that was decided otherwise.
+            // What a tool remembers, or does not any more, nobody can tell from a row that was decided otherwise. A key is the
+            // client's, and is known under any rules.
             if recalled.is_some() && enter.recall.is_empty() {
-                watch.unknown(|| "it was answered from the record then, and its tool is not `once` any more".to_owned());
+                watch.unknown(|| match row.facts.recalled_by {
+                    Some(_) => "it was answered from the record then, and its tool is not `once` any more".to_owned(),
+                    None => "it was answered from the record then, and its row does not say by what it was known".to_owned(),
+                });
             }
-            for key in enter.recall.iter().filter(|key| key.key.starts_with("once:")) {
-                let known = (Arc::clone(&key.principal), Arc::clone(&key.agent), Arc::clone(&key.tool), key.key.clone());
+            for key in enter.recall.iter().filter(|key| key.kind() == RecalledBy::Once) {
                 let mut remembered = crate::lock(&self.remembered);
-                let again = remembered.contains(&known);
+                let again = remembered.contains(key);
                 if row.outcome.success().is_some() {
-                    remembered.insert(known);
+                    remembered.insert(key.clone());
                 }
                 if again && recalled.is_none() {
-                    watch.unknown(|| "the same call came before, and its tool is `once` now".to_owned());
+                    watch.unknown(|| "the same call would have been made before, and its tool is `once`".to_owned());
                 }
             }
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
@@ -152,7 +158,7 @@ impl Store for Stage {
             }
             *crate::lock(&self.asked) = counts.then_some(enter.digest);
             let entered = memory.enter(Enter { recall: &[], hold: None, counts, ..enter }).await?;
-            return Ok(entered.map(|entered| Box::new(Entered { recalled, ..*entered })));
+            return Ok(entered.map(|entered| Box::new(Entered { recalled, recalled_by: row.facts.recalled_by, ..*entered })));
         }
         if row.facts.progress.is_none() {
             watch.unknown(|| format!("it was stopped at {} then, and nothing is recorded of what comes after", row.gate));
@@ -163,6 +169,7 @@ impl Store for Stage {
             state: Arc::default(),
             rows: 0,
             recalled,
+            recalled_by: row.facts.recalled_by,
             progress: row.facts.progress.unwrap_or_default(),
             hold: None,
         })))
@@ -238,12 +245,15 @@ impl Store for Stage {
     ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
         let (row, watch) = self.row()?;
         if row.gate == Gate::Claim {
+            let by = row.facts.recalled_by.unwrap_or(RecalledBy::Key);
             match (&row.facts.paused, row.facts.recalled) {
                 (Some((target, why)), _) => return Ok(Err(NotClaimed::Paused(target.clone(), why.clone()))),
-                (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::Recalled(Recalled::InProgress))),
-                (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::Recalled(Recalled::Pending(row.call)))),
-                (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::Recalled(Recalled::KeyReused))),
-                (_, Some(RecallFact::Settled | RecallFact::Forgotten)) => return Ok(Err(NotClaimed::Recalled(Recalled::Settled(None)))),
+                (_, Some(RecallFact::InProgress)) => return Ok(Err(NotClaimed::Recalled(Recalled::InProgress, by))),
+                (_, Some(RecallFact::Pending)) => return Ok(Err(NotClaimed::Recalled(Recalled::Pending(row.call), by))),
+                (_, Some(RecallFact::KeyReused)) => return Ok(Err(NotClaimed::Recalled(Recalled::KeyReused, by))),
+                (_, Some(RecallFact::Settled | RecallFact::Forgotten)) => {
+                    return Ok(Err(NotClaimed::Recalled(Recalled::Settled(None), by)));
+                }
                 _ => {}
             }
         }
