@@ -10,7 +10,7 @@ use serde_json::json;
 use toolgate::config::Config;
 use toolgate::json::Digest;
 use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Timestamp};
-use toolgate_store::{Filter, Ledger};
+use toolgate_store::{Entry, Filter, Ledger};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, moment, named, open, time};
 
@@ -96,6 +96,15 @@ fn agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::R
     names.sort();
     names.dedup();
     names.retain(|name| name != toolgate_mcp::CANARY);
+    if names.len() > 1 {
+        // What somebody called an agent that was not there is none.
+        let mut real = Vec::new();
+        for name in names {
+            let configs = ledger.configs(&name, None, None).map_err(io::Error::other)?;
+            real.extend(configs.iter().any(|config| *config != Digest::default()).then_some(name));
+        }
+        names = real;
+    }
     // A whole configuration of one agent is tried on the calls of that one.
     if let [file] = files
         && let config = Config::parse(&file.display().to_string(), &read(file)?)
@@ -204,10 +213,15 @@ enum Unplayable {
 }
 
 async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -> io::Result<Tally> {
-    // Rules that do not load on the newest configuration are a mistake, and not a result.
-    let newest = Filter { agent: Some(name.to_owned()), newest_first: true, most: Some(1), ..Filter::default() };
-    let newest = ledger.find(&newest).map_err(io::Error::other)?;
-    let config = newest.first().ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?.row.config;
+    // Rules that do not load on the newest configuration are a mistake, and not a result. What was turned away had none.
+    let newest = Filter { agent: Some(name.to_owned()), newest_first: true, ..Filter::default() };
+    let mut config = None;
+    let look = |entry: Entry| {
+        config = Some(entry.row.config);
+        Ok(entry.row.config == Digest::default())
+    };
+    ledger.query(&newest, look).map_err(io::Error::other)?;
+    let config = config.ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?;
     match agents(ledger, config, &new) {
         Ok(_) => {}
         Err(Unplayable::Rules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),

@@ -342,6 +342,32 @@ async fn a_session_is_decided_again_up_to_a_turn() {
     }
 }
 
+#[tokio::test]
+async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules() {
+    use toolgate::{Agent, Effect, Tool, Toolgate};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) }).effect(Effect::Read);
+    let gate = Toolgate::builder()
+        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap()))
+        .agent(Agent::builder("a").tool(look).build().unwrap())
+        .build()
+        .unwrap();
+    gate.session("a", "b", "s").call("look", json!({})).await;
+    gate.session("nobody", "b", "s").call("look", json!({})).await;
+    gate.call(gate.session("a", "b", "(turned away)").prepare("look", json!({})).turned_away("not with this token")).await;
+    drop(gate);
+    let rules = directory.path().join("rules.toml");
+    let trying = |most: u32| {
+        std::fs::write(&rules, format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"look\"]\ncalls = {most}\n")).unwrap();
+        toolgate(&["backtest", "--config", rules.to_str().unwrap(), "--store", path.to_str().unwrap()])
+    };
+    let (code, said, told) = trying(9);
+    assert!(code == 0 && said.contains("2 calls: 2 would be decided the same, 0 otherwise"), "{said}{told}");
+    let (code, said, told) = trying(0);
+    assert!(code == 1 && said.contains("2 calls: 1 would be decided the same, 1 otherwise"), "{said}{told}");
+}
+
 /// A ledger with two calls of which nobody knows whether they took effect.
 async fn in_the_dark(path: &Path) -> Vec<String> {
     use toolgate::{Agent, Failure, Tool, Toolgate};

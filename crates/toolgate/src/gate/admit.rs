@@ -238,6 +238,7 @@ impl Toolgate {
         trail: &mut Trail,
     ) -> Result<(Vec<(Charge, ToolError)>, Remaining), Stop> {
         if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            trail.facts.late = true;
             return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call has passed").into());
         }
         if let Some(wall) = agent.limits.session.wall {

@@ -169,6 +169,9 @@ struct Theatre {
     one: tokio::sync::Mutex<()>,
 }
 
+/// A call that was stopped before its arguments were read.
+const UNREAD: &str = "it was stopped before its arguments were read, and they are not kept";
+
 /// What hung on the moment: who else was there, how long it took, what the machine could do, what a person had said.
 const CIRCUMSTANCES: [&str; 9] = [
     code::BUSY,
@@ -195,8 +198,9 @@ impl Theatre {
         self.clock.set(row.at);
         let watch = Watch::on();
         self.stage.set(row, &watch);
-        // What could not be read was not kept, and neither was how large it was.
-        if row.arguments.is_null() && row.digest.is_none() && row.gate == Gate::Validate {
+        // What could not be read was not kept, and neither was how large it was; nor was what nobody came to read.
+        let unread = row.arguments.is_null() && row.digest.is_none();
+        if unread && row.gate == Gate::Validate {
             return Judged::Unknown("the arguments could not be read then, and are not kept".to_owned(), None);
         }
         // What a rule in Rust looks at, only it knows.
@@ -216,6 +220,9 @@ impl Theatre {
         // `~` is what it was then; of rows that do not tell, what it is here.
         trail.facts.home.clone_from(&row.facts.home);
         let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, None)).await;
+        if unread {
+            watch.unknown(|| UNREAD.to_owned());
+        }
         let ruling = match admitted {
             Ok(Admitted::Pass(mut passed)) => {
                 passed.hold = None;
@@ -227,6 +234,9 @@ impl Theatre {
             Ok(Admitted::Replay(_)) => Ruling::Replayed,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
+                if gate == Gate::Validate && unread {
+                    return Judged::Unknown(UNREAD.to_owned(), None);
+                }
                 if gate == Gate::Validate && is_redacted(&row.arguments) {
                     return Judged::Unknown("an argument was redacted, and may be what does not fit".to_owned(), None);
                 }
@@ -243,12 +253,14 @@ impl Theatre {
 
 /// Where a refusal hung on the moment, that it did.
 fn circumstance(was: &Ruling, row: &Row) -> Option<String> {
-    let Ruling::Refused { code, gate, .. } = was else { return None };
+    let Ruling::Refused { code, gate, rule, .. } = was else { return None };
     // A session has only so much time: that can be told from the record.
-    let wall = code == code::DEADLINE_EXCEEDED && *gate == Gate::Limits && row.facts.opened.is_some();
+    let wall = code == code::DEADLINE_EXCEEDED && *gate == Gate::Limits && row.facts.opened.is_some() && !row.facts.late;
     // An approval that was named is looked at before the arguments are.
     let named = *gate == Gate::Approval && row.digest.is_none();
-    let moment = CIRCUMSTANCES.contains(&code.as_str()) || *gate == Gate::Hooks || named;
+    // A rule gives its refusals any code that it likes.
+    let ruled = rule.is_some() && matches!(gate, Gate::Recall | Gate::Policy | Gate::Claim);
+    let moment = (CIRCUMSTANCES.contains(&code.as_str()) && !ruled) || *gate == Gate::Hooks || named;
     (moment && !wall).then(|| {
         if named { "it named an approval, and hung on a person's word".to_owned() } else { format!("`{code}` hung on the moment") }
     })

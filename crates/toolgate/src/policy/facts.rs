@@ -111,6 +111,9 @@ pub struct Facts {
     /// The kill switch that was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<(Target, String)>,
+    /// Whether the time that the caller gave it was up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub late: bool,
     /// How many rows the ledger had when the call came to its session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde_json::json;
-use toolgate::{Effect, Effects, Gate, Tool};
+use toolgate::policy::Deny;
+use toolgate::{Agent, Compared, Effect, Effects, Gate, Replay, Tool};
 
 use crate::support::{Fails, World};
 
@@ -30,6 +31,40 @@ async fn a_row_tells_the_time_at_the_last_gate_too() {
     let (rows, _) = world.rows().await;
     assert_eq!(rows.len(), 3);
     assert!(rows.iter().all(|row| row.latency.at(Gate::Record) > 0), "{rows:#?}");
+}
+
+#[tokio::test]
+async fn a_look_back_tells_a_caller_without_time_from_a_session_without() {
+    let world = World::new(|agent| agent);
+    let answer = world.gate.call(world.session.prepare("look", json!({})).within(Duration::ZERO)).await;
+    assert_eq!((answer.gate, answer.outcome.error().map(|e| &*e.code)), (Gate::Limits, Some("deadline_exceeded")));
+    let (rows, _) = world.rows().await;
+    let said = Replay::of(&world.gate).unwrap().decide(&rows[0]).await;
+    assert!(matches!(said, Compared::Circumstance(_)), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_rule_whose_code_is_that_of_a_circumstance_is_a_rule() {
+    let world = World::new(|agent| agent.policy(Deny::new("frozen", ["look"]).code("busy")));
+    world.session.call("look", json!({})).await;
+    let (rows, _) = world.rows().await;
+    assert_eq!(Replay::of(&world.gate).unwrap().decide(&rows[0]).await, Compared::Same);
+    let other = Agent::builder("agent").tool(crate::support::look()).build().unwrap();
+    let said = Replay::new([other]).unwrap().decide(&rows[0]).await;
+    assert!(matches!(said, Compared::Differs(_)), "{said:?}");
+}
+
+#[tokio::test]
+async fn arguments_that_nobody_has_read_are_not_judged_later() {
+    let world = World::new(|agent| agent);
+    world.session.call("gone", json!({"n": 1})).await;
+    let (rows, _) = world.rows().await;
+    assert_eq!((rows[0].gate, rows[0].arguments.is_null()), (Gate::Resolve, true));
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let gone = Tool::external("gone", "Is there by now.", Some(schema)).open();
+    let now = Agent::builder("agent").tool(gone).build().unwrap();
+    let said = Replay::new([now]).unwrap().decide(&rows[0]).await;
+    assert!(matches!(&said, Compared::Undecidable(why) if why.contains("before its arguments were read")), "{said:?}");
 }
 
 type Noted = std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>;

@@ -150,9 +150,14 @@ impl Backtest {
     async fn begin(&mut self, seq: u64, row: &Row) -> Change {
         let was = Ruling::of(row);
         let counterfactual = self.counterfactual.contains(&row.key);
-        let now = match self.prepare(row.config) {
-            Err(why) => Compared::Undecidable(why),
-            Ok(()) => self.judge(row, &was).await,
+        // What its door had against a call is said before any configuration is asked.
+        let now = if row.facts.turned_away.is_some() {
+            Compared::Same
+        } else {
+            match self.prepare(row.config) {
+                Err(why) => Compared::Undecidable(why),
+                Ok(()) => self.judge(row, &was).await,
+            }
         };
         let runs = |ruling: &Ruling| *ruling == Ruling::Admitted;
         match &now {
