@@ -230,6 +230,9 @@ impl Policy for Require {
     }
 
     fn needs(&self, ask: &Ask<'_>, needs: &mut Needs) {
+        if let Some(only) = &self.only {
+            only.needs(ask, needs);
+        }
         let Ok(about) = self.entity(ask) else { return };
         for tool in self.any_of.iter() {
             needs.evidence_of(tool, about, self.reported);

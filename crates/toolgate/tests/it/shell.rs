@@ -1,7 +1,7 @@
 //! Shell commands: the same forbidden act, however it is spelled.
 
 use serde_json::json;
-use toolgate::policy::{Condition, Deny};
+use toolgate::policy::{Condition, Deny, Require};
 use toolgate::{Agent, Compared, Replay, Row, Tool, Toolgate};
 
 use crate::support::Built;
@@ -460,7 +460,7 @@ async fn a_hostile_command_is_answered_in_time() {
 
 /// The row of a call that was made, or refused.
 async fn row_of(gate: &Toolgate, agent: &str, tool: &str, arguments: serde_json::Value) -> Row {
-    let session = gate.session(agent, "alice", &arguments.to_string());
+    let session = gate.session(agent, "alice", &format!("{tool} {arguments}"));
     if let Ok(pass) = session.admit(tool, arguments).await {
         pass.report(Ok(json!({}))).await;
     }
@@ -501,6 +501,8 @@ async fn a_row_holds_the_home_only_where_it_may_matter() {
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
         .tool(Tool::external("read", "Reads a file.", None))
+        .tool(Tool::external("write", "Writes a file.", None))
+        .policy(Require::new("read_first", ["write"], ["read"]).accept_reported().only_when("/path", touches()))
         .policy(Deny::new("no_keys", ["bash"]).when("/command", touches()))
         .policy(Deny::new("no_files", ["read"]).when("/path", touches()));
     let gate = crate::support::gate().agent(agent.build().unwrap()).built();
@@ -513,6 +515,8 @@ async fn a_row_holds_the_home_only_where_it_may_matter() {
         ("read", json!({"path": "~/.ssh/key"}), true),
         ("read", json!({"path": "notes.txt"}), false),
         ("read", json!({"path": "notes.txt", "note": "about ~/.ssh"}), false),
+        ("write", json!({"path": "~/.ssh/key"}), true),
+        ("write", json!({"path": "notes.txt"}), false),
     ] {
         let row = row_of(&gate, "coder", tool, arguments).await;
         assert_eq!(row.facts.home.is_some(), matters, "{:?}", row.arguments);
