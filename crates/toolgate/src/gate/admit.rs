@@ -283,15 +283,17 @@ fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
 /// What a call is recalled by: the client's key, and for a tool declared `once` also its arguments,
 /// so that no key talks it into a second act.
 pub(super) fn recall_keys(call: &Call, tool: &Registered, digest: Digest) -> Vec<RecallKey> {
-    let by_key = call.idempotency_key.as_ref().map(|key| format!("key:{key}"));
-    let once = tool.spec.once.then(|| format!("once:{digest}"));
-    let recall = |key| RecallKey {
-        principal: Arc::clone(&call.key.principal),
-        agent: Arc::clone(&call.key.agent),
-        tool: Arc::clone(&tool.spec.name),
-        key,
-    };
-    by_key.into_iter().chain(once).map(recall).collect()
+    let by_key = call.idempotency_key.as_ref().map(|key| recall_key(&call.key, tool, format!("key:{key}")));
+    by_key.into_iter().chain(once_key(&call.key, tool, digest)).collect()
+}
+
+/// What a call of a tool declared `once` is recalled by.
+pub(super) fn once_key(key: &SessionKey, tool: &Registered, digest: Digest) -> Option<RecallKey> {
+    tool.spec.once.then(|| recall_key(key, tool, format!("once:{digest}")))
+}
+
+fn recall_key(of: &SessionKey, tool: &Registered, key: String) -> RecallKey {
+    RecallKey { principal: Arc::clone(&of.principal), agent: Arc::clone(&of.agent), tool: Arc::clone(&tool.spec.name), key }
 }
 
 /// How long a claim may go without an end before nobody believes in it any more.

@@ -70,7 +70,8 @@ impl Toolgate {
             }
             // What a person approved is what runs: a hook may still say no to it, and not change it.
             let rewrite = before.input.filter(|input| !fixed && input != arguments.value());
-            trail.facts.hooks.push(HookFact { hook: hook.name().to_owned(), said: said.to_owned(), rewrote: rewrite.is_some() });
+            let fact = HookFact { hook: hook.name().to_owned(), said: said.to_owned(), rewrote: rewrite.is_some(), no_redirect: None };
+            trail.facts.hooks.push(fact);
             match before.decision {
                 HookDecision::Allow => {}
                 HookDecision::Deny(denial) => {
@@ -79,7 +80,15 @@ impl Toolgate {
                         denial.category.filter(|c| matches!(c, Category::Permission | Category::Business)).unwrap_or(Category::Permission);
                     let code = denial.code.map_or(std::borrow::Cow::Borrowed(code::HOOK_DENIED), |code| shown(&code).into());
                     let mut error = ToolError::new(category, code, denial.reason);
-                    error.redirect_tool = denial.redirect;
+                    // What a hook says of other tools nobody has checked: the refusal stands, and nobody is sent where they cannot go.
+                    if let Some(to) = denial.redirect {
+                        if self.leads_to(&to, agent, &call.key).await {
+                            error.redirect_tool = Some(to);
+                        } else if let Some(fact) = trail.facts.hooks.last_mut() {
+                            tracing::warn!(hook = hook.name(), tool = %shown(&to), "a hook redirects to a tool that this caller cannot use");
+                            fact.no_redirect = Some(shown(&to));
+                        }
+                    }
                     return Err(error.into());
                 }
                 HookDecision::Ask(reason) => asked.push(Asked { by: hook.name().to_owned(), reason, approvers: Vec::new() }),
@@ -177,18 +186,12 @@ impl Toolgate {
         trail: &mut Trail,
     ) -> Result<(), Stop> {
         self.load_facts(agent, call, tool, arguments, state, trail).await?;
-        match super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new()) {
-            // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not. It hides nobody
-            // who says that the caller may not at all.
-            Err(denied) => match denied.forbids {
-                Some((rule, error)) => {
-                    trail.rule = Some(rule);
-                    Err(error.into())
-                }
-                None => Ok(()),
-            },
-            Ok(_) => Ok(()),
-        }
+        // A rule of the business speaks of new acts: two refunds are one too many, the same one twice is not. It hides nobody
+        // who says that the caller may not at all.
+        let judged = super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new());
+        let Some((rule, error)) = judged.err().and_then(|denied| denied.forbids) else { return Ok(()) };
+        trail.rule = Some(rule);
+        Err(self.signposted(error, agent, &call.key).await.into())
     }
 
     /// Gate 10. The intent is durable, limits are reserved and the approval is used, or nothing is.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
+use super::admit::once_key;
 use super::authorize::{Denied, Permit, Said, verdict};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
@@ -14,6 +15,7 @@ use crate::error::{NextStep, ToolError};
 use crate::policy::{Ask, Facts, Mode, Needs, Policy, Remedy};
 use crate::registry::{Agent, Registered};
 use crate::session::{Change, Evidence, Origin, Revoked, State};
+use crate::store::Enter;
 
 /// How many calls are considered, and how many in a row.
 const MAX_CONSIDERED: u32 = 200;
@@ -77,10 +79,32 @@ impl Toolgate {
         stop
     }
 
+    /// Whether a caller can be sent to a tool: the agent has it, this caller sees it, and nobody has paused it.
+    pub(super) async fn leads_to(&self, tool: &str, agent: &Agent, key: &SessionKey) -> bool {
+        let Some(tool) = agent.tools.get(tool).filter(|tool| tool.is_visible_to(&key.principal)) else { return false };
+        let store = &self.0.store;
+        !store.may_be_paused() || matches!(store.paused(key, &tool.spec.name).await, Ok(None))
+    }
+
+    /// A refusal that sends nobody where they cannot go.
+    pub(super) async fn signposted(&self, mut error: ToolError, agent: &Agent, key: &SessionKey) -> ToolError {
+        if let Some(to) = error.redirect_tool.take()
+            && self.leads_to(&to, agent, key).await
+        {
+            error.redirect_tool = Some(to);
+        }
+        if let Some(next) = error.next.take()
+            && self.leads_to(&next.tool, agent, key).await
+        {
+            error.next = Some(next);
+        }
+        error
+    }
+
     #[expect(clippy::too_many_arguments, reason = "everything that is known of a refused call")]
     async fn advise(
         &self,
-        mut error: ToolError,
+        error: ToolError,
         arguments: &Judged,
         remedies: Option<Vec<Remedy>>,
         agent: &Agent,
@@ -92,9 +116,7 @@ impl Toolgate {
         if trail.facts.watch.0.is_some() {
             return error;
         }
-        // Whoever may not see a tool is not sent to it.
-        let visible = |to: &String| agent.tools.get(to.as_str()).is_some_and(|tool| tool.is_visible_to(&trail.key.principal));
-        error.redirect_tool = error.redirect_tool.filter(visible);
+        let mut error = self.signposted(error, agent, &trail.key).await;
         let none = Map::new();
         let asked = arguments.value().as_object().unwrap_or(&none);
         let search = Search {
@@ -115,6 +137,10 @@ impl Toolgate {
             Some(step) => Some(step),
             None => search.hand_over(error.redirect_tool.as_deref()).await,
         };
+        // There may be room again by now; nobody is sent back to the very call that was refused all the same.
+        let is_it = |name: &str, arguments: &Map<String, Value>| *name == *tool.spec.name && arguments == asked;
+        let step = step.filter(|step| !is_it(&step.tool.spec.name, &step.arguments));
+        error.next = error.next.filter(|next| !next.arguments.as_object().is_some_and(|arguments| is_it(&next.tool, arguments)));
         if step.is_none() && nothing_helps && error.redirect_tool.is_none() {
             error.message = format!(
                 "{}{} Repeating this call does not help.",
@@ -206,6 +232,10 @@ impl Search<'_> {
             return None;
         }
         let arguments = Judged::new(&tool.spec.name, Value::Object(step.arguments.clone()));
+        // What was done once and for all is only told again, and proves nothing anew.
+        if tool.spec.once && !step.sketch && self.is_done(tool, &arguments).await {
+            return None;
+        }
         let mut facts = Facts { now: self.now, ..Facts::default() };
         let enforced =
             || tool.governed_by.iter().filter(|attached| attached.policy.mode() == Mode::Enforce).map(|attached| &*attached.policy);
@@ -240,6 +270,14 @@ impl Search<'_> {
             return Some(Ruling::Denied(Vec::new()));
         }
         Some(if by.is_empty() { Ruling::Admitted } else { Ruling::Denied(helped(&ask, by.into_iter()).unwrap_or_default()) })
+    }
+
+    /// Whether a call of a tool declared `once` was made before, whatever became of it. Where that cannot be found out, it counts as made.
+    async fn is_done(&self, tool: &Registered, arguments: &Judged) -> bool {
+        let digest = self.gate.0.redactor.keyed(arguments.digest());
+        let recall: Vec<_> = once_key(self.key, tool, digest).into_iter().collect();
+        let look = Enter { key: self.key, digest, recall: &recall, counts: false, polling: None, hold: None, now: self.now };
+        self.gate.0.store.look(look).await.map_or(true, |entered| entered.recalled.is_some())
     }
 
     /// A remedy as a call, its arguments filled as far as they are known.

@@ -215,7 +215,11 @@ impl Toolgate {
     pub(super) async fn replay(&self, mut outcome: Outcome, trail: Box<Trail>) -> Answer {
         match &mut outcome {
             Outcome::Success(output) => output.replayed = true,
-            Outcome::Error(error) => error.replayed = true,
+            Outcome::Error(error) => {
+                error.replayed = true;
+                // Whoever made it is not sent back to it: it would only be told again.
+                error.next = error.next.take().filter(|next| *next.tool != *trail.tool || next.arguments != *trail.arguments);
+            }
             Outcome::Signal(_) => {}
         }
         let effects = outcome.error().map_or(Effects::None, |error| error.effects);

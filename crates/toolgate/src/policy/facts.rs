@@ -257,6 +257,9 @@ pub struct HookFact {
     pub said: String,
     /// Whether it rewrote the arguments.
     pub rewrote: bool,
+    /// The tool that its refusal sent the model to, where this caller cannot use it: that was left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_redirect: Option<String>,
 }
 
 /// What a rule that only observes would have said.

@@ -85,6 +85,81 @@ async fn what_was_answered_otherwise_is_not_asked_again() {
 }
 
 #[tokio::test]
+async fn nobody_is_sent_back_to_what_was_done_once_and_for_all() {
+    for redirect in [true, false] {
+        let rule = Require::new("verified", ["act"], ["verify"]).same("entity", "/entity");
+        let rule = if redirect { rule.redirect("person") } else { rule };
+        let agent = Agent::builder("a").tool(tool("act")).tool(tool("verify").open().once()).tool(tool("person").open()).policy(rule);
+        let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+        let (first, second) = (gate.session("a", "alice", "one"), gate.session("a", "alice", "two"));
+        assert_eq!(next(&first, "act", json!({"entity": 1})).await.1, step("verify", json!({"entity": 1})));
+        assert_eq!(next(&first, "verify", json!({"entity": 1})).await.0, "ok");
+        assert_eq!(next(&first, "act", json!({"entity": 1, "n": 1})).await.0, "ok");
+        // Another session is only told what came of it then, and that proves nothing here: the advice would go in circles.
+        assert!(second.call("verify", json!({"entity": 1})).await.outcome.success().unwrap().replayed);
+        let (code, advice) = next(&second, "act", json!({"entity": 1})).await;
+        assert_eq!((code.as_str(), advice), ("prerequisite_missing", step("person", json!({"entity": 1})).filter(|_| redirect)));
+        // Of somebody else it was never asked.
+        assert_eq!(next(&second, "act", json!({"entity": 2})).await.1, step("verify", json!({"entity": 2})));
+    }
+}
+
+#[tokio::test]
+async fn what_is_told_again_does_not_say_that_it_should_be_asked_again() {
+    use toolgate::{Category, Failure, NextStep, ToolError};
+    let pay = Tool::dynamic("pay", "Pays.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |_, args: Value| async move {
+        let mut error = ToolError::new(Category::Business, "later", "not yet");
+        error.next = Some(NextStep { tool: "pay".to_owned(), arguments: if args["n"] == 1 { args } else { json!({"n": 1}) } });
+        Err::<Value, _>(Failure::from(error).effects(toolgate::Effects::Done))
+    });
+    let session = start(Agent::builder("a").tool(pay.open().once()));
+    for (n, kept) in [(1, false), (2, true)] {
+        assert!(next(&session, "pay", json!({"n": n})).await.1.is_some(), "a tool may say what it likes");
+        let again = session.call("pay", json!({"n": n})).await;
+        let error = again.outcome.error().unwrap();
+        assert_eq!((error.replayed, error.next.is_some()), (true, kept), "{n}");
+    }
+}
+
+/// Denies everything and sends the model somewhere.
+struct Sends(&'static str, Value);
+
+impl Policy for Sends {
+    fn name(&self) -> &str {
+        "sends"
+    }
+    fn governs(&self, tool: &toolgate::Spec) -> bool {
+        tool.name() == "act"
+    }
+    fn check(&self, _: &toolgate::policy::Ask<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::Fault> {
+        let mut error = toolgate::ToolError::new(toolgate::Category::Business, "no", "no");
+        error.redirect_tool = Some(self.0.to_owned());
+        error.next = Some(toolgate::NextStep { tool: self.0.to_owned(), arguments: self.1.clone() });
+        Ok(toolgate::policy::Verdict::deny(error))
+    }
+}
+
+#[tokio::test]
+async fn a_rule_in_rust_sends_nobody_where_they_cannot_go() {
+    for (to, arguments, redirect, advised) in [
+        ("person", json!({"n": 5}), true, true),
+        ("hidden", json!({"n": 5}), false, false),
+        ("nowhere", json!({"n": 5}), false, false),
+        // The very call that was refused is no next step.
+        ("act", json!({"entity": 1}), true, false),
+    ] {
+        let agent = Agent::builder("a")
+            .tool(tool("act"))
+            .tool(tool("person").open())
+            .tool(tool("hidden").open().visible_to(["bob"]))
+            .policy(Sends(to, arguments));
+        let answer = start(agent).call("act", json!({"entity": 1})).await;
+        let error = answer.outcome.error().unwrap();
+        assert_eq!((&*error.code, error.redirect_tool.is_some(), error.next.is_some()), ("no", redirect, advised), "{to}: {error:?}");
+    }
+}
+
+#[tokio::test]
 async fn where_nothing_helps_that_is_said() {
     let cap = || Deny::new("cap", ["act"]).when("/amount", Condition::Above(5.into())).reason("At most five.");
     let session = start(Agent::builder("a").tool(tool("act")).policy(cap()));

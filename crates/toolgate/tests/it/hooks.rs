@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use toolgate::hook::{Before, CommandHook, Hook, HookCall, HookFault};
+use toolgate::hook::{Before, CommandHook, Denial, Hook, HookCall, HookDecision, HookFault};
 use toolgate::policy::Verdict;
-use toolgate::{Category, ToolError};
+use toolgate::store::Target;
+use toolgate::{Category, Effect, Tool, ToolError};
 
 use crate::support::{World, rule};
 
@@ -122,6 +123,44 @@ async fn answers_of_programs() {
         assert!(told.starts_with(expected), "{body}: {told}");
         // What the matcher does not name is none of its business.
         assert!(world.session.call("look", json!({})).await.outcome.success().is_some());
+    }
+}
+
+/// Refuses, and sends the model to this tool.
+struct Redirects(&'static str);
+
+#[async_trait]
+impl Hook for Redirects {
+    fn name(&self) -> &str {
+        "redirects"
+    }
+    fn matches(&self, tool: &str) -> bool {
+        tool == "act"
+    }
+    async fn before(&self, _: HookCall<'_>) -> Result<Before, HookFault> {
+        let denial = Denial { redirect: Some(self.0.to_owned()), ..Denial::because("not here") };
+        Ok(Before { decision: HookDecision::Deny(denial), input: None })
+    }
+}
+
+#[tokio::test]
+async fn a_hook_sends_nobody_where_they_cannot_go() {
+    for (to, paused, leads) in [("look", false, true), ("look", true, false), ("back_office", false, false), ("nowhere", false, false)] {
+        let hidden = Tool::dynamic("back_office", "Not for everybody.", json!({"type": "object"}), |_, args| async move { Ok(args) });
+        let world = World::new(|agent| agent.tool(hidden.effect(Effect::Read).visible_to(["bob"])).hook(Redirects(to)));
+        if paused {
+            world.gate.pause(Target::Tool(to.into()), "incident").await.unwrap();
+        }
+        let answer = world.session.call("act", json!({"how": "ok"})).await;
+        let error = answer.outcome.error().unwrap();
+        assert_eq!(
+            (&*error.code, error.message.as_str(), error.redirect_tool.as_deref()),
+            ("hook_denied", "not here", leads.then_some(to)),
+            "the refusal stands, with or without"
+        );
+        // Whoever wrote the hook finds out.
+        let row = world.session.rows().await.unwrap()[0].clone();
+        assert_eq!(row.facts.hooks[0].no_redirect.as_deref(), (!leads).then_some(to), "{to}");
     }
 }
 
