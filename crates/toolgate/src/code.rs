@@ -28,7 +28,7 @@ codes! {
     PAUSED "paused" Permission false "An operator has paused the agent, tool, principal or session.";
     PAYLOAD_TOO_LARGE "payload_too_large" Validation false "The arguments are too large or too deeply nested.";
     UNKNOWN_TOOL "unknown_tool" Validation false "The agent has no such tool.";
-    INVALID_ARGUMENTS "invalid_arguments" Validation false "The arguments do not fit the tool's schema.";
+    INVALID_ARGUMENTS "invalid_arguments" Validation false "The arguments do not fit the tool's schema, or a limit cannot count them.";
     NO_HANDLER "no_handler" Business false "The client runs this tool itself; it can only be admitted and reported.";
     IN_PROGRESS "in_progress" Transient true "The same call is running now.";
     PENDING_RECONCILIATION "pending_reconciliation" Transient false "An earlier run of this call may or may not have happened; a person or a read tool must settle it.";

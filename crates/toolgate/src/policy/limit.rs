@@ -9,10 +9,48 @@ use std::sync::Arc;
 use super::problem::{not_one, secret_key, unknown_tool};
 use super::refusal::refusal_setters;
 use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
+use crate::error::{FieldError, ToolError};
 use crate::json::{Pointer, decimal_of, with_canonical};
 use crate::limits::{Charge, Unit};
+use crate::schema::{At, at, resolve};
 use crate::session::Origin;
 use crate::tool::Spec;
+
+/// What can be added up.
+const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
+
+/// An argument that a limit cannot use.
+struct Unusable<'a> {
+    path: &'a Pointer,
+    /// What stands there, if anything.
+    found: Option<&'a Value>,
+    /// What should.
+    expected: &'static str,
+    /// For the operator, where nobody else can mend it.
+    why: String,
+}
+
+impl<'a> Unusable<'a> {
+    fn missing(path: &'a Pointer, expected: &'static str) -> Self {
+        Self { path, found: None, expected, why: format!("there is no `{path}`, and the limit hangs on it") }
+    }
+
+    /// Whether another call could be right: the schema of the tool lets the argument be there, and be a number where one is wanted.
+    fn can_be_mended(&self, tool: &Spec) -> bool {
+        let schema = match at(tool, self.path) {
+            At::Missing(..) => return false,
+            At::Open => return true,
+            At::Known(schema) => schema,
+        };
+        let is_number = |kind: &Value| matches!(kind.as_str(), Some("number" | "integer"));
+        match tool.input_schema().and_then(|root| resolve(schema, root)).and_then(|map| map.get("type")) {
+            _ if self.expected != AMOUNT => true,
+            None => true,
+            Some(Value::Array(kinds)) => kinds.iter().any(is_number),
+            Some(kind) => is_number(kind),
+        }
+    }
+}
 
 /// Whose limit it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +117,7 @@ impl Limit {
         }
     }
 
-    /// At most this sum of an argument. Negative amounts are refused.
+    /// At most this sum of an argument. What cannot be added up, such as a negative amount, is refused as an invalid argument.
     pub fn sum<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, argument: impl Into<Pointer>, most: Decimal) -> Self {
         let refusal = Refusal::of(name, format!("the limit `{name}` of {most} in all would be passed"));
         Self { amount: Some(argument.into()), most, refusal, ..Self::calls(name, tools, 0) }
@@ -99,7 +137,7 @@ impl Limit {
         self
     }
 
-    /// Keeps a sum for each value of this argument.
+    /// Keeps a sum for each value of this argument. Small letters and capitals are the same, and so are spaces around them.
     #[must_use]
     pub fn currency(mut self, argument: impl Into<Pointer>) -> Self {
         self.currency = Some(argument.into());
@@ -132,18 +170,45 @@ impl Limit {
     }
 
     /// The sum of every value at a path.
-    fn total(ask: &Ask<'_>, path: &Pointer) -> Result<Decimal, Fault> {
+    fn total<'a>(ask: &Ask<'a>, path: &'a Pointer) -> Result<Decimal, Unusable<'a>> {
         let values = ask.arguments_at(path);
         if values.is_empty() {
-            return Err(Fault::new(format!("there is no `{path}`, and the limit hangs on it")));
+            return Err(Unusable::missing(path, AMOUNT));
         }
-        values.into_iter().try_fold(Decimal::ZERO, |sum, value| {
-            let amount = value.and_then(decimal_of).ok_or_else(|| Fault::new(format!("`{path}` is no exact number")))?;
+        values.into_iter().try_fold(Decimal::ZERO, |sum, found| {
+            let wrong = |why: String| Unusable { path, found, expected: AMOUNT, why };
+            let amount = found.and_then(decimal_of).ok_or_else(|| wrong(format!("`{path}` is no exact number")))?;
             if amount < Decimal::ZERO {
-                return Err(Fault::new("a negative amount has no place in a sum"));
+                return Err(wrong("a negative amount has no place in a sum".to_owned()));
             }
-            sum.checked_add(amount).ok_or_else(|| Fault::new(format!("`{path}` is too large to add up")))
+            sum.checked_add(amount).ok_or_else(|| wrong(format!("`{path}` is too large to add up")))
         })
+    }
+
+    /// An argument that says whose the limit is, and is not there.
+    fn unsaid<'a>(&'a self, ask: &Ask<'a>) -> Option<Unusable<'a>> {
+        let whose = match &self.per {
+            Per::Session | Per::Principal => None,
+            Per::Entity(path) => Some(path),
+            Per::Proved(proved) => Some(&proved.same.1),
+        };
+        let missing = whose.into_iter().chain(&self.currency).find(|path| ask.argument(path).is_none())?;
+        Some(Unusable::missing(missing, "given"))
+    }
+
+    /// An argument that cannot be used is the model's to mend, as one that does not fit the schema. What the tool's own declaration does not let
+    /// be otherwise, the model cannot mend, and what is not known yet may still come: that is a fault.
+    fn cannot_use(&self, ask: &Ask<'_>, wrong: &Unusable<'_>) -> Result<Verdict, Fault> {
+        if ask.sketch || !wrong.can_be_mended(ask.tool) {
+            return Err(Fault::new(wrong.why.clone()));
+        }
+        let path = wrong.path;
+        let got = wrong.found.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
+        let expected = wrong.expected.to_owned();
+        let message = format!("{}: `{path}` must be {expected}, for the limit `{}` hangs on it; got {got}", ask.tool.name(), self.name);
+        let mut error = ToolError::of(crate::code::INVALID_ARGUMENTS, message);
+        error.errors.push(FieldError { path: path.to_string(), expected, got, did_you_mean: None });
+        Ok(Verdict::deny(error))
     }
 
     /// The entity as evidence names it, where there is any.
@@ -178,7 +243,11 @@ impl Limit {
             Per::Proved(proved) => with_canonical(Self::proved_entity(ask, proved)?, |value| format!("entity\u{1f}{value}")),
         };
         let currency = match &self.currency {
-            Some(path) => with_canonical(Self::argument(ask, path)?, str::to_owned),
+            // However a code is written, it is one purse.
+            Some(path) => match Self::argument(ask, path)? {
+                Value::String(code) => with_canonical(&Value::String(code.trim().to_ascii_uppercase()), str::to_owned),
+                other => with_canonical(other, str::to_owned),
+            },
             None => String::new(),
         };
         Ok(format!("limit\u{1f}{}\u{1f}{}\u{1f}{whose}\u{1f}{currency}", ask.key.agent, self.name))
@@ -270,10 +339,13 @@ impl Policy for Limit {
         if self.is_assumed(ask) {
             return Ok(Verdict::allow());
         }
-        let amount = match &self.amount {
-            None => Decimal::ONE,
-            Some(path) => Self::total(ask, path)?,
+        let amount = match self.amount.as_ref().map_or(Ok(Decimal::ONE), |path| Self::total(ask, path)) {
+            Ok(amount) => amount,
+            Err(wrong) => return self.cannot_use(ask, &wrong),
         };
+        if let Some(wrong) = self.unsaid(ask) {
+            return self.cannot_use(ask, &wrong);
+        }
         ask.note(|| {
             let secret = self.amount.as_ref().is_some_and(|path| ask.is_secret(path));
             let found = if secret { "(hidden)".to_owned() } else { format!("{amount} more") };

@@ -217,11 +217,11 @@ async fn limits_hold_over_sessions_and_are_settled_by_effect() {
     assert_eq!(code(&s, "act", act(499.0, 1)).await, "ok");
     assert_eq!(code(&s, "act", act(499.0, 2)).await, "daily", "two of 499 do not slip under 500");
     assert_eq!(code(&s, "act", act(1.0, 1)).await, "once");
-    assert_eq!(code(&s, "act", act(-100.0, 3)).await, "policy_fault", "a sum does not go down");
+    assert_eq!(code(&s, "act", act(-100.0, 3)).await, "invalid_arguments", "a sum does not go down");
     assert_eq!(code(&s, "act", act(1.01, 4)).await, "daily");
     assert_eq!(code(&s, "act", act(1.0, 5)).await, "ok");
     assert_eq!(code(&s, "act", json!({"entity": 2, "amount": 500, "n": 6})).await, "ok");
-    assert_eq!(code(&s, "act", json!({"amount": 1, "n": 7})).await, "policy_fault", "whose it is must be said");
+    assert_eq!(code(&s, "act", json!({"amount": 1, "n": 7})).await, "invalid_arguments", "whose it is must be said");
     clock.advance(SignedDuration::from_hours(24));
     assert_eq!(code(&s, "act", act(500.0, 8)).await, "ok", "the window slides");
 }
@@ -445,8 +445,8 @@ async fn a_star_means_every_item() {
     let limit = Limit::sum("sum", ["pay"], "/lines/*/amount", 500.into());
     let s = crate::support::gate().agent(Agent::builder("a").tool(pay()).policy(limit).build().unwrap()).built().session("a", "p", "s");
     assert_eq!(code(&s, "pay", lines(&[300, 201])).await, "sum");
-    assert_eq!(code(&s, "pay", lines(&[700, -300])).await, "policy_fault");
-    assert_eq!(code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "policy_fault");
+    assert_eq!(code(&s, "pay", lines(&[700, -300])).await, "invalid_arguments");
+    assert_eq!(code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "invalid_arguments");
     assert_eq!(code(&s, "pay", lines(&[300, 200])).await, "ok");
     let wrong = Agent::builder("a")
         .tool(pay())
@@ -516,6 +516,62 @@ async fn evidence_that_does_not_say_whose_it_is_leaves_it_to_nobody() {
     assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me"})).await, "ok");
     assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
     assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me", "n": 2})).await, "policy_fault");
+}
+
+#[tokio::test]
+async fn what_a_limit_cannot_count_is_the_models_to_mend() {
+    const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
+    let pay = |amount: Value| {
+        let schema = json!({"type": "object", "properties": {"amount": amount, "currency": {"type": "string"}, "to": {"type": "string"}}});
+        Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) })
+    };
+    let limited = |amount: Value| {
+        let limit = Limit::sum("daily", ["pay"], "/amount", 500.into()).currency("/currency").per(Per::Entity("/to".into()));
+        session(Agent::builder("a").tool(pay(amount)).policy(limit).build().unwrap()).0
+    };
+    let said = async |session: &toolgate::Session, args: Value| {
+        let answer = session.call("pay", args).await;
+        let error = answer.outcome.error().cloned().unwrap();
+        let fields: Vec<_> = error.errors.iter().map(|e| format!("{} {} got {}", e.path, e.expected, e.got)).collect();
+        (error.code.to_string(), error.category, fields.join("; "))
+    };
+    let invalid = |field: String| ("invalid_arguments".to_owned(), Category::Validation, field);
+    // Nothing is said of its kind, or a number is one of them: the model can send one.
+    for schema in [json!({}), json!({"type": ["number", "string", "null"]})] {
+        let s = limited(schema);
+        for (args, got) in [
+            (json!({"currency": "EUR", "to": "a"}), "nothing"),
+            (json!({"amount": -1, "currency": "EUR", "to": "a"}), "-1"),
+            (json!({"amount": "5", "currency": "EUR", "to": "a"}), "\"5\""),
+            (json!({"amount": null, "currency": "EUR", "to": "a"}), "null"),
+        ] {
+            assert_eq!(said(&s, args).await, invalid(format!("/amount {AMOUNT} got {got}")));
+        }
+        let long = json!({"amount": serde_json::from_str::<Value>("1e40").unwrap(), "currency": "EUR", "to": "a"});
+        assert_eq!(said(&s, long).await.0, "invalid_arguments", "more digits than can be added up");
+        assert_eq!(said(&s, json!({"amount": 1, "to": "a"})).await, invalid("/currency given got nothing".to_owned()));
+        assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR"})).await, invalid("/to given got nothing".to_owned()));
+        assert_eq!(code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await, "ok");
+    }
+    // Where the tool takes nothing but text, no model can help it.
+    let s = limited(json!({"type": "string"}));
+    assert_eq!(said(&s, json!({"amount": "5", "currency": "EUR", "to": "a"})).await.0, "policy_fault");
+    // What is secret is not shown.
+    let s = limited(json!({"writeOnly": true}));
+    assert_eq!(said(&s, json!({"amount": "hunter2", "currency": "EUR", "to": "a"})).await, invalid(format!("/amount {AMOUNT} got (hidden)")));
+}
+
+#[tokio::test]
+async fn a_currency_is_one_purse_however_it_is_written() {
+    let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {"type": "string"}}});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
+    let limit = Limit::sum("sum", ["pay"], "/amount", 100.into()).currency("/currency");
+    let (s, _) = session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
+    for (amount, currency, expected) in
+        [(60, "EUR", "ok"), (60, "eur", "sum"), (60, " Eur ", "sum"), (60, "USD", "ok"), (40, "eur", "ok"), (1, "EUR", "sum")]
+    {
+        assert_eq!(code(&s, "pay", json!({"amount": amount, "currency": currency})).await, expected, "{amount} {currency}");
+    }
 }
 
 #[tokio::test]
