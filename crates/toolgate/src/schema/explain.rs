@@ -1,12 +1,13 @@
 //! Validation errors in the words a model works with: its own argument names, and what was meant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jsonschema::ValidationError;
 use jsonschema::error::{TypeKind, ValidationErrorKind as K};
 use serde_json::Value;
 
 use super::Invalid;
+use super::choice::{Meant, meant};
 use crate::error::FieldError;
 use crate::json::{Pointer, kind_of};
 use crate::names::shown;
@@ -113,20 +114,39 @@ fn shown_value(value: &Value, path: &str, secrets: &[Pointer]) -> String {
 }
 
 pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item = ValidationError<'a>>, secrets: &[Pointer]) -> Invalid {
-    let mut missing: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let mut fields = Vec::new();
+    let mut found = Found::default();
     for error in errors {
-        gather(&error, &mut missing, &mut unknown, &mut fields, secrets);
+        found.gather(&error, secrets);
     }
+    found.sort_names(schema);
+    let Found { mut missing, mut either, mut unknown, mut unfit, fields } = found;
     let mut all = Vec::new();
     let mut sentences = Vec::new();
-    let places: Vec<String> =
-        missing.keys().chain(unknown.keys()).cloned().collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+    let places: BTreeSet<String> = missing.keys().chain(unknown.keys()).chain(either.keys()).chain(unfit.keys()).cloned().collect();
     for place in places {
         let absent = missing.remove(&place).unwrap_or_default();
         let extra = unknown.remove(&place).unwrap_or_default();
         explain_names(tool, schema, &place, &absent, &extra, &mut all, &mut sentences);
+        let whose = whose(tool, &place);
+        for groups in either.remove(&place).unwrap_or_default() {
+            let wanted = one_of(&groups);
+            sentences.push(format!("{whose} requires {wanted}"));
+            all.push(FieldError {
+                path: place.clone(),
+                expected: format!("required: {wanted}"),
+                got: "nothing".to_owned(),
+                did_you_mean: None,
+            });
+        }
+        for name in unfit.remove(&place).unwrap_or_default() {
+            sentences.push(format!("{whose} does not take `{}` together with the rest of what is given", shown(&name)));
+            all.push(FieldError {
+                path: member(&place, &name),
+                expected: "absent, together with the rest".to_owned(),
+                got: shown(&name),
+                did_you_mean: None,
+            });
+        }
     }
     for field in fields.into_iter().take(MOST) {
         sentences.push(format!("{} must be {}; got {}", subject(&field.path), field.expected, field.got));
@@ -148,40 +168,103 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
     Invalid { errors: all, message }
 }
 
-/// One error of the validator, sorted into what is missing, what is unknown and what is wrong.
-fn gather(
-    error: &ValidationError<'_>,
-    missing: &mut BTreeMap<String, Vec<String>>,
-    unknown: &mut BTreeMap<String, Vec<String>>,
-    fields: &mut Vec<FieldError>,
-    secrets: &[Pointer],
-) {
-    let path = error.instance_path().to_string();
-    match error.kind() {
-        K::Required { property } => missing.entry(path).or_default().push(property.as_str().unwrap_or_default().to_owned()),
-        K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
-            unknown.entry(path).or_default().extend(unexpected.iter().take(MOST).cloned());
-        }
-        // The branch with the fewest complaints is the one that was meant.
-        K::AnyOf { context } | K::OneOfNotValid { context } => {
-            let nearest = context.iter().filter(|branch| !branch.is_empty()).min_by_key(|branch| (is_type_mismatch(branch), branch.len()));
-            match nearest {
-                Some(branch) if !is_type_mismatch(branch) => {
-                    branch.iter().take(MOST).for_each(|error| gather(error, missing, unknown, fields, secrets))
-                }
-                _ => {
-                    let kinds: std::collections::BTreeSet<String> = context.iter().flatten().take(MOST).map(expected).collect();
-                    let kinds: Vec<String> = kinds.into_iter().collect();
-                    fields.push(field(path, kinds.join(" or "), error, secrets));
+/// What the validator has found, sorted; names by the place of the object that has or lacks them.
+#[derive(Default)]
+struct Found {
+    missing: BTreeMap<String, Vec<String>>,
+    /// Choices between groups of names, any of which would do.
+    either: BTreeMap<String, Vec<Vec<Vec<String>>>>,
+    unknown: BTreeMap<String, Vec<String>>,
+    /// Names that the schema knows there, and not together with the rest.
+    unfit: BTreeMap<String, Vec<String>>,
+    fields: Vec<FieldError>,
+}
+
+impl Found {
+    /// One error of the validator, sorted into what is missing, what is unknown and what is wrong.
+    fn gather(&mut self, error: &ValidationError<'_>, secrets: &[Pointer]) {
+        let path = error.instance_path().to_string();
+        match error.kind() {
+            K::Required { property } => {
+                let names = self.missing.entry(path).or_default();
+                let name = property.as_str().unwrap_or_default();
+                if !names.iter().any(|known| known == name) {
+                    names.push(name.to_owned());
                 }
             }
+            K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
+                self.unknown.entry(path).or_default().extend(unexpected.iter().take(MOST).cloned());
+            }
+            K::AnyOf { context } | K::OneOfNotValid { context } => match meant(&path, context) {
+                Meant::Form(errors) => errors.iter().take(MOST).for_each(|error| self.gather(error, secrets)),
+                Meant::Tag(tag, options) => self.wrong(field(tag.instance_path().to_string(), one_of_values(&options), tag, secrets)),
+                Meant::Either(groups) => self.either.entry(path).or_default().push(groups),
+                Meant::Kinds(kinds) if kinds.is_empty() => {
+                    self.wrong(field(path, "of one of the allowed forms".to_owned(), error, secrets));
+                }
+                Meant::Kinds(kinds) => self.wrong(field(path, kinds.join(" or "), error, secrets)),
+            },
+            _ => self.wrong(field(path, expected(error), error, secrets)),
         }
-        _ => fields.push(field(path, expected(error), error, secrets)),
+    }
+
+    /// Something is wrong with a value. Two parts of a schema may say the same of it.
+    fn wrong(&mut self, field: FieldError) {
+        if !self.fields.contains(&field) {
+            self.fields.push(field);
+        }
+    }
+
+    /// Where a part of a composed schema does not fit, the validator calls all that this part names unknown. What the schema knows at a place is
+    /// told as unknown by nobody: what is really wrong there, or inside of it, is told; and where nothing is, it does not go with the rest.
+    fn sort_names(&mut self, schema: &Value) {
+        // From the inside out: a place comes before those inside of it.
+        let places: Vec<String> = self.unknown.keys().rev().cloned().collect();
+        for place in places {
+            let is_known = knows(schema, &place);
+            let names = self.unknown.remove(&place).unwrap_or_default();
+            let (known, unknown): (Vec<String>, Vec<String>) = names.into_iter().partition(|name| is_known(name));
+            if !known.is_empty() && !self.is_wrong_at(&place) {
+                self.unfit.insert(place.clone(), known);
+            }
+            if !unknown.is_empty() {
+                self.unknown.insert(place, unknown);
+            }
+        }
+    }
+
+    /// Whether something else is wrong at a place, or inside of what stands there.
+    fn is_wrong_at(&self, place: &str) -> bool {
+        let inside = |path: &str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
+        let at = |path: &str| path == place || inside(path);
+        self.fields.iter().any(|field| at(&field.path))
+            || self.missing.keys().chain(self.either.keys()).any(|path| at(path))
+            || self.unknown.keys().chain(self.unfit.keys()).any(|path| inside(path))
     }
 }
 
-fn is_type_mismatch(branch: &[ValidationError<'_>]) -> bool {
-    branch.iter().any(|error| matches!(error.kind(), K::Type { .. } | K::Constant { .. }))
+/// Names of which any group would do, as a sentence says it.
+fn one_of(groups: &[Vec<String>]) -> String {
+    let listed: Vec<String> =
+        groups.iter().map(|names| names.iter().map(|name| format!("`{}`", shown(name))).collect::<Vec<_>>().join(" and ")).collect();
+    listed.join(if groups.iter().all(|names| names.len() == 1) { " or " } else { ", or " })
+}
+
+fn one_of_values(options: &[String]) -> String {
+    match options {
+        [only] => only.clone(),
+        options => format!("one of {}", options.join(", ")),
+    }
+}
+
+/// The object at a place, as a sentence calls it.
+fn whose(tool: &str, place: &str) -> String {
+    if place.is_empty() { format!("`{tool}`") } else { format!("`{}`", argument_name(place)) }
+}
+
+/// The path of a member of the object at a place.
+fn member(place: &str, name: &str) -> String {
+    format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
 fn field(path: String, expected: String, error: &ValidationError<'_>, secrets: &[Pointer]) -> FieldError {
@@ -203,12 +286,18 @@ fn explain_names(
     all: &mut Vec<FieldError>,
     sentences: &mut Vec<String>,
 ) {
-    let properties = properties_at(schema, place);
-    let known: Vec<&str> = properties.iter().map(|(name, _)| name.as_str()).collect();
+    let parts = schemas_at(schema, place);
+    let known: BTreeSet<&str> =
+        parts.iter().filter_map(|part| part.get("properties")?.as_object()).flat_map(|map| map.keys().map(String::as_str)).collect();
+    // Where the parts of a schema do not agree on its kind, nothing is said of it.
     let kind = |name: &str| {
-        properties.iter().find(|(n, _)| n == name).and_then(|(_, s)| type_of(s)).map(|t| format!(" ({t})")).unwrap_or_default()
+        let kinds: BTreeSet<String> = parts.iter().filter_map(|part| type_of(part.get("properties")?.get(name)?)).collect();
+        match kinds.len() {
+            1 => kinds.first().map(|kind| format!(" ({kind})")).unwrap_or_default(),
+            _ => String::new(),
+        }
     };
-    let whose = if place.is_empty() { format!("`{tool}`") } else { format!("`{}`", argument_name(place)) };
+    let whose = whose(tool, place);
     let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
     for name in extra {
         // A missing name first: that is what a misspelt one stands for.
@@ -217,7 +306,7 @@ fn explain_names(
             meant.insert(name, guess);
         }
         all.push(FieldError {
-            path: format!("{place}/{}", name.replace('~', "~0").replace('/', "~1")),
+            path: member(place, name),
             expected: "no such argument".to_owned(),
             got: shown(name),
             did_you_mean: guess.map(str::to_owned),
@@ -252,7 +341,7 @@ fn explain_names(
 }
 
 /// What would have been right.
-fn expected(error: &ValidationError<'_>) -> String {
+pub(super) fn expected(error: &ValidationError<'_>) -> String {
     match error.kind() {
         K::Type { kind: TypeKind::Single(kind) } => with_article(&kind.to_string()),
         K::Type { kind: TypeKind::Multiple(kinds) } => {
@@ -326,26 +415,15 @@ fn type_of(schema: &Value) -> Option<String> {
     }
 }
 
-/// Whether anything that a schema says of a place names a member, or has a pattern that may mean it.
-pub(super) fn knows(schema: &Value, place: &str, name: &str) -> bool {
-    if properties_at(schema, place).iter().any(|(known, _)| known == name) {
-        return true;
+/// Whether anything that a schema says of a place names a member, or has a pattern that may mean it; through references and compositions.
+pub(super) fn knows<'s>(schema: &'s Value, place: &str) -> impl Fn(&str) -> bool + use<'s> {
+    let parts = schemas_at(schema, place);
+    move |name: &str| {
+        let fits = |pattern: &String| regex::Regex::new(pattern).map_or(true, |pattern| pattern.is_match(name));
+        let names = |part: &&Value| part.get("properties").is_some_and(|properties| properties.get(name).is_some());
+        let patterns = |part: &&Value| part.get("patternProperties").and_then(Value::as_object).is_some_and(|map| map.keys().any(fits));
+        parts.iter().any(names) || parts.iter().any(patterns)
     }
-    let fits = |pattern: &String| regex::Regex::new(pattern).map_or(true, |pattern| pattern.is_match(name));
-    let patterns = |schema: &&Value| schema.get("patternProperties").and_then(Value::as_object).is_some_and(|map| map.keys().any(fits));
-    schemas_at(schema, place).iter().any(patterns)
-}
-
-/// The properties that a schema knows at a place of the document, through references and compositions.
-fn properties_at(schema: &Value, place: &str) -> Vec<(String, Value)> {
-    let mut found: Vec<(String, Value)> = schemas_at(schema, place)
-        .into_iter()
-        .filter_map(|s| s.get("properties")?.as_object())
-        .flat_map(|map| map.iter().map(|(name, s)| (name.clone(), s.clone())))
-        .collect();
-    found.sort_by(|a, b| a.0.cmp(&b.0));
-    found.dedup_by(|a, b| a.0 == b.0);
-    found
 }
 
 /// All that a schema says of a place.
@@ -359,6 +437,7 @@ fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
             .filter_map(|s| {
                 s.get("properties")
                     .and_then(|p| p.get(part))
+                    .or_else(|| by_pattern(s, part))
                     .or_else(|| s.get("prefixItems")?.get(number?))
                     .or_else(|| number.and_then(|_| s.get("items")))
                     .or_else(|| s.get("additionalProperties"))
@@ -368,6 +447,12 @@ fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
     at.dedup_by(|a, b| std::ptr::eq(*a, *b));
     at.truncate(64);
     at.into_iter().flat_map(|s| parts_of(s, schema, 0)).collect()
+}
+
+/// What a schema says of members whose names fit a pattern.
+fn by_pattern<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
+    let fits = |pattern: &str| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(name));
+    schema.get("patternProperties")?.as_object()?.iter().find(|(pattern, _)| fits(pattern)).map(|(_, schema)| schema)
 }
 
 /// A schema and those it is composed of.

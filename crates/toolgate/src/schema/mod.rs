@@ -1,5 +1,6 @@
 //! Schemas: compiled once, closed where they are silent, and explained in the model's vocabulary.
 
+mod choice;
 mod close;
 mod explain;
 mod path;
@@ -123,7 +124,8 @@ impl Schema {
             let mut dropped = false;
             for (path, names) in unknown {
                 // Where a branch does not fit, all that it knows is unknown: what the schema names anywhere there stays, and is told.
-                let names: HashSet<String> = names.into_iter().filter(|name| !explain::knows(&self.source, &path, name)).collect();
+                let knows = explain::knows(&self.source, &path);
+                let names: HashSet<String> = names.into_iter().filter(|name| !knows(name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
                     let before = map.len();
                     map.retain(|key, _| !names.contains(key));

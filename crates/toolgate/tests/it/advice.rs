@@ -107,11 +107,12 @@ async fn nobody_is_sent_back_to_what_was_done_once_and_for_all() {
 #[tokio::test]
 async fn what_is_told_again_does_not_say_that_it_should_be_asked_again() {
     use toolgate::{Category, Failure, NextStep, ToolError};
-    let pay = Tool::dynamic("pay", "Pays.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |_, args: Value| async move {
-        let mut error = ToolError::new(Category::Business, "later", "not yet");
-        error.next = Some(NextStep { tool: "pay".to_owned(), arguments: if args["n"] == 1 { args } else { json!({"n": 1}) } });
-        Err::<Value, _>(Failure::from(error).effects(toolgate::Effects::Done))
-    });
+    let pay =
+        Tool::dynamic("pay", "Pays.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |_, args: Value| async move {
+            let mut error = ToolError::new(Category::Business, "later", "not yet");
+            error.next = Some(NextStep { tool: "pay".to_owned(), arguments: if args["n"] == 1 { args } else { json!({"n": 1}) } });
+            Err::<Value, _>(Failure::from(error).effects(toolgate::Effects::Done))
+        });
     let session = start(Agent::builder("a").tool(pay.open().once()));
     for (n, kept) in [(1, false), (2, true)] {
         assert!(next(&session, "pay", json!({"n": n})).await.1.is_some(), "a tool may say what it likes");

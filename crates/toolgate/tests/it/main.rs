@@ -14,6 +14,7 @@ mod difflib;
 mod errors;
 mod examples;
 mod excerpt;
+mod explained;
 mod files;
 mod flow;
 mod fuzzed;

@@ -558,7 +558,10 @@ async fn what_a_limit_cannot_count_is_the_models_to_mend() {
     assert_eq!(said(&s, json!({"amount": "5", "currency": "EUR", "to": "a"})).await.0, "policy_fault");
     // What is secret is not shown.
     let s = limited(json!({"writeOnly": true}));
-    assert_eq!(said(&s, json!({"amount": "hunter2", "currency": "EUR", "to": "a"})).await, invalid(format!("/amount {AMOUNT} got (hidden)")));
+    assert_eq!(
+        said(&s, json!({"amount": "hunter2", "currency": "EUR", "to": "a"})).await,
+        invalid(format!("/amount {AMOUNT} got (hidden)"))
+    );
 }
 
 #[tokio::test]

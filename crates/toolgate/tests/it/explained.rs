@@ -1,0 +1,162 @@
+//! What is said of arguments that do not fit: true, whatever the schema is put together from.
+
+use serde_json::{Value, json};
+use toolgate::{Effect, Tool};
+
+use crate::support::World;
+
+/// What a model is told of each of these arguments.
+async fn told(schema: &Value, cases: &[(Value, &str)]) {
+    let tool = Tool::dynamic("t", "A tool.", schema.clone(), |_, _| async { Ok(Value::Null) }).effect(Effect::Read);
+    let world = World::new(|agent| agent.tool(tool));
+    for (args, expected) in cases {
+        let answer = world.session.call("t", args.clone()).await;
+        let said = answer.outcome.error().map_or("ok", |error| error.message.as_str());
+        assert_eq!(said, *expected, "{args} of {schema}");
+        // Nothing is told to be something else than what it is called already.
+        for field in answer.outcome.error().into_iter().flat_map(|error| &error.errors) {
+            assert!(field.did_you_mean.as_ref() != Some(&field.got), "{field:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn parts_that_all_have_to_fit() {
+    let schema = json!({"type": "object", "allOf": [
+        {"properties": {"amount": {"type": "integer"}, "order": {"type": "string"}}},
+        {"properties": {"note": {"type": "string"}}, "required": ["note"]},
+    ]});
+    let cases = [
+        (json!({"amount": 1, "order": "A", "note": "x"}), "ok"),
+        // It is there, and of the wrong kind; what stands beside it is right.
+        (json!({"amount": "x", "order": "A", "note": "y"}), "t: `amount` must be an integer; got the string \"x\""),
+        (json!({"amount": 1, "note": 2}), "t: `note` must be a string; got 2"),
+        (json!({"amount": 1}), "t: `t` requires `note` (string), which is missing (a required property)"),
+        (json!({"amuont": 1, "note": "x"}), "t: `t` has no `amuont`, did you mean `amount`?"),
+        (
+            json!({"amount": "x", "oder": "A", "note": "y"}),
+            "t: `t` has no `oder`, did you mean `order`? `amount` must be an integer; got the string \"x\"",
+        ),
+    ];
+    told(&schema, &cases).await;
+    // Two parts that want the same say it once; two that want different things are not asked which.
+    let twice = json!({"type": "object", "allOf": [
+        {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
+        {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["b"]},
+        {"properties": {"b": {"type": "integer"}}},
+    ]});
+    let cases = [
+        (json!({"a": "x"}), "t: `t` requires `b`, which is missing (a required property); `a` must be an integer; got the string \"x\""),
+        (json!({"a": 1}), "t: `t` requires `b`, which is missing (a required property)"),
+    ];
+    told(&twice, &cases).await;
+}
+
+#[tokio::test]
+async fn one_of_several_forms_that_a_member_tells_apart() {
+    let forms = json!([
+        {"properties": {"kind": {"const": "card"}, "number": {"type": "integer"}}, "required": ["kind", "number"]},
+        {"properties": {"kind": {"const": "bank"}, "iban": {"type": "string"}}, "required": ["kind", "iban"]},
+    ]);
+    for word in ["oneOf", "anyOf"] {
+        let schema = json!({"type": "object", word: forms});
+        let cases = [
+            (json!({"kind": "card", "number": 1}), "ok"),
+            (json!({"kind": "card", "number": "x"}), "t: `number` must be an integer; got the string \"x\""),
+            (json!({"kind": "bank", "iban": 5}), "t: `iban` must be a string; got 5"),
+            (json!({"kind": "cash", "number": 1}), "t: `kind` must be one of \"card\", \"bank\"; got \"cash\""),
+            (json!({"kind": "bank"}), "t: `t` requires `iban` (string), which is missing (a required property)"),
+            (json!({"number": 1}), "t: `t` requires `kind`, which is missing (a required property)"),
+            (json!({}), "t: `t` requires `kind` and `number`, or `kind` and `iban`"),
+            // The schema knows it, in another form.
+            (json!({"kind": "card", "number": 1, "iban": "x"}), "t: `t` does not take `iban` together with the rest of what is given"),
+            (json!({"kind": "card", "number": 1, "ibn": "x"}), "t: `t` has no `ibn`, did you mean `iban`?"),
+        ];
+        told(&schema, &cases).await;
+        // The same inside of an argument, by reference.
+        let schema = json!({
+            "type": "object", "properties": {"by": {"$ref": "#/$defs/payment"}}, "$defs": {"payment": {"type": "object", word: forms}},
+        });
+        let cases = [
+            (json!({"by": {"kind": "card", "number": "x"}}), "t: `by.number` must be an integer; got the string \"x\""),
+            (json!({"by": {"kind": "cash"}}), "t: `by.kind` must be one of \"card\", \"bank\"; got \"cash\""),
+        ];
+        told(&schema, &cases).await;
+    }
+}
+
+#[tokio::test]
+async fn one_of_several_forms_that_nothing_tells_apart() {
+    let text = json!({"type": "string"});
+    let schema = json!({"type": "object", "properties": {"email": text, "phone": text, "at": {"anyOf": [text, {"type": "integer"}, {"type": "null"}]}},
+        "anyOf": [{"required": ["email"]}, {"required": ["phone"]}]});
+    let cases = [
+        (json!({"phone": "1"}), "ok"),
+        (json!({"email": "a", "at": null}), "ok"),
+        (json!({}), "t: `t` requires `email` or `phone`"),
+        (json!({"email": "a", "at": true}), "t: `at` must be a string or an integer or null; got true"),
+        (json!({"email": 5}), "t: `email` must be a string; got 5"),
+    ];
+    told(&schema, &cases).await;
+    // Of two forms, the one that is about what was given was meant.
+    let forms = [
+        json!({"properties": {"query": text}, "required": ["query"]}),
+        json!({"properties": {"ids": {"type": "array", "items": {"type": "integer"}}}, "required": ["ids"]}),
+    ];
+    for forms in [json!([forms[0], forms[1]]), json!([forms[1], forms[0]])] {
+        let cases = [
+            (json!({"ids": [1]}), "ok"),
+            (json!({"ids": ["x"]}), "t: `ids[0]` must be an integer; got the string \"x\""),
+            (json!({"query": 5}), "t: `query` must be a string; got 5"),
+        ];
+        told(&json!({"type": "object", "oneOf": forms}), &cases).await;
+    }
+    let both = json!({"type": "object", "oneOf": [{"properties": {"a": text}, "required": ["a"]}, {"properties": {"b": text}, "required": ["b"]}]});
+    told(&both, &[(json!({"a": "x", "b": "y"}), "t: the value must be of exactly one of the allowed forms; got object")]).await;
+}
+
+#[tokio::test]
+async fn references_and_lists_of_lists() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "to": {"$ref": "#/$defs/address"},
+            "bill": {"allOf": [{"$ref": "#/$defs/address"}, {"properties": {"vat": {"type": "string"}}}]},
+            "orders": {"type": "array", "items": {"type": "object", "properties": {"lines": {"type": "array", "items": {"allOf": [{"$ref": "#/$defs/line"}]}}}}},
+            "grid": {"type": "array", "items": {"type": "array", "items": {"$ref": "#/$defs/line"}}},
+        },
+        "patternProperties": {"^x-": {"allOf": [{"properties": {"on": {"type": "boolean"}}}]}},
+        "$defs": {
+            "address": {"type": "object", "properties": {"street": {"type": "string"}, "zip": {"type": "string"}}, "required": ["street"]},
+            "line": {"properties": {"sku": {"type": "string"}, "count": {"type": "integer"}}, "required": ["sku"]},
+        },
+    });
+    let cases = [
+        (json!({"to": {"street": 5}}), "t: `to.street` must be a string; got 5"),
+        (json!({"to": {"steet": "x"}}), "t: `to` requires `street` (string); got `steet`, did you mean `street`?"),
+        (json!({"bill": {"street": 5, "zip": "1", "vat": "x"}}), "t: `bill.street` must be a string; got 5"),
+        (json!({"bill": {"street": "x", "vatt": "x"}}), "t: `bill` has no `vatt`, did you mean `vat`?"),
+        (
+            json!({"orders": [{"lines": [{"sku": "a", "count": "x"}]}]}),
+            "t: `orders[0].lines[0].count` must be an integer; got the string \"x\"",
+        ),
+        (
+            json!({"orders": [{"lines": [{"count": 1}]}]}),
+            "t: `orders[0].lines[0]` requires `sku` (string), which is missing (a required property)",
+        ),
+        (
+            json!({"orders": [{"lines": [{"sku": "a"}, {"sku": "a", "cout": 1}]}]}),
+            "t: `orders[0].lines[1]` has no `cout`, did you mean `count`?",
+        ),
+        (json!({"grid": [[{"sku": "a"}], [{"sku": 7}]]}), "t: `grid[1][0].sku` must be a string; got 7"),
+        (json!({"x-flag": {"on": "yes"}}), "t: `x-flag.on` must be a boolean; got the string \"yes\""),
+    ];
+    told(&schema, &cases).await;
+    // What is wrong inside of a part is told there, and not as if the part were unknown.
+    let inside = json!({"type": "object", "allOf": [{"properties": {"lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}}}}}]});
+    let cases = [
+        (json!({"lines": [{"skuu": "a"}]}), "t: `lines[0]` has no `skuu`, did you mean `sku`?"),
+        (json!({"lines": 7}), "t: `lines` must be an array; got 7"),
+    ];
+    told(&inside, &cases).await;
+}
