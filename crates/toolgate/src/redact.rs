@@ -21,12 +21,39 @@ pub fn mark(key: [u8; 32], value: &Value) -> Option<Value> {
     Redactor::new(Some(key), Vec::new()).ok().map(|redactor| redactor.mark(value))
 }
 
-/// A text without these values. What is shorter than four bytes stands in too many words.
+/// What a text ends with where it was cut off.
+pub(crate) const CUT: char = '…';
+/// How much of a value can be left in front of that, in bytes.
+const LEFT: usize = 16 << 10;
+
+/// A text without these values, nor what is left of one in whose middle it was cut off. What is shorter than four bytes stands in too many words.
 pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &str) -> String {
     let mut values: Vec<_> = values.into_iter().filter(|value| value.as_ref().len() >= 4).collect();
     // One may begin with another.
     values.sort_by_key(|value| std::cmp::Reverse(value.as_ref().len()));
-    values.iter().fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"))
+    let text = values.iter().fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"));
+    if values.is_empty() || !text.contains(CUT) {
+        return text;
+    }
+    let mut clean = String::with_capacity(text.len());
+    for part in text.split_inclusive(CUT) {
+        let Some(before) = part.strip_suffix(CUT) else {
+            clean.push_str(part);
+            continue;
+        };
+        let left = values.iter().map(|value| beginning(value.as_ref(), before)).max().unwrap_or(0);
+        clean.push_str(before.get(..before.len() - left).unwrap_or_default());
+        clean.push_str(if left > 0 { "[redacted]" } else { "" });
+        clean.push(CUT);
+    }
+    clean
+}
+
+/// How many bytes at the end of a text are the beginning of a value.
+fn beginning(value: &str, text: &str) -> usize {
+    let most = text.len().min(LEFT);
+    let ends = value.char_indices().map(|(at, _)| at).skip(1).take_while(|at| *at <= most);
+    ends.filter(|at| value.get(..*at).is_some_and(|head| text.ends_with(head))).last().unwrap_or(0)
 }
 
 /// Whether something in a text was redacted.
@@ -217,6 +244,24 @@ impl Redactor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_cut_in_the_middle_goes_too() {
+        let cases = [
+            ("key hunter2-lo…", "key [redacted]…"),
+            ("key hunter2-long…", "key [redacted]…"),
+            ("a h… and then hun… again", "a [redacted]… and then [redacted]… again"),
+            ("nothing of it… hunte", "nothing of it… hunte"),
+            ("hhunt…", "h[redacted]…"),
+            ("ä…", "ä…"),
+            ("…", "…"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(without(["hunter2-long"], text), expected);
+        }
+        assert_eq!(without(["päss-wörd"], "it is pä…"), "it is [redacted]…");
+        assert_eq!(without(Vec::<String>::new(), "h…"), "h…");
+    }
 
     #[test]
     fn the_longest_goes_first() {

@@ -253,13 +253,14 @@ fn classify_io(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-/// Words of an upstream, made harmless: capped, and stripped of fields that only toolgate may write.
+/// Words of an upstream, made harmless: capped, and stripped of fields that only toolgate may write. Which of the arguments were secret is not known
+/// here: where a text is cut, [`crate::redact::CUT`] says so, and what is left of a secret is taken out with the rest of it.
 pub(crate) fn upstream(value: Value) -> Value {
     /// Letters of one text, and of the whole where that is too large.
     const TEXT: usize = 4_096;
     const WHOLE: usize = 16_384;
     fn cut(text: &str, most: usize) -> String {
-        if text.len() > most { text.chars().take(most).chain(['…']).collect() } else { text.to_owned() }
+        if text.len() > most { text.chars().take(most).chain([crate::redact::CUT]).collect() } else { text.to_owned() }
     }
     fn tame(value: Value) -> Value {
         match value {

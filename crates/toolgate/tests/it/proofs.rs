@@ -161,6 +161,42 @@ async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
 }
 
 #[tokio::test]
+async fn a_secret_that_is_cut_in_the_middle_leaves_nothing_behind() {
+    let schema =
+        json!({"type": "object", "properties": {"pin": {"type": "string"}, "before": {"type": "integer"}, "how": {"type": "string"}}});
+    let tool = Tool::dynamic("login", "Logs in.", schema, |_, args: Value| async move {
+        let said = format!("{}{} and more", "x".repeat(args["before"].as_u64().unwrap() as usize), args["pin"].as_str().unwrap());
+        let failure = Failure::business("no", "no");
+        Err::<Value, _>(match args["how"].as_str().unwrap() {
+            "http" => Failure::http(500, &format!("{said}{}", "y".repeat(5_000))),
+            "name" => failure.upstream(json!({(said.clone()): 1})),
+            // So much in all that it is written out and cut as one text.
+            "whole" => failure.upstream(json!({"a": said, "b": vec!["z".repeat(4_000); 8]})),
+            _ => failure.upstream(json!({"said": [format!("{said}{}", "y".repeat(5_000))]})),
+        })
+    });
+    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).retry(0, std::time::Duration::ZERO).secret("/pin")));
+    // Quotes and line breaks are spelled otherwise where a text is written out.
+    for pin in ["SECRET-0123456789", "SECRET \"quoted\"\nover lines", "SECRET-ÄÖÜ-0123456789"] {
+        for how in ["http", "list", "name", "whole"] {
+            // Before, at, in the middle of and behind the place where it is cut: 4,096 letters, 256 of a name.
+            let at = if how == "name" { 256 } else { 4_096 };
+            for before in [at - 30, at - 20, at - 15, at - 8, at - 7, at - 6, at - 1, at, at + 1] {
+                let answer = world.session.call("login", json!({"pin": pin, "before": before, "how": how})).await;
+                let text = answer.outcome.error().and_then(|error| error.upstream.as_ref()).unwrap().to_string();
+                assert!(
+                    !text.contains("SE") && text.contains("xxx"),
+                    "{how} {before}: {}",
+                    text.chars().rev().take(60).collect::<String>()
+                );
+            }
+        }
+    }
+    let rows = serde_json::to_string(&world.session.rows().await.unwrap().iter().map(|row| (**row).clone()).collect::<Vec<_>>()).unwrap();
+    assert!(!rows.contains("SE"), "no row has a part of it either");
+}
+
+#[tokio::test]
 async fn what_some_calls_need_others_do_not() {
     let rule = |conditions: &str| {
         Config::parse(
