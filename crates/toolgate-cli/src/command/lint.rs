@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use toolgate::config::{Config, ConfigError, Finding, LINTS, Usage};
-use toolgate::policy::{Place, Severity};
+use toolgate::policy::{Place, Problem, Severity};
 use toolgate_store::Ledger;
 
 use super::ledger::{BOLD, GREEN, counted};
@@ -78,14 +78,17 @@ fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
     let config = place::with_known(Config::load(path)?, path)?;
     let left = |code: &str, of: Option<&String>| config.is_left(code, of.map_or("", String::as_str));
     let mut found = config.lint(usage.as_ref());
+    // What has a code of its own is told under it; the rest keeps the file from loading, or a rule from speaking.
+    let told = |problem: Problem, otherwise: &'static str| {
+        let code = problem.lint.unwrap_or(otherwise);
+        if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(Finding::of(code, problem)) }
+    };
     let loaded = place::with_known(Config::load(path)?, path)?.agents(None);
     match loaded {
-        Err(error) => found.splice(0..0, error.problems.into_iter().map(|problem| Finding::of("load", problem))).for_each(drop),
+        Err(error) => found.splice(0..0, error.problems.into_iter().filter_map(|problem| told(problem, "load"))).for_each(drop),
         Ok(agents) => {
             let warnings = agents.iter().flat_map(|agent| agent.warnings().iter().cloned());
-            found.extend(
-                warnings.filter(|problem| !left("dead_rule", problem.rule.as_ref())).map(|problem| Finding::of("dead_rule", problem)),
-            );
+            found.extend(warnings.filter_map(|problem| told(problem, "dead_rule")));
         }
     }
     Ok(found)

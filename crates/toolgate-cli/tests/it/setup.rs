@@ -268,6 +268,8 @@ fn every_code_can_be_found() {
         "{many}[agents.a.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n[agents.a.tools.search]\ndescription = \"{words} too\"\neffect = \"read\"\n\
          [agents.a.tools.pay]\ndescription = \"Pays. Call find first.\"\npolicy = \"open\"\n\
          [agents.a.tools.send]\ndescription = \"Sends.\"\n\
+         [agents.a.tools.close]\ndescription = \"Closes.\"\ninput = {{ type = \"object\", properties = {{ status = {{ enum = [\"open\", \"closed\"] }} }} }}\n\
+         [[agents.a.policy]]\nname = \"vain\"\nrule = \"deny\"\ntools = [\"close\"]\nwhere = [{{ argument = \"/status\", in = [\"gone\"] }}]\nreason = \"Gone.\"\n\
          [[agents.a.policy]]\nname = \"found\"\nrule = \"require\"\ntools = [\"send\"]\nany_of = [\"find\"]\nreason = \"Find it first.\"\n\
          [[agents.a.policy]]\nname = \"mute\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhen = \"input.amount > 5\"\n\
          [[agents.a.policy]]\nname = \"large\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 10 }}]\nreason = \"Too much.\"\n\
@@ -283,6 +285,7 @@ fn every_code_can_be_found() {
     let wanted = [
         "dead_rule",
         "inlined_twice",
+        "never_true",
         "ordering_unenforced",
         "ordering_untold",
         "overlap",
@@ -291,6 +294,56 @@ fn every_code_can_be_found() {
         "too_many_tools",
     ];
     assert_eq!(codes, wanted.into_iter().collect(), "{json}");
+}
+
+#[test]
+fn a_condition_that_no_argument_can_meet_is_found_and_mended() {
+    let project = Project::new();
+    let config = r#"
+[tools.close]
+description = """Close a case.
+Use it when the customer agrees.
+A case that is closed stays closed.
+Nothing comes before it."""
+input = { type = "object", properties = { status = { enum = ["open", "closed"] }, amount = { type = "number", minimum = 0, maximum = 100 } } }
+
+[[policy]]
+name = "vain"
+rule = "deny"
+tools = ["close"]
+where = [
+  { argument = "/status", in = ["open", "closd"] },
+  { argument = "/amount", below = 0 },
+]
+when = 'input.amount > 5 || input.status == "gone"'
+reason = "Not so."
+"#;
+    let line = |words: &str| config.lines().position(|line| line.contains(words)).unwrap() + 1;
+    let found = || {
+        let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
+        assert_eq!(code, 0, "warnings are not wrong: {json}{stderr}");
+        let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{json}{stderr}"));
+        let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+            format!("{} {}: {} ({}) {}", finding["place"]["line"], finding["code"], finding["message"], finding["help"], finding["fix"])
+        });
+        told.collect::<Vec<_>>()
+    };
+    project.write("project/toolgate.toml", config);
+    let vain = [
+        format!(r#"{} "never_true": "`/status` of `close` is never \"closd\"" ("did you mean `closed`?") "\"closed\"""#, line("closd")),
+        format!(
+            r#"{} "never_true": "`/amount` of `close` is never below 0" ("the schema lets it be between 0 and 100") null"#,
+            line("below")
+        ),
+        format!(r#"{} "never_true": "this can never be true" ("the schema lets it be one of \"open\", \"closed\"") null"#, line("gone")),
+    ];
+    assert_eq!(found(), vain);
+    project.run(&["lint", "--fix"], "");
+    assert_eq!(project.read("project/toolgate.toml"), config.replace("\"closd\"", "\"closed\""));
+    assert_eq!(found(), vain[1..]);
+    let left = format!("lint = [{{ allow = \"never_true\", of = \"vain\", reason = \"they are coming\" }}]\n{config}");
+    project.write("project/toolgate.toml", &left);
+    assert_eq!(found(), Vec::<String>::new());
 }
 
 #[test]

@@ -180,9 +180,14 @@ impl<'t> Table<'t> {
     }
 
     pub(super) fn values(&self, key: &str) -> Option<Vec<Value>> {
-        self.typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
+        let values = self.typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
             value.as_array().and_then(|items| items.iter().map(|item| json(item.get_ref())).collect())
-        })
+        })?;
+        let items = self.table.get(key).and_then(|value| value.get_ref().as_array());
+        for (index, item) in items.into_iter().flatten().enumerate() {
+            self.shared.parts.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+        }
+        Some(values)
     }
 
     /// A table inside this one.

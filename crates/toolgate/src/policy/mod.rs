@@ -8,6 +8,7 @@ mod deny;
 mod facts;
 mod flow;
 mod limit;
+mod never;
 mod observe;
 mod problem;
 mod read_before_write;

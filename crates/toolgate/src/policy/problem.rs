@@ -60,12 +60,23 @@ pub struct Problem {
     pub severity: Severity,
     /// Where the part stands, for rules that come from a file.
     pub place: Option<Place>,
+    /// The code under which `toolgate lint` tells it, where it has one of its own.
+    pub lint: Option<&'static str>,
 }
 
 impl Problem {
     /// An error in a part of a rule.
     pub fn at(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { rule: None, field: field.into(), within: None, message: message.into(), help: None, severity: Severity::Error, place: None }
+        Self {
+            rule: None,
+            field: field.into(),
+            within: None,
+            message: message.into(),
+            help: None,
+            severity: Severity::Error,
+            place: None,
+            lint: None,
+        }
     }
 
     /// An error that is no single part's.
@@ -98,6 +109,13 @@ impl Problem {
     #[must_use]
     pub const fn warning(mut self) -> Self {
         self.severity = Severity::Warning;
+        self
+    }
+
+    /// Says under which code `toolgate lint` tells it.
+    #[must_use]
+    pub(crate) const fn found_as(mut self, code: &'static str) -> Self {
+        self.lint = Some(code);
         self
     }
 

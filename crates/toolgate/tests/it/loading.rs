@@ -86,3 +86,77 @@ fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
             .contains("can never be true")
     );
 }
+
+#[test]
+fn conditions_that_no_argument_can_meet_are_told() {
+    let schema = json!({"type": "object", "properties": {
+        "amount": {"type": "number", "minimum": 0, "maximum": 100}, "status": {"enum": ["open", "closed"]}, "maybe": {"enum": ["open", null]},
+        "flag": {"type": "boolean"}, "text": {"type": "string"}, "either": {"type": ["string", "integer"]}, "any": {},
+        "composed": {"anyOf": [{"const": "a"}, {"const": "b"}]}, "tags": {"type": "array", "items": {"enum": ["x", "y"]}},
+    }});
+    let act = |name: &str, schema: &Value| Tool::dynamic(name, "Acts.", schema.clone(), |_, _| async { Ok(Value::Null) });
+    let told = |agent: toolgate::AgentBuilder| {
+        let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
+        let line = |problem: &toolgate::policy::Problem| {
+            assert_eq!((problem.lint, problem.severity), (Some("never_true"), toolgate::policy::Severity::Warning), "{problem}");
+            format!("{}; {}", problem.message, problem.help.as_deref().unwrap_or_default())
+        };
+        agent.warnings().iter().map(line).collect::<Vec<_>>().join(" | ")
+    };
+    let one_of = |values: Value| Condition::one_of(values.as_array().unwrap().clone());
+    let none_of = |values: Value| Condition::none_of(values.as_array().unwrap().clone());
+    let amount = "the schema lets it be between 0 and 100";
+    let status = "the schema lets it be one of \"open\", \"closed\"";
+    let cases = [
+        ("/amount", Condition::Above(99.into()), String::new()),
+        ("/amount", Condition::Above(100.into()), format!("`/amount` of `act` is never above 100; {amount}")),
+        ("/amount", Condition::Below(1.into()), String::new()),
+        ("/amount", Condition::Below(0.into()), format!("`/amount` of `act` is never below 0; {amount}")),
+        ("/amount", one_of(json!([5, "5"])), format!("`/amount` of `act` is never \"5\"; {amount}")),
+        ("/amount", one_of(json!([101])), format!("`/amount` of `act` is never 101; {amount}")),
+        ("/status", one_of(json!(["open", "closd"])), "`/status` of `act` is never \"closd\"; did you mean `closed`?".to_owned()),
+        ("/status", one_of(json!(["xyz"])), format!("`/status` of `act` is never \"xyz\"; {status}")),
+        ("/status", none_of(json!(["open"])), String::new()),
+        ("/status", none_of(json!(["open", "closed"])), format!("`/status` of `act` is never not in \"open\", \"closed\"; {status}")),
+        ("/status", Condition::Glob("c*".to_owned()), String::new()),
+        ("/status", Condition::Glob("x*".to_owned()), format!("`/status` of `act` is never like `x*`; {status}")),
+        ("/status", Condition::matches("^x").unwrap(), format!("`/status` of `act` is never matching `^x`; {status}")),
+        ("/flag", one_of(json!(["true"])), "`/flag` of `act` is never \"true\"; the schema lets it be true or false".to_owned()),
+        ("/text", one_of(json!([5])), "`/text` of `act` is never 5; the schema lets it be text".to_owned()),
+        ("/tags/*", one_of(json!(["z"])), "`/tags/*` of `act` is never \"z\"; the schema lets it be one of \"x\", \"y\"".to_owned()),
+        // Where nobody can tell, nothing is said.
+        ("/maybe", one_of(json!(["shut"])), String::new()),
+        ("/text", one_of(json!(["anything"])), String::new()),
+        ("/either", one_of(json!([5, "a", true])), String::new()),
+        ("/any", one_of(json!([5, "a", true])), String::new()),
+        ("/composed", one_of(json!(["c"])), String::new()),
+    ];
+    for (path, condition, expected) in cases {
+        let shown = format!("{path} {condition:?}");
+        assert_eq!(
+            told(Agent::builder("a").tool(act("act", &schema)).policy(Deny::new("r", ["act"]).when(path, condition))),
+            expected,
+            "{shown}"
+        );
+    }
+    // A part of an expression, where the whole may well be true.
+    for (when, expected) in [
+        ("input.amount > 5 || input.status == \"open\"", String::new()),
+        ("input.amount > 5 || input.status == \"gone\"", format!("this can never be true; {status}")),
+        ("input.amount > 5 || input.amount > 200", format!("this can never be true; {amount}")),
+        ("input.amount in [1, 2] || input.amount in [200, 300]", format!("this can never be true; {amount}")),
+        ("input.text == \"x\" || session == \"s\"", String::new()),
+    ] {
+        let rule = Deny::new("r", ["act"]).when_cel(when);
+        assert_eq!(told(Agent::builder("a").tool(act("act", &schema)).policy(rule)), expected, "{when}");
+    }
+    // What one of two tools rules out is asked of the other.
+    let wider = json!({"type": "object", "properties": {"amount": {"type": "number"}, "status": {"type": "string"}}});
+    let both = |rule: Deny| told(Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider)).policy(rule));
+    assert_eq!(both(Deny::new("r", ["act", "other"]).when("/amount", Condition::Above(100.into()))), "");
+    assert_eq!(both(Deny::new("r", ["act", "other"]).when_cel("input.amount > 5 || input.status == \"gone\"")), "");
+    // The condition of a `require` is one, too.
+    let require = toolgate::policy::Require::new("r", ["act"], ["other"]).only_when("/status", one_of(json!(["gone"])));
+    let agent = Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider).effect(Effect::Read)).policy(require);
+    assert_eq!(told(agent), format!("`/status` of `act` is never \"gone\"; {status}"));
+}

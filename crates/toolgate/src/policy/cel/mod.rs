@@ -17,7 +17,10 @@ use std::sync::Arc;
 use regex::Regex;
 use rust_decimal::Decimal;
 
+pub(super) use ty::{Ty, of_schema};
+
 use super::flow::each_value;
+use super::never::NEVER_TRUE;
 use super::{Ask, Fault, Limit, Needs, Note, Problem};
 use crate::json::Pointer;
 use crate::session::Evidence;
@@ -176,10 +179,15 @@ impl Expression {
         let rule = types::Context { tools, evidence, limits: &self.limits };
         let mut problems: Vec<Problem> = Vec::new();
         let mut never = Vec::new();
+        let mut vain: Option<Vec<types::Never>> = None;
         for tool in governed {
-            let (wrong, impossible) = types::check(root, tool, &rule);
-            never.extend(impossible);
-            for problem in wrong.into_iter().map(placed) {
+            let checked = types::check(root, tool, &rule);
+            never.extend(checked.never);
+            vain = Some(match vain {
+                None => checked.vain,
+                Some(known) => known.into_iter().filter(|(span, _)| checked.vain.iter().any(|(other, _)| other == span)).collect(),
+            });
+            for problem in checked.wrong.into_iter().map(placed) {
                 if !problems.contains(&problem) {
                     problems.push(problem);
                 }
@@ -188,6 +196,10 @@ impl Expression {
         // For some of the tools it may well be out of the question.
         if never.len() == governed.len() {
             problems.extend(never.into_iter().next().map(placed));
+        } else if problems.is_empty() {
+            let told =
+                |(span, help): types::Never| Problem::new("this can never be true").within(span).help(help).warning().found_as(NEVER_TRUE);
+            problems.extend(vain.unwrap_or_default().into_iter().map(told).map(placed));
         }
         problems
     }

@@ -11,7 +11,7 @@ use crate::schema::resolve;
 use crate::tool::Extra;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Ty {
+pub(in crate::policy) enum Ty {
     /// Nothing is known.
     Any,
     Null,
@@ -29,7 +29,7 @@ pub(super) enum Ty {
 }
 
 impl Ty {
-    pub(super) const fn kind(&self) -> &'static str {
+    pub(in crate::policy) const fn kind(&self) -> &'static str {
         match self {
             Self::Any => "anything",
             Self::Null => "null",
@@ -72,7 +72,7 @@ impl Ty {
 const MAX_PARTS: usize = 500;
 
 /// What a schema lets a value be.
-pub(super) fn of_schema(schema: &Value, root: &Value, extra: Extra) -> Ty {
+pub(in crate::policy) fn of_schema(schema: &Value, root: &Value, extra: Extra) -> Ty {
     Looking { root, extra, left: MAX_PARTS }.ty(schema)
 }
 

@@ -14,25 +14,61 @@ use crate::schema::{At, at};
 use crate::tool::{Extra, Spec};
 use crate::values::USER;
 
-/// What is wrong with an expression for one tool; and that it can never be true for it, which is wrong if it holds for all.
-pub(super) fn check(root: &Node, tool: &Spec, rule: &Context<'_>) -> (Vec<Problem>, Option<Problem>) {
-    let mut checking = Checking { tool, rule, problems: Vec::new(), never: None };
+/// A comparison that a schema rules out, and what the schema allows.
+pub(super) type Never = (Range<usize>, String);
+
+/// What is found out about an expression for one tool.
+#[derive(Default)]
+pub(super) struct Checked {
+    /// What is wrong with it.
+    pub(super) wrong: Vec<Problem>,
+    /// That it can never be true, which is wrong if it holds for all tools.
+    pub(super) never: Option<Problem>,
+    /// Comparisons of arguments in it that can never be true.
+    pub(super) vain: Vec<Never>,
+}
+
+/// Checks an expression for one tool.
+pub(super) fn check(root: &Node, tool: &Spec, rule: &Context<'_>) -> Checked {
+    let mut checking = Checking { tool, rule, problems: Vec::new(), never: Vec::new() };
     let ty = checking.ty(root, &mut Vec::new());
-    if !checking.problems.is_empty() {
-        return (checking.problems, None);
+    let Checking { problems: mut wrong, never, .. } = checking;
+    if !wrong.is_empty() {
+        return Checked { wrong, ..Checked::default() };
     }
-    match ty {
-        Ty::Any | Ty::Bool(None | Some(true)) => (Vec::new(), None),
+    let first = || never.first().cloned();
+    let impossible = match ty {
+        Ty::Any | Ty::Bool(None | Some(true)) => None,
         Ty::Bool(Some(false)) => {
             let help = || (root.span.clone(), "a rule that never speaks is no rule".to_owned());
-            let (span, help) = checking.never.take().unwrap_or_else(help);
-            (Vec::new(), Some(Problem::new("this can never be true").within(span).help(help)))
+            let (span, help) = first().unwrap_or_else(help);
+            Some(Problem::new("this can never be true").within(span).help(help))
         }
         other => {
             let problem = Problem::new(format!("a condition is true or false, and this is {}", other.kind()));
-            (vec![problem.within(root.span.clone()).help("compare it with something")], None)
+            wrong.push(problem.within(root.span.clone()).help("compare it with something"));
+            None
+        }
+    };
+    let mut about_arguments = Vec::new();
+    root.each(&mut |node| {
+        if matches!(node.kind, Kind::Compare(..) | Kind::In(_)) && speaks_of_arguments(node) {
+            about_arguments.push(node.span.clone());
+        }
+    });
+    let mut vain: Vec<Never> = Vec::new();
+    for (span, help) in never {
+        if about_arguments.contains(&span) && !vain.iter().any(|(known, _)| *known == span) {
+            vain.push((span, help));
         }
     }
+    Checked { wrong, never: impossible, vain }
+}
+
+fn speaks_of_arguments(node: &Node) -> bool {
+    let mut found = false;
+    node.each(&mut |node| found |= matches!(node.kind, Kind::Input(_)));
+    found
 }
 
 /// What an expression may speak of.
@@ -49,8 +85,8 @@ struct Checking<'s> {
     tool: &'s Spec,
     rule: &'s Context<'s>,
     problems: Vec<Problem>,
-    /// The comparison that a schema rules out, and why.
-    never: Option<(Range<usize>, String)>,
+    /// The comparisons that a schema rules out.
+    never: Vec<Never>,
 }
 
 impl Checking<'_> {
@@ -262,20 +298,10 @@ impl Checking<'_> {
             _ => None,
         };
         if known == Some(false) {
-            let allowed = |ty: &Ty| match ty {
-                Ty::Number(Some(low), Some(high)) if low == high => None,
-                Ty::Number(Some(low), Some(high)) => Some(format!("between {low} and {high}")),
-                Ty::Number(None, Some(high)) => Some(format!("at most {high}")),
-                Ty::Number(Some(low), None) => Some(format!("at least {low}")),
-                Ty::Text(Some(values)) if values.len() > 1 => {
-                    Some(format!("one of {}", values.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ")))
-                }
-                _ => None,
-            };
             let help = allowed(a)
                 .or_else(|| allowed(b))
                 .map_or_else(|| "both sides are always the same".to_owned(), |allowed| format!("the schema lets it be {allowed}"));
-            self.never.get_or_insert((node.span.clone(), help));
+            self.never.push((node.span.clone(), help));
         }
         Ty::Bool(known)
     }
@@ -288,7 +314,13 @@ impl Checking<'_> {
             Ty::List(of) => match (item, &**of) {
                 (Ty::Text(Some(a)), Ty::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => {
                     let allowed = a.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ");
-                    self.never.get_or_insert((node.span.clone(), format!("the schema lets it be one of {allowed}")));
+                    self.never.push((node.span.clone(), format!("the schema lets it be one of {allowed}")));
+                    Ty::Bool(Some(false))
+                }
+                (Ty::Number(al, ah), Ty::Number(bl, bh)) if numbers(Compare::Equal, (*al, *ah), (*bl, *bh)) == Some(false) => {
+                    let help = allowed(item)
+                        .map_or_else(|| "it is never among these".to_owned(), |allowed| format!("the schema lets it be {allowed}"));
+                    self.never.push((node.span.clone(), help));
                     Ty::Bool(Some(false))
                 }
                 _ => Ty::Bool(None),
@@ -421,5 +453,19 @@ impl Checking<'_> {
             Ty::Bool(_) => Ty::Bool(None),
             other => other,
         }
+    }
+}
+
+/// What a value can be, in words, where a schema says more than its kind.
+fn allowed(ty: &Ty) -> Option<String> {
+    match ty {
+        Ty::Number(Some(low), Some(high)) if low == high => None,
+        Ty::Number(Some(low), Some(high)) => Some(format!("between {low} and {high}")),
+        Ty::Number(None, Some(high)) => Some(format!("at most {high}")),
+        Ty::Number(Some(low), None) => Some(format!("at least {low}")),
+        Ty::Text(Some(values)) if values.len() > 1 => {
+            Some(format!("one of {}", values.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ")))
+        }
+        _ => None,
     }
 }

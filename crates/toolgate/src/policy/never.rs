@@ -1,0 +1,101 @@
+//! Conditions that no argument can meet, by what the schemas of the tools say.
+
+use serde_json::Value;
+
+use super::cel::{Ty, of_schema};
+use super::{Condition, Problem};
+use crate::json::{Pointer, decimal_of};
+use crate::schema::{At, at};
+use crate::tool::Spec;
+
+/// How `lint` calls them.
+pub(super) const NEVER_TRUE: &str = "never_true";
+
+/// What a condition on an argument asks in vain, for all of the tools that its rule governs. Where one of them may meet it, or nobody can tell,
+/// nothing is said.
+pub(super) fn never(field: &str, path: &Pointer, condition: &Condition, governed: &[&Spec]) -> Vec<Problem> {
+    let kinds: Option<Vec<Ty>> = governed.iter().map(|tool| kind_at(tool, path)).collect();
+    let (Some(kinds), Some(tool)) = (kinds, governed.first()) else { return Vec::new() };
+    let told = |part: &str, what: &str| {
+        let problem = Problem::at(format!("{field}.{part}"), format!("`{path}` of `{}` is never {what}", tool.name()));
+        let allowed = kinds.first().map(allowed).unwrap_or_default();
+        problem.help(format!("the schema lets it be {allowed}")).warning().found_as(NEVER_TRUE)
+    };
+    match condition {
+        // Each for itself: one of them may be misspelt.
+        Condition::In(values) => {
+            let vain = values.iter().enumerate().filter(|(_, value)| !kinds.iter().any(|kind| may_be(kind, value)));
+            let one = |(index, value): (usize, &Value)| {
+                let problem = told(&format!("in.{index}"), &value.to_string());
+                match (value, kinds.first()) {
+                    (Value::String(text), Some(Ty::Text(Some(known)))) => problem.did_you_mean(text, known.iter()),
+                    _ => problem,
+                }
+            };
+            vain.map(one).collect()
+        }
+        other if kinds.iter().all(|kind| rules_out(kind, other)) => vec![told(word(other), &other.describe())],
+        _ => Vec::new(),
+    }
+}
+
+/// What an argument can be, where its schema is simple enough to tell.
+fn kind_at(tool: &Spec, path: &Pointer) -> Option<Ty> {
+    let At::Known(schema) = at(tool, path) else { return None };
+    Some(of_schema(schema, tool.input_schema()?, tool.extra)).filter(|kind| *kind != Ty::Any)
+}
+
+/// Whether a value is among those that an argument can have.
+fn may_be(kind: &Ty, value: &Value) -> bool {
+    match (kind, value) {
+        // What may be null is known as what it is when it is not.
+        (Ty::Any, _) | (_, Value::Null) => true,
+        (Ty::Bool(known), Value::Bool(value)) => known.is_none_or(|known| known == *value),
+        (Ty::Number(low, high), Value::Number(_)) => {
+            decimal_of(value).is_none_or(|number| low.is_none_or(|low| low <= number) && high.is_none_or(|high| number <= high))
+        }
+        (Ty::Text(known), Value::String(text)) => known.as_ref().is_none_or(|known| known.contains(text)),
+        (Ty::List(_), Value::Array(_)) | (Ty::Object(..), Value::Object(_)) => true,
+        _ => false,
+    }
+}
+
+/// Whether a condition holds of nothing that an argument can be.
+fn rules_out(kind: &Ty, condition: &Condition) -> bool {
+    match (condition, kind) {
+        (Condition::Above(limit), Ty::Number(_, Some(high))) => high <= limit,
+        (Condition::Below(limit), Ty::Number(Some(low), _)) => low >= limit,
+        (Condition::NotIn(_) | Condition::Glob(_) | Condition::Matches(_), Ty::Text(Some(known))) => {
+            known.iter().all(|text| condition.holds(&Value::String(text.clone())) == Ok(false))
+        }
+        _ => false,
+    }
+}
+
+/// What an argument can be, in words.
+fn allowed(kind: &Ty) -> String {
+    match kind {
+        Ty::Number(Some(low), Some(high)) => format!("between {low} and {high}"),
+        Ty::Number(Some(low), None) => format!("at least {low}"),
+        Ty::Number(None, Some(high)) => format!("at most {high}"),
+        Ty::Text(Some(known)) => {
+            format!("one of {}", known.iter().take(20).map(|text| format!("\"{text}\"")).collect::<Vec<_>>().join(", "))
+        }
+        Ty::Bool(Some(known)) => known.to_string(),
+        other => other.kind().to_owned(),
+    }
+}
+
+/// How a file spells a condition.
+const fn word(condition: &Condition) -> &'static str {
+    match condition {
+        Condition::Above(_) => "above",
+        Condition::Below(_) => "below",
+        Condition::In(_) => "in",
+        Condition::NotIn(_) => "not_in",
+        Condition::Glob(_) => "glob",
+        Condition::Matches(_) => "matches",
+        Condition::Runs(_) => "runs",
+        Condition::Touches { .. } => "touches",
+    }
+}
