@@ -276,7 +276,9 @@ impl<'t> Table<'t> {
     /// Where its own parts stand.
     pub(super) fn own_parts(&self) -> BTreeMap<String, Range<usize>> {
         let parts = self.shared.parts.borrow();
-        let own = parts.iter().filter_map(|(key, span)| Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone())));
+        // They stand together: a long file is not gone through for each of its rules.
+        let own =
+            parts.range(self.prefix.clone()..).map_while(|(key, span)| Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone())));
         own.filter(|(key, _)| !key.is_empty()).chain([(String::new(), self.span.clone())]).collect()
     }
 

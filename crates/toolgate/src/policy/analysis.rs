@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rust_decimal::Decimal;
 
-use super::{Attached, Caps, Condition, Forbids, Mode, Problem};
+use super::{Attached, Caps, Condition, Forbids, Mode, Outline, Problem};
+use crate::json::Pointer;
 use crate::tool::Spec;
 
 /// A tool with the rules that govern it, closest first.
@@ -114,26 +115,83 @@ fn is_stricter(a: &Caps<'_>, b: &Caps<'_>) -> bool {
     same && a.most <= b.most && longer
 }
 
+/// The rules of one tool by what they speak of, so that each is compared only with those that may speak of the same.
+#[derive(Default)]
+struct Alike<'a> {
+    /// Those that speak of every call.
+    always: Vec<usize>,
+    /// Those whose first condition is about this argument, and has this name in it where it is one of names.
+    forbids: BTreeMap<(&'a Pointer, Option<&'a str>), Vec<usize>>,
+    /// Those that cap this argument, or calls.
+    caps: BTreeMap<Option<&'a Pointer>, Vec<usize>>,
+}
+
+/// The names that a condition is about: what it holds of holds of a wider one that has any of them only where that has all of them.
+fn names(condition: &Condition) -> Option<&[String]> {
+    match condition {
+        Condition::Runs(names) | Condition::Touches { places: names, .. } => Some(names),
+        _ => None,
+    }
+}
+
+impl<'a> Alike<'a> {
+    fn among(rules: &[(&'a str, Outline<'a>)]) -> Self {
+        let mut alike = Self::default();
+        for (index, (_, outline)) in rules.iter().enumerate() {
+            match outline.forbids.map(|forbids| forbids.conditions.first()) {
+                Some(Some((path, condition))) => match names(condition) {
+                    Some(names) => {
+                        for name in names {
+                            alike.forbids.entry((path, Some(name.as_str()))).or_default().push(index);
+                        }
+                    }
+                    None => alike.forbids.entry((path, None)).or_default().push(index),
+                },
+                Some(None) => alike.always.push(index),
+                None => {}
+            }
+            if let Some(caps) = outline.caps {
+                alike.caps.entry(caps.amount).or_default().push(index);
+            }
+        }
+        alike
+    }
+
+    /// Those that may speak of all that a rule speaks of.
+    fn to(&self, outline: &Outline<'a>) -> Vec<usize> {
+        let mut found: Vec<usize> = Vec::new();
+        if let Some(forbids) = outline.forbids {
+            found.extend(&self.always);
+            for (path, condition) in forbids.conditions {
+                let first = names(condition).and_then(|names| names.first()).map(String::as_str);
+                let keys = [Some((path, None)), first.map(|name| (path, Some(name)))];
+                found.extend(keys.into_iter().flatten().filter_map(|key| self.forbids.get(&key)).flatten());
+            }
+        }
+        found.extend(outline.caps.and_then(|caps| self.caps.get(&caps.amount)).into_iter().flatten());
+        found
+    }
+}
+
 /// Rules that others always speak before.
 fn never_speak(tools: &[Governed<'_>]) -> Vec<Problem> {
     // For each rule: who is before it on each tool that it governs.
     let mut before: BTreeMap<&str, Option<BTreeSet<&str>>> = BTreeMap::new();
     for (tool, rules) in tools {
-        for (index, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.policy.mode() == Mode::Enforce) {
-            let outline = rule.policy.outline(tool);
-            let others = rules.iter().enumerate().filter(|(other, r)| *other != index && r.policy.mode() == Mode::Enforce);
-            let found: BTreeSet<&str> = others
-                .filter(|(other, r)| {
-                    let theirs = r.policy.outline(tool);
-                    let shadowed = matches!((&theirs.forbids, &outline.forbids), (Some(wide), Some(narrow))
-                        if covers(wide, narrow) && !wide.asks && (narrow.asks || *other < index));
-                    let capped = matches!((&theirs.caps, &outline.caps), (Some(a), Some(b))
-                        if is_stricter(a, b) && (*other < index || !is_stricter(b, a)));
-                    shadowed || capped
-                })
-                .map(|(_, r)| r.policy.name())
-                .collect();
-            let known = before.entry(rule.policy.name()).or_insert(None);
+        let rules: Vec<(&str, Outline<'_>)> = enforced(rules).map(|rule| (rule.policy.name(), rule.policy.outline(tool))).collect();
+        let alike = Alike::among(&rules);
+        for (index, (rule, outline)) in rules.iter().enumerate() {
+            let speaks_before = |other: usize, theirs: &Outline<'_>| {
+                let shadowed = matches!((&theirs.forbids, &outline.forbids), (Some(wide), Some(narrow))
+                    if covers(wide, narrow) && !wide.asks && (narrow.asks || other < index));
+                let capped = matches!((&theirs.caps, &outline.caps), (Some(a), Some(b))
+                    if is_stricter(a, b) && (other < index || !is_stricter(b, a)));
+                other != index && (shadowed || capped)
+            };
+            let others = alike.to(outline).into_iter().filter_map(|other| rules.get(other).map(|(name, theirs)| (other, *name, theirs)));
+            let found: BTreeSet<&str> =
+                others.filter(|(other, _, theirs)| speaks_before(*other, theirs)).map(|(_, name, _)| name).collect();
+            let known = before.entry(*rule).or_insert(None);
             *known = Some(match known.take() {
                 None => found,
                 Some(earlier) => earlier.intersection(&found).copied().collect(),
@@ -165,33 +223,26 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
     let most = |c: &Condition| if let Condition::Above(limit) = c { Some(*limit) } else { None };
     let name = tool.name();
     let mut problems = Vec::new();
+    let highs: Vec<_> = bounds(most).collect();
+    let caps: Vec<_> = enforced(rules).filter_map(|rule| Some((rule.policy.name(), rule.policy.outline(tool).caps?))).collect();
     for (low_rule, path, low) in bounds(least) {
-        for (high_rule, other, high) in bounds(most) {
-            if path == other && high < low {
+        for (high_rule, other, high) in &highs {
+            if path == *other && *high < low {
                 let message = format!(
                     "`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}` and at most {high} by `{high_rule}`"
                 );
                 problems.push(Problem::new(message).of(high_rule).help("leave room between the two"));
             }
         }
-        for rule in enforced(rules) {
-            if let Some(caps) = rule.policy.outline(tool).caps
-                && caps.amount == Some(&path)
-                && caps.most < low
-            {
-                let message = format!(
-                    "`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}`, and this limit is {}",
-                    caps.most
-                );
-                problems.push(Problem::at("most", message).of(rule.policy.name()).help("raise the limit, or let smaller amounts pass"));
-            }
+        for (rule, caps) in caps.iter().filter(|(_, caps)| caps.amount == Some(&path) && caps.most < low) {
+            let message =
+                format!("`{name}` can never be called: `{path}` must be at least {low} by `{low_rule}`, and this limit is {}", caps.most);
+            problems.push(Problem::at("most", message).of(rule).help("raise the limit, or let smaller amounts pass"));
         }
     }
-    for rule in enforced(rules) {
-        if rule.policy.outline(tool).caps.is_some_and(|caps| caps.amount.is_none() && caps.most < Decimal::ONE) {
-            let problem = Problem::at("calls", format!("`{name}` can never be called: the limit is 0 calls")).of(rule.policy.name());
-            problems.push(problem.help("if that is meant, take the tool out of the agent instead").warning());
-        }
+    for (rule, _) in caps.iter().filter(|(_, caps)| caps.amount.is_none() && caps.most < Decimal::ONE) {
+        let problem = Problem::at("calls", format!("`{name}` can never be called: the limit is 0 calls")).of(rule);
+        problems.push(problem.help("if that is meant, take the tool out of the agent instead").warning());
     }
     problems
 }

@@ -87,7 +87,7 @@ macro_rules! expression_setters {
         #[must_use]
         pub fn reading(mut self, limit: &crate::policy::Limit) -> Self {
             if let Some(when) = &mut self.when {
-                when.reads(limit.clone());
+                when.reads(limit);
             }
             self
         }

@@ -174,12 +174,14 @@ impl Definition {
 
 impl AgentBuilder {
     pub(super) fn definition(&self, tools: &[(Option<String>, Arc<Registered>)]) -> Definition {
-        let mut policies: Vec<File> = Vec::new();
+        let mut files: Vec<(&str, &str)> = Vec::new();
         for (name, text) in self.policies.iter().filter_map(Written::file) {
-            if !policies.iter().any(|known| known.name == name && known.text == text) {
-                policies.push(File { name: name.to_owned(), text: text.to_owned() });
+            // The rules of one file share its text, which need not be read to be known again.
+            if !files.iter().any(|(known, same)| *known == name && (std::ptr::eq(*same, text) || *same == text)) {
+                files.push((name, text));
             }
         }
+        let policies = files.into_iter().map(|(name, text)| File { name: name.to_owned(), text: text.to_owned() }).collect();
         let governs = |policy: &Arc<dyn Policy>| {
             let by =
                 |tool: &&(Option<String>, Arc<Registered>)| tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy));

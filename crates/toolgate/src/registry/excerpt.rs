@@ -85,8 +85,10 @@ impl Agent {
                     texts.extend(self.tools.values().filter(|tool| tool.spec.untrusted).map(|tool| tool.spec.name()));
                 }
                 // A limit that an expression reads is named in it.
-                let reads = |limit: &&str| table.get("when").and_then(Value::as_str).is_some_and(|when| when.contains(limit));
-                more.extend(self.rules.iter().map(|rule| rule.name()).filter(reads));
+                let when = table.get("when").and_then(Value::as_str).filter(|when| when.contains("sum_of"));
+                if let Some(when) = when {
+                    more.extend(self.rules.iter().map(|rule| rule.name()).filter(|limit| when.contains(limit)));
+                }
                 named.extend(texts);
             }
             for name in named {

@@ -88,6 +88,58 @@ fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
 }
 
 #[test]
+fn a_rule_that_another_always_speaks_before_is_found_among_many() {
+    let schema =
+        json!({"type": "object", "properties": {"command": {"type": "string"}, "amount": {"type": "number"}, "to": {"type": "string"}}});
+    let bash = Tool::dynamic("bash", "Runs.", schema, |_, _| async { Ok(Value::Null) }).shell("/command");
+    let runs = |names: &[&str]| Condition::Runs(names.iter().map(|name| (*name).to_owned()).collect());
+    let touches = |places: &[&str]| Condition::Touches {
+        places: places.iter().map(|place| (*place).to_owned()).collect(),
+        lenient: false,
+        whole: false,
+    };
+    let deny = |name: &str| Deny::new(name, ["bash"]);
+    let mut agent = Agent::builder("a").tool(bash);
+    for rule in [
+        deny("wide").when("/command", runs(&["rm", "mv"])),
+        deny("rm").when("/command", runs(&["rm"])),
+        deny("mv").when("/command", runs(&["mv"])),
+        deny("more").when("/command", runs(&["rm", "cp"])),
+        deny("files").when("/to", touches(&[".env", ".git"])),
+        deny("env").when("/to", touches(&[".env"])),
+        deny("keys").when("/to", touches(&[".ssh"])),
+        deny("large").when("/amount", Condition::Above(500.into())),
+        deny("some").when("/amount", Condition::one_of([json!(600), json!(700)])),
+        deny("others").when("/amount", Condition::one_of([json!(400), json!(700)])),
+        deny("zip").when("/command", runs(&["zip"])).when("/amount", Condition::Above(900.into())),
+        Deny::ask("asks", ["bash"]).when("/command", runs(&["mv"])),
+    ] {
+        agent = agent.policy(rule);
+    }
+    for n in 0..200 {
+        agent = agent.policy(deny(&format!("rule_{n}")).when("/command", runs(&[&format!("program_{n}")])));
+    }
+    let limit = |name: &str, most: u64| toolgate::policy::Limit::calls(name, ["bash"], most);
+    let agent = agent.policy(limit("nine", 9)).policy(limit("five", 5)).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let told: Vec<String> = agent.warnings().iter().map(|p| format!("{}: {}", p.rule.as_deref().unwrap_or_default(), p.message)).collect();
+    let before = |rule: &str, by: &str| format!("{rule}: it never speaks: `{by}` always speaks before it");
+    let expected =
+        [("asks", "mv"), ("env", "files"), ("mv", "wide"), ("nine", "five"), ("rm", "wide"), ("some", "large"), ("zip", "large")];
+    assert_eq!(told, expected.map(|(rule, by)| before(rule, by)));
+}
+
+#[test]
+fn a_rule_carries_only_the_limits_that_it_reads() {
+    use toolgate::policy::{Limit, Policy};
+    let with = |when: &str| {
+        let rule = Deny::new("r", ["act"]).when_cel(when);
+        (0..300).fold(rule, |rule, n| rule.reading(&Limit::calls(&format!("limit_{n}"), ["act"], 5))).definition()
+    };
+    assert!(!with("input.amount > 5").contains("limit_"), "a thousand rules beside a thousand limits are no million");
+    assert!(with("sum_of(\"limit_7\") > 5").contains("limit_7"));
+}
+
+#[test]
 fn conditions_that_no_argument_can_meet_are_told() {
     let schema = json!({"type": "object", "properties": {
         "amount": {"type": "number", "minimum": 0, "maximum": 100}, "status": {"enum": ["open", "closed"]}, "maybe": {"enum": ["open", null]},

@@ -164,9 +164,13 @@ impl Expression {
         &self.source
     }
 
-    /// Lets `sum_of("name")` read a limit.
-    pub(super) fn reads(&mut self, limit: Limit) {
-        self.limits.push(limit);
+    /// Lets `sum_of("name")` read a limit. One that reads none carries none: there may be many.
+    pub(super) fn reads(&mut self, limit: &Limit) {
+        let mut asks = false;
+        self.each(&mut |node| asks |= matches!(node.kind, Kind::Used(_)));
+        if asks {
+            self.limits.push(limit.clone());
+        }
     }
 
     /// What is wrong with it for the tools that its rule governs, in an agent with these tools.
