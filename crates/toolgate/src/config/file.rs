@@ -1,27 +1,27 @@
 //! `toolgate.toml`: agents, their tools, rules and limits in one file.
 
+mod agent;
+mod build;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
 use toml::de::DeTable;
 
+use super::Rules;
 use super::backend::{Behind, Exposed};
 use super::gateway::Gateway;
 use super::lint::Silence;
 use super::read::{File, Shared, Table};
-use super::tool::read_tool;
 use super::upstream::Upstream;
-use super::{Rules, rule};
 use crate::error::Dialect;
 use crate::hook::CommandHook;
-use crate::limits::{Budget, Limits, Rate};
+use crate::limits::{Limits, Rate};
 use crate::policy::{Place, Problem, Severity};
-use crate::registry::{Agent, Section};
-use crate::tool::{Handler, Spec, Tool};
+use crate::tool::{Spec, Tool};
 
 /// A configuration file.
 ///
@@ -401,78 +401,7 @@ impl Config {
         }
         self
     }
-
-    /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
-    /// without running anything; without it, built-in tools run, and the rest can only be declared so far.
-    ///
-    /// # Errors
-    /// Everything that is wrong, all at once.
-    pub fn agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
-        let (mut problems, mut built) = (self.problems, Vec::new());
-        let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
-        for declared in self.agents {
-            let places: Vec<(String, Place)> = declared
-                .tools
-                .iter()
-                .map(|entry| (entry.tool.spec().name().to_owned(), entry.place.clone()))
-                .chain(declared.hook_places)
-                .collect();
-            let mut builder = Agent::builder(declared.name.as_str()).rules(declared.rules).limits(declared.limits);
-            if let Some(principals) = &declared.principals {
-                builder = builder.principals(principals.iter().map(String::as_str));
-            }
-            if let Some(bytes) = declared.max_output {
-                builder = builder.max_output(bytes);
-            }
-            builder = builder.dialect(declared.dialect.unwrap_or_default());
-            if script.is_none() {
-                builder = declared.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
-            }
-            for Entry { tool, section, .. } in declared.tools {
-                let tool = match script {
-                    Some(script) => tool.handled_by(Arc::clone(script)),
-                    None => tool,
-                };
-                builder = match section {
-                    Some(section) => builder.section(Section::new(section).tool(tool)),
-                    None => builder.tool(tool),
-                };
-            }
-            match builder.build() {
-                Ok(agent) => built.push(agent),
-                // Where a tool or a rule could not be read, what governs what is anybody's guess.
-                Err(error) => {
-                    let known = error.problems.into_iter().filter(|problem| whole || problem.field != UNGOVERNED);
-                    problems.extend(known.map(|problem| placed(problem, &places)));
-                }
-            }
-        }
-        if problems.iter().any(|problem| problem.severity == Severity::Error) { Err(ConfigError { problems }) } else { Ok(built) }
-    }
 }
-
-/// A problem that speaks of a tool stands where the tool is declared.
-fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
-    if problem.place.is_some() {
-        return problem;
-    }
-    let place = places.iter().find(|(name, _)| problem.message.contains(&format!("`{name}`"))).map(|(_, place)| place.clone());
-    let help = [
-        ("schema of", "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
-        ("declares no such entity", "say where it stands: `entities = { name = \"/path\" }`"),
-        ("is meant for no tool", "name tools of this agent in `tools`, or take the hook out"),
-        ("takes away", "name a tool of this agent in `revokes`, or take it out"),
-    ];
-    let known = help.iter().find(|(words, _)| problem.message.contains(words) && problem.help.is_none());
-    let problem = known.map_or_else(|| problem.clone(), |(_, help)| problem.clone().help(*help));
-    match problem.field.as_str() {
-        UNGOVERNED => Problem { place, ..problem.help("write a rule for it, or say `effect = \"read\"` or `policy = \"open\"`") },
-        _ => Problem { place, ..problem },
-    }
-}
-
-/// The part of a rule that would have to say something else, where a tool is governed by none.
-const UNGOVERNED: &str = "mode";
 
 /// What is read on the way.
 pub(super) struct Reader<'r> {
@@ -480,90 +409,6 @@ pub(super) struct Reader<'r> {
     pub(super) beside: &'r Path,
     /// Files that are included.
     pub(super) files: RefCell<Vec<PathBuf>>,
-}
-
-impl Reader<'_> {
-    fn agent(&self, name: String, table: &Table<'_>) -> Declared {
-        let principals = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
-        let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
-        let dialect = table.word("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
-        let limits = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
-        // At the top, `upstreams` are the servers themselves.
-        let upstreams = match table.is_table("upstreams") {
-            true => None,
-            false => table.names("upstreams").map(|names| names.into_iter().map(str::to_owned).collect()),
-        };
-        let (mut tools, mut grants) = (Vec::new(), Vec::new());
-        if let Some(declared) = table.table("tools") {
-            for name in declared.keys() {
-                let Some(inner) = declared.table(&name) else { continue };
-                let place = self.file.place(inner.span());
-                if !crate::names::is_tool_name(&name) {
-                    let mapped = crate::names::map_foreign([name.as_str()]).names.into_keys().next();
-                    let problem =
-                        Problem::new(format!("`{}` is no name for a tool: 1 to 64 of a-z, 0-9, `_` and `-`", crate::names::shown(&name)));
-                    let help = mapped.map_or_else(
-                        || "use other letters".to_owned(),
-                        |mapped| format!("write `{mapped}`; what a client calls otherwise is mapped onto it"),
-                    );
-                    inner.wrong("", problem.help(help));
-                    inner.silence();
-                    continue;
-                }
-                if inner.bool("grant") == Some(true) {
-                    grants.push(name.clone());
-                }
-                match read_tool(&name, &inner, self) {
-                    Some((tool, behind)) => tools.push(Entry { tool, place, section: inner.text("section").map(str::to_owned), behind }),
-                    // What could not be read is told; the rest of it was not looked at.
-                    None => inner.silence(),
-                }
-                inner.finish("a tool");
-            }
-        }
-        let mut files: Vec<(String, String)> = Vec::new();
-        for path in table.names("include").unwrap_or_default() {
-            let path = self.beside.join(path);
-            self.files.borrow_mut().push(path.clone());
-            match std::fs::read_to_string(&path) {
-                Ok(text) => files.push((path.display().to_string(), text)),
-                Err(error) => {
-                    table.wrong("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))
-                }
-            }
-        }
-        let rules = rule::read_with(self.file, &table.tables("policy"), files.iter().map(|(name, text)| (name.as_str(), text.as_str())));
-        let tables = table.tables("hooks");
-        let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
-        let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
-        Declared { name, principals, limits, max_output, dialect, tools, upstreams, grants, hooks, hook_places, rules }
-    }
-}
-
-fn read_limits(table: &Table<'_>) -> Limits {
-    let budget = |key: &str| {
-        let budget = table.table(key).map(|inner| {
-            let budget = Budget {
-                calls: inner.count("calls"),
-                tokens: inner.count("tokens"),
-                money: inner.number("money"),
-                wall: inner.duration("wall").and_then(positive),
-            };
-            inner.finish("a budget");
-            budget
-        });
-        budget.unwrap_or_default()
-    };
-    let (session, mut principal) = (budget("session"), budget("principal"));
-    if principal.wall.take().is_some()
-        && let Some(inner) = table.table("principal")
-    {
-        let problem = Problem::new("a principal has no beginning that its time could be counted from");
-        inner.wrong("wall", problem.help("write `wall` under `session`, or a `limit` with `within`"));
-    }
-    let rate = rate(table);
-    table.finish("limits");
-    Limits { session, principal, rate }
 }
 
 /// So many in so long.
@@ -580,38 +425,4 @@ pub(super) fn rate(table: &Table<'_>) -> Option<Rate> {
 
 pub(super) fn positive(length: SignedDuration) -> Option<Duration> {
     Duration::try_from(length).ok()
-}
-
-/// The rules of an agent out of the files that they came from: policy files, and configurations.
-pub(crate) fn rules_of<'a>(agent: &str, files: &[(&'a str, &'a str)]) -> Rules {
-    let is_configuration = |text: &str| {
-        let (document, _) = DeTable::parse_recoverable(text);
-        document.get_ref().keys().any(|key| key.get_ref() != "policy")
-    };
-    let (configurations, policies): (Vec<_>, Vec<_>) = files.iter().copied().partition(|(_, text)| is_configuration(text));
-    let Some(((name, text), more)) = configurations.split_first() else { return Rules::parse_all(policies) };
-    let rules = |name: &str, text: &str, policies: Vec<(&'a str, &'a str)>| {
-        let file = File { name: name.into(), text: text.into() };
-        let (document, _) = DeTable::parse_recoverable(text);
-        let shared = Shared::default();
-        let table = Table::new(&file, document.get_ref(), 0..0, &shared);
-        let own = table.table("agents").and_then(|agents| agents.table(agent));
-        rule::read_with(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
-    };
-    more.iter().fold(rules(name, text, policies), |all, (name, text)| all.and(rules(name, text, Vec::new())))
-}
-
-/// The rules of an agent out of the files that they came from, as they are written.
-pub(crate) fn tables_of(agent: &str, files: &[(&str, &str)]) -> Vec<serde_json::Map<String, serde_json::Value>> {
-    let mut tables = Vec::new();
-    for (_, text) in files {
-        let (document, _) = DeTable::parse_recoverable(text);
-        let own = document.get_ref().get("agents").and_then(|agents| agents.get_ref().as_table()?.get(agent)?.get_ref().as_table());
-        let policies = own.unwrap_or_else(|| document.get_ref()).get("policy").and_then(|policies| policies.get_ref().as_array());
-        tables.extend(policies.into_iter().flatten().filter_map(|policy| match super::read::json(policy.get_ref())? {
-            serde_json::Value::Object(table) => Some(table),
-            _ => None,
-        }));
-    }
-    tables
 }

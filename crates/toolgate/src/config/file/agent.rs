@@ -1,0 +1,93 @@
+//! Reading one agent.
+
+use super::{Declared, Entry, Reader, positive, rate};
+use crate::config::read::Table;
+use crate::config::rule;
+use crate::config::tool::read_tool;
+use crate::error::Dialect;
+use crate::limits::{Budget, Limits};
+use crate::policy::Problem;
+
+impl Reader<'_> {
+    pub(super) fn agent(&self, name: String, table: &Table<'_>) -> Declared {
+        let principals = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
+        let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
+        let dialect = table.word("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
+        let limits = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
+        // At the top, `upstreams` are the servers themselves.
+        let upstreams = match table.is_table("upstreams") {
+            true => None,
+            false => table.names("upstreams").map(|names| names.into_iter().map(str::to_owned).collect()),
+        };
+        let (mut tools, mut grants) = (Vec::new(), Vec::new());
+        if let Some(declared) = table.table("tools") {
+            for name in declared.keys() {
+                let Some(inner) = declared.table(&name) else { continue };
+                let place = self.file.place(inner.span());
+                if !crate::names::is_tool_name(&name) {
+                    let mapped = crate::names::map_foreign([name.as_str()]).names.into_keys().next();
+                    let problem =
+                        Problem::new(format!("`{}` is no name for a tool: 1 to 64 of a-z, 0-9, `_` and `-`", crate::names::shown(&name)));
+                    let help = mapped.map_or_else(
+                        || "use other letters".to_owned(),
+                        |mapped| format!("write `{mapped}`; what a client calls otherwise is mapped onto it"),
+                    );
+                    inner.wrong("", problem.help(help));
+                    inner.silence();
+                    continue;
+                }
+                if inner.bool("grant") == Some(true) {
+                    grants.push(name.clone());
+                }
+                match read_tool(&name, &inner, self) {
+                    Some((tool, behind)) => tools.push(Entry { tool, place, section: inner.text("section").map(str::to_owned), behind }),
+                    // What could not be read is told; the rest of it was not looked at.
+                    None => inner.silence(),
+                }
+                inner.finish("a tool");
+            }
+        }
+        let mut files: Vec<(String, String)> = Vec::new();
+        for path in table.names("include").unwrap_or_default() {
+            let path = self.beside.join(path);
+            self.files.borrow_mut().push(path.clone());
+            match std::fs::read_to_string(&path) {
+                Ok(text) => files.push((path.display().to_string(), text)),
+                Err(error) => {
+                    table.wrong("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))
+                }
+            }
+        }
+        let rules = rule::read_with(self.file, &table.tables("policy"), files.iter().map(|(name, text)| (name.as_str(), text.as_str())));
+        let tables = table.tables("hooks");
+        let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
+        let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
+        Declared { name, principals, limits, max_output, dialect, tools, upstreams, grants, hooks, hook_places, rules }
+    }
+}
+
+fn read_limits(table: &Table<'_>) -> Limits {
+    let budget = |key: &str| {
+        let budget = table.table(key).map(|inner| {
+            let budget = Budget {
+                calls: inner.count("calls"),
+                tokens: inner.count("tokens"),
+                money: inner.number("money"),
+                wall: inner.duration("wall").and_then(positive),
+            };
+            inner.finish("a budget");
+            budget
+        });
+        budget.unwrap_or_default()
+    };
+    let (session, mut principal) = (budget("session"), budget("principal"));
+    if principal.wall.take().is_some()
+        && let Some(inner) = table.table("principal")
+    {
+        let problem = Problem::new("a principal has no beginning that its time could be counted from");
+        inner.wrong("wall", problem.help("write `wall` under `session`, or a `limit` with `within`"));
+    }
+    let rate = rate(table);
+    table.finish("limits");
+    Limits { session, principal, rate }
+}

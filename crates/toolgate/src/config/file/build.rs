@@ -1,0 +1,81 @@
+//! Agents out of what a file says.
+
+use std::sync::Arc;
+
+use super::{Config, ConfigError, Entry};
+use crate::policy::{Place, Problem, Severity};
+use crate::registry::{Agent, Section};
+use crate::tool::Handler;
+
+impl Config {
+    /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
+    /// without running anything; without it, built-in tools run, and the rest can only be declared so far.
+    ///
+    /// # Errors
+    /// Everything that is wrong, all at once.
+    pub fn agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
+        let (mut problems, mut built) = (self.problems, Vec::new());
+        let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
+        for declared in self.agents {
+            let places: Vec<(String, Place)> = declared
+                .tools
+                .iter()
+                .map(|entry| (entry.tool.spec().name().to_owned(), entry.place.clone()))
+                .chain(declared.hook_places)
+                .collect();
+            let mut builder = Agent::builder(declared.name.as_str()).rules(declared.rules).limits(declared.limits);
+            if let Some(principals) = &declared.principals {
+                builder = builder.principals(principals.iter().map(String::as_str));
+            }
+            if let Some(bytes) = declared.max_output {
+                builder = builder.max_output(bytes);
+            }
+            builder = builder.dialect(declared.dialect.unwrap_or_default());
+            if script.is_none() {
+                builder = declared.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
+            }
+            for Entry { tool, section, .. } in declared.tools {
+                let tool = match script {
+                    Some(script) => tool.handled_by(Arc::clone(script)),
+                    None => tool,
+                };
+                builder = match section {
+                    Some(section) => builder.section(Section::new(section).tool(tool)),
+                    None => builder.tool(tool),
+                };
+            }
+            match builder.build() {
+                Ok(agent) => built.push(agent),
+                // Where a tool or a rule could not be read, what governs what is anybody's guess.
+                Err(error) => {
+                    let known = error.problems.into_iter().filter(|problem| whole || problem.field != UNGOVERNED);
+                    problems.extend(known.map(|problem| placed(problem, &places)));
+                }
+            }
+        }
+        if problems.iter().any(|problem| problem.severity == Severity::Error) { Err(ConfigError { problems }) } else { Ok(built) }
+    }
+}
+
+/// A problem that speaks of a tool stands where the tool is declared.
+fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
+    if problem.place.is_some() {
+        return problem;
+    }
+    let place = places.iter().find(|(name, _)| problem.message.contains(&format!("`{name}`"))).map(|(_, place)| place.clone());
+    let help = [
+        ("schema of", "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
+        ("declares no such entity", "say where it stands: `entities = { name = \"/path\" }`"),
+        ("is meant for no tool", "name tools of this agent in `tools`, or take the hook out"),
+        ("takes away", "name a tool of this agent in `revokes`, or take it out"),
+    ];
+    let known = help.iter().find(|(words, _)| problem.message.contains(words) && problem.help.is_none());
+    let problem = known.map_or_else(|| problem.clone(), |(_, help)| problem.clone().help(*help));
+    match problem.field.as_str() {
+        UNGOVERNED => Problem { place, ..problem.help("write a rule for it, or say `effect = \"read\"` or `policy = \"open\"`") },
+        _ => Problem { place, ..problem },
+    }
+}
+
+/// The part of a rule that would have to say something else, where a tool is governed by none.
+const UNGOVERNED: &str = "mode";
