@@ -1,17 +1,19 @@
 //! Reading a ledger.
 
+mod beside;
+mod receipt;
+
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use rusqlite::types::Value as Sql;
-use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+use rusqlite::{Connection, params, params_from_iter};
 use serde::Serialize;
 use serde_json::Value;
 use toolgate::json::Digest;
-use toolgate::store::{Approval, ApprovalState, Intent, StoreError, Target};
-use toolgate::{BacktestPlace, CallId, Decision, Receipt, Row, SessionKey};
+use toolgate::store::StoreError;
+use toolgate::{BacktestPlace, CallId, Decision, Row, SessionKey};
 
-use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
 use crate::home::Home;
 use crate::keys::Keys;
@@ -305,50 +307,6 @@ impl Ledger {
         self.named(find())
     }
 
-    /// Calls that wait for a person, the oldest first.
-    ///
-    /// # Errors
-    /// They cannot be read.
-    pub fn waiting(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
-        let find = || -> Done<Vec<Approval>> {
-            let mut statement = self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
-            let mut rows = statement.query([crate::ledger::nanos(now)])?;
-            let mut found = Vec::new();
-            while let Some(row) = rows.next()? {
-                let approval: Approval = serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?;
-                if approval.state == ApprovalState::Waiting {
-                    found.push(approval);
-                }
-            }
-            Ok(found)
-        };
-        self.named(find())
-    }
-
-    /// The definition of an agent, by the digest that rows have.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn definition(&self, config: Digest) -> Result<Option<String>, StoreError> {
-        let find = || -> Done<Option<String>> {
-            let bytes = config.as_bytes().as_slice();
-            Ok(self.sql.query_row("SELECT body FROM configs WHERE digest = ?1", [bytes], |row| row.get(0)).optional()?)
-        };
-        self.named(find())
-    }
-
-    /// Claims that nobody knows the end of.
-    ///
-    /// # Errors
-    /// They cannot be read.
-    pub fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
-        let find = || -> Done<Vec<Intent>> {
-            let unsettled = Claim::unsettled(&self.sql)?;
-            unsettled.into_iter().filter(|claim| claim.is_pending(&self.home, now)).map(claims::shown).collect()
-        };
-        self.named(find())
-    }
-
     /// The places of an agent's rows of a period.
     ///
     /// # Errors
@@ -396,103 +354,6 @@ impl Ledger {
             let mut rows = statement.query([signed(seq)])?;
             let Some(row) = rows.next()? else { return Ok(None) };
             Ok(Some(serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?))
-        };
-        self.named(find())
-    }
-
-    /// Whether the row of a receipt is in the ledger, as it was when the receipt was given. `None` where there is no such
-    /// row.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn holds(&self, receipt: &Receipt) -> Result<Option<bool>, StoreError> {
-        let find = || -> Done<Option<bool>> {
-            let read = |row: &rusqlite::Row<'_>| {
-                Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
-            };
-            let found = self
-                .sql
-                .query_row("SELECT seq, session, n, body FROM ledger WHERE call = ?1", [receipt.call.as_bytes().as_slice()], read)
-                .optional()?;
-            let Some((seq, session, n, body)) = found else { return Ok(None) };
-            let row: Row = serde_json::from_str(&body)?;
-            let before: Option<Vec<u8>> = self
-                .sql
-                .query_row("SELECT hash FROM ledger WHERE session = ?1 AND n = ?2", [session, n - 1], |row| row.get(0))
-                .optional()?;
-            let anchor: Option<Vec<u8>> = self
-                .sql
-                .query_row("SELECT anchor FROM sessions WHERE id = ?1 AND pruned = ?2", [session, n - 1], |row| row.get(0))
-                .optional()?
-                .flatten();
-            let before = match before.or(anchor) {
-                Some(hash) => digest(&hash)?,
-                None => crate::chain::opening(&row.key),
-            };
-            // The row itself is what counts, not what is written beside it.
-            let link = crate::chain::link(&before, unsigned(n), body.as_bytes());
-            Ok(Some(link == receipt.hash && unsigned(seq) == receipt.seq))
-        };
-        self.named(find())
-    }
-
-    /// A receipt for a row, signed with the key beside the ledger: only where the whole ledger holds, and the row is signed
-    /// already. Nobody is to get a signature for what he has put there himself.
-    ///
-    /// # Errors
-    /// What does not hold, or is not there.
-    pub fn receipt(&self, entry: &Entry) -> Result<Receipt, StoreError> {
-        let verified =
-            self.verify(&crate::flaw::Trust::default(), |_| ()).map_err(|flaw| StoreError(format!("the ledger does not hold: {flaw}")))?;
-        if entry.seq > verified.signed_to {
-            return Err(StoreError(format!("row {} is not signed yet; try again in a second", entry.seq)));
-        }
-        let keys = Keys::open(&self.home.keys(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
-        Ok(crate::keys::recorded(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash).receipt())
-    }
-
-    /// The public key that this ledger signs with.
-    ///
-    /// # Errors
-    /// It cannot be read, or is not the one of the ledger's own keys.
-    pub fn public_key(&self) -> Result<String, StoreError> {
-        let key = self.named(crate::session::meta(&self.sql))?.remove("key").unwrap_or_default();
-        let own = Keys::own(&self.home.keys()).unwrap_or_default();
-        if own.contains(&key) { Ok(key) } else { Err(StoreError("the key of this ledger is not beside it".to_owned())) }
-    }
-
-    /// What is paused, and why.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn paused(&self) -> Result<Vec<(Target, String)>, StoreError> {
-        let find = || -> Done<Vec<(Target, String)>> {
-            let mut statement = self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
-            let mut rows = statement.query([])?;
-            let mut found = Vec::new();
-            while let Some(row) = rows.next()? {
-                found.push((serde_json::from_str(&row.get::<_, String>(0)?)?, row.get(1)?));
-            }
-            Ok(found)
-        };
-        self.named(find())
-    }
-
-    /// Whether the ledger has ever heard of this agent, tool, principal or session.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn knows(&self, target: &Target) -> Result<bool, StoreError> {
-        let find = || -> Done<bool> {
-            Ok(match target {
-                Target::Agent(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE agent = ?1")?.exists([&**name])?,
-                Target::Principal(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE principal = ?1")?.exists([&**name])?,
-                Target::Session(key) => crate::session::Session::find(&self.sql, key)?.is_some(),
-                Target::Tool(name) => {
-                    self.sql.prepare("SELECT 1 FROM ledger WHERE tool = ?1")?.exists([&**name])?
-                        || self.sql.prepare("SELECT 1 FROM configs WHERE instr(body, ?1) > 0")?.exists([format!("\"name\":\"{name}\"")])?
-                }
-            })
         };
         self.named(find())
     }

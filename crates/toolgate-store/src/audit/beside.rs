@@ -1,0 +1,92 @@
+//! What stands beside the rows: definitions, claims, approvals, kill switches.
+
+use jiff::Timestamp;
+use rusqlite::OptionalExtension;
+use toolgate::json::Digest;
+use toolgate::store::{Approval, ApprovalState, Intent, StoreError, Target};
+
+use super::Ledger;
+use crate::claims::{self, Claim};
+use crate::fault::Done;
+
+impl Ledger {
+    /// Calls that wait for a person, the oldest first.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn waiting(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
+        let find = || -> Done<Vec<Approval>> {
+            let mut statement = self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
+            let mut rows = statement.query([crate::ledger::nanos(now)])?;
+            let mut found = Vec::new();
+            while let Some(row) = rows.next()? {
+                let approval: Approval = serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?;
+                if approval.state == ApprovalState::Waiting {
+                    found.push(approval);
+                }
+            }
+            Ok(found)
+        };
+        self.named(find())
+    }
+
+    /// The definition of an agent, by the digest that rows have.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn definition(&self, config: Digest) -> Result<Option<String>, StoreError> {
+        let find = || -> Done<Option<String>> {
+            let bytes = config.as_bytes().as_slice();
+            Ok(self.sql.query_row("SELECT body FROM configs WHERE digest = ?1", [bytes], |row| row.get(0)).optional()?)
+        };
+        self.named(find())
+    }
+
+    /// Claims that nobody knows the end of.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
+        let find = || -> Done<Vec<Intent>> {
+            let unsettled = Claim::unsettled(&self.sql)?;
+            unsettled.into_iter().filter(|claim| claim.is_pending(&self.home, now)).map(claims::shown).collect()
+        };
+        self.named(find())
+    }
+
+    /// What is paused, and why.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn paused(&self) -> Result<Vec<(Target, String)>, StoreError> {
+        let find = || -> Done<Vec<(Target, String)>> {
+            let mut statement = self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
+            let mut rows = statement.query([])?;
+            let mut found = Vec::new();
+            while let Some(row) = rows.next()? {
+                found.push((serde_json::from_str(&row.get::<_, String>(0)?)?, row.get(1)?));
+            }
+            Ok(found)
+        };
+        self.named(find())
+    }
+
+    /// Whether the ledger has ever heard of this agent, tool, principal or session.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn knows(&self, target: &Target) -> Result<bool, StoreError> {
+        let find = || -> Done<bool> {
+            Ok(match target {
+                Target::Agent(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE agent = ?1")?.exists([&**name])?,
+                Target::Principal(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE principal = ?1")?.exists([&**name])?,
+                Target::Session(key) => crate::session::Session::find(&self.sql, key)?.is_some(),
+                Target::Tool(name) => {
+                    self.sql.prepare("SELECT 1 FROM ledger WHERE tool = ?1")?.exists([&**name])?
+                        || self.sql.prepare("SELECT 1 FROM configs WHERE instr(body, ?1) > 0")?.exists([format!("\"name\":\"{name}\"")])?
+                }
+            })
+        };
+        self.named(find())
+    }
+}
