@@ -44,6 +44,8 @@ pub enum Said {
     Ask,
     /// It cannot decide, which is a refusal.
     Fault,
+    /// The tool failed there, or what it gave did not fit. Only of calls that were made.
+    Failed,
     /// The call does not come this far.
     NotReached,
     /// It could only be found out by doing it, or the rule is about other tools.
@@ -121,7 +123,11 @@ impl Toolgate {
     /// # Ok(()) }
     /// ```
     pub async fn explain(&self, call: &Call) -> Explanation {
-        let mut trail = Trail::unseen(self, call, None);
+        self.explained(call, Trail::unseen(self, call, None)).await
+    }
+
+    /// The same for a call that something is known of already.
+    pub(super) async fn explained(&self, call: &Call, mut trail: Box<Trail>) -> Explanation {
         let mut walk = Walk { gates: Vec::new(), rules: Vec::new() };
         let would = match Box::pin(self.walk(call, &mut trail, &mut walk)).await {
             Ok(would) => would,
@@ -295,9 +301,46 @@ impl fmt::Display for Said {
             Self::Deny => "deny",
             Self::Ask => "ask",
             Self::Fault => "fault",
+            Self::Failed => "failed",
             Self::NotReached => "-",
             Self::NotAsked => "not asked",
         })
+    }
+}
+
+impl Explanation {
+    /// Why it would not simply run, where it would not.
+    fn reason(&self) -> &str {
+        match &self.would {
+            Would::Run | Would::Replay => "",
+            Would::Ask => self.gates.iter().find(|note| note.said == Said::Ask).and_then(|note| note.why.as_deref()).unwrap_or_default(),
+            Would::Refuse(error) => &error.message,
+        }
+    }
+
+    /// Every gate and every rule, a line each, for whoever has said what it comes to: the reason for that is not said again.
+    #[must_use]
+    pub fn steps(&self) -> String {
+        let reason = self.reason();
+        let line = |head: String, said: Said, why: Option<&str>| {
+            let is_no = matches!(said, Said::Deny | Said::Ask | Said::Fault);
+            let why = why.filter(|why| !(is_no && reason.contains(*why))).unwrap_or_default();
+            let line = format!("{head} {why}");
+            format!("{}\n", line.trim_end())
+        };
+        let mut text = "gates\n".to_owned();
+        for note in &self.gates {
+            text.push_str(&line(format!("  {:<9} {:<9}", note.gate, note.said), note.said, note.why.as_deref()));
+        }
+        text.push_str("\nrules\n");
+        for note in &self.rules {
+            let mode = if note.mode == Mode::Observe { " (observes)" } else { "" };
+            text.push_str(&line(format!("  {:<9} {}{mode}", note.said, note.rule), note.said, note.why.as_deref()));
+            for look in &note.looked_at {
+                text.push_str(&format!("            {} {}: {}\n", if look.holds { "+" } else { "-" }, look.what, look.found));
+            }
+        }
+        text
     }
 }
 
@@ -306,7 +349,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "{} {}", self.tool, self.arguments)?;
         match &self.would {
             Would::Run => writeln!(f, "would run")?,
-            Would::Ask => writeln!(f, "would wait for a person")?,
+            Would::Ask => writeln!(f, "would wait for a person: {}", self.reason())?,
             Would::Replay => writeln!(f, "would get the outcome of an earlier run")?,
             Would::Refuse(error) => {
                 writeln!(f, "would be refused: {error}")?;
@@ -315,20 +358,6 @@ impl fmt::Display for Explanation {
                 }
             }
         }
-        writeln!(f, "\ngates")?;
-        for note in &self.gates {
-            let line = format!("  {:<9} {:<9} {}", note.gate, note.said, note.why.as_deref().unwrap_or_default());
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        writeln!(f, "\nrules")?;
-        for note in &self.rules {
-            let mode = if note.mode == Mode::Observe { " (observes)" } else { "" };
-            let line = format!("  {:<9} {}{mode} {}", note.said, note.rule, note.why.as_deref().unwrap_or_default());
-            writeln!(f, "{}", line.trim_end())?;
-            for look in &note.looked_at {
-                writeln!(f, "            {} {}: {}", if look.holds { "+" } else { "-" }, look.what, look.found)?;
-            }
-        }
-        Ok(())
+        write!(f, "\n{}", self.steps())
     }
 }

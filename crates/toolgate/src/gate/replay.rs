@@ -2,6 +2,7 @@
 
 mod backtest;
 mod stage;
+mod why;
 
 use std::fmt;
 use std::sync::Arc;
@@ -193,11 +194,27 @@ impl Theatre {
         Ok(Self { gate: builder.build()?, stage, clock, one: tokio::sync::Mutex::new(()) })
     }
 
-    /// Takes a recorded call through the gates before the tool.
-    async fn judge(&self, row: &Row) -> Judged {
+    /// A recorded call comes on stage, by the clock it came by.
+    fn bring(&self, row: &Row) -> (Call, Box<Trail>, Watch) {
         self.clock.set(row.at);
         let watch = Watch::on();
         self.stage.set(row, &watch);
+        let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
+        (call.turn, call.turned_away) = (row.turn, row.facts.turned_away.clone());
+        // What was known by a key came with one, and what was paused at the claim had something to claim. Which key it was does not
+        // matter: what was known under it is in the row.
+        let keyed = row.facts.recalled_by == Some(RecalledBy::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
+        call.idempotency_key = keyed.then(|| row.call.to_string());
+        let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
+        trail.facts.watch = watch.clone();
+        // `~` is what it was then; of rows that do not tell, what it is here.
+        trail.facts.home.clone_from(&row.facts.home);
+        (call, trail, watch)
+    }
+
+    /// Takes a recorded call through the gates before the tool.
+    async fn judge(&self, row: &Row) -> Judged {
+        let (call, mut trail, watch) = self.bring(row);
         // What could not be read was not kept, and neither was how large it was; nor was what nobody came to read.
         let unread = row.arguments.is_null() && row.digest.is_none();
         if unread && row.gate == Gate::Validate {
@@ -209,16 +226,6 @@ impl Theatre {
         if let Some(rule) = opaque.filter(|_| is_redacted(&row.arguments)) {
             return Judged::Unknown(format!("an argument was redacted, and the rule `{}` may look at it", rule.policy.name()), None);
         }
-        let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
-        (call.turn, call.turned_away) = (row.turn, row.facts.turned_away.clone());
-        // What was known by a key came with one, and what was paused at the claim had something to claim. Which key it was does not
-        // matter: what was known under it is in the row.
-        let keyed = row.facts.recalled_by == Some(RecalledBy::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
-        call.idempotency_key = keyed.then(|| row.call.to_string());
-        let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
-        trail.facts.watch = watch.clone();
-        // `~` is what it was then; of rows that do not tell, what it is here.
-        trail.facts.home.clone_from(&row.facts.home);
         let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, None)).await;
         if unread {
             watch.unknown(|| UNREAD.to_owned());

@@ -9,7 +9,10 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
 use toolgate::config::Rules;
 use toolgate::policy::{Condition, Deny, Limit, Per, Policy, Proved, ReadBeforeWrite, Require, Sequence, observe};
-use toolgate::{Agent, AgentBuilder, Effect, Gate, ManualClock, MemoryFs, Said, Session, SignedDuration, Tool, Would, builtin};
+use toolgate::{
+    Agent, AgentBuilder, Decision, Effect, Explanation, Gate, ManualClock, MemoryFs, Replay, Said, Session, SignedDuration, Tool, Would,
+    builtin,
+};
 
 fn tool(name: &str) -> Tool {
     let schema = json!({"type": "object", "required": ["entity"], "properties": {
@@ -323,6 +326,44 @@ async fn explanations_agree_with_what_happens() {
         };
         assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), expected, "{why}");
     }
+}
+
+#[tokio::test]
+async fn a_recorded_call_is_explained_as_it_was_decided() {
+    let agent = Agent::builder("a")
+        .tool(tool("act"))
+        .tool(tool("proof").effect(Effect::Read))
+        .policy(Require::new("proved", ["act"], ["proof"]).same("entity", "/entity"))
+        .policy(Limit::sum("daily", ["act"], "/amount", 600.into()))
+        .policy(Deny::ask("large", ["act"]).when("/amount", Condition::Above(500.into())));
+    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let session = gate.session("a", "alice", "s");
+    for amount in [100, 100, 100, 0, 400, 300, 501] {
+        let (name, args) = if amount == 0 { ("proof", json!({"entity": 1})) } else { ("act", json!({"entity": 1, "amount": amount})) };
+        session.call(name, args).await;
+    }
+    session.call("act", json!({"amount": 1})).await;
+    session.call("atc", json!({})).await;
+    let replay = Replay::of(&gate).unwrap();
+    let mut told: Vec<Explanation> = Vec::new();
+    for row in session.rows().await.unwrap() {
+        let why = replay.explain(&row).await.unwrap();
+        let no: Vec<Gate> = why.gates.iter().filter(|note| matches!(note.said, Said::Deny | Said::Ask)).map(|note| note.gate).collect();
+        let refused = row.decision == Decision::Refused;
+        assert_eq!(no, if refused { vec![row.gate] } else { Vec::new() }, "{why}");
+        assert_eq!(why.gates.last().map(|note| note.said), Some(if refused { Said::NotReached } else { Said::Pass }), "{why}");
+        told.push(why);
+    }
+    assert_eq!(told.len(), 9);
+    // On what was known then, and not on what is known now.
+    assert!(told[0].to_string().contains("`proof` succeeded about the same `entity`: never in this session"), "{}", told[0]);
+    assert!(told[4].to_string().contains("daily 0 of 600 used"), "{}", told[4]);
+    let said = |n: usize, rule: &str| told[n].rules.iter().find(|note| note.rule == rule).map(|note| note.said);
+    assert_eq!((said(5, "proved"), said(5, "daily")), (Some(Said::Pass), Some(Said::Deny)));
+    assert_eq!((&told[6].would, said(6, "large")), (&Would::Ask, Some(Said::Ask)));
+    // Who was not asked then says nothing.
+    assert_eq!((told[2].gates[4].said, said(2, "proved")), (Said::Deny, Some(Said::NotReached)));
+    assert!(told[2].rules.iter().all(|note| note.looked_at.is_empty() && note.why.is_none()), "{}", told[2]);
 }
 
 #[tokio::test]

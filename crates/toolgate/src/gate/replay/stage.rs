@@ -225,8 +225,9 @@ impl Store for Stage {
             return memory.room(charges, now).await;
         }
         let one = |charge: &Charge| {
-            let used = find(&row.facts.budget, charge);
             let own = charge.counter.starts_with("budget\u{1f}") || charge.counter.starts_with("rate\u{1f}");
+            // Limits of rules are read at the claim, and by whoever explains.
+            let used = if own { find(&row.facts.budget, charge) } else { find(&row.facts.claimed, charge) };
             if used.is_none() && own {
                 watch.unknown(|| "a budget is asked for that was not read then".to_owned());
             }

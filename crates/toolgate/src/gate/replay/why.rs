@@ -1,0 +1,114 @@
+//! Why a recorded call was decided as it was.
+
+use super::{Replay, Ruling};
+use crate::error::ToolError;
+use crate::gate::explain::{Explanation, GateNote, Said, Would};
+use crate::ledger::{Gate, Row};
+use crate::store::ApprovalState;
+
+impl Replay {
+    /// Why a recorded call was let through or not. Gates say what they said then; rules are asked again, on the facts that the call
+    /// was decided on, so what they say here is as sure as [`Replay::decide`] says that the whole is. `None` of a row that is no call.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use toolgate::policy::{Condition, Deny};
+    /// use toolgate::{Agent, Replay, Tool, Toolgate};
+    ///
+    /// let schema = serde_json::json!({"type": "object", "properties": {"amount": {"type": "number"}}});
+    /// let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(serde_json::json!({"paid": true})) });
+    /// let agent = Agent::builder("desk").tool(pay).policy(Deny::new("cap", ["pay"]).when("/amount", Condition::Above(500.into()))).build()?;
+    /// let gate = Toolgate::builder().agent(agent).build()?;
+    /// let session = gate.session("desk", "alice", "s");
+    /// session.call("pay", serde_json::json!({"amount": 600})).await;
+    ///
+    /// let row = session.rows().await?.remove(0);
+    /// let why = Replay::of(&gate)?.explain(&row).await.ok_or("it is a call")?;
+    /// assert!(why.to_string().contains("+ /amount above 500: 600"), "{why}");
+    /// # Ok(()) }
+    /// ```
+    pub async fn explain(&self, row: &Row) -> Option<Explanation> {
+        if !row.is_a_call() {
+            return None;
+        }
+        let _one = self.0.one.lock().await;
+        let (call, trail, _) = self.0.bring(row);
+        Some(as_recorded(self.0.gate.explained(&call, trail).await, row))
+    }
+}
+
+/// What was recorded is what happened, whatever would come of it now.
+fn as_recorded(again: Explanation, row: &Row) -> Explanation {
+    let was = Ruling::of(row);
+    let error = row.outcome.error();
+    let refusal = error.filter(|_| matches!(was, Ruling::Refused { .. }));
+    let is_asked = refusal.is_some_and(|error| error.approval.is_some());
+    // The gate that it did not get past.
+    let stop = match &was {
+        Ruling::Admitted => None,
+        Ruling::Replayed => Some(Gate::Recall),
+        Ruling::Refused { gate, .. } => Some(*gate),
+    };
+    // A later gate may have refused it before it came that far: its session was held, or it named an approval that was none.
+    let skipped = match (row.facts.progress, row.digest) {
+        _ if refusal.is_none() => None,
+        (None, None) => Some(Gate::Validate),
+        (None, Some(_)) => Some(Gate::Recall),
+        (Some(_), _) => None,
+    };
+    let gates = again.gates.into_iter().map(|note| {
+        let gate = note.gate;
+        let (said, why) = match (stop, refusal) {
+            (Some(stop), Some(error)) if gate == stop => (if is_asked { Said::Ask } else { Said::Deny }, Some(error.message.clone())),
+            (Some(stop), _) if gate > stop || skipped.is_some_and(|from| gate >= from) => (Said::NotReached, None),
+            (None, _) if gate >= Gate::Run => ended(gate, row, error),
+            _ => (Said::Pass, passed(&note, row)),
+        };
+        GateNote { gate, said, why }
+    });
+    let gates = gates.collect();
+    let mut rules = again.rules;
+    // Who was not asked then has said nothing.
+    if refusal.is_some() && (skipped.is_some() || stop.is_some_and(|stop| stop < Gate::Policy)) {
+        for note in rules.iter_mut().filter(|note| note.level.is_some()) {
+            (note.said, note.why) = (Said::NotReached, None);
+            note.looked_at.clear();
+        }
+    }
+    let would = match refusal {
+        Some(_) if is_asked => Would::Ask,
+        Some(error) => Would::Refuse(Box::new(error.clone())),
+        None if stop.is_some() => Would::Replay,
+        None => Would::Run,
+    };
+    Explanation { tool: row.tool.to_string(), arguments: (*row.arguments).clone(), gates, rules, would }
+}
+
+/// What became, at a gate behind the claim, of a call that was let through.
+fn ended(gate: Gate, row: &Row, error: Option<&ToolError>) -> (Said, Option<String>) {
+    match error {
+        Some(error) if gate == row.gate => (Said::Failed, Some(error.message.clone())),
+        // What failed is settled and recorded, and not shaped.
+        Some(_) if gate > row.gate && gate < Gate::Settle => (Said::NotReached, None),
+        _ => (Said::Pass, None),
+    }
+}
+
+/// What is worth knowing of a gate that a call has passed.
+fn passed(note: &GateNote, row: &Row) -> Option<String> {
+    match note.gate {
+        Gate::Hooks => {
+            let said = row.facts.hooks.iter().map(|fact| {
+                let rewrote = if fact.rewrote { ", and rewrote the arguments" } else { "" };
+                format!("{}: {}{rewrote}", fact.hook, fact.said)
+            });
+            let said: Vec<String> = said.collect();
+            (!said.is_empty()).then(|| said.join("; "))
+        }
+        Gate::Approval => {
+            let fact = row.facts.approval.as_ref().filter(|fact| fact.state == ApprovalState::Approved)?;
+            fact.answered_by.as_ref().map(|by| format!("approved by {by}"))
+        }
+        _ => note.why.clone().filter(|_| note.said == Said::Pass),
+    }
+}
