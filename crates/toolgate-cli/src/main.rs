@@ -27,7 +27,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "toolgate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls, one JSON object a line on stdin\n  toolgate audit query --store ledger.db    what happened\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate init --for claude-code           put it before a coding agent\n  toolgate doctor                           is the gate really on?\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate\n\nExit codes: 0 done; 1 something was found (a difference, a failed test, an ill gate); 2 it could not be done, or a call was refused."
+    after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls\n  toolgate audit query --store ledger.db    what happened\n  toolgate explain CALL --store ledger.db   why it was let through or not\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate init --for claude-code           put it before a coding agent\n  toolgate doctor                           is the gate really on?\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate\n\nExit codes: 0 done; 1 something was found (a difference, a failed test, an ill gate); 2 it could not be done, or a call was refused."
 )]
 struct Cli {
     /// The SQLite file that holds the ledger. Verbs that look into one use, without it, the `store` of ./toolgate.toml, else your
@@ -50,6 +50,7 @@ enum Verb {
     Audit(command::audit::Args),
     Approvals(command::approvals::Args),
     Check(command::check::Args),
+    Explain(command::explain::Args),
     Init(command::init::InitArgs),
     Eject(command::init::EjectArgs),
     Trust(command::init::TrustArgs),
@@ -178,6 +179,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
             | Verb::Completions { .. },
         ) => None,
         (None, Verb::Audit(args)) if args.is_offline() => None,
+        (None, Verb::Explain(args)) if args.is_offline() => None,
         (None, _) => configured()?,
         (given, _) => given,
     };
@@ -187,6 +189,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         Verb::Approvals(args) => command::approvals::run(&args, store),
         Verb::Audit(args) => command::audit::run(args, store),
         Verb::Check(args) => command::check::run(&args),
+        Verb::Explain(args) => command::explain::run(&args, store),
         Verb::Init(args) => command::init::init(&args, store),
         Verb::Eject(args) => command::init::eject(&args),
         Verb::Trust(args) => command::init::trust(&args),

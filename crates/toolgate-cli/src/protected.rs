@@ -16,12 +16,13 @@ pub(crate) struct Protected {
 }
 
 /// Verbs that answer for a person, switch toolgate off, pass for it, or look into what it knows of every project.
-const VERBS: [&str; 17] = [
+const VERBS: [&str; 18] = [
     "toolgate approvals approve",
     "toolgate approvals deny",
     "toolgate audit",
     "toolgate backtest",
     "toolgate eject",
+    "toolgate explain",
     "toolgate hook",
     "toolgate-hook",
     "toolgate-ask",

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 use toolgate::config::{Config, ConfigError, PolicyTest, TestCall, read_tests};
 use toolgate::policy::Problem;
 use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
@@ -84,7 +85,7 @@ fn unsaid() -> Failure {
 const UNSAID: &str = "no_result_given";
 
 /// The agents of a configuration, with a script behind them and nothing that came before.
-struct Desk {
+pub(super) struct Desk {
     gate: Toolgate,
     script: Arc<Script>,
     names: Vec<String>,
@@ -95,9 +96,9 @@ struct Desk {
 }
 
 impl Desk {
-    fn open(args: &Args) -> io::Result<Self> {
+    pub(super) fn open(config: Option<&PathBuf>) -> io::Result<Self> {
         let script = Arc::new(Script::default());
-        let agents = load(args, &script)?;
+        let agents = load(config, &script)?;
         let names: Vec<String> = agents.iter().map(|agent| agent.name().to_owned()).collect();
         let rules = agents.iter().flat_map(|agent| agent.enforced_rules().map(str::to_owned)).collect();
         let run_by_client = |agent: &Agent| {
@@ -128,35 +129,56 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if !args.tests.is_empty() {
         return run_tests(args);
     }
-    let desk = Desk::open(args)?;
+    let desk = Desk::open(args.config.as_ref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = anstream::stdout().lock();
     for given in calls(args) {
         let (place, line) = given?;
-        if line.trim().is_empty() {
-            continue;
-        }
-        let tried = read(&line).map_err(|why| io::Error::other(format!("{place}: {why}")))?;
-        let agent = desk.agent(tried.agent.as_ref()).map_err(|why| io::Error::other(format!("{place}: {why}")))?;
-        let explained = if args.explain { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
-        let answer = runtime.block_on(desk.decide(&agent, &tried));
-        let verdict = verdict(&answer);
-        if args.json {
-            let mut told = json!(verdict);
-            if let (Some(explained), Some(told)) = (explained, told.as_object_mut()) {
-                told.insert("explanation".to_owned(), json!(explained));
-            }
-            writeln!(out, "{told}")?;
-            continue;
-        }
-        show(&mut out, &tried, &answer, &verdict)?;
-        if let Some(explained) = explained {
-            let explained = explained.to_string();
-            let text: String = explained.lines().map(|line| format!("    {}\n", clean(line))).collect();
-            writeln!(out, "{DIM}{text}{DIM:#}")?;
+        if !line.trim().is_empty() {
+            tell(&mut out, &desk, &runtime, (place.as_str(), line.as_str()), args.explain, args.json)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tries a call that stands somewhere, and says what becomes of it; also why, where that is wanted.
+pub(super) fn tell(
+    out: &mut impl Write,
+    desk: &Desk,
+    runtime: &Runtime,
+    (place, line): (&str, &str),
+    explains: bool,
+    json: bool,
+) -> io::Result<()> {
+    let placed = |why: String| io::Error::other(format!("{place}: {why}"));
+    let tried = read(line).map_err(placed)?;
+    let agent = desk.agent(tried.agent.as_ref()).map_err(placed)?;
+    let explained = if explains { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
+    let answer = runtime.block_on(desk.decide(&agent, &tried));
+    let verdict = verdict(&answer);
+    if json {
+        let mut told = json!(verdict);
+        if let (Some(explained), Some(told)) = (explained, told.as_object_mut()) {
+            told.insert("explanation".to_owned(), json!(explained));
+        }
+        return writeln!(out, "{told}");
+    }
+    show(out, &tried, &answer, &verdict)?;
+    match explained {
+        Some(explained) => steps(out, &explained),
+        None => Ok(()),
+    }
+}
+
+/// Gates and rules, under what they came to.
+pub(super) fn steps(out: &mut impl Write, why: &Explanation) -> io::Result<()> {
+    let mut text = String::new();
+    for line in why.steps().lines() {
+        let line = format!("    {}", clean(line));
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    writeln!(out, "{DIM}{text}{DIM:#}")
 }
 
 /// The calls that are given, and where each stands.
@@ -182,8 +204,8 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
     Box::new(args.calls.iter().flat_map(one))
 }
 
-fn load(args: &Args, script: &Arc<Script>) -> io::Result<Vec<Agent>> {
-    let path = crate::place::here(args.config.as_ref())?;
+fn load(config: Option<&PathBuf>, script: &Arc<Script>) -> io::Result<Vec<Agent>> {
+    let path = crate::place::here(config)?;
     let config = crate::place::with_known(Config::load(&path)?, &path)?;
     let handler: Arc<dyn Handler> = script.clone();
     config.agents(Some(&handler)).map_err(|error| {
@@ -260,16 +282,22 @@ fn show(out: &mut impl Write, tried: &Tried, answer: &Answer, verdict: &Verdict<
     let place = if word == "allow" { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", answer.gate) };
     writeln!(out, "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{place}", clean(&tried.tool), clean(&tried.arguments()))?;
     if let Some(error) = answer.outcome.error().filter(|_| word != "allow") {
-        writeln!(out, "      {} {}: {}", error.category, error.code, clean(&error.message))?;
-        if let Some(next) = &error.next {
-            writeln!(out, "      {DIM}next{DIM:#} {} {}", next.tool, clean(&next.arguments.to_string()))?;
-        }
+        told(out, error)?;
     }
     // A result that does not fit is worth a word: in earnest it would be withheld.
     if let Some(error) = answer.outcome.error().filter(|error| word == "allow" && error.code != UNSAID) {
         writeln!(out, "      {YELLOW}its result{YELLOW:#} {}: {}", error.code, clean(&error.message))?;
     }
     Ok(())
+}
+
+/// What is wrong, and what to do next.
+pub(super) fn told(out: &mut impl Write, error: &ToolError) -> io::Result<()> {
+    writeln!(out, "      {} {}: {}", error.category, error.code, clean(&error.message))?;
+    match &error.next {
+        Some(next) => writeln!(out, "      {DIM}next{DIM:#} {} {}", next.tool, clean(&next.arguments.to_string())),
+        None => Ok(()),
+    }
 }
 
 /// What a test came to.
@@ -333,7 +361,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             ))
         })?;
         for test in &tests {
-            let desk = Desk::open(args)?;
+            let desk = Desk::open(args.config.as_ref())?;
             rules.extend(desk.rules.iter().cloned());
             let (mut last, mut broken) = (None, None);
             for (number, call) in test.given.iter().chain([&test.call]).enumerate() {

@@ -142,7 +142,7 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
 }
 
 /// The agent that a row was decided by, as it was.
-fn replay_of(ledger: &Ledger, config: Digest) -> io::Result<Result<Replay, String>> {
+pub(super) fn replay_of(ledger: &Ledger, config: Digest) -> io::Result<Result<Replay, String>> {
     if config == Digest::default() {
         // Nobody knew the agent; nobody knows it now.
         return Replay::new([]).map(Ok);

@@ -63,11 +63,15 @@ const CALLS: &str = r#"
 "#;
 
 fn check(config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
+    tried("check", config, calls, more)
+}
+
+fn tried(verb: &str, config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
     let output = Command::cargo_bin("toolgate")
         .unwrap()
-        .arg("check")
+        .arg(verb)
         .args(more)
         .current_dir(directory.path())
         .env_clear()
@@ -138,6 +142,61 @@ fn a_program_reads_a_verdict_a_line() {
 fn why_is_told_on_request() {
     let (_, stdout, _) = check(CONFIG, CALLS.lines().nth(1).unwrap(), &["--explain"]);
     assert!(stdout.contains("`verify_customer` succeeded about the same `customer_id`: never in this session"), "{stdout}");
+    assert_eq!(stdout.matches("must have succeeded first in this session").count(), 1, "a reason is given once: {stdout}");
+    let large = r#"{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 450}}"#;
+    let verify = CALLS.lines().nth(2).unwrap();
+    let (_, stdout, _) = check(CONFIG, "", &["--explain", verify, large]);
+    assert_eq!(stdout.matches("the rule `big` wants a person to decide").count(), 1, "{stdout}");
+}
+
+#[test]
+fn a_call_that_was_not_made_is_explained_as_it_would_be() {
+    let (refund, verify) = (CALLS.lines().nth(1).unwrap(), CALLS.lines().nth(2).unwrap());
+    let (code, stdout, stderr) = tried("explain", CONFIG, "", &[refund]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    insta::assert_snapshot!(stdout, @r#"
+    deny  issue_refund {"customer_id": "C-1", "amount": 100} at policy · verified
+          BUSINESS prerequisite_missing: `verify_customer` must have succeeded first in this session
+          next verify_customer {"customer_id":"C-1"}
+        gates
+          admit     pass
+          resolve   pass
+          validate  pass
+          recall    pass
+          progress  pass
+          limits    pass
+          hooks     pass
+          policy    deny
+          approval  -
+          claim     -
+          run       -
+          shape     -
+          settle    -
+          record    -
+
+        rules
+          deny      verified
+                    - `verify_customer` succeeded about the same `customer_id`: never in this session
+          pass      daily
+                    + at most 500: 100 more
+          pass      big
+                    - /amount above 400: 100
+    "#);
+    // It is what `check` says; what stands before it has come before it.
+    assert_eq!(check(CONFIG, "", &["--explain", refund]), (0, stdout, String::new()));
+    let (_, stdout, _) = tried("explain", CONFIG, "", &["--json", verify, refund]);
+    let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|line| &line["explanation"]["would"]).collect::<Vec<_>>(), ["run", "run"]);
+    let wrong: [(&[&str], &str); 4] = [
+        (&["{\"tol\": 1}"], "call 1: this is no call"),
+        (&["nonsense"], "one that was not made is a JSON object"),
+        (&[], "<CALL>..."),
+        (&["--config", "nowhere.toml", "{\"tool\": \"calc\"}"], "nowhere.toml"),
+    ];
+    for (words, why) in wrong {
+        let (code, stdout, stderr) = tried("explain", CONFIG, "", words);
+        assert!(code == 2 && stdout.is_empty() && stderr.contains(why), "{stderr}");
+    }
 }
 
 #[test]

@@ -192,6 +192,7 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         ("Bash", json!({"command": "cat ~/.local/state/toolgate/trusted.json"}), "deny", "toolgate's own state"),
         ("Bash", json!({"command": "toolgate audit settle x --done"}), "deny", "This answers for a person"),
         ("Bash", json!({"command": "toolgate eject"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate explain c27a3fb5b2c8"}), "deny", "This answers for a person"),
         ("Bash", json!({"command": "echo x | toolgate hook"}), "deny", "This answers for a person"),
         ("Bash", json!({"command": "toolgate-hook --socket x"}), "deny", "This answers for a person"),
         (

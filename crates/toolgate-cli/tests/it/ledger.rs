@@ -1,4 +1,4 @@
-//! A ledger that is kept: what a user of `audit`, `replay` and `backtest` sees.
+//! A ledger that is kept: what a user of `audit`, `explain`, `replay` and `backtest` sees.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -153,6 +153,7 @@ fn what_is_not_there_is_told() {
         &["audit", "stats"],
         &["audit", "settle"],
         &["replay", "s"],
+        &["explain", "c27a3fb5b2c8"],
         &["audit", "prune"],
         &["audit", "key"],
     ] {
@@ -366,6 +367,134 @@ async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules()
     assert!(code == 0 && said.contains("2 calls: 2 would be decided the same, 0 otherwise"), "{said}{told}");
     let (code, said, told) = trying(0);
     assert!(code == 1 && said.contains("2 calls: 1 would be decided the same, 1 otherwise"), "{said}{told}");
+}
+
+#[test]
+fn every_recorded_call_can_be_explained() {
+    let kept = Kept::new();
+    let rows = kept.json(&["audit", "query"]);
+    let calls: Vec<&str> = rows.iter().map(|entry| entry["row"]["call"].as_str().unwrap()).collect();
+    let told = kept.json(&[&["explain"][..], &calls].concat());
+    assert_eq!(told.len(), rows.len());
+    for (told, entry) in told.iter().zip(&rows) {
+        let row = &entry["row"];
+        assert_eq!((&told["call"], &told["tool"]), (&row["call"], &row["tool"]));
+        assert!(told["now"].get("differs").is_none(), "{told}");
+        // Each gate says what it said then.
+        let wanted = match row["decision"].as_str().unwrap() {
+            "refused" => "deny",
+            "failed" => "failed",
+            _ => "pass",
+        };
+        let gates = told["explanation"]["gates"].as_array().unwrap();
+        assert_eq!(gates.iter().find(|note| note["gate"] == row["gate"]).unwrap()["said"], wanted, "{told}");
+    }
+    let (code, _, stderr) = kept.run(&["explain", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
+    assert!(code == 2 && stderr.contains("`toolgate audit query` lists those it has"), "{stderr}");
+    let first = calls[0];
+    assert_eq!(kept.run(&["audit", "prune", "--older-than", "0s"]).0, 0);
+    let (code, _, stderr) = kept.run(&["explain", first]);
+    assert!(code == 2 && stderr.contains("rows up to 31 were pruned since then"), "{stderr}");
+}
+
+#[tokio::test]
+async fn a_call_is_explained_on_what_it_was_decided_on() {
+    use toolgate::config::Rules;
+    use toolgate::{Agent, Tool, Toolgate};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}}, "required": ["amount"]});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(json!({"paid": true})) });
+    let rules = Rules::parse(
+        "policy.toml",
+        r#"
+        [[policy]]
+        name = "cap"
+        rule = "deny"
+        tools = ["pay"]
+        where = [{ argument = "/amount", above = 500 }]
+        reason = "Over 500 a person decides."
+
+        [[policy]]
+        name = "daily"
+        rule = "limit"
+        tools = ["pay"]
+        sum = "/amount"
+        most = 500
+        "#,
+    );
+    let gate = Toolgate::builder()
+        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap()))
+        .agent(Agent::builder("desk").tool(pay).rules(rules).build().unwrap())
+        .build()
+        .unwrap();
+    let session = gate.session("desk", "alice", "monday");
+    for amount in [300, 600, 250] {
+        session.call("pay", json!({"amount": amount})).await;
+    }
+    let calls: Vec<String> = session.rows().await.unwrap().iter().map(|row| row.call.to_string()).collect();
+    let explain = |args: &[&str]| {
+        let (code, stdout, stderr) = toolgate(&[&["explain"][..], args, &["--store", path.to_str().unwrap()]].concat());
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z").unwrap().replace_all(&stdout, "TIME").into_owned()
+    };
+    // The end of a name is enough.
+    insta::assert_snapshot!(explain(&[calls[1].rsplit('-').next().unwrap()]), @r#"
+    refused pay {"amount":600} at policy · cap
+          BUSINESS cap: Over 500 a person decides. Repeating this call does not help.
+          TIME session monday of alice with desk
+        gates
+          admit     pass
+          resolve   pass
+          validate  pass
+          recall    pass
+          progress  pass
+          limits    pass
+          hooks     pass
+          policy    deny
+          approval  -
+          claim     -
+          run       -
+          shape     -
+          settle    -
+          record    -
+
+        rules
+          deny      cap
+                    + /amount above 500: 600
+          pass      daily
+                    - at most 500: 600 more
+    "#);
+    insta::assert_snapshot!(explain(&[calls[0].as_str()]), @r#"
+    succeeded pay {"amount":300}
+          TIME session monday of alice with desk
+        gates
+          admit     pass
+          resolve   pass
+          validate  pass
+          recall    pass
+          progress  pass
+          limits    pass
+          hooks     pass
+          policy    pass
+          approval  pass
+          claim     pass      0 of 500 used
+          run       pass
+          shape     pass
+          settle    pass
+          record    pass
+
+        rules
+          pass      cap
+                    - /amount above 500: 300
+          pass      daily 0 of 500 used
+                    + at most 500: 300 more
+    "#);
+    let told: Value = serde_json::from_str(&explain(&["--json", calls[2].as_str()])).unwrap();
+    assert_eq!((&told["now"], &told["was"]["refused"]["rule"]), (&json!("same"), &json!("daily")));
+    let rules = told["explanation"]["rules"].as_array().unwrap();
+    assert_eq!(rules.iter().map(|note| &note["said"]).collect::<Vec<_>>(), ["pass", "deny"]);
+    assert!(rules[1]["why"].as_str().unwrap().ends_with("(used: 300)"), "{told}");
 }
 
 /// A ledger with two calls of which nobody knows whether they took effect.

@@ -3,7 +3,7 @@
 mod keep;
 mod read;
 
-pub(super) use read::about;
+pub(super) use read::{about, row_of};
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -3,12 +3,13 @@
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use toolgate::store::StoreError;
-use toolgate::{Decision, Gate, Outcome, Row};
-use toolgate_store::{Entry, Filter};
+use toolgate::{CallId, Decision, Gate, Outcome, Row};
+use toolgate_store::{Entry, Filter, Ledger};
 
 use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, is_narrow, length, open, style, time, why};
 use super::Named;
@@ -105,33 +106,52 @@ pub(in crate::command) fn about(row: &Row) -> String {
     clean(&row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" "))
 }
 
+/// The row of a call: as it was recorded, or as it will be if nobody tells how the call ended.
+pub(in crate::command) fn row_of(call: &Named, ledger: &Ledger) -> io::Result<Row> {
+    let call = call.find(ledger)?;
+    let own = ledger.show(call).map_err(io::Error::other)?.into_iter().find(|entry| entry.row.call == call);
+    if let Some(entry) = own {
+        return Ok(entry.row);
+    }
+    match unwritten(call, ledger)? {
+        Some(row) => Ok((*row).clone()),
+        None => Err(missing(call, ledger.pruned_since(call).map_err(io::Error::other)?)),
+    }
+}
+
+/// What will be written of a call, where nobody has yet: its process died.
+fn unwritten(call: CallId, ledger: &Ledger) -> io::Result<Option<Arc<Row>>> {
+    let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
+    Ok(pending.into_iter().find(|intent| intent.call == call).and_then(|intent| intent.row))
+}
+
+/// There is no such call, or none any more.
+fn missing(call: CallId, pruned: Option<u64>) -> io::Error {
+    io::Error::other(match pruned {
+        Some(seq) => format!("the ledger has no call {call}; rows up to {seq} were pruned since then, and it may be one of them"),
+        None => format!("the ledger has no call {call}; `toolgate audit query` lists those it has"),
+    })
+}
+
 pub(super) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
     let call = call.find(&ledger)?;
     let entries = ledger.show(call).map_err(io::Error::other)?;
     let own = entries.first().filter(|entry| entry.row.call == call);
     let pruned = if own.is_none() { ledger.pruned_since(call).map_err(io::Error::other)? } else { None };
-    let missing = || {
-        io::Error::other(match pruned {
-            Some(seq) => format!("the ledger has no call {call}; rows up to {seq} were pruned since then, and it may be one of them"),
-            None => format!("the ledger has no call {call}; `toolgate audit query` lists those it has"),
-        })
-    };
     if receipt {
-        let receipt = ledger.receipt(own.ok_or_else(missing)?).map_err(io::Error::other)?;
+        let receipt = ledger.receipt(own.ok_or_else(|| missing(call, pruned))?).map_err(io::Error::other)?;
         writeln!(io::stdout().lock(), "{}", json!(receipt))?;
         return Ok(ExitCode::SUCCESS);
     }
     if entries.is_empty() {
-        // Perhaps nobody has written it down yet: its process died.
-        let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
-        if let Some(row) = pending.into_iter().find(|intent| intent.call == call).and_then(|intent| intent.row) {
+        if let Some(row) = unwritten(call, &ledger)? {
             let mut out = anstream::stdout().lock();
             let why = if pruned.is_some() { "not in the ledger any more, or not yet" } else { "not in the ledger yet" };
             writeln!(out, "{DIM}{why}: nobody has said how it ended{DIM:#}")?;
             return writeln!(out, "{}", serde_json::to_string_pretty(&*row)?).map(|()| ExitCode::SUCCESS);
         }
-        return Err(missing());
+        return Err(missing(call, pruned));
     }
     let mut out = anstream::stdout().lock();
     if own.is_none() && !json {
