@@ -8,6 +8,7 @@ mod client;
 mod hook;
 mod place;
 mod protected;
+mod retention;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -4,6 +4,7 @@ mod client;
 mod command;
 mod place;
 mod protected;
+mod retention;
 mod servers;
 mod telemetry;
 

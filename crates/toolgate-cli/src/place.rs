@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use toolgate::SignedDuration;
 use toolgate::config::Config;
 use toolgate::json::Digest;
 
@@ -294,6 +295,12 @@ impl InForce {
                 Err(io::Error::other(format!("there is no {FILE} here, so nothing is in force; make one with `toolgate init`")))
             }
         }
+    }
+
+    /// How long rows stay in the ledger, where the configuration says so of the one that is used.
+    pub(crate) fn retention(&self) -> Option<SignedDuration> {
+        let named = self.config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
+        self.config.retention.filter(|_| named.as_ref() == Some(&self.store) && self.config.sound().is_ok())
     }
 
     fn of(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {

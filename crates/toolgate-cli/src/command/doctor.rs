@@ -115,7 +115,7 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
             if let Some(notice) = &in_force.notice {
                 found.say("trust", Health::Ill, notice.clone());
             }
-            let store = in_force.store.clone();
+            let (store, kept) = (in_force.store.clone(), in_force.retention());
             serves = !in_force.config.upstreams.is_empty() || in_force.config.gateway.given || served_by(&project)?;
             if serves {
                 gateway(args, found)?;
@@ -133,7 +133,7 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
                     let asked = asked_for(tools(), state.path());
                     declared = tools().map(|tool| tool.name().to_owned()).collect();
-                    ledger(&store, &state, found);
+                    ledger(&store, kept, &state, found);
                     if !serves {
                         canary(args, &names, &own, asked.as_ref(), found);
                     }
@@ -150,7 +150,7 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
 }
 
 /// The ledger takes rows, and nobody else can read it.
-fn ledger(store: &Path, state: &State, found: &mut Findings) {
+fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) {
     match super::hook::open_store(store, state) {
         Err(error) => found.say("ledger", Health::Ill, error.to_string()),
         Ok(opened) => {
@@ -172,7 +172,10 @@ fn ledger(store: &Path, state: &State, found: &mut Findings) {
                 .collect();
             match loose.first() {
                 Some(_) => found.say("ledger", Health::Ill, format!("others may read {}; run `chmod go-rwx` on it", loose.join(", "))),
-                None => found.say("ledger", Health::Well, store.display().to_string()),
+                None => {
+                    let kept = crate::retention::told(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
+                    found.say("ledger", Health::Well, format!("{}{kept}", store.display()));
+                }
             }
             clock(store, found);
         }

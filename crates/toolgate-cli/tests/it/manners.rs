@@ -147,6 +147,68 @@ fn more_is_told_or_nothing_but_what_went_wrong() {
     ");
 }
 
+/// The first line on standard error that has these words.
+fn heard(running: &mut Running, words: &str) -> String {
+    let stderr = BufReader::new(running.0.stderr.take().unwrap());
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    loop {
+        let line = told.recv_timeout(Duration::from_secs(60)).unwrap();
+        if line.contains(words) {
+            return line;
+        }
+    }
+}
+
+#[test]
+fn rows_go_by_themselves_only_where_the_configuration_says_when() {
+    let project = desk();
+    let keeping = |retention: &str| {
+        let config = format!("store = \"ledger.db\"\n{retention}name = \"desk\"\n[tools.calc]\nkind = \"builtin\"\n");
+        project.write("project/toolgate.toml", &config);
+    };
+    let older = |days: i64| {
+        let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
+        ledger.execute("UPDATE ledger SET at = at - ?1", [days * 86_400_000_000_000]).unwrap();
+    };
+    let serve = ["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"];
+    older(40);
+    for retention in ["", "retention = \"60d\"\n"] {
+        keeping(retention);
+        assert!(!served(&project, &serve).contains("are gone"), "{retention}");
+    }
+    // Of another ledger than the one it names, a configuration says nothing.
+    keeping("retention = \"30d\"\n");
+    std::fs::copy(project.path("project/toolgate.toml"), project.path("toolgate.toml")).unwrap();
+    let elsewhere = ["serve", "--config", "../toolgate.toml", "--listen", "127.0.0.1:0", "--store", "ledger.db"];
+    assert!(!served(&project, &elsewhere).contains("are gone"));
+    assert_eq!(project.run(&["audit", "query", "--json"], "").1.lines().count(), 31);
+    let line = heard(&mut Running::start(&project, &serve), "are gone");
+    assert!(line.starts_with("31 rows and 0 sealed records from before "), "{line}");
+    assert_eq!(project.run(&["audit", "query", "--json"], "").1, "");
+    assert_eq!(project.run(&["audit", "verify"], "").0, 0, "what is left holds");
+    older(40);
+    let hook = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
+    assert!(heard(&mut Running::start(&project, &hook), "are gone").contains("as `retention` says"));
+    let said = told(&project, "doctor --config toolgate.toml");
+    assert!(
+        said.contains("ledger         HOME/project/ledger.db\n                 rows go after 30 days, while somebody serves\n"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_doctor_says_how_old_rows_have_become() {
+    let project = desk();
+    project.write("project/toolgate.toml", "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n");
+    assert!(!told(&project, "doctor --config toolgate.toml").contains("the oldest row"));
+    let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
+    ledger.execute("UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"19')", []).unwrap();
+    let said = told(&project, "doctor --config toolgate.toml");
+    assert!(said.contains("the oldest row is of TIME; rows go by `retention`, or by `toolgate audit prune`\n"), "{said}");
+    assert_eq!(project.run(&["audit", "prune", "--older-than", "0s"], "").0, 0);
+}
+
 /// What a person at a terminal sees.
 fn at_a_terminal(project: &Project, variables: &[(&str, &str)], args: &[&str]) -> String {
     let line = format!("'{}' {}", assert_cmd::cargo::cargo_bin("toolgate").display(), args.join(" "));

@@ -265,7 +265,7 @@ fn every_code_can_be_found() {
     let words = "Finds the orders of one customer by name";
     let many: String = (0..5).map(|n| tool(&format!("tool_{n}"), "")).collect();
     let config = format!(
-        "{many}[agents.a.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n[agents.a.tools.search]\ndescription = \"{words} too\"\neffect = \"read\"\n\
+        "store = \"ledger.db\"\nretention = \"1d\"\n{many}[agents.a.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n[agents.a.tools.search]\ndescription = \"{words} too\"\neffect = \"read\"\n\
          [agents.a.tools.pay]\ndescription = \"Pays. Call find first.\"\npolicy = \"open\"\n\
          [agents.a.tools.send]\ndescription = \"Sends.\"\n\
          [agents.a.tools.close]\ndescription = \"Closes.\"\ninput = {{ type = \"object\", properties = {{ status = {{ enum = [\"open\", \"closed\"] }} }} }}\n\
@@ -274,6 +274,7 @@ fn every_code_can_be_found() {
          [[agents.a.policy]]\nname = \"mute\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhen = \"input.amount > 5\"\n\
          [[agents.a.policy]]\nname = \"large\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 10 }}]\nreason = \"Too much.\"\n\
          [[agents.a.policy]]\nname = \"larger\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 20 }}]\nreason = \"Far too much.\"\n\
+         [[agents.a.policy]]\nname = \"weekly\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 9\nwithin = \"7d\"\nreason = \"Enough for a week.\"\n\
          [agents.b.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n"
     );
     project.write("project/toolgate.toml", &config);
@@ -289,6 +290,7 @@ fn every_code_can_be_found() {
         "ordering_unenforced",
         "ordering_untold",
         "overlap",
+        "short_retention",
         "silent_rule",
         "thin_description",
         "too_many_tools",

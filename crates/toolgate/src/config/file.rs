@@ -50,6 +50,8 @@ use crate::tool::{Spec, Tool};
 pub struct Config {
     /// Where the ledger is kept, relative to the file.
     pub store: Option<PathBuf>,
+    /// How long rows stay in that ledger; for good where nothing is said.
+    pub retention: Option<SignedDuration>,
     /// What is redacted wherever it stands in a row.
     pub redact: Vec<String>,
     /// How clients that run their tools themselves are answered.
@@ -151,6 +153,7 @@ impl Config {
         let file = File { name: name.into(), text: text.into() };
         let mut config = Self {
             store: None,
+            retention: None,
             redact: Vec::new(),
             client: Client::default(),
             gateway: Gateway::default(),
@@ -177,6 +180,7 @@ impl Config {
         let table = Table::new(&file, document.get_ref(), 0..0, &shared);
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         config.store = table.text("store").map(|path| beside.join(path));
+        config.retention = retention(&table);
         config.redact = config.patterns(&table);
         config.silences = super::lint::silences(&table);
         if let Some(client) = table.table("client") {
@@ -371,6 +375,10 @@ impl Config {
     /// of the store, the user's own word counts.
     #[must_use]
     pub fn under(mut self, own: Self) -> Self {
+        // Who names the ledger says how long rows stay in it.
+        if own.store.is_some() {
+            self.retention = own.retention;
+        }
         self.store = own.store.or(self.store);
         self.redact.extend(own.redact);
         self.client.on_failure = own.client.on_failure;
@@ -409,6 +417,20 @@ pub(super) struct Reader<'r> {
     pub(super) beside: &'r Path,
     /// Files that are included.
     pub(super) files: RefCell<Vec<PathBuf>>,
+}
+
+/// How long rows are kept: said by whoever names the ledger, so that no file has a say in the rows of another.
+fn retention(table: &Table<'_>) -> Option<SignedDuration> {
+    let kept = table.duration("retention")?;
+    let problem = if kept < SignedDuration::from_hours(24) {
+        Problem::new("rows are kept for a day at least").help("like `retention = \"90d\"`")
+    } else if !table.has("store") {
+        Problem::new("`retention` is about the ledger that `store` names, and this file names none").help("add `store = \"…\"` to it")
+    } else {
+        return Some(kept);
+    };
+    table.wrong("retention", problem);
+    None
 }
 
 /// So many in so long.

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use jiff::SignedDuration;
+
 use super::file::{Config, Declared, Entry};
 use super::read::Table;
 use crate::policy::{Mode, Place, Problem, Severity};
@@ -21,6 +23,7 @@ pub const LINTS: [(&str, &str); 11] = [
     ("inlined_twice", "the same tool stands in two agents, and will be changed in one of them only"),
     ("silent_rule", "a rule refuses without a reason, so the model does not know what to do instead"),
     ("rarely_used", "a tool that is used in under one of ten sessions costs every other one attention"),
+    ("short_retention", "a rule looks back further than rows are kept, so a backtest of it begins with less than the rule knows"),
 ];
 
 /// At most so many tools an agent.
@@ -118,6 +121,7 @@ impl Config {
             found.extend(overlaps(declared));
             found.extend(silent_rules(declared));
             found.extend(usage.into_iter().flat_map(|usage| rarely_used(declared, usage)));
+            found.extend(self.retention.into_iter().flat_map(|kept| short_retention(declared, kept)));
         }
         found.extend(inlined_twice(&self.agents));
         found.retain(|(finding, of)| !self.is_left(finding.code, of));
@@ -275,6 +279,22 @@ fn rarely_used(declared: &Declared, usage: &Usage) -> Vec<Of> {
         })
     };
     own(declared).filter_map(told).collect()
+}
+
+fn short_retention(declared: &Declared, kept: SignedDuration) -> Vec<Of> {
+    let further = declared.rules.written().filter(|written| written.policy.looks_back().is_some_and(|back| back > kept));
+    let told = |written: &super::Written| {
+        let name = written.policy.name();
+        let message = format!("the rule `{name}` looks back further than rows are kept");
+        warning(
+            "short_retention",
+            name,
+            written.place("", None).as_ref(),
+            message,
+            "keep them longer with `retention`: the rule still holds, but a backtest of it begins with less than it knows",
+        )
+    };
+    further.map(told).collect()
 }
 
 fn inlined_twice(agents: &[Declared]) -> Vec<Of> {

@@ -9,6 +9,7 @@ pub fn schema() -> Value {
     let more = json!({
         "name": {"type": "string", "description": "The agent's name; `default` unless said."},
         "store": {"type": "string", "description": "Where the ledger is kept, relative to this file."},
+        "retention": of("duration", "How long rows stay in that ledger: `toolgate serve` and the service of `toolgate hook` take out what is older. For good unless said."),
         "redact": {"$ref": "#/$defs/names", "description": "Regular expressions: what matches is redacted wherever it stands in a row."},
         "client": {"$ref": "#/$defs/client"},
         "gateway": {"$ref": "#/$defs/gateway"},

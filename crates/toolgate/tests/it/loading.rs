@@ -212,3 +212,16 @@ fn conditions_that_no_argument_can_meet_are_told() {
     let agent = Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider).effect(Effect::Read)).policy(require);
     assert_eq!(told(agent), format!("`/status` of `act` is never \"gone\"; {status}"));
 }
+
+#[test]
+fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
+    use toolgate::SignedDuration;
+    use toolgate::config::Config;
+    let of = |text: &str| Config::parse("toolgate.toml", &format!("{text}[tools.look]\neffect = \"read\"\n"));
+    let days = |days: i64| Some(SignedDuration::from_hours(24 * days));
+    let project = || of("store = \"project.db\"\nretention = \"30d\"\n");
+    assert_eq!(project().retention, days(30));
+    assert_eq!(project().under(of("")).retention, days(30));
+    assert_eq!(project().under(of("store = \"own.db\"\n")).retention, None);
+    assert_eq!(project().under(of("store = \"own.db\"\nretention = \"90d\"\n")).retention, days(90));
+}

@@ -87,7 +87,7 @@ fn the_schema_that_is_shipped_is_the_one_that_is_generated() {
 fn the_schema_takes_what_the_reader_takes() {
     let validator = jsonschema::validator_for(&schema()).unwrap();
     let good = json!({
-        "name": "coder", "store": "ledger.db", "redact": ["x"], "client": {"on_failure": "ask"},
+        "name": "coder", "store": "ledger.db", "retention": "90d", "redact": ["x"], "client": {"on_failure": "ask"},
         "tools": {"bash": {"kind": "client", "shell": "/command"}},
         "policy": [{"name": "r", "rule": "deny", "tools": "bash", "where": [{"argument": "/command", "runs": ["rm"]}]}],
         "hooks": [{"name": "h", "command": "./h", "when": "both"}],

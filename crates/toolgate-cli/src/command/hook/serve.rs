@@ -79,6 +79,10 @@ async fn serve(args: &Args) -> io::Result<()> {
         now: Mutex::new(InUse { doors: HashMap::new(), undeclared: HashMap::new(), files: Vec::new() }),
     });
     service.read().map_err(io::Error::other)?;
+    let kept = Arc::clone(&service);
+    let kept = move || kept.found().ok().and_then(|found| found.retention());
+    let tell = |what: &str| anstream::eprintln!("{what}");
+    tokio::spawn(crate::retention::keep(Arc::clone(&service.store), kept, tell));
     let listener = listen(socket)?;
     anstream::eprintln!("toolgate answers hooks at {}, by {}", socket.display(), config.display());
     let seats = Arc::new(tokio::sync::Semaphore::new(64));
