@@ -181,7 +181,8 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
         match &health.status {
             Status::Up { .. } => writeln!(err, "  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool"))?,
             Status::Starting => writeln!(err, "  {DIM}… {}: still starting{DIM:#}", health.name)?,
-            Status::Down { why, .. } => writeln!(err, "  {RED}✗{RED:#} {}: {}", health.name, super::ledger::clean(why))?,
+            // Why, was said when it was found out.
+            Status::Down { .. } => writeln!(err, "  {RED}✗{RED:#} {}: away", health.name)?,
         }
         if !health.held.is_empty() {
             let held = counted(health.held.len() as u64, "tool");

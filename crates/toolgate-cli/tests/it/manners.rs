@@ -122,6 +122,8 @@ fn more_is_told_or_nothing_but_what_went_wrong() {
     let away = Project::with("store = \"l.db\"\n[upstreams.gone]\ncommand = \"/nowhere/program\"\n");
     let said = served(&away, &[&["-q"][..], &serve].concat());
     assert!(said.contains("an upstream is away"), "what is wrong is told all the same: {said}");
+    let said = served(&away, &serve);
+    assert!(said.contains("  ✗ gone: away\n") && said.matches("cannot be started").count() == 1, "a reason is given once: {said}");
     let said = [&[][..], &["-q"], &["-v"]].map(|flags| served(&project, &[flags, &serve].concat()));
     insta::assert_snapshot!(said.concat(), @r#"
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [0]
