@@ -8,7 +8,7 @@ use serde_json::Value;
 use tracing::Instrument;
 
 use super::authorize::{Granted, Permit};
-use super::pass::{Admitted, Passed};
+use super::pass::Passed;
 use super::run::Ran;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
@@ -77,28 +77,15 @@ impl Toolgate {
     /// # Errors
     /// The answer, where the call was refused or replayed. It is recorded already.
     pub async fn admit_kept(&self, call: Call) -> Result<Kept, Answer> {
-        let call = Arc::new(call);
         let mut trail = Trail::open(self, &call, None);
         trail.kept = Some(call.client_id.clone().unwrap_or_default());
         trail.facts.reported = true;
-        let (id, span) = (trail.id, trail.span.clone());
-        let (gate, asked) = (self.clone(), Arc::clone(&call));
-        let task = tokio::spawn(
-            async move {
-                match gate.admit_call(&asked, &mut trail, None).await {
-                    Ok(Admitted::Pass(passed)) => {
-                        Ok(Kept { call: trail.id, arguments: passed.permit.arguments().clone(), asks: trail.asks.take() })
-                    }
-                    Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
-                    Err(stop) => Err(gate.refuse(stop, trail).await),
-                }
-            }
-            .instrument(span),
-        );
-        match task.await {
-            Ok(result) => result,
-            Err(_) => Err(self.lost(&call, id).await),
-        }
+        self.admit_apart(call, trail, |_, passed, mut trail| Kept {
+            call: trail.id,
+            arguments: passed.permit.arguments().clone(),
+            asks: trail.asks.take(),
+        })
+        .await
     }
 
     /// The second half: what the client says that it ran, and what came of it. Only a call that was admitted, with exactly

@@ -124,23 +124,34 @@ impl Toolgate {
     /// # Errors
     /// The answer, where the call was refused or replayed. It is recorded already.
     pub async fn admit(&self, call: Call) -> Result<Pass, Answer> {
+        let trail = Trail::open(self, &call, None);
+        self.admit_apart(call, trail, |gate, mut passed, mut trail| {
+            passed.reported = true;
+            trail.facts.reported = true;
+            // From here on it is the client's time.
+            trail.at(crate::ledger::Gate::Run);
+            // Nobody knows how long a client takes; what must hold meanwhile is reserved.
+            passed.hold = None;
+            Pass { gate, runtime: tokio::runtime::Handle::current(), inner: Some((passed, trail)) }
+        })
+        .await
+    }
+
+    /// Takes a call up to the tool, on a task of its own: one whose caller hangs up is let in or refused all the same. `pass` makes of the
+    /// permission what the client gets.
+    pub(super) async fn admit_apart<T: Send + 'static>(
+        &self,
+        call: Call,
+        mut trail: Box<Trail>,
+        pass: impl FnOnce(Self, Box<Passed>, Box<Trail>) -> T + Send + 'static,
+    ) -> Result<T, Answer> {
         let call = Arc::new(call);
-        let mut trail = Trail::open(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());
-        let gate = self.clone();
-        let asked = Arc::clone(&call);
+        let (gate, asked) = (self.clone(), Arc::clone(&call));
         let task = tokio::spawn(
             async move {
                 match gate.admit_call(&asked, &mut trail, None).await {
-                    Ok(Admitted::Pass(mut passed)) => {
-                        passed.reported = true;
-                        trail.facts.reported = true;
-                        // From here on it is the client's time.
-                        trail.at(crate::ledger::Gate::Run);
-                        // Nobody knows how long a client takes; what must hold meanwhile is reserved.
-                        passed.hold = None;
-                        Ok(Pass { gate, runtime: tokio::runtime::Handle::current(), inner: Some((passed, trail)) })
-                    }
+                    Ok(Admitted::Pass(passed)) => Ok(pass(gate, passed, trail)),
                     Ok(Admitted::Replay(outcome)) => Err(gate.replay(outcome, trail).await),
                     Err(stop) => Err(gate.refuse(stop, trail).await),
                 }
