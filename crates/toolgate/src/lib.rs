@@ -2,6 +2,7 @@
 
 pub mod builtin;
 mod call;
+mod child;
 pub mod clock;
 pub mod code;
 pub mod config;

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
 use super::{Before, Denial, Hook, HookCall, HookDecision, HookFault};
+use crate::child;
 use crate::error::Category;
 use crate::json::{self, Bounds};
 use crate::names::{glob, shown};
@@ -134,24 +135,15 @@ impl CommandHook {
     async fn run(&self, input: &Value) -> Result<Finished, HookFault> {
         let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
         let mut command = Command::new(&self.program);
-        command.args(&self.args).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.process_group(0).kill_on_drop(true);
-        command.envs(self.env.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
-        command.envs(&self.set);
-        let mut child = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
+        command.args(&self.args);
+        child::shut_off(&mut command, &self.env, &self.set);
+        let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
         // Whatever way this ends, also by being dropped, nothing of the hook's process group is left.
-        let _group = Group(child.id());
-        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let _group = child::Group(program.id());
+        let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let text = json::canonical(input);
-        let feed = async {
-            if let Some(mut stdin) = stdin {
-                // A hook that decides without reading closes the pipe: its decision counts.
-                let _ = stdin.write_all(&text).await;
-                let _ = stdin.shutdown().await;
-            }
-        };
         let work = async {
-            let ((), stdout, stderr, status) = tokio::join!(feed, drain(stdout), drain(stderr), child.wait());
+            let ((), stdout, stderr, status) = tokio::join!(child::feed(stdin, &text), drain(stdout), drain(stderr), program.wait());
             Ok::<_, HookFault>(Finished {
                 status: status.map_err(|e| fault(format!("cannot be waited for: {e}")))?,
                 stdout: stdout.map_err(&fault)?,
@@ -282,19 +274,6 @@ fn cap(text: &str) -> String {
 
 fn tail(said: &str) -> String {
     if said.is_empty() { String::new() } else { format!(": {}", shown(said)) }
-}
-
-/// Ends a whole process group when dropped.
-pub(crate) struct Group(pub(crate) Option<u32>);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let pid = self.0.and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
-        if let Some(pid) = pid {
-            // Gone already is what is wanted.
-            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
-        }
-    }
 }
 
 #[async_trait]

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 pub use command::CommandHook;
-pub(crate) use command::Group;
 
 use crate::call::{CallId, SessionKey};
 use crate::error::Category;

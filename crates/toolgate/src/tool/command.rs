@@ -3,20 +3,19 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::Stdio;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::template::{Filled, Template};
 use super::{Failure, Handler};
 use crate::call::Judged;
+use crate::child;
 use crate::code;
 use crate::context::Ctx;
 use crate::error::Effects;
 use crate::gate::{OUTPUT_BOUNDS, Permit};
-use crate::hook::Group;
 use crate::json::{self, Pointer};
 use crate::sandbox::{NOT_RUN, Sandbox};
 
@@ -150,22 +149,14 @@ impl Handler for CommandTool {
             None => std::env::current_exe().map_err(|error| not_begun(format!("this program cannot be found: {error}")))?,
         };
         let mut command = tokio::process::Command::new(launcher);
-        command.args(words).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.process_group(0).kill_on_drop(true);
-        command.envs(self.inherit.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
-        command.envs(&self.env);
-        let mut child = command.spawn().map_err(|error| not_begun(format!("the program cannot be started: {error}")))?;
+        command.args(words);
+        child::shut_off(&mut command, &self.inherit, &self.env);
+        let mut program = command.spawn().map_err(|error| not_begun(format!("the program cannot be started: {error}")))?;
         // Whatever way this ends, also by being dropped, nothing of its process group is left.
-        let _group = Group(child.id());
-        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let feed = async {
-            if let Some(mut stdin) = stdin {
-                // A program that does not read is fine.
-                let _ = stdin.write_all(arguments.bytes()).await;
-                let _ = stdin.shutdown().await;
-            }
-        };
-        let ((), out, err, status) = tokio::join!(feed, drain(stdout, self.most), drain(stderr, 64 << 10), child.wait());
+        let _group = child::Group(program.id());
+        let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
+        let feed = child::feed(stdin, arguments.bytes());
+        let ((), out, err, status) = tokio::join!(feed, drain(stdout, self.most), drain(stderr, 64 << 10), program.wait());
         let status = status.map_err(|error| Failure::business("command_failed", format!("the program cannot be waited for: {error}")))?;
         let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0)).trim().chars().take(2_000).collect::<String>();
         match status.code() {
