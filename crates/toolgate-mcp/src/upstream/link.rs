@@ -1,35 +1,34 @@
 //! One upstream, supervised: started, watched, started again, and known to be away while it is.
 
+mod offer;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rmcp::RoleClient;
 use rmcp::model::{ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
-use rmcp::{RoleClient, ServiceError};
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use toolgate::Timestamp;
-use toolgate::config::{Credentials, Reach, Remote, Upstream};
+use toolgate::config::{Credentials, Reach, Upstream};
 
 use super::connect::connect;
-use super::listen::pages;
 use super::pins::{Change, Pins};
 use super::route::{FromUpstream, Routes};
-use super::scan::{Suspicion, mentions, words};
 use super::straight::Straight;
 use crate::client::Ears;
 use crate::gateway::lock;
 
+pub(super) use offer::remote;
+
 /// How long an upstream may take to say hello.
 /// A token that was fetched within this time has not run out: who does not take it does not want it.
 const TOKEN: Duration = Duration::from_secs(2);
-
-/// What is seen within this time came together: who was first is chance.
-const TOGETHER: Duration = Duration::from_secs(60);
 const HELLO: Duration = Duration::from_secs(30);
 /// How often it is asked whether it is there.
 const PULSE: Duration = Duration::from_secs(30);
@@ -355,62 +354,6 @@ impl Link {
         self.end().await;
     }
 
-    /// Asks what it offers.
-    async fn list(&self, peer: &Peer<RoleClient>) -> Result<(), String> {
-        let limit = Duration::from_secs(30);
-        let asked = tokio::time::timeout(limit, async {
-            let info = peer.peer_info();
-            let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
-            let said = |error: ServiceError| super::plain::question(&error);
-            let tools = if capabilities.tools.is_some() {
-                listed(pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await.map_err(said)?)?
-            } else {
-                Vec::new()
-            };
-            // Whoever claims to have prompts and resources and does not, has none.
-            let prompts = match capabilities.prompts.is_some() && self.upstream.prompts {
-                true => self.shortly(pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor))).await,
-                false => Vec::new(),
-            };
-            let (mut resources, mut templates) = (Vec::new(), Vec::new());
-            if capabilities.resources.is_some() && self.upstream.resources {
-                resources = self.shortly(pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor))).await;
-                let listed = pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
-                templates = self.shortly(listed).await;
-            }
-            let instructions = info.as_ref().and_then(|info| info.instructions.clone());
-            Ok::<_, String>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
-        });
-        let (tools, offer) = asked.await.map_err(|_| format!("not within {limit:?}"))??;
-        self.pins.note(&tools);
-        let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
-        let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
-        if self.told.swap(false, Ordering::Relaxed) || before != offer {
-            self.changed.send_modify(|times| *times += 1);
-        }
-        Ok(())
-    }
-
-    /// What it tells soon; else nothing.
-    async fn shortly<T>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>) -> Vec<T> {
-        let (listed, whole) =
-            tokio::time::timeout(Duration::from_secs(8), listed).await.ok().and_then(Result::ok).unwrap_or((Vec::new(), true));
-        if !whole {
-            tracing::warn!(
-                upstream = self.upstream.name,
-                kept = listed.len(),
-                "a list of an upstream has no end; the rest of it is left out"
-            );
-        }
-        listed
-    }
-
-    /// It says that its lists have changed.
-    pub(crate) fn lists_changed(&self) {
-        self.told.store(true, Ordering::Relaxed);
-        self.relist.notify_one();
-    }
-
     /// It is somebody else than it was: its session is lost.
     pub(super) fn lost(&self, generation: u64) {
         self.again.send_if_modified(|lost| {
@@ -472,17 +415,6 @@ impl Link {
         self.pins.file()
     }
 
-    /// Somebody may have accepted what was held back.
-    pub(super) fn look_again(&self) {
-        Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
-    }
-
-    /// Its tools as they were accepted; `None` where it was never seen.
-    pub(super) fn remotes(&self) -> Option<Vec<Remote>> {
-        let tools = self.pins.accepted().or_else(|| matches!(self.status(), Status::Up { .. }).then(Vec::new))?;
-        Some(tools.into_iter().map(remote).collect())
-    }
-
     pub(super) fn health(&self) -> Health {
         Health {
             name: self.upstream.name.clone(),
@@ -491,34 +423,6 @@ impl Link {
             tools: self.pins.accepted().map_or(0, |tools| tools.len()),
             held: self.pins.changes(),
         }
-    }
-
-    /// Holds back tools whose words speak of another upstream's tool that was there before them, or came with them.
-    pub(super) fn hold_shadows(&self, others: &[(String, Timestamp)]) {
-        let own: Vec<Tool> = self.pins.accepted().unwrap_or_default();
-        for tool in &own {
-            let (since, said) = (self.pins.first_seen(&tool.name), words(tool));
-            let shadowed = others.iter().find(|(other, first)| {
-                let together = first.checked_sub(TOGETHER).unwrap_or(*first);
-                own.iter().all(|own| own.name != *other) && since.is_some_and(|since| since >= together) && mentions(&said, other)
-            });
-            if let Some((other, _)) = shadowed {
-                self.pins.hold(&tool.name, Suspicion::Shadow { tool: other.clone() });
-            }
-        }
-        Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
-    }
-
-    /// The names of its tools, here and there, and when each was first seen.
-    pub(super) fn first_seen(&self) -> Vec<(String, Timestamp)> {
-        let mut seen = Vec::new();
-        for tool in self.pins.accepted().unwrap_or_default() {
-            if let Some(first) = self.pins.first_seen(&tool.name) {
-                seen.push((format!("{}{}", self.upstream.prefix, tool.name), first));
-                seen.push((tool.name.to_string(), first));
-            }
-        }
-        seen
     }
 
     /// Whether it is to be left alone for now; for how long.
@@ -558,19 +462,4 @@ impl Link {
 /// Whether it is of 2026-07-28 or later.
 pub(super) fn is_modern(peer: &Peer<RoleClient>) -> bool {
     peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
-}
-
-/// A tool as rules see it.
-pub(super) fn remote(tool: Tool) -> Remote {
-    Remote {
-        name: tool.name.to_string(),
-        description: tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default().to_owned(),
-        input: serde_json::Value::Object((*tool.input_schema).clone()),
-        output: tool.output_schema.as_ref().map(|schema| serde_json::Value::Object((**schema).clone())),
-    }
-}
-
-/// All of a list of tools. Of half of one nobody knows what is missing.
-fn listed<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, String> {
-    if whole { Ok(listed) } else { Err("its list of tools has no end".to_owned()) }
 }
