@@ -2,8 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::json::Digest;
+
 /// Longest tool name.
 pub const MAX_NAME: usize = 64;
+
+/// How much of a digest is enough to tell two names apart.
+const DIGITS: usize = 16;
 
 /// True for `^[a-z0-9_-]{1,64}$`.
 #[must_use]
@@ -48,6 +53,28 @@ pub fn map_foreign<'a>(foreign: impl IntoIterator<Item = &'a str>) -> Mapped {
         }
     }
     mapped
+}
+
+/// A name that a client has for a tool of its own, as toolgate names it: the same in small letters. One that has other letters than a
+/// tool's name may have, or too many of them, could be taken for another: it ends with a digest of all of it. So does one that only
+/// looks as if it did.
+///
+/// ```
+/// use toolgate::names::of_client;
+/// assert_eq!((of_client("Bash"), of_client("mcp__git__Log")), ("bash".to_owned(), "mcp__git__log".to_owned()));
+/// assert!(of_client("READ.ALL").starts_with("read_all_") && of_client("READ.ALL") != of_client("read all"));
+/// ```
+#[must_use]
+pub fn of_client(name: &str) -> String {
+    let is_own = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let is_digest = |end: &str| end.len() == DIGITS && end.bytes().all(|b| b.is_ascii_hexdigit());
+    let looks_cut = name.rsplit_once('_').is_some_and(|(_, end)| is_digest(end));
+    if name.len() <= MAX_NAME && name.chars().all(is_own) && !looks_cut {
+        return name.to_ascii_lowercase();
+    }
+    let digest = Digest::of(name.as_bytes()).to_string();
+    let head = name.chars().take(MAX_NAME - DIGITS - 1).map(|c| if is_own(c) { c.to_ascii_lowercase() } else { '_' });
+    head.chain(['_']).chain(digest.chars().take(DIGITS)).collect()
 }
 
 /// Text from outside, fit for a message: no control or look-alike characters, at most 80 of them.
@@ -121,5 +148,18 @@ mod tests {
     fn nothing_left_is_held_back() {
         assert_eq!(map_foreign(["…", "日本"]).names.len(), 0);
         assert!(is_tool_name("read-file_2") && !is_tool_name("Read") && !is_tool_name("") && !is_tool_name(&"a".repeat(65)));
+    }
+
+    #[test]
+    fn what_clients_call_otherwise_is_something_else() {
+        for (name, legal) in [("Bash", "bash"), ("NotebookEdit", "notebookedit"), ("mcp__my-server__get_Page", "mcp__my-server__get_page")] {
+            assert_eq!(of_client(name), legal);
+        }
+        let (long, longer, forged) = ("a".repeat(65), "a".repeat(70), of_client("READ.ALL"));
+        let others = ["READ.ALL", "read.all", "read all", "read\u{2024}all", "read_all", "…", "日本", "..", "/", &long, &longer, &forged];
+        let mapped: BTreeSet<String> = others.iter().map(|name| of_client(name)).collect();
+        assert_eq!(mapped.len(), others.len(), "{mapped:?}");
+        assert!(mapped.iter().all(|name| is_tool_name(name)), "{mapped:?}");
+        assert_eq!(of_client(""), "");
     }
 }

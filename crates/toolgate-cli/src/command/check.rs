@@ -219,10 +219,8 @@ fn read(line: &str) -> Result<Tried, String> {
     let mut tried: Tried =
         serde_json::from_str(line).map_err(|e| format!("this is no call: {e}; like {{\"tool\": \"…\", \"arguments\": {{…}}}}"))?;
     // As a client may call it.
-    if !toolgate::names::is_tool_name(&tried.tool)
-        && let Some(name) = toolgate::names::map_foreign([tried.tool.as_str()]).names.into_keys().next()
-    {
-        tried.tool = name;
+    if !toolgate::names::is_tool_name(&tried.tool) {
+        tried.tool = toolgate::names::of_client(&tried.tool);
     }
     Ok(tried)
 }

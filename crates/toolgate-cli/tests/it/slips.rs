@@ -251,3 +251,40 @@ fn a_name_that_is_too_long_is_another_than_its_beginning() {
     names.dedup();
     assert_eq!(names.len(), 2, "{names:?}");
 }
+
+#[test]
+fn a_tool_is_not_taken_for_one_that_is_spelled_almost_like_it() {
+    let declared = |name: &str| format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\ngrant = true\n");
+    // What `READ.ALL` is declared as.
+    let told_apart = toolgate::names::of_client("READ.ALL");
+    let head = format!("{}\n[client]\nundeclared = \"ask\"\n{}", crate::verbs::CODER, declared("read_all"));
+    let plain = Project::with(&head);
+    let both = Project::with(&format!("{head}{}", declared(&told_apart)));
+    let ask = |project: &Project, name: &str| {
+        let mut event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name});
+        event["tool_input"] = json!({"of": name});
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        assert_eq!(code, 0, "{stderr}");
+        let said: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        said["hookSpecificOutput"]["permissionDecision"].as_str().unwrap_or("none").to_owned()
+    };
+    for (name, alone, beside) in [
+        ("read_all", "allow", "allow"),
+        ("Read_All", "allow", "allow"),
+        ("READ.ALL", "ask", "allow"),
+        ("read.all", "ask", "ask"),
+        ("read all", "ask", "ask"),
+        ("read\u{2024}all", "ask", "ask"),
+        // Nor is one whose name was made up to look like it.
+        (told_apart.as_str(), "ask", "ask"),
+        ("..", "ask", "ask"),
+    ] {
+        assert_eq!((ask(&plain, name), ask(&both, name)), (alone.to_owned(), beside.to_owned()), "{name}");
+    }
+    // `check` says what the hook would, and whoever writes the client's name into the file is told the other.
+    let tried = both.said(&["check", "--config", "toolgate.toml", r#"{"tool": "READ.ALL", "arguments": {}}"#], "");
+    assert!(tried.contains(&told_apart) && !tried.contains("unknown_tool"), "{tried}");
+    both.write("project/named.toml", &declared("\"READ.ALL\""));
+    let tried = both.said(&["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#], "");
+    assert!(tried.contains(&format!("write `{told_apart}`")), "{tried}");
+}

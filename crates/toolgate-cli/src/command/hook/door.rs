@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use toolgate::config::{Client as Settings, Otherwise};
+use toolgate::names::of_client;
 use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, Toolgate};
 use toolgate_store::SqliteStore;
 
@@ -65,7 +66,7 @@ impl Door {
     pub(super) fn open(args: &Args, event: &Event) -> Result<Self, String> {
         let plain = |error: io::Error| error.to_string();
         let (state, project) = (State::open().map_err(plain)?, place::project().map_err(plain)?);
-        let tool = legal(&event.tool);
+        let tool = of_client(&event.tool);
         if let Some(ready) = Compiled::find(args, &project, &state, &tool).and_then(|kept| Self::ready(kept, &tool)) {
             return Ok(ready);
         }
@@ -211,18 +212,18 @@ impl Door {
     fn call(&self, session: &toolgate::Session, event: &Event) -> Call {
         // Who gives no name to a call has it known by what it is.
         let id = event.id.clone().unwrap_or_else(|| format!("{} {}", event.tool, canonical(&event.input)));
-        session.prepare(&legal(&event.tool), event.input.as_str()).client_id(id)
+        session.prepare(&of_client(&event.tool), event.input.as_str()).client_id(id)
     }
 
     fn reads(&self, gate: &Toolgate, tool: &str) -> bool {
-        let tool = legal(tool);
+        let tool = of_client(tool);
         gate.agent(&self.agent).is_some_and(|agent| agent.tools().any(|spec| spec.name() == tool && spec.effect() == Effect::Read))
     }
 
     /// The tool of an event, where it has to be asked about because the configuration does not declare it, and this door does not
     /// know it yet.
     pub(super) fn lacks(&self, event: &Event) -> Option<(String, String)> {
-        let (tool, gate) = (legal(&event.tool), self.gate.as_ref().ok()?);
+        let (tool, gate) = (of_client(&event.tool), self.gate.as_ref().ok()?);
         let asks = self.settings.undeclared == Otherwise::Ask && !event.tool.is_empty();
         let lacks = asks && gate.agent(&self.agent)?.tools().all(|spec| spec.name() != tool);
         lacks.then(|| (self.agent.clone(), tool))
@@ -244,7 +245,7 @@ impl Door {
         let given: Value = serde_json::from_str(&event.input).unwrap_or_default();
         let decision = match &kept.asks {
             Some(reason) => Some(Decision::Ask(reason.clone())),
-            None => self.granted.contains(&legal(&event.tool)).then_some(Decision::Allow),
+            None => self.granted.contains(&of_client(&event.tool)).then_some(Decision::Allow),
         };
         // Numbers may be spelled otherwise and be the same.
         let input = (canonical_value(&given) != canonical_value(kept.arguments.value())).then(|| kept.arguments.value().clone());
@@ -277,18 +278,6 @@ impl Door {
         let Some(error) = answer.outcome.error() else { return Answer::default() };
         Answer::withhold(event, error.for_model_in(self.dialect))
     }
-}
-
-/// A client's name for a tool, as toolgate names it. Cut, one that is too long might be another's: it ends with a digest of all of it.
-fn legal(tool: &str) -> String {
-    if tool.chars().count() > 64 {
-        let head: String =
-            tool.chars().take(47).map(|c| if c.is_ascii_alphanumeric() || c == '-' { c.to_ascii_lowercase() } else { '_' }).collect();
-        let digest = toolgate::json::Digest::of(tool.as_bytes()).to_string();
-        return format!("{head}_{}", digest.get(..16).unwrap_or_default());
-    }
-    let mapped = toolgate::names::map_foreign([tool]);
-    mapped.names.into_keys().next().unwrap_or_else(|| tool.to_owned())
 }
 
 fn canonical(text: &str) -> String {

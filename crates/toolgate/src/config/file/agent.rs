@@ -25,7 +25,11 @@ impl Reader<'_> {
                 let Some(inner) = declared.table(&name) else { continue };
                 let place = self.file.place(inner.span());
                 if !crate::names::is_tool_name(&name) {
-                    let mapped = crate::names::map_foreign([name.as_str()]).names.into_keys().next();
+                    // A client's own tools are told apart by all of their letters.
+                    let mapped = match inner.text("kind") == Some("client") {
+                        true => Some(crate::names::of_client(&name)).filter(|name| !name.is_empty()),
+                        false => crate::names::map_foreign([name.as_str()]).names.into_keys().next(),
+                    };
                     let problem =
                         Problem::new(format!("`{}` is no name for a tool: 1 to 64 of a-z, 0-9, `_` and `-`", crate::names::shown(&name)));
                     let help = mapped.map_or_else(
