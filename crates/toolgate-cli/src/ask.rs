@@ -1,5 +1,7 @@
 //! `toolgate-ask`: asks the service that `toolgate hook --serve` is, and starts as fast as a program can.
 
+#[path = "command/hook/signals.rs"]
+mod signals;
 #[path = "command/hook/wire.rs"]
 mod wire;
 
@@ -15,6 +17,7 @@ The event is read from standard input, as by `toolgate hook`. Exit code: 0 with 
 ";
 
 fn main() -> ExitCode {
+    signals::outlive_limits();
     // A client that waits for longer may let the call through.
     let _ = std::thread::Builder::new().stack_size(64 << 10).spawn(|| {
         std::thread::sleep(std::time::Duration::from_millis(4_500));

@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_clients_call_otherwise_is_something_else() {
-        for (name, legal) in [("Bash", "bash"), ("NotebookEdit", "notebookedit"), ("mcp__my-server__get_Page", "mcp__my-server__get_page")] {
+        for (name, legal) in [("Bash", "bash"), ("NotebookEdit", "notebookedit"), ("mcp__a-server__get_Page", "mcp__a-server__get_page")] {
             assert_eq!(of_client(name), legal);
         }
         let (long, longer, forged) = ("a".repeat(65), "a".repeat(70), of_client("READ.ALL"));

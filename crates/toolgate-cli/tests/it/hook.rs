@@ -876,3 +876,40 @@ fn an_agent_chooses_the_dialect_of_its_errors() {
         assert_eq!((&told["error"]["bucket"], &told["error"]["code"]), (&json!("Business"), &json!("no_push")), "{said}");
     }
 }
+
+/// A client takes a program that a signal has ended for one that has no objection.
+#[test]
+fn a_limit_of_the_process_is_a_refusal_and_not_its_end() {
+    let limited = |project: &Project, limit: &str, line: &str| {
+        let mut command = std::process::Command::new("sh");
+        project.environment(&mut command);
+        let event = event("PreToolUse", "t1", "Bash", json!({"command": "ls"})).to_string();
+        let script = format!("ulimit {limit}; exec {line}");
+        let output = Command::from_std(command).args(["-c", &script]).write_stdin(event).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let code = output.status.code().unwrap_or_else(|| panic!("{line} under {limit} was ended: {}", output.status));
+        (code, text(output.stdout), text(output.stderr))
+    };
+    let program = |name: &str| format!("'{}'", assert_cmd::cargo::cargo_bin(name).display());
+    let hooks = [program("toolgate-hook"), format!("{} hook", program("toolgate"))];
+    for hook in hooks.map(|hook| format!("{hook} --config toolgate.toml")) {
+        // Where there is no ledger yet, and where there is one.
+        for is_new in [true, false] {
+            let project = Project::with(CONFIG);
+            if !is_new {
+                project.before("t0", "Bash", json!({"command": "pwd"}));
+            }
+            for limit in ["-f 0", "-f 8", "-f 64"] {
+                let (code, stdout, stderr) = limited(&project, limit, &hook);
+                let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
+                assert!(code == 2 || (code == 0 && answer.is_object()), "{hook} {limit}: {code} {stdout}{stderr}");
+                assert!(limit != "-f 0" || code == 2 || decision(&answer).0 == "deny", "{hook}: {stdout}{stderr}");
+            }
+        }
+        // What cannot be said is a refusal.
+        let (code, ..) = limited(&Project::with(CONFIG), "-f 0", &format!("{hook} > said"));
+        assert_eq!(code, 2, "{hook}");
+    }
+    let (code, ..) = limited(&Project::new(), "-f 0", &format!("{} --help > said", program("toolgate-ask")));
+    assert_eq!(code, 2);
+}

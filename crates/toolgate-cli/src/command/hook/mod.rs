@@ -6,6 +6,7 @@ mod door;
 mod event;
 mod loud;
 pub(crate) mod serve;
+mod signals;
 mod wire;
 
 use std::ffi::OsString;
@@ -86,6 +87,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
+    signals::outlive_limits();
     let _ = tracing::subscriber::set_global_default(loud::Loud);
     if let Some(path) = &args.store {
         place::name_store(path);

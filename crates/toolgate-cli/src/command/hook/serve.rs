@@ -50,6 +50,7 @@ struct Question {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
+    super::signals::outlive_limits();
     let serve = || -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(serve(args))
