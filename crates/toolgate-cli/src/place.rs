@@ -233,6 +233,7 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 /// What holds.
+#[derive(Clone)]
 pub(crate) struct InForce {
     pub(crate) config: Config,
     /// The files that it comes from, those that are included too.

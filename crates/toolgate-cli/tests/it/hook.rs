@@ -660,6 +660,20 @@ fn the_environment_counts_for_more_than_the_file_and_a_flag_for_more_than_both()
 /// A service, while a test needs it.
 struct Service(Child);
 
+impl Service {
+    /// One that answers in a project, once it does.
+    fn start(project: &Project) -> Self {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        let args = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
+        let service = Self(command.args(args).stderr(Stdio::null()).spawn().unwrap());
+        while !project.path("project/hook.sock").exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        service
+    }
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -670,14 +684,7 @@ impl Drop for Service {
 #[test]
 fn a_service_answers_in_another_process_and_reads_changes() {
     let project = Project::with(CONFIG);
-    let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-    project.environment(&mut command);
-    let args = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
-    let _service = Service(command.args(args).stderr(Stdio::null()).spawn().unwrap());
-    let socket = project.path("project/hook.sock");
-    while !socket.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    let service = Service::start(&project);
     let small = |event: &Value| {
         let mut command = std::process::Command::cargo_bin("toolgate-ask").unwrap();
         project.environment(&mut command);
@@ -700,8 +707,24 @@ fn a_service_answers_in_another_process_and_reads_changes() {
     project.write("project/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
     assert!(small(&push("t5", "git push -n")).1.contains("No one pushes"));
     assert_eq!(small(&json!("junk")).0, 2);
-    drop(_service);
+    drop(service);
     assert_eq!(small(&push("t6", "ls -a")).0, 2);
+}
+
+#[test]
+fn a_service_treats_tools_that_nobody_declared_as_the_file_in_force_says() {
+    let project = Project::with(&format!("{CONFIG}\n[client]\nundeclared = \"ask\"\n"));
+    let _service = Service::start(&project);
+    let asked = |id: &str, tool: &str| {
+        let answer = project.hook_as(&["hook", "--socket", "hook.sock"], &event("PreToolUse", id, tool, json!({"of": id})));
+        decision(&answer).0.to_owned()
+    };
+    assert_eq!(asked("t1", "Known"), "ask");
+    // An edit that does not load changes nothing, also for a tool that was never asked for before.
+    project.write("project/toolgate.toml", "store = [");
+    assert_eq!([asked("t2", "Known"), asked("t3", "NeverSeen"), asked("t4", "NeverSeen")], ["ask"; 3]);
+    project.write("project/toolgate.toml", CONFIG);
+    assert_eq!([asked("t5", "Known"), asked("t6", "NeverSeen")], ["deny"; 2]);
 }
 
 #[test]

@@ -47,6 +47,7 @@ use crate::tool::{Spec, Tool};
 /// "#);
 /// assert!(config.problems().is_empty());
 /// ```
+#[derive(Clone)]
 pub struct Config {
     /// Where the ledger is kept, relative to the file.
     pub store: Option<PathBuf>,
@@ -71,6 +72,7 @@ pub struct Config {
 }
 
 /// An agent as the file says it.
+#[derive(Clone)]
 pub(super) struct Declared {
     pub(super) name: String,
     principals: Option<Vec<String>>,
@@ -88,6 +90,7 @@ pub(super) struct Declared {
 }
 
 /// A tool of an agent, and where it is declared.
+#[derive(Clone)]
 pub(super) struct Entry {
     pub(super) tool: Tool,
     pub(super) place: Place,

@@ -38,6 +38,8 @@ struct InUse {
     doors: HashMap<String, Arc<Door>>,
     /// For tools that no file declares, by agent and tool.
     undeclared: HashMap<(String, String), Arc<Door>>,
+    /// What was read: whatever the files say meanwhile, it is in force.
+    found: Arc<InForce>,
     /// The files as they were when they were read.
     files: Vec<(PathBuf, Option<Stamp>)>,
 }
@@ -70,16 +72,9 @@ async fn serve(args: &Args) -> io::Result<()> {
     let found = InForce::find(Some(config), &place::project()?, &state)?;
     // The one that opens the ledger for longer sweeps it.
     drop(super::open_store(&found.store, &state)?);
-    let store = Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?);
-    let service = Arc::new(Service {
-        config: config.clone(),
-        agent: args.agent.clone(),
-        state,
-        path: found.store,
-        store,
-        now: Mutex::new(InUse { doors: HashMap::new(), undeclared: HashMap::new(), files: Vec::new() }),
-    });
-    service.read().map_err(io::Error::other)?;
+    let (path, store) = (found.store.clone(), Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?));
+    let now = Mutex::new(InUse::of(found, &path, &state, &store).map_err(io::Error::other)?);
+    let service = Arc::new(Service { config: config.clone(), agent: args.agent.clone(), state, path, store, now });
     let kept = Arc::clone(&service);
     let kept = move || kept.found().ok().and_then(|found| found.retention());
     let tell = |what: &str| anstream::eprintln!("{what}");
@@ -130,23 +125,44 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+impl InUse {
+    /// What was read, with a door for each agent.
+    fn of(found: InForce, path: &Path, state: &State, store: &Arc<SqliteStore>) -> Result<Self, String> {
+        found.config.sound().map_err(|error| format!("it does not load\n{}", error.render(false)))?;
+        if found.store != path {
+            return Err(format!("it names another store, {}; start the service again", found.store.display()));
+        }
+        let mut doors = HashMap::new();
+        for name in found.config.names().map(str::to_owned) {
+            let door = Door::of(found.clone(), Some(&name), None, state, |_| Ok(Arc::clone(store)))?;
+            doors.insert(name, Arc::new(door));
+        }
+        Ok(Self { doors, undeclared: HashMap::new(), files: found.looked_at.clone(), found: Arc::new(found) })
+    }
+}
+
 impl Service {
     /// Reads the configuration. What is in use stays in use for calls that are under way, and for all where it does not load.
     fn read(&self) -> Result<(), String> {
-        let found = self.found()?;
-        found.config.sound().map_err(|error| format!("it does not load\n{}", error.render(false)))?;
-        if found.store != self.path {
-            return Err(format!("it names another store, {}; start the service again", found.store.display()));
+        // As they are before: what changes while it is read is read again.
+        let mut before = lock(&self.now).files.clone();
+        for (file, was) in &mut before {
+            *was = stamp(file);
         }
-        let files = found.looked_at.clone();
-        let names: Vec<String> = found.config.names().map(str::to_owned).collect();
-        let mut doors = HashMap::new();
-        for name in &names {
-            let door = Door::of(self.found()?, Some(name), None, &self.state, |_| Ok(Arc::clone(&self.store)))?;
-            doors.insert(name.clone(), Arc::new(door));
+        match self.found().and_then(|found| InUse::of(found, &self.path, &self.state, &self.store)) {
+            Ok(mut now) => {
+                for (file, was) in &mut now.files {
+                    *was = before.iter().find(|(known, _)| known == file).map_or(*was, |(_, then)| *then);
+                }
+                *lock(&self.now) = now;
+                Ok(())
+            }
+            Err(why) => {
+                // Said once for each change.
+                lock(&self.now).files = before;
+                Err(why)
+            }
         }
-        *lock(&self.now) = InUse { doors, undeclared: HashMap::new(), files };
-        Ok(())
     }
 
     fn found(&self) -> Result<InForce, String> {
@@ -158,15 +174,23 @@ impl Service {
     fn door(&self, agent: Option<&String>, event: &Event) -> Result<Arc<Door>, String> {
         let door = self.current(agent)?;
         let Some(lacks) = door.lacks(event) else { return Ok(door) };
-        if let Some(known) = lock(&self.now).undeclared.get(&lacks) {
-            return Ok(Arc::clone(known));
+        let found = {
+            let now = lock(&self.now);
+            if let Some(known) = now.undeclared.get(&lacks) {
+                return Ok(Arc::clone(known));
+            }
+            Arc::clone(&now.found)
+        };
+        let door = Door::of(InForce::clone(&found), Some(&lacks.0), Some(&lacks.1), &self.state, |_| Ok(Arc::clone(&self.store)))?;
+        let door = Arc::new(door);
+        let mut now = lock(&self.now);
+        // What was read meanwhile has doors of its own.
+        if Arc::ptr_eq(&now.found, &found) {
+            if now.undeclared.len() >= MOST_UNDECLARED {
+                now.undeclared.clear();
+            }
+            now.undeclared.insert(lacks, Arc::clone(&door));
         }
-        let door = Arc::new(Door::of(self.found()?, Some(&lacks.0), Some(&lacks.1), &self.state, |_| Ok(Arc::clone(&self.store)))?);
-        let known = &mut lock(&self.now).undeclared;
-        if known.len() >= MOST_UNDECLARED {
-            known.clear();
-        }
-        known.insert(lacks, Arc::clone(&door));
         Ok(door)
     }
 
@@ -175,10 +199,6 @@ impl Service {
         let changed = lock(&self.now).files.iter().any(|(file, was)| stamp(file) != *was);
         if changed && let Err(why) = self.read() {
             anstream::eprintln!("error: {} stays in force as it was: {why}", self.config.display());
-            // Said once for each change.
-            for (file, was) in &mut lock(&self.now).files {
-                *was = stamp(file);
-            }
         }
         let now = lock(&self.now);
         let only = || now.doors.values().next().filter(|_| now.doors.len() == 1);
