@@ -13,7 +13,8 @@ const HELP: &str = "Ask the service that `toolgate hook --serve` is.
 
 Usage: toolgate-ask --socket <PATH> [--client <CLIENT>] [--agent <AGENT>]
 
-The event is read from standard input, as by `toolgate hook`. Exit code: 0 with a JSON answer, or 2: refused.
+The event is read from standard input, as by `toolgate hook`. Exit code: 0 with
+a JSON answer, or 2: refused.
 ";
 
 fn main() -> ExitCode {

@@ -13,11 +13,13 @@ mod retention;
 use std::io::Write;
 use std::process::ExitCode;
 
-const HELP: &str = "Answer one hook event of a coding agent, as `toolgate hook` does, and start sooner.
+const HELP: &str = "Answer one hook event of a coding agent, as `toolgate hook` does, but sooner.
 
-Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>] [--store <PATH>] [--socket <PATH>]
+Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>]
+                     [--store <PATH>] [--socket <PATH>]
 
-The event is read from standard input. Exit code: 0 with a JSON answer, or 2: refused. See `toolgate hook --help`.
+The event is read from standard input. Exit code: 0 with a JSON answer, or 2:
+refused. See `toolgate hook --help`.
 ";
 
 fn main() -> ExitCode {

@@ -13,7 +13,7 @@ use crate::servers;
 /// Put toolgate into a project: a commented configuration, and its hook in the client's own settings.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate init                             a configuration, and nothing else\n  toolgate init --for claude-code           and its hooks in .claude/settings.json\n  toolgate init --for codex --dry-run       only show what would change\n  toolgate init --for claude-desktop        as its MCP server, with its other servers behind it\n  toolgate init --import .mcp.json          for `toolgate serve`, with these servers behind it"
+    after_help = "Examples:\n  toolgate init                         a configuration, and nothing else\n  toolgate init --for claude-code       and its hooks in .claude/settings.json\n  toolgate init --for codex --dry-run   only show what would change\n  toolgate init --for claude-desktop    before all of its MCP servers\n  toolgate init --import .mcp.json      for `serve`, before these MCP servers"
 )]
 pub(crate) struct InitArgs {
     /// The client to register with.
@@ -50,7 +50,7 @@ pub(crate) struct EjectArgs {
 /// Accept a project's configuration as it is now: until then only the user's own is in force.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate trust                  accept ./toolgate.toml with all that it includes\n  toolgate trust --revoke         do not accept it any more\n  toolgate trust --new-ledger     the ledger was moved away on purpose; begin a new one"
+    after_help = "Examples:\n  toolgate trust                accept ./toolgate.toml with all that it includes\n  toolgate trust --revoke       do not accept it any more\n  toolgate trust --new-ledger   begin a new ledger; the old one was moved away"
 )]
 pub(crate) struct TrustArgs {
     /// The configuration; that of the project here unless said.

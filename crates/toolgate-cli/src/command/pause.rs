@@ -13,7 +13,7 @@ use super::ledger::{clean, named, open};
 /// Stop an agent, a tool, a principal or a session at once, wherever this ledger is used.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate pause --tool issue_refund --because \"the bank is down\" --store ledger.db\n  toolgate pause --agent support --because \"incident 7\" --store ledger.db"
+    after_help = "Examples:\n  toolgate pause --tool issue_refund --because \"the bank is down\"\n  toolgate pause --agent support --because \"incident 7\" --store ledger.db"
 )]
 pub(crate) struct PauseArgs {
     #[command(flatten)]

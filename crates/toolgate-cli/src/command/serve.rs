@@ -21,7 +21,7 @@ use crate::telemetry::Telemetry;
 /// Serve as an MCP gateway: every call of every client takes the gates, and only then goes to the tool.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Clients connect to http://ADDR/mcp (or /mcp/AGENT, or /mcp/AGENT/SESSION), or start it themselves with --stdio.\nThe configuration is read again when it changes, and on SIGHUP. What does not load leaves the old one in force.\n\nExamples:\n  toolgate serve --config toolgate.toml                      listen at 127.0.0.1:7070\n  toolgate serve --config toolgate.toml --stdio              for a client that starts its servers itself\n  toolgate serve --listen 127.0.0.1:8080 --agent support     another port, and an agent for those who name none"
+    after_help = "Clients connect to http://ADDR/mcp (or /mcp/AGENT, or /mcp/AGENT/SESSION), or start it themselves with --stdio.\nThe configuration is read again when it changes, and on SIGHUP. What does not load leaves the old one in force.\n\nExamples:\n  toolgate serve --config toolgate.toml           listen at 127.0.0.1:7070\n  toolgate serve --config toolgate.toml --stdio   for a client that starts it\n  toolgate serve --listen 127.0.0.1:8080          at another port\n  toolgate serve --agent support                  for those who name no agent"
 )]
 pub(crate) struct Args {
     /// The configuration. Without it: what is in force here.

@@ -491,11 +491,13 @@ fn the_small_programs_help_and_refuse() {
     }
     insta::assert_snapshot!(told, @"
     $ toolgate-hook --help [0]
-    Answer one hook event of a coding agent, as `toolgate hook` does, and start sooner.
+    Answer one hook event of a coding agent, as `toolgate hook` does, but sooner.
 
-    Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>] [--store <PATH>] [--socket <PATH>]
+    Usage: toolgate-hook [--config <FILE>] [--client <CLIENT>] [--agent <AGENT>]
+                         [--store <PATH>] [--socket <PATH>]
 
-    The event is read from standard input. Exit code: 0 with a JSON answer, or 2: refused. See `toolgate hook --help`.
+    The event is read from standard input. Exit code: 0 with a JSON answer, or 2:
+    refused. See `toolgate hook --help`.
     $ toolgate-hook --nonsense x [2]
     toolgate: the command line cannot be understood, so the call is refused; see `toolgate-hook --help`
     $ toolgate-hook --socket none.sock [2]
@@ -505,7 +507,8 @@ fn the_small_programs_help_and_refuse() {
 
     Usage: toolgate-ask --socket <PATH> [--client <CLIENT>] [--agent <AGENT>]
 
-    The event is read from standard input, as by `toolgate hook`. Exit code: 0 with a JSON answer, or 2: refused.
+    The event is read from standard input, as by `toolgate hook`. Exit code: 0 with
+    a JSON answer, or 2: refused.
     $ toolgate-ask --nonsense x [2]
     toolgate: there is no `--nonsense`; see `toolgate-ask --help`
     $ toolgate-ask --socket none.sock [2]

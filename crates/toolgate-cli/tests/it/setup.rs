@@ -404,17 +404,24 @@ fn every_verb_helps_with_examples() {
         let verbs = verbs.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
         verbs.filter_map(|line| line.split_whitespace().next()).filter(|verb| *verb != "help").map(str::to_owned).collect()
     }
+    // An example that is broken into two lines cannot be copied.
+    fn wide(stdout: &str) -> Vec<&str> {
+        stdout.lines().skip_while(|line| *line != "Examples:").filter(|line| line.starts_with("  ") && line.chars().count() > 80).collect()
+    }
     let own = verbs(&crate::toolgate(&["--help"]).1);
     assert!(own.len() > 15, "{own:?}");
+    assert_eq!(wide(&crate::toolgate(&["--help"]).1), [""; 0]);
     let (mut told, mut inner) = (String::new(), 0);
     for verb in own {
         let (code, stdout, _) = crate::toolgate(&[&verb, "--help"]);
         assert!(code == 0 && stdout.contains("Examples:"), "{verb}");
+        assert_eq!(wide(&stdout), [""; 0], "{verb}");
         told.push_str(&format!("## {verb}\n{stdout}\n"));
         for more in verbs(&stdout) {
             inner += 1;
             let (code, stdout, _) = crate::toolgate(&[&verb, &more, "--help"]);
             assert!(code == 0 && stdout.contains("Usage:"), "{verb} {more}");
+            assert_eq!(wide(&stdout), [""; 0], "{verb} {more}");
             told.push_str(&format!("## {verb} {more}\n{stdout}\n"));
         }
     }

@@ -29,7 +29,7 @@ pub(crate) struct Args {
 enum Verb {
     /// List calls, newest last.
     #[command(
-        after_help = "Examples:\n  toolgate audit query --store ledger.db --since 2h\n  toolgate audit query --store ledger.db --entity customer_id=C-1001\n  toolgate audit query --store ledger.db --decision refused --json | jq .row.rule"
+        after_help = "Examples:\n  toolgate audit query --store ledger.db --since 2h\n  toolgate audit query --store ledger.db --entity customer_id=C-1001\n  toolgate audit query --decision refused --json | jq .row.rule"
     )]
     Query {
         #[command(flatten)]
@@ -55,7 +55,7 @@ enum Verb {
     },
     /// Check every row, chain and signature. Exit code 0 if all hold, 1 with the first bad row named.
     #[command(
-        after_help = "Examples:\n  toolgate audit verify --store ledger.db\n  toolgate audit verify --store ledger.db --anchor 1040:9f3a…   was it put back to an older state?"
+        after_help = "Examples:\n  toolgate audit verify --store ledger.db\n  toolgate audit verify --anchor 1040:9f3a…   was it put back to an older state?"
     )]
     Verify {
         /// A place that an earlier `verify` printed, noted down elsewhere.
@@ -106,7 +106,7 @@ enum Verb {
     },
     /// List calls of which nobody knows whether they took effect, or say what became of one.
     #[command(
-        after_help = "Examples:\n  toolgate audit settle --store ledger.db                                        what is open?\n  toolgate audit settle 019a8f0e-… --happened '{\"paid\": true}' --by ann --store ledger.db\n  toolgate audit settle 019a8f0e-… --never --by ann --store ledger.db"
+        after_help = "Examples:\n  toolgate audit settle --store ledger.db                what is open?\n  toolgate audit settle 019a8f0e-… --happened '{\"paid\": true}' --by ann\n  toolgate audit settle 019a8f0e-… --never --by ann"
     )]
     Settle {
         /// The call. Without it, all that are open are listed.
@@ -141,7 +141,7 @@ enum Verb {
     },
     /// Check a receipt: whether this ledger signed it and, with the ledger at hand, whether the row is still there.
     #[command(
-        after_help = "Examples:\n  toolgate audit show 019a8f0e-… --receipt --store ledger.db > receipt.json\n  toolgate audit receipt receipt.json --key 5f0c…            offline, with the public key alone\n  toolgate audit receipt receipt.json --store ledger.db"
+        after_help = "Examples:\n  toolgate audit show 019a8f0e-… --receipt --store ledger.db > receipt.json\n  toolgate audit receipt receipt.json --store ledger.db\n  toolgate audit receipt receipt.json --key 5f0c…   with the public key alone"
     )]
     Receipt {
         /// The receipt as JSON; `-` reads it from standard input.

@@ -36,7 +36,7 @@ const DEADLINE: Duration = Duration::from_millis(4_500);
 /// answer is exit code 0 with a JSON object, or exit code 2 with a reason on standard error. What goes wrong is a refusal.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 with a JSON answer, or 2: refused.\n\nExamples:\n  toolgate init --for claude-code          register it with a client\n  echo '{\"tool_name\": \"bash\", \"tool_input\": {\"command\": \"ls\"}}' | toolgate hook --config toolgate.toml"
+    after_help = "Exit code: 0 with a JSON answer, or 2: refused.\n\nExamples:\n  toolgate init --for claude-code          register it with a client\n  echo '{\"tool_name\": \"bash\", \"tool_input\": {\"command\": \"ls\"}}' | toolgate hook"
 )]
 pub(crate) struct Args {
     /// The configuration. Without it: the user's own, and that of the project where it is trusted.
