@@ -92,7 +92,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     QUIET.store(cli.quiet, Ordering::Relaxed);
-    let telling = Telling { verbose: cli.verbose, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
+    let telling = Telling { verbose: cli.verbose > 0, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
     // Who serves reads first whom else to tell.
     if !matches!(cli.verb, Verb::Serve(_)) {
         telling.begin(None);
@@ -125,7 +125,7 @@ pub(crate) fn note(text: &str) {
 /// How much is told.
 #[derive(Clone, Copy)]
 pub(crate) struct Telling {
-    verbose: u8,
+    verbose: bool,
     /// How upstreams are is what is asked: the answer says so.
     asks: bool,
 }
@@ -133,7 +133,7 @@ pub(crate) struct Telling {
 impl Telling {
     /// What the library has to say goes to standard error from here on; spans of calls also to a collector.
     pub(crate) fn begin(self, telemetry: Option<&telemetry::Telemetry>) {
-        let level = if self.verbose == 0 { tracing::Level::WARN } else { tracing::Level::TRACE };
+        let level = if self.verbose { tracing::Level::TRACE } else { tracing::Level::WARN };
         // Libraries beneath it may print whole messages: of them, only warnings are heard, and of those that print addresses nothing.
         let heard = Targets::new()
             .with_default(tracing::Level::WARN)
@@ -141,7 +141,7 @@ impl Telling {
             .with_target("rmcp", tracing::level_filters::LevelFilter::OFF)
             .with_target("opentelemetry", tracing::level_filters::LevelFilter::OFF);
         let heard =
-            if self.asks && self.verbose == 0 { heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR) } else { heard };
+            if self.asks && !self.verbose { heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR) } else { heard };
         let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
         // Somebody else listens already, and that is fine.
         let _ = tracing_subscriber::registry().with(telemetry.map(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();
