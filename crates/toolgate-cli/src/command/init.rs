@@ -99,13 +99,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         (None, None) => None,
     };
     if is_new {
-        let mut text = template(args.client, store, import.as_deref());
-        if args.user {
-            // One's own file needs nobody's word, and is not found by where one stands.
-            let here = "the agent that works here. Every change must be accepted with `toolgate trust`.";
-            text = text.replace(here, "your agents, wherever they work. Every change is in force at once.");
-            text = text.replace("| toolgate check\n", &format!("| toolgate check --config {}\n", config.display()));
-        }
+        let text = template(args.client, args.user.then_some(&*config), store, import.as_deref());
         change(&mut out, &config, "", &text, args.dry_run)?;
     } else {
         writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
@@ -292,8 +286,8 @@ pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(draft, target)
 }
 
-/// The configuration to begin with.
-fn template(client: Option<Client>, store: Option<&Path>, import: Option<&Path>) -> String {
+/// The configuration to begin with: of a project, or the user's `own`.
+fn template(client: Option<Client>, own: Option<&Path>, store: Option<&Path>, import: Option<&Path>) -> String {
     let text = match client {
         Some(Client::ClaudeDesktop) => include_str!("init/server.toml"),
         None if import.is_some() => include_str!("init/server.toml"),
@@ -303,6 +297,15 @@ fn template(client: Option<Client>, store: Option<&Path>, import: Option<&Path>)
         Some(Client::Vscode) => include_str!("init/vscode.toml"),
         None => include_str!("init/bare.toml"),
     };
+    // One's own file needs nobody's word, and is not found by where one stands.
+    let (whom, named) = match own {
+        None => ("the agent that works here. Every change must be accepted with `toolgate trust`.", String::new()),
+        Some(path) => (
+            "your agents, wherever they work. Every change is in force at once.",
+            format!(" --config {}", crate::client::quoted(&path.display().to_string())),
+        ),
+    };
+    let text = text.replace("#WHOM#", whom).replace("#WHERE#", &named);
     let line =
         import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
     // One that is for hooks has no place for servers unless there are some; they stand beside its name.

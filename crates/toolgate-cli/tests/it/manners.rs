@@ -380,6 +380,11 @@ fn a_user_has_it_in_every_project() {
     ✓ hooks          HOME/.codex/hooks.json (codex)
     the gate is on
     ");
+    // It says what holds of one's own file, and nothing that holds of a project's.
+    let own = project.path(".config/toolgate/toolgate.toml");
+    let text = std::fs::read_to_string(&own).unwrap();
+    assert!(text.starts_with("# What holds for your agents, wherever they work. Every change is in force at once.\n"), "{text}");
+    assert!(text.contains(&format!("| toolgate check --config '{}'\n", own.display())) && !text.contains("toolgate trust"), "{text}");
     let push = json!({"tool_name": "bash", "tool_input": {"command": "git push -f"}});
     let (code, _, stderr) = project.run(&["hook", "--client", "codex"], &push.to_string());
     assert!(code == 2 && stderr.contains("no_force_push"), "{stderr}");

@@ -55,6 +55,7 @@ fn every_line_that_the_templates_suggest_can_be_used() {
         let project = Project::new();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
         let text = project.read("project/toolgate.toml");
+        assert!(text.starts_with("# What holds for the agent that works here.") && text.contains("| toolgate check\n"), "{client}: {text}");
         let used: String = text
             .lines()
             .map(|line| line.strip_prefix("# ").filter(|line| line.contains(" = ")).unwrap_or(line).to_owned() + "\n")
