@@ -227,6 +227,8 @@ fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<
         let value = if tool.shell_argument().is_some() { format!("cat {key}") } else { key.clone() };
         Some(json!({name.as_str(): value}))
     };
+    // One that is declared with a digest has another name where it is called.
+    let tools = tools.filter(|tool| toolgate::names::of_client(tool.name()) == tool.name());
     let mut all: Vec<(String, Value, bool)> =
         tools.filter_map(|tool| Some((tool.name().to_owned(), asks(tool)?, tool.input_schema().is_some()))).collect();
     all.sort_by_key(|(_, _, closed)| *closed);

@@ -287,4 +287,8 @@ fn a_tool_is_not_taken_for_one_that_is_spelled_almost_like_it() {
     both.write("project/named.toml", &declared("\"READ.ALL\""));
     let tried = both.said(&["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#], "");
     assert!(tried.contains(&format!("write `{told_apart}`")), "{tried}");
+    // Whoever looks whether the gate is on asks for a tool by the name that a client has for it.
+    both.write("project/two.toml", &format!("store = \"two.db\"\n{}{}", declared(&told_apart), declared("write_all")));
+    let seen = both.said(&["doctor", "--config", "two.toml"], "");
+    assert!(seen.contains("✓ canary"), "{seen}");
 }
