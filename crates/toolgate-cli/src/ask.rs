@@ -8,6 +8,7 @@ mod wire;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 const HELP: &str = "Ask the service that `toolgate hook --serve` is.
 
@@ -20,18 +21,31 @@ a JSON answer, or 2: refused.
 fn main() -> ExitCode {
     signals::outlive_limits();
     // A client that waits for longer may let the call through.
-    let _ = std::thread::Builder::new().stack_size(64 << 10).spawn(|| {
-        std::thread::sleep(std::time::Duration::from_millis(4_500));
+    let watched = wire::later(Duration::from_millis(4_500), || {
+        // Where nobody reads that, the exit code says it.
+        let _ = wire::later(Duration::from_millis(300), || std::process::exit(2));
         let _ = writeln!(std::io::stderr(), "toolgate: no answer could be found in time, so the call is refused");
         std::process::exit(2);
     });
-    match answer() {
-        Ok((0, told)) if std::io::stdout().write_all(told.as_bytes()).is_ok() => ExitCode::SUCCESS,
-        Ok((_, reason)) | Err(reason) => {
-            let _ = writeln!(std::io::stderr(), "toolgate: {}", reason.trim_end());
-            ExitCode::from(2)
-        }
+    let answer = watched.map_err(|error| format!("no answer could be waited for, so the call is refused: {error}")).and_then(|()| answer());
+    match answer {
+        Ok((0, told)) if says_nothing(&told) || !wire::is_unheard() => match std::io::stdout().write_all(told.as_bytes()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => refused(&format!("standard output cannot be written, so the call is refused: {error}")),
+        },
+        Ok((0, _)) => refused(wire::UNHEARD),
+        Ok((_, reason)) | Err(reason) => refused(reason.trim_end()),
     }
+}
+
+fn refused(why: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "toolgate: {why}");
+    ExitCode::from(2)
+}
+
+/// Whether it is all the same who hears it: words for a person, or a plain yes.
+fn says_nothing(told: &str) -> bool {
+    !told.starts_with('{') || ["{}", r#"{"decision":"allow"}"#, r#"{"permission":"allow"}"#].contains(&told.trim_end())
 }
 
 fn answer() -> Result<(u8, String), String> {

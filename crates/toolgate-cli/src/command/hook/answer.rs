@@ -187,12 +187,9 @@ impl Rendered {
         match self {
             Self::Done(code) => code,
             Self::Told(told) => {
-                // Where nobody hears it, a refusal is an exit code.
-                let refuses =
-                    told.pointer("/hookSpecificOutput/permissionDecision").and_then(Value::as_str).is_some_and(|word| word != "allow")
-                        || told.get("permission").and_then(Value::as_str) == Some("deny");
-                if refuses && std::fs::read_link("/proc/self/fd/1").is_ok_and(|path| path == std::path::Path::new("/dev/null")) {
-                    let _ = writeln!(std::io::stderr().lock(), "toolgate: the call is refused, and standard output is closed");
+                // Where nobody hears it, whatever is no plain yes is an exit code.
+                if wants_something(&told) && super::wire::is_unheard() {
+                    let _ = writeln!(std::io::stderr().lock(), "toolgate: {}", super::wire::UNHEARD);
                     return 2;
                 }
                 let mut out = std::io::stdout().lock();
@@ -207,6 +204,15 @@ impl Rendered {
             }
         }
     }
+}
+
+/// Whether a client that does not hear an answer does something else than it says.
+fn wants_something(told: &Value) -> bool {
+    let word = |place: &str| told.pointer(place).and_then(Value::as_str);
+    let inner = ["updatedInput", "updatedToolOutput"].iter().any(|name| told.pointer(&format!("/hookSpecificOutput/{name}")).is_some());
+    let outer = ["updated_input", "updated_mcp_tool_output", "tool_input", "tool_result"].iter().any(|name| told.get(name).is_some());
+    let refuses = word("/hookSpecificOutput/permissionDecision").is_some_and(|word| word != "allow");
+    refuses || inner || outer || word("/permission") == Some("deny") || word("/decision") == Some("block")
 }
 
 /// A result that must not be read, in the shape that its client expects.

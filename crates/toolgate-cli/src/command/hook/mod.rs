@@ -28,6 +28,8 @@ use crate::place;
 const LONGEST: u64 = 32 << 20;
 /// A client that waits longer may let the call through.
 const DEADLINE: Duration = Duration::from_millis(4_500);
+/// How long it may take to say that there is no answer.
+const GRACE: Duration = Duration::from_millis(300);
 
 /// Answer one hook event of a coding agent: may this tool be used, and what came of it.
 ///
@@ -100,7 +102,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 /// Hears one event, and answers it; gives back the exit code.
 fn hear(args: &Args) -> u8 {
-    let overdue = watch();
+    let overdue = match watch() {
+        Ok(overdue) => overdue,
+        // Without it, somebody who does not answer would be waited for.
+        Err(error) => return Rendered::Refused(format!("toolgate could not begin, so the call is refused: {error}")).say(),
+    };
     let mut text = String::new();
     let read = std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text);
     let event = match read {
@@ -177,18 +183,17 @@ fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
 }
 
 /// Nobody waits for longer than a client does: what takes too long is refused.
-fn watch() -> Arc<Mutex<Option<Rendered>>> {
+fn watch() -> std::io::Result<Arc<Mutex<Option<Rendered>>>> {
     let late: Arc<Mutex<Option<Rendered>>> = Arc::default();
     let said = Arc::clone(&late);
-    let watchdog = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
-        std::thread::sleep(DEADLINE);
+    wire::later(DEADLINE, move || {
+        // Whoever speaks may speak to somebody who does not read: then the exit code says it.
+        let _ = wire::later(GRACE, || std::process::exit(2));
         let refused = || Rendered::Refused("no answer could be found in time, so the call is refused".to_owned());
         // Whoever speaks holds it: nobody speaks twice, or into the other's words.
         let mut said = lock(&said);
         let code = said.take().unwrap_or_else(refused).say();
         std::process::exit(i32::from(code));
-    });
-    // Without it the deadlines inside hold.
-    drop(watchdog);
-    late
+    })?;
+    Ok(late)
 }

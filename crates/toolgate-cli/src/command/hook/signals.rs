@@ -1,5 +1,5 @@
 //! A limit of the process is an error, and not its end: most clients take a program that was ended by a signal for one that has nothing
-//! to say. The client of the service needs this file, too.
+//! to say.
 
 use nix::sys::signal::{SigSet, Signal};
 

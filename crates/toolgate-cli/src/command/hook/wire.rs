@@ -1,5 +1,5 @@
-//! What a hook and its service say to each other: two lines and the event; an exit code and the text. The client needs nothing
-//! but this file, because it is started at every step of an agent.
+//! What a hook and its service say to each other: two lines and the event; an exit code and the text. The client needs little
+//! beside this file, because it is started at every step of an agent.
 
 use std::io::{Error, Read, Result, Write};
 use std::net::Shutdown;
@@ -24,6 +24,23 @@ pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Res
         _ => Err(Error::other("it said something else than an answer")),
     }
 }
+
+/// Does something later, whatever happens meanwhile.
+pub(crate) fn later(time: Duration, what: impl FnOnce() + Send + 'static) -> Result<()> {
+    let wait = move || {
+        std::thread::sleep(time);
+        what();
+    };
+    std::thread::Builder::new().stack_size(64 << 10).spawn(wait).map(drop)
+}
+
+/// Whether standard output leads nowhere: so it is where it was closed before the program began.
+pub(crate) fn is_unheard() -> bool {
+    std::fs::read_link("/proc/self/fd/1").is_ok_and(|path| path == Path::new("/dev/null"))
+}
+
+/// What is said where an answer was not heard.
+pub(crate) const UNHEARD: &str = "standard output is closed, so the call is refused";
 
 /// Why there is no answer.
 pub(crate) fn silent(socket: &Path, error: &Error) -> String {
