@@ -42,7 +42,7 @@ impl Client {
 
     /// The file that holds its hooks, or its servers: of a project, or of the user.
     pub(crate) fn file(self, project: Option<&Path>) -> io::Result<PathBuf> {
-        let home = || std::env::home_dir().ok_or_else(|| io::Error::other("there is no home directory"));
+        let home = || crate::place::home().ok_or_else(|| io::Error::other("there is no home directory"));
         let moved = |variable: &str, usual: &str| match std::env::var_os(variable).filter(|path| !path.is_empty()) {
             Some(path) => Ok(PathBuf::from(path)),
             None => home().map(|home| home.join(usual)),

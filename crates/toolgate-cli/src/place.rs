@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use toolgate::SignedDuration;
 use toolgate::config::Config;
@@ -25,7 +26,7 @@ impl State {
         if let Some(path) = std::env::var_os("TOOLGATE_STATE").filter(|path| !path.is_empty()) {
             return std::path::absolute(PathBuf::from(path));
         }
-        let base = absolute("XDG_STATE_HOME").or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+        let base = absolute("XDG_STATE_HOME").or_else(|| home().map(|home| home.join(".local/state")));
         base.map(|base| base.join("toolgate")).ok_or_else(|| io::Error::other("there is no home directory; set TOOLGATE_STATE"))
     }
 
@@ -158,6 +159,11 @@ fn absolute(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
+/// The user's home. One that is relative, or empty, would be wherever one stands: in a project, whose word does not count.
+pub(crate) fn home() -> Option<PathBuf> {
+    std::env::home_dir().filter(|home| home.is_absolute())
+}
+
 /// The digest of a configuration with all that it includes.
 fn digest(config: &Path) -> io::Result<Digest> {
     // By whatever name it is called, it is the same file.
@@ -180,8 +186,17 @@ fn read(path: &Path) -> io::Result<String> {
 
 /// The configuration that is the user's own.
 pub(crate) fn own() -> Option<PathBuf> {
-    let base = absolute("XDG_CONFIG_HOME").or_else(|| std::env::home_dir().map(|home| home.join(".config")))?;
+    let base = absolute("XDG_CONFIG_HOME").or_else(|| home().map(|home| home.join(".config")))?;
     Some(base.join("toolgate").join(FILE))
+}
+
+/// Whether a file stands there. Where that cannot be told, nobody knows what holds.
+fn is_there(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(found.is_file()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+    }
 }
 
 /// The configuration of the project that a directory is in.
@@ -232,6 +247,13 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     Some((file.dev(), file.ino(), file.len(), file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()))
 }
 
+/// Whether a file was left alone for a second before a moment. A younger one may be something else by then, and look the same.
+pub(crate) fn is_settled(was: &Stamp, since: SystemTime) -> bool {
+    let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let changed = Duration::new(u64::try_from(was.5).unwrap_or_default(), u32::try_from(was.6).unwrap_or_default());
+    since.saturating_sub(changed) > Duration::from_secs(1)
+}
+
 /// What holds.
 #[derive(Clone)]
 pub(crate) struct InForce {
@@ -244,7 +266,7 @@ pub(crate) struct InForce {
     /// Every path that was looked at, and how it was: while none of them changes, nothing else holds.
     pub(crate) looked_at: Vec<(PathBuf, Option<Stamp>)>,
     /// When reading began.
-    pub(crate) since: std::time::SystemTime,
+    pub(crate) since: SystemTime,
 }
 
 /// The ledger that was named on the command line.
@@ -265,22 +287,27 @@ impl InForce {
     /// What holds in a directory: the configuration that is given, else the user's own and that of the project, where it is
     /// trusted.
     pub(crate) fn find(given: Option<&Path>, directory: &Path, state: &State) -> io::Result<Self> {
-        let since = std::time::SystemTime::now();
+        let since = SystemTime::now();
         if let Some(path) = given {
             let found = Self::of(Config::load(path)?, vec![path.to_owned()], None, state)?;
             return Ok(Self { since, ..found });
         }
-        let found = Self::found(directory, state)?;
+        let found = Self::found(directory, state, since)?;
         let above = directory.ancestors().map(|directory| directory.join(FILE));
         let more = above.chain(own()).chain([state.path().join("trusted.json")]).map(|path| (path.clone(), stamp(&path)));
         Ok(Self { looked_at: more.chain(found.looked_at).collect(), since, ..found })
     }
 
-    fn found(directory: &Path, state: &State) -> io::Result<Self> {
-        let own = own().filter(|path| path.is_file());
+    fn found(directory: &Path, state: &State, since: SystemTime) -> io::Result<Self> {
+        let own = match own() {
+            Some(path) if is_there(&path)? => Some(path),
+            _ => None,
+        };
         let project = of_project(directory);
         let trusted = project.as_ref().map(|path| state.trusts(path)).transpose()?.unwrap_or(false);
-        match (project, own) {
+        let accepted = project.clone().filter(|_| trusted);
+        let not_accepted = |path: &Path| io::Error::other(format!("{} is not accepted as it is now; {TRUST}", path.display()));
+        let found = match (project, own) {
             (Some(project), Some(own)) if trusted => {
                 let config = Config::load(&project)?.under(Config::load(&own)?);
                 Self::of(config, vec![project, own], None, state)
@@ -290,11 +317,17 @@ impl InForce {
                 let notice = format!("{} is not in force, because nobody has accepted it as it is now; {TRUST}", project.display());
                 Self::of(Config::load(&own)?, vec![own, project], Some(notice), state)
             }
-            (Some(project), None) => Err(io::Error::other(format!("{} is not accepted as it is now; {TRUST}", project.display()))),
+            (Some(project), None) => Err(not_accepted(&project)),
             (None, Some(own)) => Self::of(Config::load(&own)?, vec![own], None, state),
             (None, None) => {
                 Err(io::Error::other(format!("there is no {FILE} here, so nothing is in force; make one with `toolgate init`")))
             }
+        }?;
+        // What changes while it is read may be something else than what was accepted.
+        let is_young = |(_, was): &(PathBuf, Option<Stamp>)| was.as_ref().is_some_and(|was| !is_settled(was, since));
+        match accepted.filter(|_| found.looked_at.iter().any(is_young)) {
+            Some(path) if !state.trusts(&path)? => Err(not_accepted(&path)),
+            _ => Ok(found),
         }
     }
 
@@ -308,8 +341,13 @@ impl InForce {
         files.extend(config.files().iter().cloned());
         // A flag counts for more than the environment, and that for more than a file.
         let store = std::path::absolute(named_store().or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger()))?;
+        // The rules that protect what is toolgate's go by text.
+        let mut paths = files.iter().map(PathBuf::as_path).chain([&*store, state.path()]);
+        if let Some(path) = paths.find(|path| path.to_str().is_none()) {
+            return Err(io::Error::other(format!("{}: its path is no text, so nobody could be kept away from it", path.display())));
+        }
         let looked_at = files.iter().map(|path| (path.clone(), stamp(path))).collect();
-        Ok(Self { config, files, store, notice, looked_at, since: std::time::SystemTime::UNIX_EPOCH })
+        Ok(Self { config, files, store, notice, looked_at, since: SystemTime::UNIX_EPOCH })
     }
 }
 

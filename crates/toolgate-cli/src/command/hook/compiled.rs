@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use toolgate::json::Digest;
 use toolgate::{Agent, Dialect, Excerpt};
 
 use super::Args;
-use crate::place::{InForce, Stamp, State, stamp};
+use crate::place::{InForce, Stamp, State, is_settled, stamp};
 
 /// What is kept for calls of one tool.
 #[derive(Serialize, Deserialize)]
@@ -81,12 +81,8 @@ impl Compiled {
     /// Keeps what a configuration comes to, for each of an agent's tools. What cannot be kept is read again next time.
     pub(super) fn keep(args: &Args, project: &Path, state: &State, agent: &Agent, ledger: &str, found: &Beside) -> io::Result<()> {
         // What changed since it was read, or just before, may be something else than what was read.
-        let since = found.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let settled = |(path, was): &(PathBuf, Option<Stamp>)| {
-            let changed =
-                |stamp: &Stamp| Duration::new(u64::try_from(stamp.5).unwrap_or_default(), u32::try_from(stamp.6).unwrap_or_default());
-            stamp(path) == *was && was.as_ref().is_none_or(|was| since.saturating_sub(changed(was)) > Duration::from_secs(1))
-        };
+        let settled =
+            |(path, was): &(PathBuf, Option<Stamp>)| stamp(path) == *was && was.as_ref().is_none_or(|was| is_settled(was, found.since));
         // A file that was read and is gone holds nothing any more.
         let gone = |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
         if !found.files.iter().all(settled) || found.read.iter().any(gone) {
