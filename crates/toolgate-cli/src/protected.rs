@@ -1,5 +1,6 @@
 //! What an agent must not touch, whichever door it comes through.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -41,9 +42,11 @@ impl Protected {
     pub(crate) fn of(found: &InForce, state: &State) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let shown = |path: PathBuf| path.display().to_string();
-        let store = shown(found.store.clone());
-        let secret =
-            vec![shown(state.path().to_owned()), store.clone(), format!("{store}-wal"), format!("{store}-shm"), format!("{store}.state")];
+        let mut secret = vec![shown(state.path().to_owned())];
+        // What stands beside a ledger stands beside it wherever a link leads.
+        for store in [found.store.clone()].into_iter().chain(leads_to(&found.store)).map(shown) {
+            secret.extend(["", "-wal", "-shm", ".state"].map(|end| format!("{store}{end}")));
+        }
         // A file that is not there yet would hide one that is.
         let looked_at = found.looked_at.iter().map(|(file, _)| file).chain(&found.files);
         let mut fixed: Vec<String> = looked_at.map(|file| shown(absolute(file))).collect();
@@ -58,11 +61,17 @@ impl Protected {
             fixed.extend(client.file(project.as_deref()).ok().map(shown));
             fixed.extend(client.file(None).ok().map(shown));
         }
-        for home in [project, std::env::home_dir()].into_iter().flatten() {
+        for home in [project, place::home()].into_iter().flatten() {
             fixed.extend([".claude/settings.local.json", ".codex/config.toml"].iter().map(|file| shown(home.join(file))));
         }
         fixed.sort();
-        fixed.dedup();
+        for places in [&mut secret, &mut fixed] {
+            // What a link leads to is the same by that name.
+            let there: Vec<String> = places.iter().filter_map(|place| leads_to(Path::new(place))).map(shown).collect();
+            places.extend(there);
+            let mut known = HashSet::new();
+            places.retain(|place| known.insert(place.clone()));
+        }
         Self { secret, fixed }
     }
 
@@ -109,5 +118,14 @@ impl Protected {
             }
         }
         text
+    }
+}
+
+/// Where a path leads, as far as there is something. A device is everybody's: who has no settings may have linked them to one.
+fn leads_to(path: &Path) -> Option<PathBuf> {
+    let (there, rest) = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
+    match rest.as_os_str().is_empty() {
+        true => (there.is_file() || there.is_dir()).then_some(there),
+        false => Some(there.join(rest)),
     }
 }
