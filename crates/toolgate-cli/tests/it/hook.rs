@@ -9,7 +9,7 @@ use assert_cmd::cargo::CommandCargoExt;
 use regex::Regex;
 use serde_json::{Value, json};
 
-const CONFIG: &str = r#"
+pub(crate) const CONFIG: &str = r#"
 store = "ledger.db"
 name = "coder"
 redact = ["4111[0-9-]+"]
@@ -113,7 +113,7 @@ impl Project {
         self.hook_as(&["hook", "--config", "toolgate.toml"], event)
     }
 
-    fn hook_as(&self, args: &[&str], event: &Value) -> Value {
+    pub(crate) fn hook_as(&self, args: &[&str], event: &Value) -> Value {
         let (code, stdout, stderr) = self.run(args, &event.to_string());
         assert_eq!((code, stderr.as_str()), (0, ""), "{event}");
         serde_json::from_str(&stdout).unwrap()
@@ -137,7 +137,7 @@ impl Project {
     }
 }
 
-fn event(name: &str, id: &str, tool: &str, input: Value) -> Value {
+pub(crate) fn event(name: &str, id: &str, tool: &str, input: Value) -> Value {
     json!({
         "hook_event_name": name, "session_id": "s1", "transcript_path": "/x", "cwd": "/", "permission_mode": "default", "effort": {"level": "x"},
         "tool_name": tool, "tool_input": input, "tool_use_id": id,
@@ -150,7 +150,7 @@ fn after(id: &str, tool: &str, input: Value, response: Value) -> Value {
     event
 }
 
-fn decision(answer: &Value) -> (&str, &str) {
+pub(crate) fn decision(answer: &Value) -> (&str, &str) {
     let said = &answer["hookSpecificOutput"];
     (said["permissionDecision"].as_str().unwrap_or("none"), said["permissionDecisionReason"].as_str().unwrap_or_default())
 }

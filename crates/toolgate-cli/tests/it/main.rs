@@ -5,6 +5,7 @@
 mod check;
 mod gateway;
 mod hook;
+mod hostile;
 mod ledger;
 mod lookback;
 mod manners;

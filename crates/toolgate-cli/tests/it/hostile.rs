@@ -1,0 +1,214 @@
+//! Surroundings that are not in order: whatever they are, a call is answered, or refused.
+
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use assert_cmd::cargo::CommandCargoExt;
+use serde_json::{Value, json};
+
+use crate::hook::{CONFIG, Project, decision, event};
+
+/// What comes of a line for the shell that has this on its standard input.
+fn sh(project: &Project, line: &str, input: &str) -> (i32, String, String) {
+    let mut command = std::process::Command::new("sh");
+    project.environment(&mut command);
+    let output = Command::from_std(command).args(["-c", line]).write_stdin(input).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or_else(|| panic!("{line}: {}", output.status)), text(output.stdout), text(output.stderr))
+}
+
+fn program(name: &str) -> String {
+    format!("'{}'", assert_cmd::cargo::cargo_bin(name).display())
+}
+
+fn bash(id: &str, command: &str) -> String {
+    event("PreToolUse", id, "Bash", json!({"command": command})).to_string()
+}
+
+#[test]
+fn an_answer_that_nobody_hears_is_an_exit_code() {
+    let rewrites = "\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"lookup\"]\n";
+    let project = Project::with(&format!("{CONFIG}{rewrites}"));
+    project.write("project/house.sh", "#!/bin/sh\necho '{\"tool_input\": {\"id\": 8}}'\n");
+    std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let small = format!("{} --config toolgate.toml", program("toolgate-hook"));
+    let large = format!("{} hook --config toolgate.toml", program("toolgate"));
+    let mut count = 0;
+    for (hook, closed) in [(&small, ">&-"), (&small, "> /dev/null"), (&large, ">&-"), (&large, "> /dev/null")] {
+        count += 1;
+        let plain = |command: &str| json!({"tool_name": "bash", "tool_input": {"command": format!("{command} {count}")}}).to_string();
+        let named = |name: &str, tool: &str, input: Value| event("PreToolUse", &format!("{name}{count}"), tool, input).to_string();
+        let command = |name: &str, command: &str| named(name, "Bash", json!({"command": format!("{command} {count}")}));
+        for (what, event, code) in [
+            ("a pass", command("a", "ls"), 0),
+            ("a refusal", command("b", "git push"), 2),
+            ("a question", command("c", "rm"), 2),
+            ("other arguments", named("d", "lookup", json!({"id": count})), 2),
+            ("a yes", named("e", "Read", json!({"file_path": format!("/tmp/{count}")})), 0),
+            ("a plain yes", plain("pwd"), 0),
+            ("a plain refusal", plain("git push"), 2),
+            ("a result that was never admitted", event("PostToolUse", "never", "Bash", json!({"command": "id"})).to_string(), 2),
+        ] {
+            let (said, _, stderr) = sh(&project, &format!("{hook} {closed}"), &event);
+            assert_eq!(said, code, "{what} {closed}: {stderr}");
+        }
+        // Both closed, and nothing to read.
+        assert_eq!(sh(&project, &format!("{hook} >&- 2>&-"), &command("f", "git push -q")).0, 2);
+        assert_eq!(sh(&project, &format!("{hook} <&-"), "").0, 2);
+    }
+    // The client of a service does not read what it passes on.
+    for (reply, code) in
+        [("0{}\n", 0), ("0{\"permission\":\"allow\"}\n", 0), ("0{\"hookSpecificOutput\":{\"permissionDecision\":\"deny\"}}\n", 2)]
+    {
+        let socket = project.path("socket");
+        let _ = std::fs::remove_file(&socket);
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_to_end(&mut Vec::new()).unwrap();
+            stream.write_all(reply.as_bytes()).unwrap();
+        });
+        let (said, ..) = sh(&project, &format!("{} --socket '{}' >&-", program("toolgate-ask"), socket.display()), &bash("g", "ls"));
+        serving.join().unwrap();
+        assert_eq!(said, code, "{reply}");
+    }
+    assert_eq!(sh(&project, &format!("{} --help > /dev/null", program("toolgate-ask")), "").0, 0);
+}
+
+#[test]
+fn whoever_does_not_read_the_answer_is_not_waited_for() {
+    let project = Project::with(CONFIG);
+    // More than fits into a pipe.
+    let result: serde_json::Map<String, Value> = (0..20_000).map(|n| (format!("key_{n}"), json!("text"))).collect();
+    let mut event = event("PostToolUse", "never", "Bash", json!({"command": "ls"}));
+    event["tool_response"] = Value::Object(result);
+    let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
+    project.environment(&mut command);
+    command.args(["--config", "toolgate.toml"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let (begun, mut child) = (Instant::now(), command.spawn().unwrap());
+    child.stdin.take().unwrap().write_all(event.to_string().as_bytes()).unwrap();
+    let ended = loop {
+        match child.try_wait().unwrap() {
+            Some(ended) => break ended,
+            None if begun.elapsed() > Duration::from_secs(30) => {
+                let _ = child.kill();
+                panic!("it waits for somebody who does not read");
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(ended.code(), Some(2));
+}
+
+#[test]
+fn a_home_that_is_wherever_one_stands_is_none() {
+    let project = Project::new();
+    let open = "[tools.bash]\nkind = \"client\"\npolicy = \"open\"\n";
+    // What a project has there would be the user's own word.
+    project.write("project/.config/toolgate/toolgate.toml", open);
+    project.write("project/home/.config/toolgate/toolgate.toml", open);
+    for state in ["project/.local/state/toolgate", "project/home/.local/state/toolgate"] {
+        std::fs::create_dir_all(project.path(state)).unwrap();
+        std::fs::set_permissions(project.path(state), std::fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    for home in ["", ".", "home"] {
+        let (code, stdout, stderr) = project.run_with(&[("HOME", home)], &["hook"], &bash("t1", "ls"));
+        let answer: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!((code, decision(&answer).0), (0, "deny"), "{home}: {stdout}{stderr}");
+        assert!(decision(&answer).1.contains("there is no home directory"), "{home}: {stdout}");
+    }
+}
+
+#[test]
+fn a_users_own_file_that_cannot_be_looked_at_is_not_passed_over() {
+    let project = Project::with(CONFIG);
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    std::fs::create_dir_all(project.path(".config/toolgate")).unwrap();
+    symlink("toolgate.toml", project.path(".config/toolgate/toolgate.toml")).unwrap();
+    let answer = project.hook_as(&["hook"], &event("PreToolUse", "t1", "Bash", json!({"command": "ls"})));
+    assert!(decision(&answer).0 == "deny" && decision(&answer).1.contains("toolgate refuses every call"), "{answer}");
+}
+
+#[test]
+fn what_a_link_leads_to_is_protected_by_that_name_too() {
+    let project = Project::new();
+    project.write("dotfiles/mine.toml", CONFIG);
+    project.write("kept/nothing", "");
+    std::fs::set_permissions(project.path("kept"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    for directory in [".config/toolgate", ".local/state"] {
+        std::fs::create_dir_all(project.path(directory)).unwrap();
+    }
+    symlink(project.path("dotfiles/mine.toml"), project.path(".config/toolgate/toolgate.toml")).unwrap();
+    symlink(project.path("kept"), project.path(".local/state/toolgate")).unwrap();
+    let ask = |id: &str, tool: &str, input: Value| project.hook_as(&["hook"], &event("PreToolUse", id, tool, input)).to_string();
+    assert!(ask("t0", "Read", json!({"file_path": "/tmp/x"})).contains("allow"));
+    let at = |name: &str| project.path(name).display().to_string();
+    for (n, (tool, input, code)) in [
+        ("Write", json!({"file_path": at("dotfiles/mine.toml"), "content": ""}), "own_files"),
+        ("Write", json!({"file_path": at(".config/toolgate/toolgate.toml"), "content": ""}), "own_files"),
+        ("Bash", json!({"command": format!("sed -i s/deny/ask/ {}", at("dotfiles/mine.toml"))}), "own_files"),
+        ("Read", json!({"file_path": at("kept/key")}), "own_state"),
+        ("Read", json!({"file_path": at(".local/state/toolgate/key")}), "own_state"),
+        ("Bash", json!({"command": format!("cat {}", at("kept/trusted.json"))}), "own_state"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let said = ask(&format!("t1{n}"), tool, input.clone());
+        assert!(said.contains(code), "{input}: {said}");
+    }
+    assert_eq!(ask("t2", "Write", json!({"file_path": at("dotfiles/another.toml"), "content": ""})), "{}");
+    // Settings that lead nowhere do not make that toolgate's.
+    project.write(".claude/nothing", "");
+    symlink("/dev/null", project.path(".claude/settings.json")).unwrap();
+    assert_eq!(ask("t3", "Bash", json!({"command": "ls > /dev/null"})), "{}");
+}
+
+#[test]
+fn what_no_text_can_name_is_not_relied_on() {
+    let project = Project::new();
+    let odd = project.path("project").join(std::ffi::OsStr::from_bytes(b"odd\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    std::fs::write(odd.join("toolgate.toml"), CONFIG).unwrap();
+    let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
+    project.environment(&mut command);
+    command.current_dir(&odd);
+    let output = Command::from_std(command).args(["--config", "toolgate.toml"]).write_stdin(bash("t1", "ls")).output().unwrap();
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(output.status.success() && decision(&answer).1.contains("its path is no text"), "{answer}");
+}
+
+#[test]
+fn whatever_surrounds_it_is_no_permission() {
+    let project = Project::with(CONFIG);
+    let hook = program("toolgate-hook");
+    let push = bash("t1", "git push");
+    for line in [
+        // A directory that is gone, a state or a ledger that cannot be, few files at a time, a configuration that is none.
+        format!("mkdir gone; cd gone; rmdir ../gone; {hook} --config ../toolgate.toml"),
+        format!("mkdir gone2; cd gone2; rmdir ../gone2; {hook}"),
+        format!("ulimit -n 4; {hook} --config toolgate.toml"),
+        format!("ulimit -n 6; {hook} --config toolgate.toml"),
+        format!("env TMPDIR=/nowhere {hook} --config toolgate.toml"),
+        format!("env TOOLGATE_STATE=/proc/nowhere {hook} --config toolgate.toml"),
+        format!("env TOOLGATE_STATE=/dev/null {hook} --config toolgate.toml"),
+        format!("env TOOLGATE_STORE=toolgate.toml/x.db {hook} --config toolgate.toml"),
+        format!("env \"HOME=$PWD/toolgate.toml\" {hook} --config toolgate.toml"),
+        format!("env CLAUDE_PROJECT_DIR=/nowhere {hook}"),
+        format!("{hook} --config /dev/null"),
+        format!("{hook} --config ."),
+        format!("{hook} --agent nobody --config toolgate.toml"),
+    ] {
+        let (code, stdout, stderr) = sh(&project, &line, &push);
+        let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
+        assert!(code == 2 || (code == 0 && decision(&answer).0 == "deny"), "{line}: {code} {stdout}{stderr}");
+    }
+    // More than is read, and more than one event.
+    for input in [" ".repeat((32 << 20) + 1), format!("{push}{push}")] {
+        assert_eq!(sh(&project, &format!("{hook} --config toolgate.toml"), &input).0, 2);
+    }
+}
