@@ -342,8 +342,8 @@ impl InForce {
         // A flag counts for more than the environment, and that for more than a file.
         let store = std::path::absolute(named_store().or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger()))?;
         // The rules that protect what is toolgate's go by text.
-        let mut paths = files.iter().map(PathBuf::as_path).chain([&*store, state.path()]);
-        if let Some(path) = paths.find(|path| path.to_str().is_none()) {
+        let unsaid = |path: &&Path| path.to_str().is_none();
+        if let Some(path) = files.iter().map(PathBuf::as_path).chain([&*store, state.path()]).find(unsaid) {
             return Err(io::Error::other(format!("{}: its path is no text, so nobody could be kept away from it", path.display())));
         }
         let looked_at = files.iter().map(|path| (path.clone(), stamp(path))).collect();

@@ -11,7 +11,7 @@ use crate::policy::{Mode, Place, Problem, Severity};
 use crate::tool::Spec;
 
 /// What can be found, and why it matters.
-pub const LINTS: [(&str, &str); 11] = [
+pub const LINTS: [(&str, &str); 12] = [
     ("load", "the configuration does not load"),
     ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
     ("never_true", "a condition that no argument can meet, by what its schema says; it was meant otherwise, or a value is misspelt"),

@@ -76,7 +76,7 @@ async fn serve(args: &Args) -> io::Result<()> {
     let now = Mutex::new(InUse::of(found, &path, &state, &store).map_err(io::Error::other)?);
     let service = Arc::new(Service { config: config.clone(), agent: args.agent.clone(), state, path, store, now });
     let kept = Arc::clone(&service);
-    let kept = move || kept.found().ok().and_then(|found| found.retention());
+    let kept = move || lock(&kept.now).found.retention();
     let tell = |what: &str| anstream::eprintln!("{what}");
     tokio::spawn(crate::retention::keep(Arc::clone(&service.store), kept, tell));
     let listener = listen(socket)?;
