@@ -3,6 +3,7 @@
 //! A command is parsed, not searched: programs are found behind quotes, substitutions, `env`, `xargs`, `find -exec`, `eval` and
 //! `sh -c`. What only the running shell knows is *opaque*, and a rule that looks at it asks a person.
 
+mod acts;
 mod inner;
 mod known;
 mod read;
@@ -94,7 +95,7 @@ impl Shell {
         let moves = self.commands.iter().any(goes);
         let one = |command: &Command| {
             let words = command.words.get(1..).unwrap_or_default();
-            let changes = inner::changes(command);
+            let changes = acts::changes(command);
             let known = |word: &Word, sure: Sure| match sure {
                 // A pattern of file names is about files that are here.
                 Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves => Sure::No,
@@ -103,25 +104,25 @@ impl Shell {
                 Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves => Sure::No,
                 sure => sure,
             };
-            let looked_for = inner::looks_for(command)
+            let looked_for = acts::looks_for(command)
                 .then(|| words.iter().position(|word| word.text().is_none_or(|text| !text.starts_with('-'))))
                 .flatten();
-            let named = words.iter().enumerate().filter(|(at, _)| !inner::names_no_files(command) && Some(*at) != looked_for);
+            let named = words.iter().enumerate().filter(|(at, _)| !acts::names_no_files(command) && Some(*at) != looked_for);
             let named = named.map(|(_, word)| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
             let files = command.files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
             let best = |of: bool, f: &dyn Fn(&Word) -> Sure| if of { words.iter().map(f).max().unwrap_or(Sure::No) } else { Sure::No };
-            let hidden = best(inner::runs_code(command), &|word| known(word, place.is_within(word)));
+            let hidden = best(acts::runs_code(command), &|word| known(word, place.is_within(word)));
             let above =
-                best(changes, &|word| place.lies_under(word)).max(best(inner::reads_trees(command), &|word| place.lies_right_under(word)));
+                best(changes, &|word| place.lies_under(word)).max(best(acts::reads_trees(command), &|word| place.lies_right_under(word)));
             let above =
-                if moves && !lenient { above.max(best(inner::reads_trees(command), &|word| place.lies_under(word))) } else { above };
+                if moves && !lenient { above.max(best(acts::reads_trees(command), &|word| place.lies_under(word))) } else { above };
             let patched = match &command.fed {
-                Some(Fed::Text(text)) if inner::patches(command) => place.is_within(text),
-                Some(Fed::Unknown) if inner::patches(command) && !lenient => Sure::Maybe,
+                Some(Fed::Text(text)) if acts::patches(command) => place.is_within(text),
+                Some(Fed::Unknown) if acts::patches(command) && !lenient => Sure::Maybe,
                 _ => Sure::No,
             };
             let above = above.max(patched);
-            let told = if inner::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
+            let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
             named.max(files).max(hidden).max(above).max(told)
         };
         self.commands.iter().map(one).max().unwrap_or(Sure::No)

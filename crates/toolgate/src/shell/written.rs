@@ -2,13 +2,13 @@
 
 use super::read::Reader;
 use super::word::Word;
-use super::{Command, base, inner, normal};
+use super::{Command, acts, base, inner, normal};
 
 impl Reader<'_> {
     /// Files that a command writes under a name of its own.
     pub(super) fn note_what_is_written(&mut self, command: &Command) {
         let writes = ["cp", "mv", "ln", "tee", "install", "curl", "wget", "dd", "sort", "split", "patch", "xxd"];
-        let edits = inner::changes(command) && command.program() == Some("sed");
+        let edits = acts::changes(command) && command.program() == Some("sed");
         if command.program().is_some_and(|program| writes.contains(&program)) || edits {
             for text in command.words.iter().skip(1).filter_map(Word::text) {
                 let path = normal(text.strip_prefix("of=").or_else(|| text.strip_prefix("-o")).unwrap_or(text));
@@ -32,7 +32,7 @@ impl Reader<'_> {
             let program = command.words.first().and_then(Word::text).unwrap_or_default();
             let words = || command.words.iter().skip(1).filter_map(Word::text);
             let code =
-                inner::runs_code(command) || matches!(base(program), "source" | "." | "make" | "gmake") || !inner::is_known(base(program));
+                acts::runs_code(command) || matches!(base(program), "source" | "." | "make" | "gmake") || !inner::is_known(base(program));
             let module = words().skip_while(|word| *word != "-m").nth(1).is_some_and(|module| written.contains(&format!("{module}.py")));
             (program.contains('/') && is_written(program))
                 || (code && (words().any(is_written) || module))
