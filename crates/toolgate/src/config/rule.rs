@@ -332,6 +332,15 @@ fn conditions(table: &Table<'_>) -> Vec<(Pointer, Condition)> {
     conditions
 }
 
+/// The directory in which a search begins.
+fn from(table: &Table<'_>) -> Option<String> {
+    let from = table.text("from")?;
+    if !from.starts_with('/') {
+        table.wrong("from", Problem::new("`from` is the whole path of a directory").help("like `from = \"/home/ann/desk\"`"));
+    }
+    Some(from.to_owned())
+}
+
 fn condition(table: &Table<'_>) -> Option<Condition> {
     let pattern = |text: &str| match Condition::matches(text) {
         Ok(condition) => Some(condition),
@@ -360,6 +369,7 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
             places: places.into_iter().map(str::to_owned).collect(),
             lenient: table.bool("lenient").unwrap_or(false),
             whole: table.bool("whole").unwrap_or(false),
+            from: from(table),
         }),
     ];
     if asked.len() != 1 {

@@ -202,6 +202,7 @@ fn condition() -> Value {
             "matches": {"type": "string", "format": "regex"},
             "runs": of("names", "A shell command that runs one of these, however it is spelled."),
             "touches": of("names", "Files: a path with all under it, or a bare name wherever it stands."),
+            "from": {"type": "string", "description": "With `touches`, for what is searched: the directory in which that begins. Directories above a place count as well."},
             "lenient": {"type": "boolean", "description": "With `touches`: words pass that only the running shell knows, unless something is changed by them."},
             "whole": {"type": "boolean", "description": "With `touches`: texts that are no commands name a place only from the root, from home, or with its directory."},
         }),

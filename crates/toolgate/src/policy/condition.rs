@@ -37,8 +37,14 @@ pub enum Condition {
         lenient: bool,
         /// A text that is no command names a place only where it says where that is: from the root, from home, or with the directory.
         whole: bool,
+        /// For what is searched or read as a whole: the directory, with its whole path, in which that begins. Then a directory above
+        /// a place counts as well, and an argument that is absent is this directory.
+        from: Option<String>,
     },
 }
+
+const UNKNOWN: &str = "some of its words are only known when it runs";
+const UNPACKED: &str = "which files it writes or takes away is only known when it runs";
 
 /// Whether a condition holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,11 +66,11 @@ impl Holds {
 }
 
 /// What a command comes to, where not everything in it can be told.
-fn told(sure: Sure, shell: &Shell) -> Holds {
+fn told(sure: Sure, shell: &Shell, why: &str) -> Holds {
     match (sure, shell.doubt()) {
         (Sure::Yes, _) => Holds::Yes,
         (_, Some(why)) => Holds::Maybe(why.to_owned()),
-        (Sure::Maybe, None) => Holds::Maybe("some of its words are only known when it runs".to_owned()),
+        (Sure::Maybe, None) => Holds::Maybe(why.to_owned()),
         (Sure::No, None) => Holds::No,
     }
 }
@@ -99,11 +105,11 @@ impl Condition {
 
     /// Whether it may hang on where the home directory is.
     pub(crate) fn wants_home(&self, ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
-        let Self::Touches { places, .. } = self else { return false };
+        let Self::Touches { places, from, .. } = self else { return false };
         let is_there = |place: &String| place.starts_with('~');
         let mut wanted = false;
         each_text(value, &mut path.clone(), &mut |at, text| {
-            let is_near = |place: &String| is_there(place) && may_name(text, place);
+            let is_near = |place: &String| is_there(place) && (from.is_some() || may_name(text, place));
             wanted = match ask.tool.shell.as_ref() == Some(at) {
                 _ if wanted => true,
                 true => places.iter().any(is_there) || ask.arguments.shell(text).names_home(),
@@ -120,26 +126,30 @@ impl Condition {
             Self::Runs(patterns) => {
                 let text = value.as_str().ok_or_else(|| Fault::new("the argument is no text"))?;
                 let shell = ask.arguments.shell(text);
-                Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell))
+                Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell, UNKNOWN))
             }
-            Self::Touches { places, lenient, whole } => {
+            Self::Touches { from: Some(_), .. } if value.is_null() => Ok(if self.holds_of_nothing(&ask.home()) { Holds::Yes } else { Holds::No }),
+            Self::Touches { places, lenient, whole, from } => {
                 let (home, mut found) = (ask.home(), Holds::No);
                 each_text(value, &mut path.clone(), &mut |at, text| {
                     let is_command = ask.tool.shell.as_ref() == Some(at);
                     // Most texts have nothing of any of them.
-                    let near = places.iter().filter(|place| is_command || may_name(text, place));
+                    let near = places.iter().filter(|place| is_command || from.is_some() || may_name(text, place));
                     let places: Vec<Place<'_>> = near.map(|place| Place::new(place, &home)).collect();
                     let named = if is_command {
                         let shell = ask.arguments.shell(text);
-                        told(places.iter().map(|place| shell.touches(place, *lenient)).max().unwrap_or(Sure::No), &shell)
+                        let sure = places.iter().map(|place| shell.touches(place, *lenient, from.as_deref())).max();
+                        told(sure.unwrap_or(Sure::No), &shell, if shell.unpacks() { UNPACKED } else { UNKNOWN })
                     } else {
                         // Of a text nobody asks what it might mean, but for a path that leads through something else.
                         let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
-                        let sure = |place: &Place<'_>, path: &str| match place.is(path) {
+                        let named = |place: &Place<'_>, path: &str| match place.is(path) {
                             Sure::Maybe if !led(path) => Sure::No,
                             _ if *whole && place.is_only_called(path) => Sure::No,
                             sure => sure,
                         };
+                        let above = |place: &Place<'_>, path: &str| from.as_deref().map_or(Sure::No, |from| place.is_searched(from, path));
+                        let sure = |place: &Place<'_>, path: &str| named(place, path).max(above(place, path));
                         match places.iter().flat_map(|place| paths_in(text).map(move |path| sure(place, path))).max() {
                             Some(Sure::Yes) => Holds::Yes,
                             Some(Sure::Maybe) => Holds::Maybe("a path in it leads through something else".to_owned()),
@@ -151,6 +161,17 @@ impl Condition {
                 Ok(found)
             }
             other => Ok(if other.holds(value)? { Holds::Yes } else { Holds::No }),
+        }
+    }
+
+    /// Whether it holds where nothing stands. What a rule cannot see does not pass it; but who searches and does not say where, does
+    /// so where it is.
+    pub(crate) fn holds_of_nothing(&self, home: &str) -> bool {
+        match self {
+            Self::Touches { places, from: Some(from), .. } => {
+                places.iter().any(|place| Place::new(place, home).is_searched(from, ".") != Sure::No)
+            }
+            _ => true,
         }
     }
 
@@ -181,6 +202,7 @@ impl Condition {
             Self::Glob(pattern) => format!("like `{pattern}`"),
             Self::Matches(pattern) => format!("matching `{pattern}`"),
             Self::Runs(patterns) => format!("running {}", ticked(patterns)),
+            Self::Touches { places, from: Some(_), .. } => format!("naming {}, or a directory above", ticked(places)),
             Self::Touches { places, .. } => format!("naming {}", ticked(places)),
         }
     }
@@ -195,7 +217,9 @@ impl Condition {
             (Self::Glob(a), Self::Glob(b)) => a == b,
             (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
             (Self::Runs(a), Self::Runs(b)) => a.iter().all(|pattern| b.contains(pattern)),
-            (Self::Touches { places: a, lenient: x, whole: v }, Self::Touches { places: b, lenient: y, whole: w }) if v == w => {
+            (Self::Touches { places: a, lenient: x, whole: v, from: f }, Self::Touches { places: b, lenient: y, whole: w, from: g })
+                if v == w && f == g =>
+            {
                 a.iter().all(|place| b.contains(place)) && (*x || !y)
             }
             _ => false,
@@ -222,6 +246,7 @@ impl Condition {
             Self::Glob(pattern) => format!("text that does not fit `{pattern}`"),
             Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
             Self::Runs(patterns) => format!("a command that runs none of {}", ticked(patterns)),
+            Self::Touches { places, from: Some(_), .. } => format!("nothing that names {}, or a directory above", ticked(places)),
             Self::Touches { places, .. } => format!("nothing that names {}", ticked(places)),
         }
     }

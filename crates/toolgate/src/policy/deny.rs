@@ -11,7 +11,7 @@ use crate::json::Pointer;
 use crate::tool::Spec;
 
 /// Refuses a call, or asks a person about it, when all its conditions hold. A condition on an argument
-/// that is absent holds: what a rule cannot see does not pass it.
+/// that is absent holds: what a rule cannot see does not pass it. Only of a search it is known where it is, see [`Condition::Touches`].
 ///
 /// ```
 /// use toolgate::policy::{Condition, Deny};
@@ -77,11 +77,12 @@ impl Deny {
         for (path, condition) in &self.conditions {
             // Of many places one is enough, and one where nothing stands is one of them.
             let places = ask.arguments_at(path);
-            let mut guilty = (places.is_empty() && !ask.sketch).then_some(None);
+            let speaks = !ask.sketch && condition.holds_of_nothing(&ask.home());
+            let mut guilty = (places.is_empty() && speaks).then_some(None);
             let mut unsure = None;
             for place in places {
                 // What nobody knows yet may turn out well.
-                let absent = || Ok(if ask.sketch { Holds::No } else { Holds::Yes });
+                let absent = || Ok(if speaks { Holds::Yes } else { Holds::No });
                 match place.map_or_else(absent, |value| condition.weigh(ask, path, value))? {
                     Holds::No => {}
                     Holds::Yes => {

@@ -1,9 +1,9 @@
 //! What programs do with the files that they are given.
 
-use super::Command;
 use super::inner::language;
-use super::known::SHELLS;
+use super::known::{PACKERS, SHELLS, TAKERS, TAKING};
 use super::word::Word;
+use super::{Command, without_options};
 
 /// Whether its words hold code of some language.
 pub(super) fn runs_code(command: &Command) -> bool {
@@ -32,26 +32,40 @@ pub(super) fn looks_for(command: &Command) -> bool {
 
 /// Whether the files that it changes stand in what it reads.
 pub(super) fn patches(command: &Command) -> bool {
-    let applies = || command.words.get(1).and_then(Word::text).is_some_and(|verb| verb == "apply" || verb == "am");
-    command.program().is_some_and(|program| program == "patch" || (program == "git" && applies()))
+    command.program().is_some_and(|program| program == "patch" || (program == "git" && matches!(verb(command), Some("apply" | "am"))))
+}
+
+/// What `git` is told to do.
+fn verb(command: &Command) -> Option<&str> {
+    let words = without_options(command.words.get(1..).unwrap_or_default());
+    words.iter().filter_map(Word::text).find(|word| !word.starts_with('-'))
 }
 
 /// Whether it takes away, moves, changes or opens up what it names.
 pub(super) fn changes(command: &Command) -> bool {
-    const TAKERS: &[&str] = &[
-        "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "install", "ln", "mount", "mv", "patch", "rm", "rmdir", "rsync",
-        "setfacl", "shred", "srm", "tee", "touch", "trash", "truncate", "unlink",
-    ];
-    let has = |flag: &str| command.words.iter().filter_map(Word::text).any(|word| word.starts_with(flag));
-    let verb = || command.words.iter().skip(1).filter_map(Word::text).find(|word| !word.starts_with('-'));
-    let unmakes = || verb().is_some_and(|verb| ["rm", "mv", "checkout", "restore", "clean", "reset", "stash", "apply"].contains(&verb));
+    let words = || command.words.iter().skip(1).filter_map(Word::text);
+    let has = |flag: &str| words().any(|word| word.starts_with(flag));
+    // `-Ei` edits in place, as `-i` does.
+    let in_place = |flags: &str| flags.trim_start_matches(|flag: char| "nErszu".contains(flag)).starts_with('i');
+    let edits = |word: &str| word.strip_prefix('-').is_some_and(in_place);
     command.program().is_none_or(|program| {
         TAKERS.contains(&program)
-            || (program == "git" && unmakes())
+            || repacks(command)
+            || (program == "git" && verb(command).is_some_and(|verb| TAKING.contains(&verb)))
             || (program == "find" && has("-delete"))
-            || (program == "sed" && (has("-i") || has("--in-place")))
+            || (["sed", "gsed", "yq"].contains(&program) && (words().any(edits) || has("--in")))
             || has("-o") && program == "sort"
     })
+}
+
+/// Whether it puts another file, packed or unpacked, in the place of the one that it names.
+pub(super) fn repacks(command: &Command) -> bool {
+    let shows = |word: &str| match word.strip_prefix("--") {
+        Some(long) => ["stdout", "to-stdout", "test", "list"].contains(&long),
+        None => word.strip_prefix('-').is_some_and(|flags| flags.contains(['c', 'l', 't'])),
+    };
+    let packs = command.program().is_some_and(|program| PACKERS.contains(&program));
+    packs && !command.words.iter().skip(1).filter_map(Word::text).any(shows)
 }
 
 /// Whether it reads whole trees.

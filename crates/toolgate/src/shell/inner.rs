@@ -1,6 +1,6 @@
 //! Programs that run other programs, and languages inside of commands. What is not known to be harmless is not taken for it.
 
-use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, WRAPPERS};
+use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, STAYING, WRAPPERS};
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read};
 
@@ -84,7 +84,8 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
                     .is_some_and(|name| SHELLS.contains(&name) || language(name).is_some() || WRAPPERS.contains(&name) || name == "eval")
             };
             if rest.get(at).is_some_and(runs) {
-                let inner = Command { words: rest.get(at..).unwrap_or_default().to_vec(), files: Vec::new(), fed: command.fed.clone() };
+                let words = rest.get(at..).unwrap_or_default().to_vec();
+                let inner = Command { words, fed: command.fed.clone(), ..Command::default() };
                 found.add(deeper(inner, depth, true));
             }
         }
@@ -182,8 +183,23 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
     if feeds && last.iter().all(bare) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
+    // Where it stands it stays, unless something in between goes elsewhere.
+    let stays = |word: &Word| {
+        let goes = |text: &str| ["-C", "-D", "--chdir"].iter().any(|flag| text.starts_with(flag));
+        word.text().is_some_and(|text| STAYING.contains(&base(text)) || (bare(word) && !goes(text)))
+    };
+    let near = 1 + rest.iter().take_while(|word| stays(word)).count();
+    // Behind a program that runs none of its words, nothing is one.
+    let runs_none = |at: usize| {
+        let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(Word::text);
+        let named = rest.get(at).and_then(Word::text).is_some_and(|text| PLAIN.contains(&base(text)));
+        named && before.is_none_or(|text| !text.starts_with('-'))
+    };
+    let end = (0..rest.len()).find(|at| runs_none(*at)).unwrap_or(rest.len());
     for at in 0..rest.len().min(MOST_WORDS) {
-        let mut inner = Command { words: rest.get(at..).unwrap_or_default().to_vec(), files: Vec::new(), fed: command.fed.clone() };
+        let words = rest.get(at..).unwrap_or_default().to_vec();
+        let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
+        let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end, ..Command::default() };
         if inner.words.first().is_some_and(is_flag) {
             continue;
         }

@@ -1,5 +1,7 @@
 //! What is known of programs. Nobody needs to read it to understand the rest.
 
+use super::options::{BASE, Shape, Style, When};
+
 /// Programs whose words are, from somewhere on, another command.
 #[rustfmt::skip]
 pub(super) const WRAPPERS: &[&str] = &[
@@ -9,6 +11,11 @@ pub(super) const WRAPPERS: &[&str] = &[
     "proxychains", "runuser", "rustup", "screen", "script", "setarch", "setpriv", "setsid", "sg", "ssh-agent", "start-stop-daemon", "stdbuf",
     "strace", "su", "sudo", "systemd-inhibit", "systemd-run", "taskset", "time", "timeout", "tmux", "toybox", "unbuffer", "unshare", "uv",
     "valgrind", "watch", "xargs", "xvfb-run", "yarn",
+];
+/// Of those, the ones that run it where they stand themselves.
+#[rustfmt::skip]
+pub(super) const STAYING: &[&str] = &[
+    "busybox", "command", "env", "exec", "ionice", "nice", "nohup", "setsid", "stdbuf", "sudo", "time", "timeout", "toybox", "xargs",
 ];
 #[rustfmt::skip]
 pub(super) const SHELLS: &[&str] = &[
@@ -88,4 +95,117 @@ pub(super) const RUNNING: &[(&str, &[&str])] = &[
 #[rustfmt::skip]
 pub(super) const SETTINGS: &[&str] = &[
     "user.name", "user.email", "commit.gpgsign", "init.defaultbranch", "pull.rebase", "core.quotepath", "core.autocrlf", "core.filemode",
+];
+/// Programs that take away, move, change or open up what they name.
+#[rustfmt::skip]
+pub(super) const TAKERS: &[&str] = &[
+    "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "fallocate", "install", "ln", "mmv", "mount", "mv", "patch", "prename", "rename",
+    "rm", "rmdir", "rsync", "setfacl", "shred", "sponge", "srm", "tee", "touch", "trash", "trash-put", "truncate", "unlink",
+];
+/// Verbs of `git` that do.
+#[rustfmt::skip]
+pub(super) const TAKING: &[&str] = &[
+    "apply", "checkout", "clean", "mv", "reset", "restore", "rm", "stash",
+];
+/// Programs that put another file in the place of the one that they name, and how those end that are packed.
+#[rustfmt::skip]
+pub(super) const PACKERS: &[&str] = &[
+    "bunzip2", "bzip2", "compress", "gunzip", "gzip", "lzma", "pigz", "uncompress", "unlzma", "unpigz", "unxz", "xz",
+];
+#[rustfmt::skip]
+pub(super) const PACKED: &[&str] = &[
+    ".bz2", ".gz", ".lzma", ".xz", ".Z", ".z",
+];
+/// Programs that write files which no word names, or only one behind an option.
+#[rustfmt::skip]
+pub(super) const WRITERS: &[Shape] = &[
+    Shape {
+        programs: &["tar", "bsdtar", "gtar"], style: Style::Bundle, short: "bCfFgHIKLNTVX",
+        long: &["directory", "exclude", "exclude-from", "file", "files-from", "strip-components", "transform", "use-compress-program"],
+        directories: &["-C", "--directory", "--cd", "--one-top-level"], when: When::Flags(&["-x", "--extract", "--get"]),
+        spared: &["-O", "--to-stdout"], anywhere: &["-P", "--absolute-names", "--absolute-paths"], here: true, ..BASE
+    },
+    Shape {
+        programs: &["unzip"], style: Style::Leading, short: "dP", directories: &["-d"], when: When::Always,
+        spared: &["-c", "-l", "-p", "-t", "-v", "-z", "-Z"], anywhere: &["-:"], here: true, ..BASE
+    },
+    Shape {
+        programs: &["7z", "7za", "7zr", "7zz"], style: Style::Single, short: "o", directories: &["-o"], when: When::Verbs(&["e", "x"]),
+        spared: &["-so"], anywhere: &["-spf", "-spf2"], here: true, ..BASE
+    },
+    Shape { programs: &["rar", "unrar"], style: Style::Single, when: When::Verbs(&["e", "x"]), here: true, last: true, ..BASE },
+    Shape {
+        programs: &["jar"], style: Style::Bundle, short: "fme", long: &["dir", "file"], directories: &["-C", "--dir"],
+        when: When::Flags(&["-x", "--extract"]), anywhere: &["-P"], here: true, ..BASE
+    },
+    Shape { programs: &["ar"], style: Style::Bundle, long: &["output"], directories: &["--output"], when: When::Flags(&["-x"]), here: true, ..BASE },
+    Shape {
+        programs: &["cpio"], short: "CDEFHIMORW", long: &["directory", "file", "format", "pattern-file"], directories: &["-D", "--directory"],
+        when: When::Flags(&["-i", "-p", "--extract", "--pass-through"]), spared: &["-t", "--list", "--to-stdout"], anywhere: &["-i", "--extract"],
+        here: true, last: true, ..BASE
+    },
+    Shape { programs: &["pax"], short: "Bbfopsx", when: When::Flags(&["-r"]), here: true, last: true, ..BASE },
+    Shape {
+        programs: &["dpkg", "dpkg-deb"], last: true,
+        when: When::Flags(&["-e", "-R", "-x", "-X", "--control", "--extract", "--raw-extract", "--vextract"]), ..BASE
+    },
+    Shape { programs: &["unsquashfs"], style: Style::Single, long: &["d", "dest"], directories: &["-d", "-dest"], when: When::Always, ..BASE },
+    Shape {
+        programs: &["pip", "pip3"], short: "cdert", long: &["dest", "prefix", "root", "target"],
+        directories: &["-d", "-t", "--dest", "--prefix", "--root", "--target"], when: When::Verbs(&["download", "install", "wheel"]), ..BASE
+    },
+    Shape { programs: &["scp", "sftp"], short: "BDFJPRSXbcilo", when: When::Always, last: true, ..BASE },
+    Shape {
+        programs: &["wget"], short: "ABDIOPQRTUXaeilotw",
+        long: &[
+            "append-output", "body-data", "directory-prefix", "header", "input-file", "load-cookies", "output-document", "output-file", "password",
+            "post-data", "post-file", "referer", "save-cookies", "timeout", "tries", "user", "user-agent", "wait",
+        ],
+        files: &["-O", "-a", "-o", "--append-output", "--output-document", "--output-file", "--save-cookies"],
+        directories: &["-P", "--directory-prefix"],
+        when: When::Flags(&["-i", "-m", "-r", "--content-disposition", "--input-file", "--mirror", "--recursive", "--trust-server-names"]),
+        here: true, ..BASE
+    },
+    Shape {
+        programs: &["curl"], short: "ACDEFHKPQTUXYbcdemortuwxyz",
+        long: &[
+            "alt-svc", "cacert", "cert", "config", "connect-timeout", "cookie", "cookie-jar", "data", "data-binary", "data-raw", "data-urlencode",
+            "dump-header", "etag-save", "form", "header", "hsts", "json", "key", "libcurl", "max-time", "output", "output-dir", "proxy", "range",
+            "referer", "request", "resolve", "retry", "stderr", "trace", "trace-ascii", "upload-file", "url", "user", "user-agent", "write-out",
+        ],
+        files: &[
+            "-D", "-c", "--alt-svc", "--cookie-jar", "--dump-header", "--etag-save", "--hsts", "--libcurl", "--stderr", "--trace", "--trace-ascii",
+        ],
+        directories: &["--output-dir"], when: When::Flags(&["-J", "--remote-header-name"]), here: true, ..BASE
+    },
+    Shape {
+        programs: &["aria2c"], short: "Mdijklosx", long: &["dir", "input-file", "log", "out"], files: &["-l", "--log"],
+        directories: &["-d", "--dir"], when: When::Flags(&["-M", "-i", "--input-file", "--metalink-file"]), here: true, ..BASE
+    },
+    Shape {
+        programs: &["find"], style: Style::Single, long: &["fls", "fprint", "fprint0", "fprintf"],
+        files: &["-fls", "-fprint", "-fprint0", "-fprintf"], ..BASE
+    },
+    Shape { programs: &["uniq"], short: "fsw", long: &["check-chars", "skip-chars", "skip-fields"], ..BASE },
+    Shape { programs: &["xxd"], short: "Rcglnos", ..BASE },
+    Shape { programs: &["openssl"], style: Style::Single, long: &["out", "keyout"], files: &["-out", "-keyout"], ..BASE },
+];
+/// Programs that look for a pattern in files, by themselves or with `-r` in all under a directory.
+#[rustfmt::skip]
+pub(super) const SEARCHERS: &[Shape] = &[
+    Shape {
+        programs: &["grep", "egrep", "fgrep", "rgrep"], short: "ABCDdefm",
+        long: &[
+            "after-context", "before-context", "binary-files", "context", "devices", "directories", "exclude", "exclude-dir", "exclude-from", "file",
+            "include", "label", "max-count", "regexp",
+        ], ..BASE
+    },
+    Shape {
+        programs: &["rg"], short: "ABCEMTdefgjmrt",
+        long: &[
+            "after-context", "before-context", "color", "colors", "context", "encoding", "engine", "file", "glob", "iglob", "ignore-file",
+            "max-columns", "max-count", "max-depth", "max-filesize", "regexp", "replace", "sort", "sortr", "threads", "type", "type-add", "type-not",
+        ], ..BASE
+    },
+    Shape { programs: &["ack", "ag", "ug", "ugrep"], short: "ABCGMOefgmt", long: &["after", "before", "context", "file", "ignore", "regexp"], ..BASE },
 ];

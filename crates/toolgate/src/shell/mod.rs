@@ -6,8 +6,11 @@
 mod acts;
 mod inner;
 mod known;
+mod options;
+mod reach;
 mod read;
 mod sed;
+mod stands;
 mod text;
 mod word;
 mod words;
@@ -26,6 +29,10 @@ pub(crate) struct Command {
     pub(crate) files: Vec<Word>,
     /// It reads what another command writes, or a text that stands here.
     pub(crate) fed: Option<Fed>,
+    /// The directory that it is sure to stand in.
+    pub(crate) stands: Option<Word>,
+    /// It is only looked at because it stands behind a program that runs others.
+    pub(crate) unlikely: bool,
 }
 
 /// What a command reads.
@@ -85,16 +92,20 @@ impl Shell {
     }
 
     /// Whether a file like this is named anywhere. Who is lenient lets words pass that only the running shell knows, unless
-    /// something is changed by them.
-    pub(crate) fn touches(&self, place: &Place<'_>, lenient: bool) -> Sure {
+    /// something is changed by them, and trees that are only read, unless it is said where the command begins.
+    pub(crate) fn touches(&self, place: &Place<'_>, lenient: bool, from: Option<&str>) -> Sure {
         let elsewhere = |word: &Word| {
             word.text().is_some_and(|text| text == "-C" || text == "-D" || text.starts_with("--chdir") || text.starts_with("--directory"))
         };
         let goes =
             |command: &Command| matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || command.words.iter().any(elsewhere);
         let moves = self.commands.iter().any(goes);
+        let wanders = from.map(|from| self.wanders(from, place.home));
+        let feeds = self.commands.iter().any(|command| matches!(command.program(), Some("xargs" | "parallel")));
         let one = |command: &Command| {
             let words = command.words.get(1..).unwrap_or_default();
+            // Where `git` stands is not what it changes.
+            let given = if command.program() == Some("git") { without_options(words) } else { words };
             let changes = acts::changes(command);
             let known = |word: &Word, sure: Sure| match sure {
                 // A pattern of file names is about files that are here.
@@ -112,18 +123,26 @@ impl Shell {
             let files = command.files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
             let best = |of: bool, f: &dyn Fn(&Word) -> Sure| if of { words.iter().map(f).max().unwrap_or(Sure::No) } else { Sure::No };
             let hidden = best(acts::runs_code(command), &|word| known(word, place.is_within(word)));
-            let above =
-                best(changes, &|word| place.lies_under(word)).max(best(acts::reads_trees(command), &|word| place.lies_right_under(word)));
-            let above =
-                if moves && !lenient { above.max(best(acts::reads_trees(command), &|word| place.lies_under(word))) } else { above };
+            let reads = acts::reads_trees(command);
+            let read = match &wanders {
+                Some(wanders) => place.is_read_by(command, wanders, feeds, lenient),
+                None if lenient => Sure::No,
+                None if moves => best(reads, &|word| place.lies_right_under(word).max(place.lies_under(word))),
+                None => best(reads, &|word| place.lies_right_under(word)),
+            };
+            let stands = command.stands.as_ref();
+            let written = reach::writes(command).iter().map(|file| place.is_named_by(&reach::from(file, stands))).max();
+            // What is unpacked may be anything.
+            let filled = reach::fills(command).iter().map(|to| place.lies_under(&reach::from(to, stands)).min(Sure::Maybe)).max();
+            let reached = read.max(written.unwrap_or(Sure::No)).max(filled.unwrap_or(Sure::No));
+            let above = if changes { given.iter().map(|word| place.lies_under_given(word, stands)).max() } else { None };
             let patched = match &command.fed {
-                Some(Fed::Text(text)) if acts::patches(command) => place.is_within(text),
+                Some(Fed::Text(text)) if acts::patches(command) => place.is_within(text).max(place.is_patched_by(text)),
                 Some(Fed::Unknown) if acts::patches(command) && !lenient => Sure::Maybe,
                 _ => Sure::No,
             };
-            let above = above.max(patched);
             let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
-            named.max(files).max(hidden).max(above).max(told)
+            named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(reached).max(patched).max(told)
         };
         self.commands.iter().map(one).max().unwrap_or(Sure::No)
     }
@@ -132,7 +151,9 @@ impl Shell {
     pub(crate) fn names_home(&self) -> bool {
         let from_home = |word: &Word| word.spellings().iter().flatten().any(|part| matches!(part, Part::Text(text) if text.contains('~')));
         let is_fed = |command: &Command| matches!(&command.fed, Some(Fed::Text(text)) if from_home(text));
-        self.commands.iter().any(|command| command.words.iter().chain(&command.files).any(from_home) || is_fed(command))
+        // A bare `cd` goes there.
+        let goes = |command: &Command| reach::goes_to(command).contains(&"~");
+        self.commands.iter().any(|command| command.words.iter().chain(&command.files).any(from_home) || is_fed(command) || goes(command))
     }
 }
 

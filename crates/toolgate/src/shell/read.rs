@@ -226,7 +226,7 @@ impl<'r> Reader<'r> {
                     self.found.written.insert(base(&normal(path)).to_owned());
                     self.found.written_paths.push(normal(path));
                 }
-                self.found.commands.push(Command { words: vec![Word::known(":")], files: vec![file], fed: None });
+                self.found.commands.push(Command { words: vec![Word::known(":")], files: vec![file], ..Command::default() });
             }
             "variable_assignment" => self.assignment(node, above),
             "comment" => self.comment(node),
@@ -378,7 +378,7 @@ impl<'r> Reader<'r> {
             self.doubt("a variable changes what commands do");
         }
         let fed = self.fed(&places).or_else(|| is_piped_into(node, above).then_some(Fed::Unknown));
-        let command = Command { words, files: Vec::new(), fed };
+        let command = Command { words, fed, stands: self.stands(node, above), ..Command::default() };
         self.note_what_is_written(&command);
         let inner = inner::look_inside(&command, self.depth);
         self.found.add(inner);

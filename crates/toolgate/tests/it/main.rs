@@ -27,6 +27,7 @@ mod loading;
 mod policies;
 mod proofs;
 mod properties;
+mod reach;
 mod recall;
 mod records;
 mod reference;

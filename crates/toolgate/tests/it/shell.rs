@@ -15,12 +15,15 @@ fn gate() -> Toolgate {
         .policy(rule("no_delete", Condition::Runs(texts(&["rm -r", "shred", "find -delete"]))))
         .policy(rule("no_push", Condition::Runs(texts(&["git push"]))))
         .policy(rule("no_network", Condition::Runs(texts(&["curl", "wget", "nc", "ssh", "scp"]))))
-        .policy(rule("no_secrets", Condition::Touches { places: texts(&[".env", "~/.ssh", "/etc/shadow"]), lenient: false, whole: false }))
+        .policy(rule(
+            "no_secrets",
+            Condition::Touches { places: texts(&[".env", "~/.ssh", "/etc/shadow"]), lenient: false, whole: false, from: None },
+        ))
         .policy(rule("no_answers", Condition::Runs(texts(&["toolgate approvals approve", "toolgate pause", "toolgate audit settle"]))));
     crate::support::gate().agent(agent.build().unwrap()).built()
 }
 
-async fn verdict(gate: &Toolgate, n: usize, command: &str) -> &'static str {
+pub(crate) async fn verdict(gate: &Toolgate, n: usize, command: &str) -> &'static str {
     let answer = gate.session("coder", "alice", &format!("s{n}")).admit("bash", json!({"command": command})).await;
     match answer {
         Ok(_) => "allow",

@@ -1,0 +1,168 @@
+//! Options and operands, told apart as the program itself would.
+
+use super::word::{Part, Word};
+
+/// How a program writes its options.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Style {
+    /// `-xvf`: one letter each.
+    Clusters,
+    /// The same, and a first word that needs no dash: `xvf`.
+    Bundle,
+    /// The same, up to the first operand.
+    Leading,
+    /// One word each: `-fprint`, `-oDIRECTORY`.
+    Single,
+}
+
+/// When a program fills a directory with files that stand on no command line.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum When {
+    Never,
+    Always,
+    /// With one of these options.
+    Flags(&'static [&'static str]),
+    /// Where its first operand is one of these.
+    Verbs(&'static [&'static str]),
+}
+
+/// How a program reads its words, and what it writes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) programs: &'static [&'static str],
+    pub(super) style: Style,
+    /// Letters that take a value.
+    pub(super) short: &'static str,
+    /// Longer options that take one, without their dashes.
+    pub(super) long: &'static [&'static str],
+    /// Options that name a file that is written.
+    pub(super) files: &'static [&'static str],
+    /// Options that name the directory in which something is written.
+    pub(super) directories: &'static [&'static str],
+    pub(super) when: When,
+    /// With one of these options it fills none.
+    pub(super) spared: &'static [&'static str],
+    /// With one of these options it writes wherever what it reads says.
+    pub(super) anywhere: &'static [&'static str],
+    /// Where no option names a directory, it is this one.
+    pub(super) here: bool,
+    /// The last operand may name it, too.
+    pub(super) last: bool,
+}
+
+/// A program of which nothing is known.
+pub(super) const BASE: Shape = Shape {
+    programs: &[],
+    style: Style::Clusters,
+    short: "",
+    long: &[],
+    files: &[],
+    directories: &[],
+    when: When::Never,
+    spared: &[],
+    anywhere: &[],
+    here: false,
+    last: false,
+};
+
+/// The words of a command, told apart.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    /// Options in their order, each with its value where it has one.
+    options: Vec<(String, Option<Word>)>,
+    pub(super) operands: Vec<Word>,
+}
+
+impl Given {
+    /// Whether one of these options is given.
+    pub(super) fn has(&self, names: &[&str]) -> bool {
+        self.options.iter().any(|(given, _)| names.iter().any(|name| is_option(given, name)))
+    }
+
+    /// Whether this option is given, and not a shorter one that begins like it.
+    pub(super) fn has_just(&self, name: &str) -> bool {
+        self.options.iter().any(|(given, _)| given == name)
+    }
+
+    /// What these options are given.
+    pub(super) fn values(&self, names: &[&str]) -> Vec<Word> {
+        let wanted = self.options.iter().filter(|(given, _)| names.contains(&given.as_str()));
+        wanted.filter_map(|(_, value)| value.clone()).collect()
+    }
+}
+
+/// Long options may be cut short.
+fn is_option(given: &str, name: &str) -> bool {
+    given == name || (given.len() >= 4 && given.starts_with("--") && name.starts_with(given))
+}
+
+/// Tells the words behind a program apart.
+pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
+    let mut given = Given::default();
+    let (mut rest, mut is_first, mut is_over) = (words.iter(), true, false);
+    while let Some(word) = rest.next() {
+        let first = std::mem::replace(&mut is_first, false);
+        let (text, whole) = beginning(word);
+        // What only the running shell knows may be a value.
+        let glued = |tail: &str| match whole {
+            true => Some(tail).filter(|tail| !tail.is_empty()).map(Word::known),
+            false => Some(Word::unknown(false)),
+        };
+        if first && whole && shape.style == Style::Bundle && !text.starts_with('-') {
+            for flag in text.chars() {
+                let value = if shape.short.contains(flag) { rest.next().cloned() } else { None };
+                given.options.push((format!("-{flag}"), value));
+            }
+            continue;
+        }
+        let flags = text.strip_prefix('-').filter(|flags| !flags.is_empty() && !is_over).unwrap_or_default();
+        let late =
+            shape.style == Style::Leading && !given.operands.is_empty() && !flags.starts_with(|flag: char| shape.short.contains(flag));
+        if flags.is_empty() || late {
+            given.operands.push(word.clone());
+        } else if flags == "-" && whole {
+            is_over = true;
+        } else if let Some(long) = flags.strip_prefix('-') {
+            let (name, tail) = long.split_once('=').map_or((long, None), |(name, tail)| (name, Some(tail)));
+            let known = shape.long.iter().find(|known| **known == name);
+            let known = known.or_else(|| shape.long.iter().find(|known| name.len() > 1 && known.starts_with(name)));
+            let value = match tail {
+                Some(tail) => glued(tail),
+                None if !whole => Some(Word::unknown(false)),
+                None => known.and_then(|_| rest.next().cloned()),
+            };
+            given.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
+        } else if shape.style == Style::Single {
+            match flags.chars().next().filter(|flag| shape.short.contains(*flag)) {
+                Some(flag) => given.options.push((format!("-{flag}"), glued(flags.get(flag.len_utf8()..).unwrap_or_default()))),
+                None => {
+                    let value = if shape.long.contains(&flags) { rest.next().cloned() } else { None };
+                    given.options.push((text.to_owned(), value));
+                }
+            }
+        } else {
+            for (at, flag) in flags.char_indices() {
+                let takes = shape.short.contains(flag);
+                let tail = flags.get(at + flag.len_utf8()..).unwrap_or_default();
+                let value = if takes { glued(tail).or_else(|| rest.next().cloned()) } else { None };
+                given.options.push((format!("-{flag}"), value));
+                if takes {
+                    break;
+                }
+            }
+        }
+    }
+    given
+}
+
+/// How a word begins, and whether that is all of it.
+fn beginning(word: &Word) -> (&str, bool) {
+    match (word.text(), word.spellings()) {
+        (Some(text), _) => (text, true),
+        (None, [spelling]) => match spelling.first() {
+            Some(Part::Text(text)) => (text.as_str(), false),
+            _ => ("", false),
+        },
+        _ => ("", false),
+    }
+}

@@ -1,0 +1,409 @@
+//! Files that a command reaches and no word of it names: those that it unpacks, and those in a tree that it reads as a whole.
+
+use super::acts::{names_no_files, repacks};
+use super::known::{PACKED, SEARCHERS, WRITERS};
+use super::options::{self, BASE, Given, Shape, Style, When};
+use super::word::{Part, Sure, Word, meet};
+use super::{Command, Place, Shell, base, normal, spelled_out, without_options};
+
+/// So many directories are followed.
+const MOST: usize = 64;
+
+fn writer(program: &str) -> Option<&'static Shape> {
+    WRITERS.iter().find(|shape| shape.programs.contains(&program))
+}
+
+/// What a program is given; nothing where it only may be one.
+fn own_words(command: &Command) -> &[Word] {
+    command.words.get(1..).filter(|_| !command.unlikely).unwrap_or_default()
+}
+
+fn here() -> Word {
+    Word::known(".")
+}
+
+/// The directories that a command fills with files, or clears of files, that no word names.
+pub(super) fn fills(command: &Command) -> Vec<Word> {
+    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    if program == "git" {
+        return checked_out(without_options(words));
+    }
+    if program.starts_with("python") || program.starts_with("pypy") {
+        return by_module(words);
+    }
+    let Some(shape) = writer(program) else { return cleared(program, words) };
+    let given = options::read(words, shape);
+    let does = match shape.when {
+        When::Never => false,
+        When::Always => !given.operands.is_empty(),
+        // What is not known may be what makes it do so.
+        When::Flags(flags) => given.has(flags) || (shape.style == Style::Bundle && words.first().is_some_and(|word| word.text().is_none())),
+        When::Verbs(verbs) => given.operands.first().is_some_and(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb))),
+    };
+    if !does || given.has(shape.spared) {
+        return cleared(program, words);
+    }
+    let mut directories = given.values(shape.directories);
+    if shape.here && directories.is_empty() {
+        directories.push(here());
+    }
+    directories.extend(last(&given).filter(|_| shape.last));
+    if given.has(shape.anywhere) {
+        directories.push(Word::known("/"));
+    }
+    directories
+}
+
+/// `find` without a directory looks in this one.
+fn cleared(program: &str, words: &[Word]) -> Vec<Word> {
+    let deletes = program == "find" && words.iter().any(|word| word.text() == Some("-delete"));
+    if deletes && starts(words).is_empty() { vec![here()] } else { Vec::new() }
+}
+
+/// Where `find` is told to begin.
+fn starts(words: &[Word]) -> Vec<Word> {
+    let is_way = |word: &&Word| matches!(word.text(), Some("-H" | "-L" | "-P"));
+    let is_place = |word: &&Word| word.text().is_none_or(|text| !text.starts_with(['-', '(', '!']));
+    words.iter().skip_while(is_way).take_while(is_place).cloned().collect()
+}
+
+/// The last operand, unless it is on another machine.
+fn last(given: &Given) -> Option<Word> {
+    let is_far = |word: &Word| match word.text() {
+        Some(text) => text.split('/').next().is_some_and(|host| host.contains(':')),
+        None => word.spellings().iter().flatten().any(|part| matches!(part, Part::Text(text) if text.contains(':'))),
+    };
+    given.operands.last().filter(|word| !is_far(word)).cloned()
+}
+
+/// Directories that `git` fills or clears, behind its own options.
+fn checked_out(words: &[Word]) -> Vec<Word> {
+    const GIT: Shape = Shape {
+        short: "bcjo",
+        long: &["branch", "config", "depth", "directory", "filter", "jobs", "origin", "prefix", "reference"],
+        ..BASE
+    };
+    let Some((verb, rest)) = words.split_first() else { return Vec::new() };
+    let given = options::read(rest, &GIT);
+    // A copy is called like what it is a copy of, unless it is given a name.
+    let copies = |operands: &[Word]| -> Vec<Word> {
+        let named = operands.get(1..).unwrap_or_default().last().cloned();
+        let called = operands.first().map(called).filter(|word| !word.is_unknown() && word.text() != Some(""));
+        named.or(called).into_iter().collect()
+    };
+    let operands = given.operands.as_slice();
+    match (verb.text().unwrap_or_default(), operands) {
+        ("clone", operands) => copies(operands),
+        ("submodule", [add, operands @ ..]) if add.text() == Some("add") => copies(operands),
+        ("worktree", [add, to, ..]) if add.text() == Some("add") => vec![to.clone()],
+        ("clean", []) if !given.has(&["-n", "--dry-run"]) => vec![here()],
+        ("stash", _) if given.has(&["-a", "-u", "--all", "--include-untracked"]) => vec![here()],
+        ("sparse-checkout", [act, ..]) if act.text() != Some("list") => vec![here()],
+        ("apply" | "am", _) => given.values(&["--directory"]),
+        ("checkout-index", _) => given.values(&["--prefix"]),
+        _ => Vec::new(),
+    }
+}
+
+/// Directories that modules of Python unpack into.
+fn by_module(words: &[Word]) -> Vec<Word> {
+    let is_module = |word: &Word| matches!(word.text(), Some("tarfile" | "zipfile" | "-mtarfile" | "-mzipfile"));
+    let rest = words.iter().position(is_module).and_then(|at| words.get(at + 1..)).unwrap_or_default();
+    if !rest.iter().filter_map(Word::text).any(|word| word == "-e" || word.starts_with("--ext")) {
+        return Vec::new();
+    }
+    let mut operands = options::read(rest, &BASE).operands;
+    if operands.len() < 2 {
+        operands.push(here());
+    }
+    operands.into_iter().skip(1).collect()
+}
+
+/// The files that a command writes, where an option, an address or another file says what they are called.
+pub(super) fn writes(command: &Command) -> Vec<Word> {
+    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    if repacks(command) {
+        let packed = |text: &str| PACKED.iter().find_map(|end| text.strip_suffix(*end)).map(Word::known);
+        return words.iter().filter_map(Word::text).filter_map(packed).collect();
+    }
+    let Some(shape) = writer(program) else {
+        return if is_search(program) || names_no_files(command) { Vec::new() } else { outputs(words) };
+    };
+    let given = options::read(words, shape);
+    let mut files = given.values(shape.files);
+    // What it is called in the directory that an option names.
+    let (mut names, by_address) = match program {
+        "curl" => (given.values(&["-o", "--output"]), given.has(&["-O", "--remote-name", "--remote-name-all"])),
+        "aria2c" => (given.values(&["-o", "--out"]), !given.has(&["-o", "--out"])),
+        "wget" => (Vec::new(), !given.has(&["-O", "--output-document"])),
+        _ => (Vec::new(), false),
+    };
+    if by_address {
+        names.extend(given.operands.iter().map(called).filter(|name| !name.is_unknown()));
+    }
+    // `#1` is a part of the address, and `%2e` a dot.
+    let odd = |name: &Word| name.text().is_some_and(|text| text.contains(['#', '%']));
+    let directory = given.values(shape.directories).pop();
+    files.extend(names.iter().map(|name| if odd(name) { Word::unknown(false) } else { from(name, directory.as_ref()) }));
+    match program {
+        // An archive that is made is a file like any other.
+        "tar" | "bsdtar" | "gtar" if fills(command).is_empty() => {
+            files.extend(given.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()));
+        }
+        "scp" | "sftp" => files.extend(last(&given)),
+        "uniq" | "xxd" => files.extend(given.operands.get(1).cloned()),
+        _ => {}
+    }
+    files
+}
+
+/// What stands behind an option that mostly names what is written.
+fn outputs(words: &[Word]) -> Vec<Word> {
+    const OPTIONS: &[&str] = &["-o", "-out", "--out", "--outfile", "--output", "--output-file"];
+    let behind = words.windows(2).filter_map(|pair| match pair {
+        [option, value] if option.text().is_some_and(|option| OPTIONS.contains(&option)) => Some(value.clone()),
+        _ => None,
+    });
+    let glued = words.iter().filter_map(Word::text).filter_map(|text| {
+        let value = |option: &&str| text.strip_prefix(*option)?.strip_prefix('=');
+        OPTIONS.iter().find_map(value).or_else(|| text.strip_prefix("-o")).filter(|value| !value.is_empty()).map(Word::known)
+    });
+    behind.chain(glued).filter(|value| value.text().is_some()).collect()
+}
+
+/// What something is called that an address leads to.
+fn called(address: &Word) -> Word {
+    if let Some(text) = address.text() {
+        let path = text.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+        let name = path.rsplit(['/', ':']).next().unwrap_or_default();
+        return Word::known(name.strip_suffix(".git").unwrap_or(name));
+    }
+    let [spelling] = address.spellings() else { return Word::unknown(false) };
+    let last = spelling.iter().rposition(|part| matches!(part, Part::Text(text) if text.contains('/'))).unwrap_or(0);
+    spelling.iter().enumerate().skip(last).fold(Word::empty(), |name, (at, part)| match part {
+        Part::Text(text) => name.then(&Word::known(if at == last { base(text) } else { text.as_str() })),
+        _ => name.then(&Word::unknown(false)),
+    })
+}
+
+/// A word, as it is named from where the command stands.
+pub(super) fn from(word: &Word, stands: Option<&Word>) -> Word {
+    let Some(stands) = stands else { return word.clone() };
+    match (stands.text(), word.text()) {
+        (_, Some(path)) if path.starts_with(['/', '~']) => word.clone(),
+        (Some(directory), Some(path)) => Word::known(format!("{directory}/{path}")),
+        (None, Some(_)) => Word::unknown(false),
+        (_, None) => word.clone(),
+    }
+}
+
+/// A word, and what is glued to an option in it. What is to be left out is left alone.
+fn with_values(word: &Word) -> Vec<Word> {
+    let text = word.text().filter(|text| text.starts_with('-') && !text.starts_with("--exclude")).unwrap_or_default();
+    let value = if text.starts_with("--") { text.split_once('=').map(|(_, value)| value) } else { text.get(2..) };
+    std::iter::once(word.clone()).chain(value.filter(|value| !value.is_empty()).map(Word::known)).collect()
+}
+
+fn is_search(program: &str) -> bool {
+    SEARCHERS.iter().any(|shape| shape.programs.contains(&program))
+}
+
+/// What a command reads as a whole.
+#[derive(Default)]
+struct Trees {
+    roots: Vec<Word>,
+    /// Not all of what lies there is read, as far as can be told.
+    some: bool,
+    /// Names of directories, and of files, that are left out.
+    without: (Vec<Word>, Vec<Word>),
+}
+
+/// The trees that a command reads as a whole. With `feeds`, what is found becomes words of another command.
+fn trees(command: &Command, feeds: bool) -> Trees {
+    let (Some(program), words) = (command.program().filter(|_| !command.unlikely), own_words(command)) else { return Trees::default() };
+    if let Some(shape) = SEARCHERS.iter().find(|shape| shape.programs.contains(&program)) {
+        return searched(program, options::read(words, shape), command.fed.is_some());
+    }
+    match program {
+        "tar" | "bsdtar" | "gtar" | "7z" | "7za" | "7zr" | "7zz" | "pax" if fills(command).is_empty() => {
+            let given = options::read(words, writer(program).unwrap_or(&BASE));
+            let directories = given.values(&["-C", "--directory", "--cd"]);
+            let within = |word: &Word| -> Vec<Word> {
+                if directories.is_empty() { vec![word.clone()] } else { directories.iter().map(|to| from(word, Some(to))).collect() }
+            };
+            let left_out = given.values(&["--exclude"]);
+            Trees { roots: given.operands.iter().flat_map(within).collect(), some: false, without: (left_out.clone(), left_out) }
+        }
+        "zip" | "diff" => Trees { roots: options::read(words, &BASE).operands, ..Trees::default() },
+        "scp" | "sftp" => {
+            let mut roots = options::read(words, writer(program).unwrap_or(&BASE)).operands;
+            roots.pop();
+            Trees { roots, ..Trees::default() }
+        }
+        "find" | "fd" | "fdfind" if feeds || words.iter().any(runs) => {
+            let mut roots = if program == "find" { starts(words) } else { options::read(words, &BASE).operands };
+            if roots.is_empty() || program != "find" {
+                roots.push(here());
+            }
+            Trees { roots, some: true, ..Trees::default() }
+        }
+        _ if program.starts_with("python") && by_module(words).is_empty() => {
+            let packs = |word: &Word| matches!(word.text(), Some("tarfile" | "zipfile" | "-mtarfile" | "-mzipfile"));
+            Trees { roots: if words.iter().any(packs) { words.to_vec() } else { Vec::new() }, ..Trees::default() }
+        }
+        _ => Trees::default(),
+    }
+}
+
+/// Whether it makes `find` run another program.
+fn runs(word: &Word) -> bool {
+    matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch"))
+}
+
+fn searched(program: &str, given: Given, is_fed: bool) -> Trees {
+    const DEEP: &[&str] = &["-d", "-r", "-R", "--dereference-recursive", "--directories", "--recursive"];
+    let deep = !["grep", "egrep", "fgrep"].contains(&program) || given.has(DEEP);
+    let has_pattern = given.has(&["-e", "-f", "--file", "--regexp"]);
+    // Names alone are no secret.
+    if !deep || given.has_just("--files") || (given.operands.is_empty() && !has_pattern) {
+        return Trees::default();
+    }
+    let without = if program.ends_with("grep") && program != "ugrep" {
+        // Of one that is to be left out and looked at, who knows.
+        let files = if given.has(&["--include"]) { Vec::new() } else { given.values(&["--exclude"]) };
+        (given.values(&["--exclude-dir"]), files)
+    } else {
+        (Vec::new(), Vec::new())
+    };
+    let mut roots: Vec<Word> = given.operands.into_iter().skip(usize::from(!has_pattern)).collect();
+    if roots.is_empty() && !is_fed {
+        roots.push(here());
+    }
+    Trees { roots, some: false, without }
+}
+
+impl Shell {
+    /// Whether it fills or clears a directory.
+    pub(crate) fn unpacks(&self) -> bool {
+        self.commands.iter().any(|command| !fills(command).is_empty())
+    }
+
+    /// The directories that a command may stand in that begins in one: that, and wherever it goes.
+    pub(super) fn wanders(&self, from: &str, home: &str) -> Vec<String> {
+        let mut all = vec![normal(from)];
+        for command in &self.commands {
+            for to in goes_to(command) {
+                let gone: Vec<String> = all.iter().map(|directory| joined(directory, to, home)).filter(|gone| !all.contains(gone)).collect();
+                all.extend(gone);
+                all.truncate(MOST);
+            }
+        }
+        all
+    }
+}
+
+/// Where a command goes, or sends another one.
+pub(super) fn goes_to(command: &Command) -> Vec<&str> {
+    let texts: Vec<&str> = own_words(command).iter().filter_map(Word::text).collect();
+    match command.program() {
+        Some("cd" | "chdir" | "pushd") if own_words(command).is_empty() => vec!["~"],
+        Some("cd" | "chdir" | "pushd") => texts.into_iter().filter(|text| !text.starts_with('-')).collect(),
+        _ => {
+            let behind = texts.windows(2).filter_map(|pair| match pair {
+                ["-C" | "-D" | "--chdir" | "--directory", to] => Some(*to),
+                _ => None,
+            });
+            let glued = texts.iter().filter_map(|text| text.strip_prefix("--chdir=").or_else(|| text.strip_prefix("--directory=")));
+            behind.chain(glued).collect()
+        }
+    }
+}
+
+/// A path from a directory.
+fn joined(directory: &str, path: &str, home: &str) -> String {
+    let path = spelled_out(path, home);
+    normal(&if path.starts_with('/') { path } else { format!("{directory}/{path}") })
+}
+
+impl Place<'_> {
+    /// Whether it lies somewhere under what a word names that is changed, or under what is glued to an option in it.
+    pub(super) fn lies_under_given(&self, word: &Word, stands: Option<&Word>) -> Sure {
+        let is_here = |word: &Word| matches!(word.text(), Some("." | "./"));
+        let under = |word: &Word| self.lies_under(&if is_here(word) { from(word, stands) } else { word.clone() });
+        with_values(word).iter().map(under).max().unwrap_or(Sure::No)
+    }
+
+    /// Whether a patch is about it: the first part of a path in one is mostly not meant.
+    pub(super) fn is_patched_by(&self, patch: &Word) -> Sure {
+        let named = |line: &str| {
+            let path = line.strip_prefix("+++ ").or_else(|| line.strip_prefix("--- "))?.split('\t').next()?;
+            path.split_once('/').map(|(_, path)| self.is(path.trim_end()))
+        };
+        patch.text().unwrap_or_default().lines().filter_map(named).max().unwrap_or(Sure::No)
+    }
+
+    /// Whether it lies under a directory that is named from another one.
+    pub(crate) fn is_searched(&self, from: &str, path: &str) -> Sure {
+        let whole = joined(from, path, self.home);
+        let odd = self.spelled_out(path).starts_with('~');
+        // Another way to the same files, and names that may stand anywhere.
+        let other = whole.starts_with("/proc/") && ["/cwd", "/fd", "/root"].iter().any(|part| whole.contains(part));
+        if odd || other || self.is_a_name() || self.path.starts_with('*') {
+            return Sure::Maybe;
+        }
+        let under = whole == "/" || self.path.strip_prefix(whole.as_str()).is_some_and(|rest| rest.starts_with('/'));
+        if under { Sure::Yes } else { Sure::No }
+    }
+
+    /// Whether a command reads it with a whole tree, from one of these directories.
+    pub(super) fn is_read_by(&self, command: &Command, wanders: &[String], feeds: bool, lenient: bool) -> Sure {
+        let trees = trees(command, feeds);
+        // Where it went only once, it is known where that was from.
+        let begins = wanders.first().filter(|_| wanders.len() <= 2);
+        let stands = command.stands.as_ref().and_then(Word::text).map(|path| self.spelled_out(path)).and_then(|path| match begins {
+            _ if path.starts_with('/') => Some(vec![path]),
+            Some(begins) => Some(vec![joined(begins, &path, self.home)]),
+            None => None,
+        });
+        let from = stands.as_deref().unwrap_or(wanders);
+        let one = |root: &Word| match root.text() {
+            Some(path) => {
+                let read = |from: &String| match self.is_searched(from, path) {
+                    Sure::Yes if self.is_left_out(&joined(from, path, self.home), &trees.without) => Sure::No,
+                    sure => sure,
+                };
+                from.iter().map(read).max().unwrap_or(Sure::No)
+            }
+            None if root.is_unknown() && lenient => Sure::No,
+            None if root.is_unknown() || from.iter().any(|from| self.may_lie_under(from, root)) => Sure::Maybe,
+            None => Sure::No,
+        };
+        let sure = trees.roots.iter().map(one).max().unwrap_or(Sure::No);
+        if trees.some { sure.min(Sure::Maybe) } else { sure }
+    }
+
+    /// Whether a word of which not all is known may be it, or a directory above it.
+    fn may_lie_under(&self, from: &str, word: &Word) -> bool {
+        let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
+        let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
+        word.spellings().iter().any(|spelling| {
+            let mut spelling = self.cleaned(spelling);
+            if !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~'])) {
+                spelling.insert(0, Part::Text(format!("{from}/")));
+            }
+            above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
+        })
+    }
+
+    /// Whether a search under a directory leaves it out: a directory on the way to it, or whatever is called like it.
+    fn is_left_out(&self, directory: &str, (directories, files): &(Vec<Word>, Vec<Word>)) -> bool {
+        let way = self.path.strip_prefix(directory).unwrap_or_default();
+        let like = |names: &[Word], part: &str| {
+            let mut plain = names.iter().filter_map(Word::text).filter(|name| !name.contains(['?', '[', '/', '\\']));
+            plain.any(|name| crate::names::glob(name, part))
+        };
+        let mut parts = way.split('/').filter(|part| !part.is_empty()).rev();
+        let last = parts.next().is_some_and(|part| like(directories, part) && like(files, part));
+        last || parts.any(|part| like(directories, part))
+    }
+}

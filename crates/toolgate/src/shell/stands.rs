@@ -1,0 +1,85 @@
+//! Where a command stands, if it is only run once another one has gone there.
+
+use tree_sitter::Node;
+
+use super::read::Reader;
+use super::word::Word;
+use super::{base, inner};
+
+/// Where a statement leaves the shell.
+enum Went {
+    To(Word),
+    Nowhere,
+    Unknown,
+}
+
+impl Reader<'_> {
+    /// The directory of the `cd` before a command, where nothing but its success leads to the command: `cd x && tar …`.
+    pub(super) fn stands(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<Word> {
+        // A function may go anywhere.
+        if !self.is_plain {
+            return None;
+        }
+        let mut inner = node;
+        for outer in above.iter().rev() {
+            let is_first = outer.named_child(0).is_some_and(|first| first.id() == inner.id());
+            match outer.kind() {
+                "list" if !is_first => match outer.named_child(0).filter(|_| needs_both(*outer)).map(|before| self.goes(before)) {
+                    Some(Went::To(directory)) => return Some(directory),
+                    Some(Went::Nowhere) => {}
+                    Some(Went::Unknown) | None => return None,
+                },
+                "list" | "pipeline" | "redirected_statement" => {}
+                "subshell" | "compound_statement" if is_first => {}
+                _ => return None,
+            }
+            inner = *outer;
+        }
+        None
+    }
+
+    /// Where a statement goes, if it succeeds.
+    fn goes(&self, node: Node<'_>) -> Went {
+        match node.kind() {
+            "command" => {
+                let name = node.child_by_field_name("name").map(|name| self.word(name, 0));
+                match name.as_ref().and_then(Word::text) {
+                    Some("cd") => {
+                        let mut cursor = node.walk();
+                        let mut words = node.children_by_field_name("argument", &mut cursor).flat_map(|word| self.words(word));
+                        match (words.next(), words.next()) {
+                            (Some(to), None) if to.text().is_some_and(|text| !text.is_empty() && !text.starts_with('-')) => Went::To(to),
+                            _ => Went::Unknown,
+                        }
+                    }
+                    Some("chdir" | "pushd" | "popd") | None => Went::Unknown,
+                    Some(name) if inner::is_known(base(name)) => Went::Nowhere,
+                    Some(_) => Went::Unknown,
+                }
+            }
+            "redirected_statement" => node.child_by_field_name("body").map_or(Went::Unknown, |body| self.goes(body)),
+            "list" if needs_both(node) => {
+                let mut cursor = node.walk();
+                let parts: Vec<Node<'_>> = node.named_children(&mut cursor).filter(|part| part.kind() != "comment").collect();
+                match parts.as_slice() {
+                    [first, second] => match self.goes(*second) {
+                        Went::Nowhere => self.goes(*first),
+                        went => went,
+                    },
+                    _ => Went::Unknown,
+                }
+            }
+            // Some shells run the last part of a pipe themselves.
+            "pipeline" if !["cd", "chdir", "pushd", "popd"].iter().any(|word| self.of(node).contains(word)) => Went::Nowhere,
+            "subshell" | "test_command" | "variable_assignment" | "variable_assignments" => Went::Nowhere,
+            _ => Went::Unknown,
+        }
+    }
+}
+
+/// Whether a list goes on only after a success.
+fn needs_both(list: Node<'_>) -> bool {
+    let mut cursor = list.walk();
+    let mut parts = list.children(&mut cursor);
+    parts.any(|part| part.kind() == "&&")
+}

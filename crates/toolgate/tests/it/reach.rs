@@ -1,0 +1,335 @@
+//! Files that a command reaches and does not name: what it unpacks, fetches or clears, and whole trees that it reads.
+
+use serde_json::json;
+use toolgate::policy::{Condition, Deny};
+use toolgate::{Agent, Tool, Toolgate};
+
+use crate::shell::verdict;
+use crate::support::Built;
+
+/// A gate with a lenient rule about places, as toolgate protects its own; with `from`, also against searches that begin there.
+fn gate(places: &[&str], from: Option<&str>) -> Toolgate {
+    let places = places.iter().map(|place| (*place).to_owned()).collect();
+    let condition = Condition::Touches { places, lenient: true, whole: false, from: from.map(str::to_owned) };
+    let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
+        .policy(Deny::new("own", ["bash"]).when("/command", condition).reason("Not for agents."));
+    crate::support::gate().agent(agent.build().unwrap()).built()
+}
+
+async fn each_is(gate: &Toolgate, expected: &str, commands: &[&str]) {
+    let mut wrong = Vec::new();
+    for (n, command) in commands.iter().enumerate() {
+        let said = verdict(gate, n, command).await;
+        if said != expected {
+            wrong.push(format!("{said}: {command}"));
+        }
+    }
+    assert!(wrong.is_empty(), "not {expected}:\n{}", wrong.join("\n"));
+}
+
+const OWN: [&str; 4] =
+    ["/home/ann/desk/toolgate.toml", "/home/ann/desk/.claude/settings.json", "/home/ann/.local/state/toolgate", "/usr/local/bin/toolgate"];
+
+#[tokio::test]
+async fn what_may_be_unpacked_over_a_place_is_asked() {
+    let commands = [
+        "tar xzf a.tgz",
+        "tar -xzf a.tgz",
+        "tar --extract --file a.tgz",
+        "tar $MODE a.tgz",
+        "tar xzf a.tgz -C .claude",
+        "tar -C .claude -xzf a.tgz",
+        "tar -xzC .claude -f a.tgz",
+        "tar xzfC a.tgz .claude",
+        "tar --directory=.claude -xf a.tgz",
+        "tar --dir .claude -xf a.tgz",
+        "tar -xf a.tgz -C/home/ann",
+        "tar -xf a.tgz -C /",
+        "tar -xPf a.tgz -C /tmp/x",
+        "tar -xf a.tgz -C \"$DIR\"",
+        "tar -xfO -C .claude",
+        "curl -sL https://x.example/a.tgz | tar xz",
+        "bash -c 'tar xzf a.tgz'",
+        "busybox tar xf a.tgz -C .claude",
+        "sudo -u ann tar xf a.tgz",
+        "env -C .claude tar xf /tmp/a.tgz",
+        // Where it stands.
+        "cd .claude && tar xf ../a.tgz",
+        "cd /home/ann && tar xf a.tgz",
+        "cd /tmp/x; tar xf a.tgz",
+        "cd /tmp/x || tar xf a.tgz",
+        "cd /tmp/x && (cd /home/ann; tar xf a.tgz)",
+        "cd /tmp/x && cd /home/ann && tar xf a.tgz",
+        "cd /tmp/x && pushd .. && tar xf a.tgz",
+        "true | cd /tmp/x && tar xf a.tgz",
+        "! cd /tmp/x && tar xf a.tgz",
+        "f() { cd /home/ann; }; cd /tmp/x && f && tar xf a.tgz",
+        "cd /tmp/x && env -C /home/ann/desk tar xf a.tgz",
+        "cd /tmp/x && jump && tar xf a.tgz",
+        "cd \"$DIR\" && tar xf a.tgz",
+        // Others.
+        "unzip a.zip",
+        "unzip -o a.zip -d .claude",
+        "unzip a.zip -d.claude",
+        "unzip a.zip -l",
+        "sudo unzip a.zip",
+        "7z x a.7z -aoa",
+        "7z x a.7z -o.claude",
+        "unrar x a.rar",
+        "cd /tmp/x && unrar x a.rar /home/ann/desk/.claude/",
+        "jar xf a.jar",
+        "cpio -id < a.cpio",
+        "cd /tmp/x && cpio -id < a.cpio",
+        "python3 -m zipfile -e a.zip .claude",
+        "python3 -m tarfile -e a.tar",
+        "dpkg -x a.deb .claude",
+        "pip install -t .claude x",
+        "scp -r host:d .claude",
+        "wget -r -nH https://x.example",
+        "wget -i list",
+        "curl -OJ https://x.example/a",
+        "curl -o \"$OUT\" https://x.example",
+        "git clone https://x.example/a .",
+        "git clone https://x.example/a .claude",
+        "git clone https://x.example/.claude",
+        "git clean -fdx",
+        "git -C sub clean -fd",
+        "git stash -u",
+        "git sparse-checkout set src",
+        "find -name '*.toml' -delete",
+    ];
+    each_is(&gate(&OWN, None), "ask", &commands).await;
+}
+
+#[tokio::test]
+async fn a_place_is_named_behind_an_option_an_address_or_a_suffix() {
+    let commands = [
+        "cp -t .claude x",
+        "cp -t.claude x",
+        "cp --target-directory=.claude x",
+        "install -t.claude x",
+        "patch -d.claude -p1 < x.patch",
+        "patch --directory=.claude < x.patch",
+        "git apply --directory=.claude x.patch",
+        "git -C . rm -r .claude",
+        "git -C sub checkout toolgate.toml",
+        "git diff --output=toolgate.toml",
+        "git -C . apply <<'E'\n+++ b/.claude/settings.json\nE",
+        "curl -o toolgate.toml https://x.example",
+        "curl --output=toolgate.toml https://x.example",
+        "curl -sLotoolgate.toml https://x.example",
+        "curl -O https://x.example/toolgate.toml",
+        "curl --output-dir .claude -o settings.json https://x.example",
+        "wget https://x.example/toolgate.toml",
+        "wget 'https://x.example/toolgate.toml?raw=1'",
+        "wget https://x.example/settings.json -P .claude",
+        "wget -O toolgate.toml https://x.example",
+        "wget -P /tmp/x -O toolgate.toml https://x.example",
+        "scp host:x toolgate.toml",
+        "sed -Ei s/a/b/ toolgate.toml",
+        "yq -i .a=1 toolgate.toml",
+        "gzip toolgate.toml",
+        "gunzip -f toolgate.toml.gz",
+        "tar cf toolgate.toml src",
+        "gcc -o toolgate.toml x.c",
+        "find . -fprint toolgate.toml",
+        "openssl rand -out toolgate.toml 8",
+        "xxd -r x toolgate.toml",
+        "rename s/a/b/ toolgate.toml",
+        "sponge toolgate.toml",
+        // As before.
+        "cp -r x .claude/",
+        "ln -s /tmp/x .claude",
+        "rm -rf /home/ann",
+        "mv /home/ann/desk elsewhere",
+        "chmod -R 777 /home/ann",
+        "find /home/ann -delete",
+        "rsync -a x/ .claude/",
+        "dd if=x of=toolgate.toml",
+        "echo x | tee toolgate.toml",
+        "busybox cp x toolgate.toml",
+    ];
+    each_is(&gate(&OWN, None), "deny", &commands).await;
+}
+
+#[tokio::test]
+async fn everyday_commands_reach_nothing_of_it() {
+    let commands = [
+        "tar xzf a.tgz -C /tmp/x",
+        "tar -xzf a.tgz -C build",
+        "tar tzf a.tgz",
+        "tar xOf a.tgz README",
+        "tar czf a.tgz src",
+        "mkdir -p build && cd build && tar xzf ../a.tgz",
+        "cd /tmp/x && tar xf a.tgz",
+        "(cd /tmp/x && tar xf a.tgz)",
+        "cd /tmp/x && curl -sL https://x.example/a.tgz | tar xz",
+        "cd /tmp/x && sudo tar xf a.tgz > log",
+        "cd /tmp/x && cp ../a .",
+        "unzip a.zip -d build",
+        "unzip -qo a.zip -d /tmp/x",
+        "unzip \"$ZIP\" -d build",
+        "unzip -l a.zip",
+        "unzip -p a.zip x | head",
+        "7z x a.7z -o/tmp/x",
+        "7z l a.7z",
+        "python3 -m zipfile -l a.zip",
+        "pip install requests",
+        "sudo apt-get install -y unzip tar wget",
+        "npm install unzip",
+        "git clone https://x.example/tools",
+        "git clone https://x.example/a.git /tmp/a",
+        "git clone \"$URL\"",
+        "git checkout main",
+        "git checkout -b fix",
+        "git apply x.patch",
+        "patch -p1 < x.patch",
+        "git pull",
+        "git stash",
+        "git stash pop",
+        "git clean -n",
+        "git clean -fd build",
+        "git -C /home/ann/desk checkout main",
+        "git -C /home/ann/desk status",
+        "curl -O https://x.example/a.tgz",
+        "curl -o /tmp/a.tgz \"$URL\"",
+        "curl -sSf https://x.example | jq .",
+        "wget https://x.example/a.tgz",
+        "wget -qO- https://x.example",
+        "wget \"$URL\"",
+        "gzip -dc a.gz | head",
+        "gunzip a.gz",
+        "scp a.txt host:/tmp/",
+        "grep -rn x /home/ann/desk",
+        "grep -rn x .",
+        "grep -o toolgate.toml README.md",
+        "find . -name '*.rs'",
+        "rsync -a --exclude=.claude src/ /tmp/x",
+        "sed -i 's/DEBUG=//' config.ini",
+        "sed -n 3p toolgate.toml",
+        "cat toolgate.toml",
+        "go build -o bin/x .",
+        "uniq -c names.txt",
+    ];
+    each_is(&gate(&OWN, None), "allow", &commands).await;
+}
+
+#[tokio::test]
+async fn a_search_above_a_place_reads_it() {
+    let new = || gate(&["/home/ann/.local/state/toolgate"], Some("/home/ann/desk"));
+    let refused = [
+        "grep -r x /home/ann",
+        "grep -rn x ..",
+        "grep -rn x ../.local",
+        "grep -rne x ..",
+        "egrep -R x /home/ann/.local",
+        "rg x /",
+        "rg x ../..",
+        "cd .. && grep -r x .",
+        "cd .. && rg x",
+        "cd /home/ann; rg x",
+        "cd /home/ann && rg x",
+        "cd src && cd ../.. && rg x",
+        "env -C /home/ann grep -r x .",
+        "sudo grep -r x /home/ann",
+        "tar czf a.tgz /home/ann",
+        "tar czf a.tgz -C /home/ann .",
+        "zip -r a.zip ..",
+        "scp -r /home/ann host:",
+        "diff -r /home/ann /tmp/x",
+        "grep -r --exclude-dir=.git x /home/ann",
+        // What is left out are files, or directories, and who knows which of them it is.
+        "grep -r --exclude=.local x /home/ann",
+        "grep -r --exclude-dir=toolgate x /home/ann",
+        "cat /home/ann/.local/state/toolgate/key",
+    ];
+    each_is(&new(), "deny", &refused).await;
+    let asked = ["grep -r x /home/ann/.*", "find /home/ann -name key -exec cat {} +", "find .. -type f | xargs cat", "grep -r x ~other"];
+    each_is(&new(), "ask", &asked).await;
+    let allowed = [
+        "grep -rn x .",
+        "grep -rn x src",
+        "grep -rn x",
+        "rg x",
+        "rg -g '*.rs' x src",
+        "grep -rn x /home/ann/desk",
+        "cd /home/ann/other && grep -rn x .",
+        "grep x ..",
+        "ps aux | grep x",
+        "ls -R /home/ann",
+        "find /home/ann -name '*.log'",
+        "find . -name '*.rs' -exec grep -l x {} +",
+        "rg --files /home/ann",
+        "grep -r --exclude-dir=.local x /home/ann",
+        "grep -r --exclude-dir '.l*' x /home/ann",
+        "tar czf a.tgz --exclude=.local /home/ann",
+        "cd .. && ls",
+        "git grep x",
+        "grep -r x \"$DIR\"",
+    ];
+    each_is(&new(), "allow", &allowed).await;
+}
+
+#[tokio::test]
+async fn a_place_in_the_directory_where_a_search_begins_is_read_by_it() {
+    let new = || gate(&["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"], Some("/home/ann/desk"));
+    let refused = ["grep -rn x .", "grep -rn x", "rg x", "rg x /home/ann/desk", "tar czf /tmp/a.tgz .", "cd src; rg x"];
+    each_is(&new(), "deny", &refused).await;
+    each_is(&new(), "ask", &["grep -rn x *"]).await;
+    let allowed = [
+        "grep -rn x src",
+        "cd src && rg x",
+        "rg x src tests",
+        "cat a | rg x",
+        "git grep x",
+        "tar czf a.tgz -C /tmp/x .",
+        "grep -rn --exclude='ledger.db*' --exclude-dir='ledger.db*' x .",
+    ];
+    each_is(&new(), "allow", &allowed).await;
+}
+
+#[tokio::test]
+async fn a_tool_that_searches_is_told_where_not_to() {
+    let places = vec!["/home/ann/.local/state/toolgate".to_owned()];
+    let searches = |from: &str| {
+        let condition = Condition::Touches { places: places.clone(), lenient: true, whole: false, from: Some(from.to_owned()) };
+        let agent = Agent::builder("coder")
+            .tool(Tool::external("grep", "Searches.", None).effect(toolgate::Effect::Read))
+            .policy(Deny::new("own", ["grep"]).when("/path", condition).reason("Not for agents."));
+        crate::support::gate().agent(agent.build().unwrap()).built()
+    };
+    let (below, above) = (searches("/home/ann/desk"), searches("/home/ann"));
+    let cases = [
+        (&below, json!({"pattern": "x"}), true),
+        (&below, json!({"pattern": "x", "path": null}), true),
+        (&below, json!({"pattern": "x", "path": ""}), true),
+        (&below, json!({"pattern": "x", "path": "src"}), true),
+        (&below, json!({"pattern": "/home/ann"}), true),
+        (&below, json!({"pattern": "x", "path": "/home/ann/desk"}), true),
+        (&below, json!({"pattern": "x", "path": "/home/ann/.local/state/other"}), true),
+        (&below, json!({"pattern": "x", "path": ".."}), false),
+        (&below, json!({"pattern": "x", "path": "/"}), false),
+        (&below, json!({"pattern": "x", "path": "/home//ann/./desk/.."}), false),
+        (&below, json!({"pattern": "x", "path": "/proc/self/root/home"}), false),
+        (&below, json!({"pattern": "x", "path": ["src", "/home/ann"]}), false),
+        (&below, json!({"pattern": "x", "path": "/home/ann/.local/state/toolgate/keys"}), false),
+        (&above, json!({"pattern": "x"}), false),
+        (&above, json!({"pattern": "x", "path": null}), false),
+        (&above, json!({"pattern": "x", "path": "."}), false),
+        (&above, json!({"pattern": "x", "path": "desk"}), true),
+    ];
+    for (n, (gate, arguments, passes)) in cases.into_iter().enumerate() {
+        let answer = gate.session("coder", "alice", &format!("s{n}")).admit("grep", arguments.clone()).await;
+        assert_eq!(answer.is_ok(), passes, "{arguments}");
+    }
+}
+
+#[test]
+fn where_a_search_begins_is_a_whole_path() {
+    let text = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ touches = [\"/x\"], from = \"here\" }]\n";
+    let rules = toolgate::config::Rules::parse("rules.toml", text);
+    let problems: Vec<String> = rules.problems().iter().map(ToString::to_string).collect();
+    assert!(problems.iter().any(|problem| problem.contains("`from` is the whole path of a directory")), "{problems:?}");
+}
