@@ -14,6 +14,8 @@ pub(crate) struct Protected {
     secret: Vec<String>,
     /// Not to change.
     fixed: Vec<String>,
+    /// Where an agent begins.
+    project: String,
 }
 
 /// Verbs that answer for a person, switch toolgate off, pass for it, or look into what it knows of every project.
@@ -37,6 +39,12 @@ const VERBS: [&str; 18] = [
     "toolgate trust",
     "toolgate upstream accept",
 ];
+
+/// Tools that show what stands in all the files under a directory, by a part of their name.
+const SEARCHES: [&str; 5] = ["grep", "find_in_files", "search_file_content", "search_for_pattern", "search_in_files"];
+
+/// What such tools call that directory.
+const SEARCHED: [&str; 6] = ["path", "paths", "dir_path", "directory", "relative_path", "root"];
 
 impl Protected {
     pub(crate) fn of(found: &InForce, state: &State) -> Self {
@@ -72,7 +80,9 @@ impl Protected {
             let mut known = HashSet::new();
             places.retain(|place| known.insert(place.clone()));
         }
-        Self { secret, fixed }
+        // Where nobody knows, it is above everything.
+        let project = place::project().map_or_else(|_| "/".to_owned(), shown);
+        Self { secret, fixed, project }
     }
 
     /// The rules, as a policy file: recorded, replayed and explained like any other. Tools that need not be about files at all name one
@@ -104,6 +114,12 @@ impl Protected {
                 rule(&format!("{name}:elsewhere"), name, tools, &format!("touches = {}, lenient = true, whole = true", json!(far)), reason);
             }
         }
+        for (tool, argument, instead) in tools.iter().copied().filter_map(searched) {
+            let condition =
+                format!("argument = {}, touches = {}, lenient = true, from = {}", json!(argument), json!(self.secret), json!(self.project));
+            let reason = format!("toolgate's own state lies under what this would read, and it is not for agents. {instead}");
+            rule(&format!("search:{tool}"), "state", &[tool], &condition, &reason);
+        }
         for tool in tools {
             if let Some(command) = tool.shell_argument() {
                 let name = format!("verbs:{}", tool.name());
@@ -121,6 +137,7 @@ impl Protected {
     }
 }
 
+<<<<<<< HEAD
 /// Where a path leads, as far as there is something. A device is everybody's: who has no settings may have linked them to one.
 fn leads_to(path: &Path) -> Option<PathBuf> {
     let (there, rest) = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
@@ -128,4 +145,17 @@ fn leads_to(path: &Path) -> Option<PathBuf> {
         true => (there.is_file() || there.is_dir()).then_some(there),
         false => Some(there.join(rest)),
     }
+=======
+/// A tool that reads all under a directory, which of its arguments says so, and what to do instead.
+fn searched(tool: &Spec) -> Option<(&str, String, &'static str)> {
+    if let Some(command) = tool.shell_argument() {
+        return Some((tool.name(), command.to_string(), "Name a directory that does not hold it, or leave it out with `--exclude-dir`."));
+    }
+    let argument = match tool.input_schema() {
+        None => "path",
+        Some(schema) => SEARCHED.into_iter().find(|name| schema.pointer(&format!("/properties/{name}")).is_some())?,
+    };
+    let searches = SEARCHES.iter().any(|part| tool.name().contains(part));
+    searches.then(|| (tool.name(), format!("/{argument}"), "Search a directory that does not hold it."))
+>>>>>>> 134027c (Agents cannot search above toolgate's state, nor have its files unpacked or fetched over)
 }

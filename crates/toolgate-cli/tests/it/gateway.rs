@@ -344,10 +344,14 @@ fn no_tool_of_the_gateway_changes_what_decides_about_it() {
         "store = \"ledger.db\"\nname = \"coder\"\n[tools.write_note]\nkind = \"command\"\ncommand = \"tee\"\nargs = [\"{{/path}}\"]\npolicy = \"open\"\n\
          input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n\
          [tools.read_note]\nkind = \"command\"\ncommand = \"cat\"\nargs = [\"{{/path}}\"]\neffect = \"read\"\n\
+         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n\
+         [tools.grep_notes]\nkind = \"command\"\ncommand = \"grep\"\nargs = [\"-r\", \"x\", \"{{/path}}\"]\neffect = \"read\"\n\
          input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n"
     ));
     let served = Served::start(&project);
     for (tool, path, code) in [
+        ("grep_notes", project.path("project").display().to_string(), "own_state"),
+        ("grep_notes", "..".to_owned(), "own_state"),
         ("write_note", project.path("project/toolgate.toml").display().to_string(), "own_files"),
         ("write_note", "toolgate.toml".to_owned(), "own_files"),
         ("read_note", project.path("project/ledger.db").display().to_string(), "own_state"),
@@ -357,6 +361,8 @@ fn no_tool_of_the_gateway_changes_what_decides_about_it() {
         let said: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{body}"));
         assert_eq!((said["decision"].as_str(), said["error"]["code"].as_str()), (Some("deny"), Some(code)), "{tool} {path}: {body}");
     }
+    let notes = json!({"id": "notes", "session": "notes", "tool": "grep_notes", "arguments": {"path": "notes"}});
+    assert!(served.ask("/v1/calls/check", "", &notes).contains("\"allow\""));
     // What only has a name in common with something of toolgate's is nobody's business here.
     for (n, text) in ["toolgate", "repo:toolgate", "toolgate/docs", "config.toml", "settings.json", "hooks.json", "state", "team=state"]
         .iter()

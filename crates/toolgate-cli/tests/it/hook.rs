@@ -119,7 +119,7 @@ impl Project {
         serde_json::from_str(&stdout).unwrap()
     }
 
-    fn before(&self, id: &str, tool: &str, input: Value) -> Value {
+    pub(crate) fn before(&self, id: &str, tool: &str, input: Value) -> Value {
         self.hook(&event("PreToolUse", id, tool, input))
     }
 

@@ -9,6 +9,7 @@ mod hostile;
 mod ledger;
 mod lookback;
 mod manners;
+mod protected;
 mod sandbox;
 mod serving;
 mod setup;

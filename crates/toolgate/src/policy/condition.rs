@@ -128,7 +128,9 @@ impl Condition {
                 let shell = ask.arguments.shell(text);
                 Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell, UNKNOWN))
             }
-            Self::Touches { from: Some(_), .. } if value.is_null() => Ok(if self.holds_of_nothing(&ask.home()) { Holds::Yes } else { Holds::No }),
+            Self::Touches { from: Some(_), .. } if value.is_null() => {
+                Ok(if self.holds_of_nothing(&ask.home()) { Holds::Yes } else { Holds::No })
+            }
             Self::Touches { places, lenient, whole, from } => {
                 let (home, mut found) = (ask.home(), Holds::No);
                 each_text(value, &mut path.clone(), &mut |at, text| {

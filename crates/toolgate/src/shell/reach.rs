@@ -293,7 +293,8 @@ impl Shell {
         let mut all = vec![normal(from)];
         for command in &self.commands {
             for to in goes_to(command) {
-                let gone: Vec<String> = all.iter().map(|directory| joined(directory, to, home)).filter(|gone| !all.contains(gone)).collect();
+                let gone: Vec<String> =
+                    all.iter().map(|directory| joined(directory, to, home)).filter(|gone| !all.contains(gone)).collect();
                 all.extend(gone);
                 all.truncate(MOST);
             }

@@ -1,0 +1,121 @@
+//! What is toolgate's own, and no word of a call names.
+
+use serde_json::{Value, json};
+
+use crate::hook::{Project, decision};
+
+const CONFIG: &str = r#"
+name = "coder"
+
+[tools.bash]
+kind = "client"
+policy = "open"
+shell = "/command"
+
+[tools.grep]
+kind = "client"
+effect = "read"
+
+[tools.glob]
+kind = "client"
+effect = "read"
+
+[tools.look_grep]
+kind = "client"
+effect = "read"
+input = { type = "object", properties = { query = { type = "string" }, directory = { type = "string" } } }
+"#;
+
+const STATE: &str = "toolgate's own state is not for agents.";
+const UNDER: &str = "toolgate's own state lies under what this would read";
+const FILES: &str = "What decides about an agent";
+const UNTOLD: &str = "It cannot be told what this call does: which files it writes or takes away is only known when it runs.";
+
+fn each(project: &Project, cases: Vec<(&str, Value, &str, &str)>) {
+    for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
+        let answer = project.before(&format!("t{n}"), tool, input.clone());
+        let (said, why) = decision(&answer);
+        assert!(said == expected && why.starts_with(reason), "{tool} {input}: {answer}");
+    }
+}
+
+#[test]
+fn what_is_unpacked_over_it_is_asked_about_and_what_is_fetched_over_it_refused() {
+    let project = Project::with(CONFIG);
+    let bash = |command: &str, said: &'static str, why: &'static str| ("Bash", json!({"command": command}), said, why);
+    let at = |name: &str| project.path(name).display().to_string();
+    let cases = vec![
+        bash("tar xzf a.tgz", "ask", UNTOLD),
+        bash("tar xzf a.tgz -C .claude", "ask", UNTOLD),
+        bash("tar xzf a.tgz -C ~", "ask", UNTOLD),
+        bash(&format!("unzip a.zip -d {}", at("project")), "ask", UNTOLD),
+        bash("cd ~/.local/state && unzip ~/a.zip", "ask", UNTOLD),
+        bash("git clone https://x.example/a .claude", "ask", UNTOLD),
+        bash("git clean -fd", "ask", UNTOLD),
+        bash("tar xzf a.tgz -C ~/.local/state/toolgate", "deny", STATE),
+        bash("curl -o toolgate.toml https://x.example", "deny", FILES),
+        bash("wget https://x.example/toolgate.toml", "deny", FILES),
+        bash("cp --target-directory=.claude x", "deny", FILES),
+        bash("git -C . checkout HEAD~1 -- .claude", "deny", FILES),
+        bash("tar xzf a.tgz -C /nowhere/x", "none", ""),
+        bash("cd /nowhere/x && tar xzf a.tgz", "none", ""),
+        bash("unzip a.zip -d build", "none", ""),
+        bash("git checkout main", "none", ""),
+        bash(&format!("git -C {} checkout main", at("project")), "none", ""),
+        bash("git apply x.patch", "none", ""),
+        bash("patch -p1 < x.patch", "none", ""),
+        bash("curl -o page.html https://x.example", "none", ""),
+    ];
+    each(&project, cases);
+}
+
+#[test]
+fn a_search_above_the_state_is_refused_and_says_what_to_do() {
+    let project = Project::with(CONFIG);
+    let at = |name: &str| project.path(name).display().to_string();
+    let grep = |path: Value, said: &'static str, why: &'static str| ("Grep", json!({"pattern": "x", "path": path}), said, why);
+    let bash = |command: &str, said: &'static str, why: &'static str| ("Bash", json!({"command": command}), said, why);
+    let cases = vec![
+        ("Grep", json!({"pattern": "x"}), "none", ""),
+        ("Grep", json!({"pattern": at("")}), "none", ""),
+        grep(json!(null), "none", ""),
+        grep(json!("."), "none", ""),
+        grep(json!("src"), "none", ""),
+        grep(json!(at("project")), "none", ""),
+        grep(json!(at("")), "deny", UNDER),
+        grep(json!("~"), "deny", UNDER),
+        grep(json!("~/.local"), "deny", UNDER),
+        grep(json!(".."), "deny", UNDER),
+        grep(json!("/"), "deny", UNDER),
+        grep(json!("~/.local/state/toolgate"), "deny", STATE),
+        ("look_grep", json!({"query": "x", "directory": "~"}), "deny", UNDER),
+        ("look_grep", json!({"query": "~", "directory": "src"}), "none", ""),
+        // Names alone are shown.
+        ("Glob", json!({"pattern": "*", "path": at("")}), "none", ""),
+        bash("ls -R ~", "none", ""),
+        bash("grep -rn x .", "none", ""),
+        bash("rg x", "none", ""),
+        bash(&format!("grep -rn x {}", at("project")), "none", ""),
+        bash("grep -rn --exclude-dir=.local x ~", "none", ""),
+        bash("grep -rn x ~", "deny", UNDER),
+        bash("cd ~ && rg x", "deny", UNDER),
+        bash("cd .. && rg x", "deny", UNDER),
+        bash("tar czf - ~ | head", "deny", UNDER),
+        bash("find ~ -type f -exec cat {} +", "ask", "It cannot be told"),
+        bash("cat ~/.local/state/toolgate/key", "deny", STATE),
+    ];
+    each(&project, cases);
+    let answer = project.before("last", "Grep", json!({"pattern": "y", "path": "~"}));
+    assert!(decision(&answer).1.contains("Search a directory that does not hold it."), "{answer}");
+    // Where the ledger stands in the project, that is above it.
+    let project = Project::with(&format!("store = \"ledger.db\"\n{CONFIG}"));
+    let cases = vec![
+        ("Grep", json!({"pattern": "x"}), "deny", UNDER),
+        grep(json!("."), "deny", UNDER),
+        grep(json!("src"), "none", ""),
+        bash("grep -rn x .", "deny", UNDER),
+        bash("grep -rn x src", "none", ""),
+        bash("git grep x", "none", ""),
+    ];
+    each(&project, cases);
+}
