@@ -116,6 +116,46 @@ fn the_doctor_looks_at_upstreams() {
 }
 
 #[test]
+fn an_upstream_that_lacks_a_variable_keeps_nobody_else_from_working() {
+    let project = project(
+        "undeclared = \"read\"\n[upstreams.far]\nurl = \"http://127.0.0.1:9/${NO_SUCH_ROOM}/mcp\"\n\
+         [tools.far_look]\nkind = \"mcp\"\nupstream = \"far\"\neffect = \"read\"\ndescription = \"Looks far.\"\n",
+    );
+    let heard = talk(
+        &project,
+        &[
+            json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}),
+            call(2, "in_calc", json!({"expression": "6*7"})),
+            call(3, "far_look", json!({})),
+        ],
+    );
+    let of = |id: u32| heard.iter().find(|message| message["id"] == json!(id)).unwrap_or_else(|| panic!("{heard:?}"))["result"].clone();
+    assert!(of(1)["tools"].as_array().unwrap().iter().any(|tool| tool["name"] == "far_look"), "its tools stay listed: {heard:?}");
+    assert_eq!(of(2)["structuredContent"], json!({"result": 42}));
+    let error = &of(3)["structuredContent"];
+    assert_eq!((&error["errorCategory"], &error["code"]), (&json!("TRANSIENT"), &json!("upstream_unavailable")), "{error}");
+    assert_eq!(error["upstream"]["said"], "the environment has no `NO_SUCH_ROOM`");
+    assert!(error["message"].as_str().unwrap().contains("away since") && error["retryAfterMs"].is_u64(), "{error}");
+    // Whoever looks is told.
+    let (code, stdout, _) = project.run(&["upstream", "list"], "");
+    assert!(code == 1 && stdout.contains("far the environment has no `NO_SUCH_ROOM`"), "{stdout}");
+    let (code, stdout, _) = project.run(&["doctor"], "");
+    assert!(code == 1 && stdout.contains("far: the environment has no `NO_SUCH_ROOM`"), "{stdout}");
+    let (code, stdout, _) = project.run(&["lint"], "");
+    assert!(code == 0 && stdout.contains("the upstream `far` would stay away: the environment has no `NO_SUCH_ROOM` [missing_reference]"), "{stdout}");
+    // Whoever is let in, and what a tool of this file itself needs, is nobody else's: that is not begun without.
+    project.write("project/toolgate.toml", "store = \"ledger.db\"\n[gateway.otlp]\nendpoint = \"http://127.0.0.1:9\"\nheaders = { key = \"${NO_SUCH_ROOM}\" }\n");
+    let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");
+    assert!(code == 2 && stderr.contains("the environment has no `NO_SUCH_ROOM`"), "{stderr}");
+    project.write(
+        "project/toolgate.toml",
+        "store = \"ledger.db\"\n[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\nheaders = { key = \"${NO_SUCH_ROOM}\" }\n",
+    );
+    let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");
+    assert!(code == 2 && stderr.contains("the environment has no `NO_SUCH_ROOM`"), "{stderr}");
+}
+
+#[test]
 fn a_desktop_client_gets_a_server_and_gets_its_own_back() {
     let project = Project::new();
     let file = ".config/Claude/claude_desktop_config.json";

@@ -26,9 +26,9 @@ use crate::gateway::lock;
 
 pub(super) use offer::remote;
 
-/// How long an upstream may take to say hello.
 /// A token that was fetched within this time has not run out: who does not take it does not want it.
 const TOKEN: Duration = Duration::from_secs(2);
+/// How long an upstream may take to say hello.
 const HELLO: Duration = Duration::from_secs(30);
 /// How often it is asked whether it is there.
 const PULSE: Duration = Duration::from_secs(30);
@@ -136,6 +136,10 @@ pub(crate) struct Link {
     /// How often it has answered.
     answers: AtomicU64,
     rests_until: Mutex<Option<tokio::time::Instant>>,
+    /// Something that it refers to is not there.
+    lacks: AtomicBool,
+    /// What it lacked is there.
+    retry: Notify,
     last_words: Mutex<std::collections::VecDeque<String>>,
     stop: CancellationToken,
     ended: watch::Sender<bool>,
@@ -165,6 +169,8 @@ impl Link {
             failures: AtomicU32::new(0),
             answers: AtomicU64::new(0),
             rests_until: Mutex::default(),
+            lacks: AtomicBool::new(false),
+            retry: Notify::new(),
             last_words: Mutex::default(),
             stop: CancellationToken::new(),
             ended: watch::Sender::new(false),
@@ -220,6 +226,7 @@ impl Link {
             });
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
+                () = self.retry.notified() => {}
                 () = self.stop.cancelled() => {}
             }
         }
@@ -228,6 +235,12 @@ impl Link {
 
     /// One life of it. Says why it ended.
     async fn once(self: &Arc<Self>, tries: &mut u32) -> String {
+        // Without what it refers to nothing is started.
+        let missing = self.upstream.lacks();
+        self.lacks.store(!missing.is_empty(), Ordering::Relaxed);
+        if !missing.is_empty() {
+            return missing.join("; ");
+        }
         let own = Arc::downgrade(self);
         let hear: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
             if let Some(link) = own.upgrade() {

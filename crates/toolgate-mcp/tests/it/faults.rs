@@ -78,6 +78,47 @@ fn status_of(gate: &Gate, name: &str) -> Status {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_an_upstream_lacks_is_missed_by_nobody_else_and_found_by_a_reload() {
+    let home = tempfile::tempdir().unwrap();
+    let key = home.path().join("key");
+    let ill = |env: &str| {
+        let declared = "[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n";
+        config(&format!("command = {}\nargs = [\"--stdio\"]\nenv = {{ KEY = {env} }}\n{declared}", json!(fixture())))
+    };
+    let text = ill(&format!("{{ file = {} }}", json!(key)));
+    let gate = Gate::open(&text).await;
+    let client = gate.client().in_session("s");
+    assert_eq!(client.call("well_echo", json!({"text": "a"})).await["structuredContent"]["text"], "a");
+    assert!(client.tools().await.contains(&"ill_echo".to_owned()));
+    let refused = client.call("ill_echo", json!({"text": "a"})).await["_meta"]["toolgate/error"].clone();
+    assert_eq!((&refused["code"], &refused["errorCategory"]), (&json!("upstream_unavailable"), &json!("TRANSIENT")), "{refused}");
+    assert!(refused["upstream"]["said"].as_str().unwrap().contains("key"), "{refused}");
+    let Status::Down { since, .. } = status_of(&gate, "ill") else { panic!("{:?}", status_of(&gate, "ill")) };
+    assert!(refused["message"].as_str().unwrap().contains(&since.strftime("%Y-%m-%d %H:%M:%SZ").to_string()), "{refused}");
+    // Its next try may be far away: it is not waited for.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    std::fs::write(&key, "secret-of-ill").unwrap();
+    gate.reload(&text).await.unwrap();
+    let is_up = || matches!(status_of(&gate, "ill"), Status::Up { .. });
+    until("it is there", async || is_up()).await;
+    let mut turn = 0;
+    until("it is called", async || {
+        turn += 1;
+        client.code("ill_echo", json!({"text": format!("b{turn}")})).await == "ok"
+    })
+    .await;
+    // A variable that is not set, and then has something in its place.
+    gate.reload(&ill("\"${TOOLGATE_NO_SUCH_VARIABLE}\"")).await.unwrap();
+    let lacks = |status: Status| matches!(status, Status::Down { why, .. } if why == "the environment has no `TOOLGATE_NO_SUCH_VARIABLE`");
+    assert!(lacks(status_of(&gate, "ill")), "{:?}", status_of(&gate, "ill"));
+    assert_eq!(client.code("ill_echo", json!({"text": "c"})).await, "upstream_unavailable");
+    gate.reload(&ill("\"${TOOLGATE_NO_SUCH_VARIABLE:-something}\"")).await.unwrap();
+    until("it is there again", async || is_up()).await;
+    assert_eq!(client.call("well_echo", json!({"text": "d"})).await["structuredContent"]["text"], "d");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn killed_again_and_again() {
     let home = tempfile::tempdir().unwrap();
     let counter = home.path().join("effects");

@@ -76,12 +76,13 @@ impl Config {
     /// With tools that really run: requests are made, and upstreams are called.
     #[must_use]
     pub fn behind(mut self, backend: &dyn Backend) -> Self {
-        let missing = self.upstreams.iter().flat_map(Upstream::references).chain(self.agents.iter().flat_map(|declared| {
+        // An upstream that lacks something is away, and takes nobody along.
+        let missing = self.agents.iter().flat_map(|declared| {
             declared.tools.iter().flat_map(|entry| match &entry.behind {
                 Some(Behind::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
                 _ => Vec::new(),
             })
-        }));
+        });
         let missing: Vec<Problem> = missing.filter(|_| backend.is_live()).filter_map(super::Reference::problem).collect();
         self.problems.extend(missing);
         let single = self.agents.len() == 1;

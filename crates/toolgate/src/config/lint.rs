@@ -7,11 +7,13 @@ use jiff::SignedDuration;
 
 use super::file::{Config, Declared, Entry};
 use super::read::Table;
+use super::reference::Reference;
+use super::upstream::Upstream;
 use crate::policy::{Mode, Place, Problem, Severity};
 use crate::tool::Spec;
 
 /// What can be found, and why it matters.
-pub const LINTS: [(&str, &str); 12] = [
+pub const LINTS: [(&str, &str); 13] = [
     ("load", "the configuration does not load"),
     ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
     ("never_true", "a condition that no argument can meet, by what its schema says; it was meant otherwise, or a value is misspelt"),
@@ -24,6 +26,7 @@ pub const LINTS: [(&str, &str); 12] = [
     ("silent_rule", "a rule refuses without a reason, so the model does not know what to do instead"),
     ("rarely_used", "a tool that is used in under one of ten sessions costs every other one attention"),
     ("short_retention", "a rule looks back further than rows are kept, so a backtest of it begins with less than the rule knows"),
+    ("missing_reference", "an upstream refers to something that is not there, and stays away until it is"),
 ];
 
 /// At most so many tools an agent.
@@ -124,6 +127,7 @@ impl Config {
             found.extend(self.retention.into_iter().flat_map(|kept| short_retention(declared, kept)));
         }
         found.extend(inlined_twice(&self.agents));
+        found.extend(self.upstreams.iter().flat_map(missing_references));
         found.retain(|(finding, of)| !self.is_left(finding.code, of));
         found.sort_by_key(|(finding, _)| finding.problem.place.as_ref().map(|place| (place.file.to_string(), place.span.start)));
         found.into_iter().map(|(finding, _)| finding).collect()
@@ -321,4 +325,14 @@ fn inlined_twice(agents: &[Declared]) -> Vec<Of> {
         }
     }
     found
+}
+
+/// What keeps an upstream away where this is looked over; where it is served it may be there.
+fn missing_references(upstream: &Upstream) -> Vec<Of> {
+    let told = |problem: Problem| {
+        let place = problem.place.as_ref().or(upstream.place.as_ref());
+        let message = format!("the upstream `{}` would stay away: {}", upstream.name, problem.message);
+        warning("missing_reference", &upstream.name, place, message, problem.help.as_deref().unwrap_or_default())
+    };
+    upstream.references().into_iter().filter_map(Reference::problem).map(told).collect()
 }

@@ -261,7 +261,7 @@ fn lint() -> Value {
     object(
         json!({
             "allow": {"enum": codes},
-            "of": {"type": "string", "description": "The agent, tool or rule; all of them unless said."},
+            "of": {"type": "string", "description": "The agent, tool, rule or upstream; all of them unless said."},
             "reason": {"type": "string", "minLength": 1},
         }),
         &["allow", "reason"],

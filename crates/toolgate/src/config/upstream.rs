@@ -196,6 +196,15 @@ impl Upstream {
         values.fold(text, |text, value| text.replace(&value, "[redacted]"))
     }
 
+    /// What it refers to and is not there, each thing once. What is there is not told.
+    #[must_use]
+    pub fn lacks(&self) -> Vec<String> {
+        let mut missing: Vec<String> = self.references().into_iter().filter_map(|reference| reference.resolve().err()).collect();
+        missing.sort();
+        missing.dedup();
+        missing
+    }
+
     /// What it is given of secrets.
     pub(super) fn references(&self) -> Vec<&Reference> {
         match &self.reach {

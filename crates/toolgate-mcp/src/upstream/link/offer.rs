@@ -75,9 +75,12 @@ impl Link {
         self.relist.notify_one();
     }
 
-    /// Somebody may have accepted what was held back.
+    /// Somebody may have accepted what was held back, or put there what it lacked.
     pub(in crate::upstream) fn look_again(&self) {
         Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
+        if self.lacks.load(Ordering::Relaxed) && self.upstream.lacks().is_empty() {
+            self.retry.notify_one();
+        }
     }
 
     /// Its tools as they were accepted; `None` where it was never seen.
