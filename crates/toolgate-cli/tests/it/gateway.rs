@@ -142,9 +142,15 @@ fn an_upstream_that_lacks_a_variable_keeps_nobody_else_from_working() {
     let (code, stdout, _) = project.run(&["doctor"], "");
     assert!(code == 1 && stdout.contains("far: the environment has no `NO_SUCH_ROOM`"), "{stdout}");
     let (code, stdout, _) = project.run(&["lint"], "");
-    assert!(code == 0 && stdout.contains("the upstream `far` would stay away: the environment has no `NO_SUCH_ROOM` [missing_reference]"), "{stdout}");
+    assert!(
+        code == 0 && stdout.contains("the upstream `far` would stay away: the environment has no `NO_SUCH_ROOM` [missing_reference]"),
+        "{stdout}"
+    );
     // Whoever is let in, and what a tool of this file itself needs, is nobody else's: that is not begun without.
-    project.write("project/toolgate.toml", "store = \"ledger.db\"\n[gateway.otlp]\nendpoint = \"http://127.0.0.1:9\"\nheaders = { key = \"${NO_SUCH_ROOM}\" }\n");
+    project.write(
+        "project/toolgate.toml",
+        "store = \"ledger.db\"\n[gateway.otlp]\nendpoint = \"http://127.0.0.1:9\"\nheaders = { key = \"${NO_SUCH_ROOM}\" }\n",
+    );
     let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");
     assert!(code == 2 && stderr.contains("the environment has no `NO_SUCH_ROOM`"), "{stderr}");
     project.write(

@@ -30,6 +30,8 @@ pub(super) use offer::remote;
 const TOKEN: Duration = Duration::from_secs(2);
 /// How long an upstream may take to say hello.
 const HELLO: Duration = Duration::from_secs(30);
+/// How long it may take to hear that nobody listens to it any more.
+const GOODBYE: Duration = Duration::from_millis(500);
 /// How often it is asked whether it is there.
 const PULSE: Duration = Duration::from_secs(30);
 /// So many failures in a row, and it is left alone for a while.
@@ -141,7 +143,7 @@ pub(crate) struct Link {
     /// What it lacked is there.
     retry: Notify,
     last_words: Mutex<std::collections::VecDeque<String>>,
-    stop: CancellationToken,
+    pub(super) stop: CancellationToken,
     ended: watch::Sender<bool>,
 }
 
@@ -314,7 +316,11 @@ impl Link {
         loop {
             tokio::select! {
                 () = &mut changes => return "it has hung up".to_owned(),
-                () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
+                () = self.stop.cancelled() => {
+                    // Who is listened to waits for us: it is told that nobody listens any more.
+                    let _ = tokio::time::timeout(GOODBYE, &mut changes).await;
+                    return "toolgate ends it".to_owned();
+                }
                 () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "it has lost the thread".to_owned(),
                 () = self.relist.notified() => {
                     if let Err(why) = self.list_or_work(peer).await {

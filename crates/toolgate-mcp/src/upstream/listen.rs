@@ -51,14 +51,14 @@ impl Link {
         }
     }
 
-    /// Hears of changes from one of 2026-07-28: those before say them unasked.
+    /// Hears of changes from one of 2026-07-28, until it is to end: those before say them unasked.
     pub(super) async fn hear_changes(&self, peer: &Peer<RoleClient>) {
         let modern = is_modern(peer);
         if !modern {
-            return std::future::pending().await;
+            return self.stop.cancelled().await;
         }
         let mut patience = Duration::from_secs(1);
-        loop {
+        while !self.stop.is_cancelled() {
             let mut filter = SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
             let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
             filter.resource_subscriptions = (!wanted.is_empty()).then_some(wanted);
@@ -70,6 +70,7 @@ impl Link {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = self.resubscribe.notified() => {}
+                    () = self.stop.cancelled() => {}
                 }
                 continue;
             };
@@ -78,12 +79,20 @@ impl Link {
                 let said = tokio::select! {
                     said = subscription.next() => said,
                     () = self.resubscribe.notified() => break,
+                    () = self.stop.cancelled() => {
+                        // Many do not end while somebody listens.
+                        let _ = subscription.cancel().await;
+                        return;
+                    }
                 };
                 match said {
                     Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
                     Ok(Some(_)) => self.lists_changed(),
                     Ok(None) | Err(_) => {
-                        tokio::time::sleep(Duration::from_secs(1)).await;
+                        tokio::select! {
+                            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                            () = self.stop.cancelled() => {}
+                        }
                         break;
                     }
                 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use toolgate_mcp::Status;
+use toolgate_mcp::{Starting, Status, Upstreams};
 
-use crate::support::{Client, Gate, alone, children, fixture, lines, until};
+use crate::support::{Client, Gate, alone, children, fixture, lines, until, with_fixture};
 
 /// Two upstreams: one that is well, and one that is not.
 pub(crate) fn config(ill: &str) -> String {
@@ -116,6 +116,20 @@ async fn what_an_upstream_lacks_is_missed_by_nobody_else_and_found_by_a_reload()
     until("it is there again", async || is_up()).await;
     assert_eq!(client.call("well_echo", json!({"text": "d"})).await["structuredContent"]["text"], "d");
     gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_listened_to_ends_at_once() {
+    let config = toolgate::config::Config::parse("toolgate.toml", &with_fixture("undeclared = \"read\""));
+    // Before it has heard that somebody listens, and after.
+    for pause in [0, 300] {
+        let upstreams = Upstreams::start(&config, &Starting::default(), Duration::from_secs(10)).await.unwrap();
+        assert!(upstreams.health().iter().all(|health| matches!(health.status, Status::Up { .. })), "{:?}", upstreams.health());
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        let begun = std::time::Instant::now();
+        upstreams.end().await;
+        assert!(begun.elapsed() < Duration::from_millis(1_500), "{pause}: {:?}", begun.elapsed());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
