@@ -4,10 +4,13 @@ use http::StatusCode;
 use http::request::Parts;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use toolgate::{Answer, Call, Effects, Failure, SessionKey};
+use toolgate::{Answer, Arguments, Call, Effects, Failure, SessionKey};
 
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
+use crate::lines::bounds;
+use crate::misread::{self, Glimpse};
+use crate::raw::{self, Raw};
 
 /// A call that a client wants to make, or has made.
 #[derive(Deserialize)]
@@ -48,58 +51,109 @@ fn nothing() -> Value {
     json!({})
 }
 
-type Refused = (StatusCode, String);
+type Refused = (StatusCode, Value);
 
 /// `POST /v1/calls/check` and `POST /v1/calls/report`.
-pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: &Parts, body: Value) -> Result<Value, Refused> {
-    let wrong = |why: String| (StatusCode::BAD_REQUEST, why);
+pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: &Parts, text: &[u8]) -> Result<Value, Refused> {
     if !matches!(verb, "check" | "report") {
-        return Err((StatusCode::NOT_FOUND, "there are /v1/calls/check and /v1/calls/report".to_owned()));
+        return Err((StatusCode::NOT_FOUND, json!({"error": "there are /v1/calls/check and /v1/calls/report"})));
     }
-    let asked: Asked = serde_json::from_value(body).map_err(|error| wrong(format!("the body cannot be read: {error}")))?;
-    if asked.id.is_empty() || asked.id.len() > 200 {
-        return Err(wrong("`id` has 1 to 200 letters".to_owned()));
-    }
-    let agent = identity::agent(running, caller, asked.agent.as_deref()).map_err(|why| (StatusCode::FORBIDDEN, why));
-    let named = identity::named(caller, asked.session.as_deref(), Some(parts)).map_err(wrong);
-    let (agent, session) = match agent.and_then(|agent| Ok((agent, named?))) {
-        Ok((agent, session)) => (agent, session.ok_or_else(|| wrong("`session` names the conversation".to_owned()))?),
-        // Nobody is let in who is turned away here, and it is written down.
-        Err((status, why)) => {
-            let key = identity::turned_away(running, caller, asked.agent.as_deref());
-            running.gate.call(Call::new(key, asked.tool, json!({})).client_id(asked.id).turned_away(why.clone())).await;
-            return Err((status, why));
-        }
-    };
-    let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), asked.tool, asked.arguments).client_id(asked.id);
-    (call.turn, call.stop_reason) =
-        (asked.turn, asked.stop_reason.map(|why| why.chars().take(256).collect::<String>()).filter(|why| !why.is_empty()));
-    (call.idempotency_key, call.approval) = (asked.idempotency_key, asked.approval);
-    match verb {
-        "check" => {
-            if asked.result.is_some_and(|result| !result.is_null()) || asked.error.is_some() {
-                return Err(wrong("`result` and `error` are for a report".to_owned()));
-            }
-            Ok(match running.gate.admit_kept(call).await {
-                Ok(kept) => json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()}),
-                Err(answer) => refused(&answer),
-            })
-        }
-        _ => {
-            let result = match (asked.result, asked.error) {
-                (Some(result), None) => Ok(result),
-                (None | Some(Value::Null), Some(failed)) => {
-                    let failure = Failure::business("client_tool_failed", failed.message);
-                    Err(match failed.effects {
-                        Some(effects) => failure.effects(effects),
-                        None => failure,
-                    })
-                }
-                _ => return Err(wrong("a report has a `result` or an `error`".to_owned())),
-            };
+    let taken = Asked::read(text, running).and_then(|(asked, raw)| asked.take(raw, running, verb, caller, parts));
+    match taken {
+        Ok((call, None)) => Ok(match running.gate.admit_kept(call).await {
+            Ok(kept) => json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()}),
+            Err(answer) => refused(&answer),
+        }),
+        Ok((call, Some(result))) => {
             let answer = running.gate.report_kept(call, result).await;
             Ok(json!({"callId": answer.call.to_string(), "outcome": answer.outcome.to_json(), "receipt": answer.receipt()}))
         }
+        Err(no) => Err(no.noted(running, caller, text).await),
+    }
+}
+
+/// Why a request is not taken.
+struct No {
+    status: StatusCode,
+    why: String,
+    /// It is not because of who makes it.
+    misread: bool,
+}
+
+impl No {
+    fn misread(why: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, why: why.into(), misread: true }
+    }
+
+    fn turned_away(status: StatusCode, why: String) -> Self {
+        Self { status, why, misread: false }
+    }
+
+    /// Nobody is let in who is turned away here. Where a call can be made out, that is written down.
+    async fn noted(self, running: &Running, caller: &Caller, text: &[u8]) -> Refused {
+        let answer = match Glimpse::of_body(text) {
+            None => None,
+            Some(seen) => {
+                let key = identity::turned_away(running, caller, seen.agent.as_deref());
+                let call = seen.call(key);
+                Some(running.gate.call(if self.misread { call.misread(&self.why) } else { call.turned_away(&self.why) }).await)
+            }
+        };
+        let mut told = misread::contract(&self.why, answer.as_ref());
+        if let Some(fields) = told.as_object_mut() {
+            fields.insert("error".to_owned(), self.why.into());
+        }
+        (self.status, told)
+    }
+}
+
+/// What is asked of the gate: whether a call may be made, or what is told of one that was.
+type Taken = (Call, Option<Result<Value, Failure>>);
+
+impl Asked {
+    /// Reads a body strictly. Arguments that are no good are the gate's to refuse.
+    fn read(text: &[u8], running: &Running) -> Result<(Self, Option<Raw>), No> {
+        let (bounds, unread) = (bounds(running.settings.max_request), |why: String| No::misread(format!("the body cannot be read: {why}")));
+        let (value, raw) = match toolgate::json::parse(text, &bounds) {
+            Ok(value) => (value, None),
+            Err(error) => {
+                let parted = raw::without_arguments(text);
+                let parted = parted.and_then(|(rest, raw)| Some((toolgate::json::parse(&rest, &bounds).ok()?, Some(raw))));
+                parted.ok_or_else(|| unread(error.message))?
+            }
+        };
+        let asked = serde_json::from_value(value).map_err(|error| unread(error.to_string()))?;
+        Ok((asked, raw))
+    }
+
+    fn take(self, raw: Option<Raw>, running: &Running, verb: &str, caller: &Caller, parts: &Parts) -> Result<Taken, No> {
+        if self.id.is_empty() || self.id.len() > 200 {
+            return Err(No::misread("`id` has 1 to 200 letters"));
+        }
+        let forbidden = |why| No::turned_away(StatusCode::FORBIDDEN, why);
+        let agent = identity::agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
+        let named = identity::named(caller, self.session.as_deref(), Some(parts));
+        let named = named.map_err(|why| No::turned_away(StatusCode::BAD_REQUEST, why))?;
+        let session = named.ok_or_else(|| No::misread("`session` names the conversation"))?;
+        let result = match (verb, self.result, self.error) {
+            ("check", None | Some(Value::Null), None) => None,
+            ("check", ..) => return Err(No::misread("`result` and `error` are for a report")),
+            (_, Some(result), None) => Some(Ok(result)),
+            (_, None | Some(Value::Null), Some(failed)) => {
+                let failure = Failure::business("client_tool_failed", failed.message);
+                Some(Err(match failed.effects {
+                    Some(effects) => failure.effects(effects),
+                    None => failure,
+                }))
+            }
+            _ => return Err(No::misread("a report has a `result` or an `error`")),
+        };
+        let arguments = raw.map_or(Arguments::Value(self.arguments), |raw| Arguments::Text(raw.0.to_vec()));
+        let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), self.tool, arguments).client_id(self.id);
+        (call.turn, call.stop_reason) =
+            (self.turn, self.stop_reason.map(|why| why.chars().take(256).collect::<String>()).filter(|why| !why.is_empty()));
+        (call.idempotency_key, call.approval) = (self.idempotency_key, self.approval);
+        Ok((call, result))
     }
 }
 

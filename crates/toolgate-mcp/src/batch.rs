@@ -17,28 +17,30 @@ use hyper::body::Frame;
 use rmcp::model::ProtocolVersion;
 use serde_json::{Value, json};
 
+use crate::raw::Message;
 use crate::serve::{Answer, Http, json_answer};
 use crate::straight::event_stream;
 
 /// Most messages in one request.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
 
 /// The messages of one request.
-pub(crate) struct Batch(Vec<Value>);
+pub(crate) struct Batch(Vec<Message>);
 
 /// What is wrong with several messages in one; `None` if nothing is.
-pub(crate) fn fault(messages: &[Value]) -> Option<String> {
+pub(crate) fn fault(messages: &[Message]) -> Option<String> {
     if messages.is_empty() || messages.len() > MOST {
         return Some(format!("a batch holds 1 to {MOST} messages"));
     }
-    if messages.iter().any(|message| !message.is_object()) {
+    let said = || messages.iter().map(|message| &message.value);
+    if said().any(|message| !message.is_object()) {
         return Some("a batch holds messages, and nothing else".to_owned());
     }
-    if messages.iter().any(|message| message.get("method").is_some_and(|method| method == "initialize")) {
+    if said().any(|message| message.get("method").is_some_and(|method| method == "initialize")) {
         return Some("`initialize` comes alone".to_owned());
     }
     let mut seen = HashSet::new();
-    let asked = messages.iter().filter(|message| asks(message)).filter_map(|message| message.get("id"));
+    let asked = said().filter(|message| asks(message)).filter_map(|message| message.get("id"));
     (!asked.map(ToString::to_string).all(|id| seen.insert(id))).then(|| "two requests of a batch have the same `id`".to_owned())
 }
 
@@ -48,17 +50,16 @@ fn asks(message: &Value) -> bool {
 }
 
 impl Batch {
-    /// The messages of a request that holds several; else what is wrong with it.
-    pub(crate) fn of(parts: &Parts, body: &mut Value) -> Result<Option<Self>, Box<Answer>> {
-        let Value::Array(messages) = body else { return Ok(None) };
+    /// The messages of a request that holds several; else what is wrong with them.
+    pub(crate) fn of(parts: &Parts, messages: Vec<Message>) -> Result<Self, Box<Answer>> {
         let version = parts.headers.get("mcp-protocol-version");
         let knows = version.is_none_or(|version| version == ProtocolVersion::V_2025_03_26.as_str());
         let fault = match knows {
-            true => fault(messages),
+            true => fault(&messages),
             false => Some("only 2025-03-26 knows batches; send one message a request".to_owned()),
         };
         match fault {
-            None => Ok(Some(Self(std::mem::take(messages)))),
+            None => Ok(Self(messages)),
             Some(why) => Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &refused(&why)))),
         }
     }
@@ -74,7 +75,10 @@ impl Batch {
         for message in self.0 {
             let mut parts = parts.clone();
             parts.headers.remove(CONTENT_LENGTH);
-            let mut handling = pin!(http.mcp.handle(Request::from_parts(parts, Full::new(Bytes::from(message.to_string())))));
+            if let Some(raw) = message.raw {
+                parts.extensions.insert(raw);
+            }
+            let mut handling = pin!(http.mcp.handle(Request::from_parts(parts, Full::new(message.text))));
             // Those before are heard meanwhile: a session that has too much to say takes nothing in.
             let answer = loop {
                 tokio::select! {

@@ -18,6 +18,7 @@ use crate::asking::{ask, can_answer, decline, question, reply};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
+use crate::misread;
 use crate::parked::{Task, Underway, Waits};
 use crate::raw::Raw;
 use crate::render;
@@ -129,26 +130,59 @@ impl Door {
             Ok(key) => key,
             // Nobody is let in who is turned away here, and it is written down.
             Err((key, why)) => {
-                let call = call_of(key, &request, client)?.turned_away(why);
-                return self.begin(&running, call, &request, client).await;
+                return match call_of(key.clone(), &request, client) {
+                    Ok(call) => self.begin(&running, call.turned_away(why), &request, client).await,
+                    Err(error) => Err(self.misread(key, &request, client, error).await),
+                };
             }
         };
         let parked = &self.gateway.0.parked;
         let unasked = || ErrorData::invalid_params("this answer was not asked for, or was given before", None);
         let waits = match (&request.request_state, &request.input_responses) {
-            (Some(state), _) => Some(parked.take(&key, state).ok_or_else(unasked)?),
+            (Some(state), _) => parked.take(&key, state).map(Some).ok_or_else(unasked),
             // An approval that nobody asked for is none.
-            (None, Some(said)) if said.contains_key(APPROVAL) => return Err(unasked()),
+            (None, Some(said)) if said.contains_key(APPROVAL) => Err(unasked()),
             // Some clients forget the state of what they were asked. What nobody asked is not heard, and is asked again.
-            (None, Some(_)) => parked.take_unstated(&key, &digest(&request)),
-            (None, None) => None,
+            (None, Some(_)) => Ok(parked.take_unstated(&key, &digest(&request))),
+            (None, None) => Ok(None),
         };
         match waits {
-            Some(waits) => self.resume(key, request, waits, client).await,
-            None => {
-                let call = call_of(key, &request, client)?;
-                self.begin(&running, call, &request, client).await
-            }
+            Ok(Some(waits)) => self.resume(key, request, waits, client).await,
+            Ok(None) => self.anew(&running, key, &request, client).await,
+            Err(error) => Err(self.misread(key, &request, client, error).await),
+        }
+    }
+
+    /// Begins a call as a request asks for it.
+    async fn anew(
+        &self,
+        running: &Running,
+        key: SessionKey,
+        request: &CallToolRequestParams,
+        client: &Client<'_>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        match call_of(key.clone(), request, client) {
+            Ok(call) => self.begin(running, call, request, client).await,
+            Err(error) => Err(self.misread(key, request, client, error).await),
+        }
+    }
+
+    /// A request for a call that is none of the protocol's: it is refused as such, and the call has its row.
+    async fn misread(&self, key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>, mut error: ErrorData) -> ErrorData {
+        let _counted = self.gateway.count();
+        let call = Call::new(key, request.name.to_string(), json!({})).client_id(client.id.clone());
+        let answer = misread::refuse(&self.gateway.gate(), call, &error.message).await;
+        error.data = Some(misread::contract(&error.message, Some(&answer)));
+        error
+    }
+
+    /// A request that calls itself a call, and has the shape of something else.
+    pub(crate) async fn misshapen(&self, tool: &str, client: &Client<'_>) -> ErrorData {
+        let error = ErrorData::invalid_params("the parameters of this call cannot be read", None);
+        let running = self.gateway.running();
+        match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client) {
+            Ok(Ok(key) | Err((key, _))) => self.misread(key, &CallToolRequestParams::new(tool.to_owned()), client, error).await,
+            Err(refused) => refused,
         }
     }
 
@@ -215,6 +249,8 @@ impl Door {
                     FromUpstream::Progress(progress) => self.progress(progress, client).await,
                     FromUpstream::Log(message) => self.log(message, client).await,
                     question if !can_answer(&question, &underway.line.capabilities) => decline(question),
+                    // Who cannot be waited for is not asked, and the upstream says what becomes of that.
+                    question if modern && !self.gateway.0.parked.has_room(&key) => decline(question),
                     question if modern => match self.park(&key, question, underway, digest(request)) {
                         Some(asked) => {
                             hang_up.disarm();
@@ -308,10 +344,14 @@ impl Door {
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let running = self.gateway.running();
-        let key = match identity::session(&self.gateway, &running, self.fixed.as_ref(), client)? {
-            now if now == key => now,
-            _ => return Err(ErrorData::invalid_request("this is another conversation than the one that was asked", None)),
-        };
+        match identity::session(&self.gateway, &running, self.fixed.as_ref(), client) {
+            Ok(now) if now == key => {}
+            // Who is not let in any more has lost it; so has who speaks from somewhere else now.
+            other => {
+                let error = ErrorData::invalid_request("this is another conversation than the one that was asked", None);
+                return Err(self.misread(key, request, client, other.err().unwrap_or(error)).await);
+            }
+        }
         let yes = said.action == ElicitationAction::Accept
             && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
         let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
@@ -323,10 +363,11 @@ impl Door {
         if !counts {
             return Ok(refused.into());
         }
-        // It is the same call that goes on, whatever was said.
-        let call = call_of(key, request, client)?.approval(id);
-        // One that was refused is refused by the gate, and has its row.
-        Box::pin(self.begin(&running, call, request, client)).await
+        // It is the same call that goes on, whatever was said. One that was refused is refused by the gate, and has its row.
+        match call_of(key.clone(), request, client) {
+            Ok(call) => Box::pin(self.begin(&running, call.approval(id), request, client)).await,
+            Err(error) => Err(self.misread(key, request, client, error).await),
+        }
     }
 
     /// A client comes back with what it was asked for.
@@ -342,18 +383,21 @@ impl Door {
             Waits::Approval { id, digest: shown, refused } => {
                 if shown != digest(&request) {
                     // It was edited: it is judged as any other.
-                    let call = call_of(key, &request, client)?;
-                    return self.begin(&self.gateway.running(), call, &request, client).await;
+                    return self.anew(&self.gateway.running(), key, &request, client).await;
                 }
-                let said: ElicitResult = responses
-                    .remove(APPROVAL)
-                    .and_then(|said| serde_json::from_value(said).ok())
-                    .ok_or_else(|| ErrorData::invalid_params("the answer to the question for approval is missing", None))?;
-                self.decide(key, &request, &id, &said, *refused, client).await
+                let said: Option<ElicitResult> = responses.remove(APPROVAL).and_then(|said| serde_json::from_value(said).ok());
+                match said {
+                    Some(said) => self.decide(key, &request, &id, &said, *refused, client).await,
+                    None => {
+                        let error = ErrorData::invalid_params("the answer to the question for approval is missing", None);
+                        Err(self.misread(key, &request, client, error).await)
+                    }
+                }
             }
             Waits::Upstream(mut underway) => {
                 if underway.digest != digest(&request) {
-                    return Err(ErrorData::invalid_params("this is another call than the one that was asked about", None));
+                    let error = ErrorData::invalid_params("this is another call than the one that was asked about", None);
+                    return Err(self.misread(key, &request, client, error).await);
                 }
                 *lock(&underway.counted) = Some(self.gateway.count());
                 match underway.asked.take() {

@@ -188,6 +188,15 @@ impl ServerHandler for Door {
         self.call(request, &Client::of(&context)).await
     }
 
+    async fn on_custom_request(&self, request: CustomRequest, context: RequestContext<RoleServer>) -> Result<CustomResult, ErrorData> {
+        let tool = request.params.as_ref().and_then(|params| params.get("name")).and_then(serde_json::Value::as_str);
+        Err(match tool.filter(|_| request.method == "tools/call") {
+            // It calls itself a call, and has the shape of something else.
+            Some(tool) => self.misshapen(tool, &Client::of(&context)).await,
+            None => ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None),
+        })
+    }
+
     fn get_tool(&self, name: &str) -> Option<Tool> {
         // Which agent is meant is not known here; a name is the same tool wherever it is offered.
         let running = self.gateway.running();

@@ -32,6 +32,41 @@ pub(crate) struct Asked {
     pub(crate) session: Option<String>,
 }
 
+impl Asked {
+    /// What the words of an address say, each decoded once; `None` where one cannot be. A separator that is encoded parts nothing: it
+    /// belongs to the name, as it does where a header says the name.
+    pub(crate) fn of(words: &[&str]) -> Option<Self> {
+        let word = |at: usize| words.get(at).map(|word| decoded(word));
+        Some(Self {
+            agent: match word(0) {
+                Some(agent) => Some(agent?),
+                None => None,
+            },
+            session: match word(1) {
+                Some(session) => Some(session?),
+                None => None,
+            },
+        })
+    }
+}
+
+/// A word of an address as it is meant: `%41` and `A` are one letter.
+fn decoded(word: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word.bytes();
+    while let Some(byte) = rest.next() {
+        let byte = match byte {
+            b'%' => {
+                let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
+                u8::try_from(digit()? * 16 + digit()?).ok()?
+            }
+            plain => plain,
+        };
+        bytes.push(byte);
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// A door that belongs to one process: standard streams.
 #[derive(Debug, Clone)]
 pub(crate) struct Fixed {
@@ -161,4 +196,34 @@ fn idle(gateway: &Gateway, running: &Running, principal: &str, agent: &str) -> S
 
 fn fresh() -> String {
     format!("idle-{}", toolgate::Timestamp::now().as_millisecond())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_the_same_however_it_is_spelt() {
+        for (word, name) in [
+            ("plain", Some("plain")),
+            ("%70%6Cai%6e", Some("plain")),
+            ("a%2Fb", Some("a/b")),
+            ("a%252Fb", Some("a%2Fb")),
+            ("%2E%2e", Some("..")),
+            ("a+b", Some("a+b")),
+            ("%C3%A4", Some("ä")),
+            ("%", None),
+            ("%4", None),
+            ("%zz", None),
+            ("%-1", None),
+            ("%+1", None),
+            ("%C3", None),
+            ("%ff", None),
+        ] {
+            assert_eq!(decoded(word).as_deref(), name, "{word}");
+        }
+        let asked = Asked::of(&["%61", "s%2Ft"]).unwrap();
+        assert_eq!((asked.agent.as_deref(), asked.session.as_deref()), (Some("a"), Some("s/t")));
+        assert!(Asked::of(&["a", "%"]).is_none() && Asked::of(&[]).is_some_and(|asked| asked.agent.is_none()));
+    }
 }

@@ -42,6 +42,7 @@ mod identity;
 mod inplace;
 mod lines;
 mod metrics;
+mod misread;
 mod parked;
 mod raw;
 mod render;

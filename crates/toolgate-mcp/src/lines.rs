@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult};
 use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,8 @@ use toolgate::json::Bounds;
 use crate::door::Door;
 use crate::gateway::Gateway;
 use crate::identity::{Caller, Fixed};
-use crate::raw::{self, Raw};
+use crate::misread::{self, Glimpse};
+use crate::raw::{self, Message, Read};
 
 /// What a message may be: larger than arguments may be, because more is around them.
 pub(crate) const fn bounds(bytes: usize) -> Bounds {
@@ -35,15 +37,23 @@ struct Lines<R, W> {
     over: bool,
     most: usize,
     /// Messages that came together, and are still to be heard.
-    together: VecDeque<Value>,
+    together: VecDeque<Message>,
     /// Whether they may: only 2025-03-26 knows that.
     batches: Arc<AtomicBool>,
     /// Told when the client has hung up.
     gone: CancellationToken,
+    /// Where it is written down who has asked for what nobody understands.
+    gateway: Gateway,
+    fixed: Fixed,
 }
 
-/// What a line says, as it stands there, and arguments that are no good.
-type Read = (Value, Vec<u8>, Option<Raw>);
+/// A line that cannot be understood: what it calls itself, what is wrong with it, and the call that it may ask for.
+struct Unread {
+    id: Value,
+    code: ErrorCode,
+    why: String,
+    call: Option<Glimpse>,
+}
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
     /// The next line; `None` at the end.
@@ -73,32 +83,30 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
     }
 
     /// What the next line that says something says; `None` at the end.
-    async fn line(&mut self) -> Option<Result<Read, (Value, ErrorCode, String)>> {
+    async fn line(&mut self) -> Option<Result<Read, Unread>> {
         loop {
             let line = match self.next().await? {
-                Ok(line) => line,
-                Err(why) => return Some(Err((Value::Null, ErrorCode::INVALID_REQUEST, why.to_owned()))),
+                Ok(line) => Bytes::from(line),
+                Err(why) => {
+                    return Some(Err(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why: why.to_owned(), call: None }));
+                }
             };
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let parsed = toolgate::json::parse(&line, &bounds(self.most));
-            if parsed.as_ref().map_or(true, raw::has_odd_arguments)
-                && let Some((rest, raw)) = raw::parted(&line)
-                && let Ok(value) = toolgate::json::parse(&rest, &bounds(self.most))
-            {
-                return Some(Ok((value, rest, Some(raw))));
-            }
-            let id = if parsed.is_err() { raw::id(&line) } else { Value::Null };
-            return Some(parsed.map(|value| (value, line, None)).map_err(|error| (id, ErrorCode::PARSE_ERROR, error.message)));
+            let unread = |why| Unread { id: raw::id(&line), code: ErrorCode::PARSE_ERROR, why, call: Glimpse::of_message(&line) };
+            return Some(raw::read(line.clone(), &bounds(self.most)).map_err(unread));
         }
     }
 
     /// Said by a task of its own: whoever reads may be interrupted, and nobody would be told.
-    fn refuse(&self, id: &Value, code: ErrorCode, why: &str) {
-        let error = json!({"jsonrpc": "2.0", "id": id, "error": {"code": code.0, "message": why}});
-        let output = Arc::clone(&self.output);
-        tokio::spawn(async move { drop(write(&output, error.to_string().into_bytes()).await) });
+    fn refuse(&self, unread: Unread) {
+        let (output, gateway, fixed) = (Arc::clone(&self.output), self.gateway.clone(), self.fixed.clone());
+        let Unread { id, code, why, call } = unread;
+        tokio::spawn(async move {
+            let said = misread::refusal(&gateway, &fixed.caller, fixed.agent.as_deref(), call, id, code, &why).await;
+            drop(write(&output, said.to_string().into_bytes()).await);
+        });
     }
 }
 
@@ -128,34 +136,34 @@ where
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
-            let (value, text, raw) = match self.together.pop_front() {
-                Some(value) => {
-                    let text = value.to_string().into_bytes();
-                    (value, text, None)
-                }
+            let read = match self.together.pop_front() {
+                Some(message) => Read::One(message),
                 None => match self.line().await {
                     None => {
                         self.gone.cancel();
                         return None;
                     }
                     Some(Ok(read)) => read,
-                    Some(Err((id, code, why))) => {
-                        self.refuse(&id, code, &why);
+                    Some(Err(unread)) => {
+                        self.refuse(unread);
                         continue;
                     }
                 },
             };
-            if let Value::Array(messages) = value {
-                let fault = match self.batches.load(Ordering::Relaxed) {
-                    true => crate::batch::fault(&messages),
-                    false => Some("only 2025-03-26 knows batches; send one message a line".to_owned()),
-                };
-                match fault {
-                    None => self.together.extend(messages),
-                    Some(why) => self.refuse(&Value::Null, ErrorCode::INVALID_REQUEST, &why),
+            let Message { text, value, raw } = match read {
+                Read::One(message) => message,
+                Read::Several(messages) => {
+                    let fault = match self.batches.load(Ordering::Relaxed) {
+                        true => crate::batch::fault(&messages),
+                        false => Some("only 2025-03-26 knows batches; send one message a line".to_owned()),
+                    };
+                    match fault {
+                        None => self.together.extend(messages),
+                        Some(why) => self.refuse(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why, call: None }),
+                    }
+                    continue;
                 }
-                continue;
-            }
+            };
             match serde_json::from_slice::<ClientJsonRpcMessage>(&text) {
                 Ok(mut message) => {
                     if let (JsonRpcMessage::Request(request), Some(raw)) = (&mut message, raw)
@@ -169,7 +177,8 @@ where
                     // Whoever wants no answer gets none.
                     if value.get("id").is_some() || value.get("method").is_none() {
                         let id = value.get("id").cloned().unwrap_or_default();
-                        self.refuse(&id, ErrorCode::INVALID_REQUEST, "this is no message of the protocol");
+                        let (why, call) = ("this is no message of the protocol".to_owned(), Glimpse::of_value(&value));
+                        self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why, call });
                     }
                 }
             }
@@ -204,7 +213,8 @@ impl Gateway {
         // The life of the process is the conversation.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.running().settings.max_request;
-        let door = Door::new(self.clone(), Some(Fixed { caller, agent, session }));
+        let fixed = Fixed { caller, agent, session };
+        let door = Door::new(self.clone(), Some(fixed.clone()));
         let lines = Lines {
             input: BufReader::new(input),
             output: Arc::new(Mutex::new(output)),
@@ -214,6 +224,8 @@ impl Gateway {
             together: VecDeque::new(),
             batches: Arc::default(),
             gone: door.gone.clone(),
+            gateway: self.clone(),
+            fixed,
         };
         let service = tokio::select! {
             served = door.serve(lines) => match served {

@@ -136,18 +136,18 @@ impl Parked {
         Ok(Self { secret, calls: Mutex::default() })
     }
 
+    /// Whether one more call of a principal can wait.
+    pub(crate) fn has_room(&self, key: &SessionKey) -> bool {
+        make_room(&mut lock(&self.calls), key)
+    }
+
     /// Parks a call. What comes back is for its client only, and is good for one answer.
     pub(crate) fn park(&self, key: &SessionKey, waits: Waits) -> Option<String> {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
         let mut calls = lock(&self.calls);
-        let own = calls.values().filter(|entry| entry.key.principal == key.principal).count();
-        if calls.len() >= MOST.0 || own >= MOST.1 {
-            calls.retain(|_, entry| entry.since.elapsed() < LIFE && !entry.is_over());
-        }
-        let own = calls.values().filter(|entry| entry.key.principal == key.principal).count();
-        if calls.len() >= MOST.0 || own >= MOST.1 {
+        if !make_room(&mut calls, key) {
             return None;
         }
         let signed = format!("{nonce}.{}", hex(&self.sign(&nonce, key)));
@@ -187,6 +187,17 @@ impl Parked {
     fn sign(&self, nonce: &str, key: &SessionKey) -> Vec<u8> {
         self.mac(nonce, key).map(|mac| mac.finalize().into_bytes().to_vec()).unwrap_or_default()
     }
+}
+
+/// Whether there is room for one more of a principal, perhaps where nobody waits any more.
+fn make_room(calls: &mut HashMap<String, Entry>, key: &SessionKey) -> bool {
+    let full = |calls: &HashMap<String, Entry>| {
+        calls.len() >= MOST.0 || calls.values().filter(|entry| entry.key.principal == key.principal).count() >= MOST.1
+    };
+    if full(calls) {
+        calls.retain(|_, entry| entry.since.elapsed() < LIFE && !entry.is_over());
+    }
+    !full(calls)
 }
 
 fn hex(bytes: &[u8]) -> String {

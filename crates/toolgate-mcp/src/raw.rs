@@ -1,18 +1,124 @@
 //! A call whose arguments cannot be read, or are none, is a call all the same: it goes to the gate with them as they came, which says
 //! what is wrong with them, and writes it down.
 
+use std::fmt;
+
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use toolgate::json::{Bounds, parse};
+
+use crate::batch::MOST;
 
 /// Arguments as they came.
 #[derive(Debug, Clone)]
 pub(crate) struct Raw(pub(crate) Bytes);
 
+/// A message as it was read: its text, what that says, and arguments that are no good, which are not in it any more.
+#[derive(Default)]
+pub(crate) struct Message {
+    pub(crate) text: Bytes,
+    pub(crate) value: Value,
+    pub(crate) raw: Option<Raw>,
+}
+
+/// What a client sends at once.
+pub(crate) enum Read {
+    One(Message),
+    Several(Vec<Message>),
+}
+
+/// Reads what a client sends, strictly. Where nothing but arguments is no good, they are taken out, for the gate to say so.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn read(text: Bytes, bounds: &Bounds) -> Result<Read, String> {
+    let parsed = parse(&text, bounds);
+    let odd = match &parsed {
+        Ok(Value::Array(messages)) => messages.iter().any(has_odd_arguments),
+        Ok(message) => has_odd_arguments(message),
+        Err(_) => true,
+    };
+    if odd && let Some(read) = without_odd_arguments(&text, bounds) {
+        return Ok(read);
+    }
+    match parsed {
+        Ok(Value::Array(messages)) => {
+            Ok(Read::Several(messages.into_iter().map(|value| Message { text: value.to_string().into(), value, raw: None }).collect()))
+        }
+        Ok(value) => Ok(Read::One(Message { text, value, raw: None })),
+        Err(error) => Err(error.message),
+    }
+}
+
+/// The same where arguments are no good; `None` where that is not what is wrong.
+fn without_odd_arguments(text: &[u8], bounds: &Bounds) -> Option<Read> {
+    let call = |text: &[u8]| {
+        let (rest, raw) = parted(text)?;
+        let value = parse(&rest, bounds).ok()?;
+        Some(Message { text: rest.into(), value, raw: Some(raw) })
+    };
+    if let Some(message) = call(text) {
+        return Some(Read::One(message));
+    }
+    let Few(several): Few<'_> = serde_json::from_slice(text).ok()?;
+    let one = |text: &&RawValue| {
+        let text = text.get().as_bytes();
+        match parse(text, bounds).ok().filter(|value| !has_odd_arguments(value)) {
+            Some(value) => Some(Message { text: Bytes::copy_from_slice(text), value, raw: None }),
+            None => call(text),
+        }
+    };
+    several.iter().map(one).collect::<Option<_>>().map(Read::Several)
+}
+
+/// No more messages than a batch may hold.
+struct Few<'de>(Vec<&'de RawValue>);
+
+impl<'de> Deserialize<'de> for Few<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Each;
+        impl<'de> Visitor<'de> for Each {
+            type Value = Vec<&'de RawValue>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "1 to {MOST} messages")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Self::Value, A::Error> {
+                let mut few = Vec::new();
+                while let Some(message) = all.next_element()? {
+                    if few.len() == MOST {
+                        return Err(A::Error::custom("too many messages"));
+                    }
+                    few.push(message);
+                }
+                Ok(few)
+            }
+        }
+        deserializer.deserialize_seq(Each).map(Self)
+    }
+}
+
+/// A document without the arguments that stand in it, in whose place are none; and these.
+pub(crate) fn without_arguments(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
+    #[derive(Deserialize)]
+    struct Document<'d> {
+        #[serde(borrow)]
+        arguments: &'d RawValue,
+    }
+    let document: Document<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
+    let arguments = document.arguments.get().as_bytes();
+    let begin = arguments.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
+    let (before, after) = (text.get(..begin)?, text.get(begin.checked_add(arguments.len())?..)?);
+    Some(([before, b"{}", after].concat(), Raw(Bytes::copy_from_slice(arguments))))
+}
+
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Message<'m> {
+struct Whole<'m> {
     #[serde(borrow)]
     jsonrpc: &'m RawValue,
     #[serde(borrow)]
@@ -38,8 +144,8 @@ struct Params<'m> {
 }
 
 /// A message that asks for a call, without its arguments; and these.
-pub(crate) fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
-    let message: Message<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
+fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
+    let message: Whole<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     if message.method != "tools/call" {
         return None;
     }
@@ -47,7 +153,7 @@ pub(crate) fn parted(text: &[u8]) -> Option<(Vec<u8>, Raw)> {
 }
 
 /// Whether a message asks for a call with arguments that are none.
-pub(crate) fn has_odd_arguments(message: &Value) -> bool {
+fn has_odd_arguments(message: &Value) -> bool {
     let arguments = message.get("params").and_then(|params| params.get("arguments"));
     message.get("method").is_some_and(|method| method == "tools/call")
         && arguments.is_some_and(|arguments| !arguments.is_object() && !arguments.is_null())
@@ -86,6 +192,26 @@ mod tests {
         ] {
             assert!(parted(text.as_bytes()).is_none(), "{text}");
         }
+        let too_many = format!("[{}1, 1e400]", "1,".repeat(64));
+        for (text, many) in [
+            (
+                r#"[{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","arguments":{"x":1,"x":2}}},{"jsonrpc":"2.0","method":"n"}]"#,
+                Some((2, 1)),
+            ),
+            (r#"[{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","arguments":[]}}, 7]"#, Some((2, 1))),
+            (r#"[{"jsonrpc":"2.0","id":7,"id":8,"method":"tools/call","params":{"name":"t","arguments":{}}}]"#, None),
+            ("[{]", None),
+            (too_many.as_str(), None),
+        ] {
+            let read = read(Bytes::copy_from_slice(text.as_bytes()), &Bounds { bytes: 1 << 20, depth: 96, nodes: 400_000 });
+            let seen = read.ok().map(|read| match read {
+                Read::One(_) => (0, 0),
+                Read::Several(all) => (all.len(), all.iter().filter(|one| one.raw.is_some()).count()),
+            });
+            assert_eq!(seen, many, "{text}");
+        }
+        let (rest, raw) = without_arguments(br#"{"tool": "t", "arguments" : {"x":1,"x":2} , "id": "a"}"#).unwrap();
+        assert_eq!((&*rest, &*raw.0), (&br#"{"tool": "t", "arguments" : {} , "id": "a"}"#[..], &br#"{"x":1,"x":2}"#[..]));
         assert_eq!((id(br#"{"id":7,"x":{"a":1,"a":2}}"#), id(br#"{"id":"#), id(b"[]")), (7.into(), Value::Null, Value::Null));
     }
 }

@@ -18,6 +18,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use opentelemetry::trace::FutureExt as _;
+use rmcp::model::ErrorCode;
 use rmcp::transport::streamable_http_server::session::SessionManager as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
@@ -36,7 +37,8 @@ use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{Asked, Caller};
 use crate::inplace::InPlace;
 use crate::lines::bounds;
-use crate::raw::{self, Raw};
+use crate::misread::{self, Glimpse};
+use crate::raw::{self, Message, Read};
 use crate::seat::{Held, Seated};
 use crate::straight::Straight;
 
@@ -245,12 +247,12 @@ impl Http {
                     .insert(CONTENT_TYPE, http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8"));
                 Ok(answer)
             }
+            ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
             ["mcp", rest @ ..] => {
-                let asked = match rest {
-                    [] => Asked::default(),
-                    [agent] => Asked { agent: Some((*agent).to_owned()), session: None },
-                    [agent, session] => Asked { agent: Some((*agent).to_owned()), session: Some((*session).to_owned()) },
-                    _ => return Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
+                let Some(asked) = Asked::of(rest) else {
+                    let text = self.collect(&running, &parts, body).await?;
+                    let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
+                    return Err(self.unread(&caller, Some(""), &text, ErrorCode::INVALID_REQUEST, why).await);
                 };
                 self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 let ends = (parts.method == Method::DELETE)
@@ -259,12 +261,21 @@ impl Http {
                 // What the header says is held against the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_newer(&parts.headers) && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
-                let (bytes, mut body, raw) = self.read(&running, &parts, body).await?;
-                if let Some(raw) = raw {
+                let text = self.collect(&running, &parts, body).await?;
+                let read = match parts.method == Method::POST {
+                    true => raw::read(text.clone(), &bounds(running.settings.max_request)),
+                    false => Ok(Read::One(Message::default())),
+                };
+                let (mut message, batch) = match read {
+                    Ok(Read::One(message)) => (message, None),
+                    Ok(Read::Several(messages)) => (Message::default(), Some(Batch::of(&parts, messages)?)),
+                    Err(why) => return Err(self.unread(&caller, asked.agent.as_deref(), &text, ErrorCode::PARSE_ERROR, &why).await),
+                };
+                drop(text);
+                if let Some(raw) = message.raw.take() {
                     parts.extensions.insert(raw);
                     parts.headers.remove(CONTENT_LENGTH);
                 }
-                let batch = Batch::of(&parts, &mut body)?;
                 let many = batch.as_ref().map_or(1, Batch::len);
                 let room = running.settings.rate.map_or(u64::MAX, |rate| u64::from(rate.calls)).min(running.settings.concurrency as u64);
                 if u64::from(many) > room {
@@ -277,10 +288,11 @@ impl Http {
                 if let Some(batch) = batch {
                     return Ok(batch.answer(self, &parts).await.map(|body| Seated { body, _seat: seat }.boxed()));
                 }
-                let answer = match Straight::of(&running, &parts, &mut body) {
+                let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
                     None => {
-                        let answer = self.mcp.handle(Request::from_parts(parts, Full::new(bytes))).await;
+                        let answer = self.mcp.handle(Request::from_parts(parts, Full::new(message.text))).await;
+                        let answer = self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await;
                         match &ends {
                             Some(id) => drop(lock(&self.owners).remove(id)),
                             None => self.own_session(&answer, caller, asked.agent),
@@ -293,13 +305,13 @@ impl Http {
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
-                let (_, body, _) = self.read(&running, &parts, body).await?;
+                let text = self.collect(&running, &parts, body).await?;
                 let _seat = seats(1)?;
-                crate::api::call(&running, verb, &caller, &parts, body)
+                crate::api::call(&running, verb, &caller, &parts, &text)
                     .with_context(crate::trace::of_headers(&parts))
                     .await
                     .map(|answer| json_answer(StatusCode::OK, &answer))
-                    .map_err(|(status, why)| refusal(status, &why, None))
+                    .map_err(|(status, told)| Box::new(json_answer(status, &told)))
             }
             _ => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp", None)),
         }
@@ -409,11 +421,37 @@ impl Http {
         owners.insert(id.to_owned(), (caller, agent, Instant::now()));
     }
 
-    /// The body of a request: not too large, not too deep, and nothing in it twice. Arguments that are no good are taken out of it, for
-    /// the gate to say so.
-    async fn read(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<(Bytes, Value, Option<Raw>), Box<Answer>> {
+    /// A message that cannot be understood. Where it asks for a call, that has its row.
+    async fn unread(&self, caller: &Caller, agent: Option<&str>, text: &[u8], code: ErrorCode, why: &str) -> Box<Answer> {
+        let said = misread::refusal(&self.gateway, caller, agent, Glimpse::of_message(text), raw::id(text), code, why).await;
+        Box::new(json_answer(StatusCode::BAD_REQUEST, &said))
+    }
+
+    /// An answer that turns a request for a call away before the door has seen it: that has its row, too.
+    async fn noted(&self, answer: Answer, caller: &Caller, agent: Option<&str>, message: &Value) -> Answer {
+        let Some(call) = Glimpse::of_value(message).filter(|_| answer.status().is_client_error()) else { return answer };
+        let (parts, body) = answer.into_parts();
+        let text = match body.collect().await {
+            Ok(text) => text.to_bytes(),
+            Err(never) => match never {},
+        };
+        let said: Value = serde_json::from_slice(&text).unwrap_or_default();
+        // What the door has refused is written down.
+        if said.pointer("/error/data/callId").is_none() {
+            let why = said.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
+            let why = why.unwrap_or_else(|| String::from_utf8_lossy(&text).chars().take(300).collect());
+            let _counted = self.gateway.count();
+            let running = self.gateway.running();
+            let call = call.call(crate::identity::turned_away(&running, caller, agent));
+            misread::refuse(&running.gate, call, &why).await;
+        }
+        Response::from_parts(parts, Full::new(text).boxed())
+    }
+
+    /// The body of a request, not too large.
+    async fn collect(&self, running: &Running, parts: &Parts, body: Incoming) -> Result<Bytes, Box<Answer>> {
         if parts.method != Method::POST {
-            return Ok((Bytes::new(), Value::Null, None));
+            return Ok(Bytes::new());
         }
         let most = running.settings.max_request;
         let mut held = Held::new(&self.arriving);
@@ -435,22 +473,7 @@ impl Http {
             Ok(Bytes::from(bytes))
         };
         let collected = tokio::time::timeout(PATIENCE, collect).await;
-        let bytes = collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))??;
-        let parsed = toolgate::json::parse(&bytes, &bounds(most));
-        let odd = parsed.as_ref().map_or(true, raw::has_odd_arguments);
-        if odd
-            && let Some((rest, raw)) = raw::parted(&bytes)
-            && let Ok(value) = toolgate::json::parse(&rest, &bounds(most))
-        {
-            return Ok((rest.into(), value, Some(raw)));
-        }
-        match parsed {
-            Ok(value) => Ok((bytes, value, None)),
-            Err(error) => {
-                let said = json!({"jsonrpc": "2.0", "id": raw::id(&bytes), "error": {"code": -32700, "message": error.message}});
-                Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &said)))
-            }
-        }
+        collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))?
     }
 
     /// RFC 9728.

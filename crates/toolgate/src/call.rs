@@ -147,6 +147,8 @@ pub struct Call {
     pub carried: Option<Carried>,
     /// What its door has against it.
     pub turned_away: Option<String>,
+    /// That is: the request that it came in cannot be understood.
+    pub misread: bool,
 }
 
 /// Something that travels with a call from its door to the handler, past the gates; see [`Call::carrying`].
@@ -176,6 +178,7 @@ impl Call {
             client_asks: false,
             carried: None,
             turned_away: None,
+            misread: false,
         }
     }
 
@@ -206,6 +209,14 @@ impl Call {
     pub fn turned_away(mut self, why: impl Into<String>) -> Self {
         self.turned_away = Some(why.into());
         self
+    }
+
+    /// Says why its door cannot understand the request that it came in. The first gate refuses it with these words, as one that
+    /// was [turned away](Self::turned_away), but as something to put right.
+    #[must_use]
+    pub fn misread(mut self, why: impl Into<String>) -> Self {
+        self.misread = true;
+        self.turned_away(why)
     }
 
     /// Uses an approval.

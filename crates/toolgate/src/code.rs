@@ -27,6 +27,7 @@ codes! {
     FORBIDDEN "forbidden" Permission false "The principal may not act as this agent.";
     PAUSED "paused" Permission false "An operator has paused the agent, tool, principal or session.";
     PAYLOAD_TOO_LARGE "payload_too_large" Validation false "The arguments are too large or too deeply nested.";
+    INVALID_REQUEST "invalid_request" Validation false "The request that the call came in cannot be understood.";
     UNKNOWN_TOOL "unknown_tool" Validation false "The agent has no such tool.";
     INVALID_ARGUMENTS "invalid_arguments" Validation false "The arguments do not fit the tool's schema, or a limit cannot count them.";
     NO_HANDLER "no_handler" Business false "The client runs this tool itself; it can only be admitted and reported.";

@@ -86,6 +86,55 @@ async fn each_message_of_a_batch_is_answered_as_if_it_came_alone() {
     gate.end().await;
 }
 
+/// Two calls with arguments that are no good, and one with good ones.
+fn mixed() -> String {
+    let odd = |id: u64, arguments: &str| {
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"calc","arguments":{arguments}}}}}"#)
+    };
+    let good = call(2, "calc", json!({"expression": "6 * 7"}));
+    format!("[{}, {good}, {}]", odd(1, r#"{"expression":"1","expression":"2"}"#), odd(3, "[]"))
+}
+
+/// What became of them: the gate has seen each, and each has its row.
+fn judged(said: &[Value], gate: &Gate, rows: usize) {
+    for id in [1, 3] {
+        assert_eq!(by_id(said, id)["result"]["_meta"]["toolgate/error"]["code"], "invalid_arguments", "{said:?}");
+    }
+    assert!(by_id(said, 2)["result"].to_string().contains("42"), "{said:?}");
+    let calc = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
+    assert_eq!(toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&calc).unwrap().len(), rows);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_arguments_in_a_batch_have_their_row_and_take_no_other_along() {
+    let gate = Gate::open(&config("")).await;
+    let old = Old::open(&gate).await;
+    let request = old.http.post(&old.url).header("accept", ACCEPT).header("mcp-session-id", &old.session);
+    let answer = request.header("content-type", "application/json").body(mixed()).send().await.unwrap();
+    assert_eq!(answer.status().as_u16(), 200);
+    let text = answer.text().await.unwrap();
+    let said: Vec<Value> =
+        text.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok()).collect();
+    judged(&said, &gate, 3);
+    let (ours, theirs) = tokio::io::duplex(1 << 20);
+    let (input, output) = tokio::io::split(theirs);
+    let gateway = gate.gateway.clone();
+    let serving = tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
+    let (answers, mut ask) = tokio::io::split(ours);
+    let mut answers = BufReader::new(answers).lines();
+    ask.write_all(format!("{}\n", hello("2025-03-26")).as_bytes()).await.unwrap();
+    answers.next_line().await.unwrap().unwrap();
+    ask.write_all(format!("{}\n{}\n", ready(), mixed()).as_bytes()).await.unwrap();
+    let mut said = vec![];
+    while said.len() < 3 {
+        said.push(serde_json::from_str::<Value>(&answers.next_line().await.unwrap().unwrap()).unwrap());
+    }
+    judged(&said, &gate, 6);
+    drop((ask, answers));
+    let _ = serving.await.unwrap();
+    gate.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_that_is_none_does_nothing() {
     let gate = Gate::open(&config("[gateway]\nconcurrency = 8\nrate = { calls = 40, per = \"1h\" }")).await;

@@ -87,6 +87,45 @@ async fn two_names_for_a_conversation_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_name_in_the_address_is_decoded_once() {
+    let gate = Gate::open("[tools.calc]\nkind = \"builtin\"\n").await;
+    let at = |path: &str| {
+        let mut client = gate.client();
+        client.url = format!("{}/{path}", client.url);
+        client
+    };
+    let rows = async |agent: &str, session: &str| gate.gateway.gate().session(agent, "local", session).rows().await.unwrap().len();
+    let calc = |n: usize| json!({"expression": format!("{n} + 1")});
+    // However it is spelt, it is one conversation.
+    for (n, path) in ["default/a-b", "default/a%2Db", "def%61ult/%61-b"].into_iter().enumerate() {
+        assert_eq!(at(path).code("calc", calc(n)).await, "ok", "{path}");
+    }
+    assert_eq!(at("default/a%2db").in_session("a-b").code("calc", calc(3)).await, "ok");
+    assert_eq!(rows("default", "a-b").await, 4);
+    // An encoded separator is part of the name, and is not decoded again.
+    assert_eq!(at("default/a%2Fb").in_session("a/b").code("calc", calc(4)).await, "ok");
+    assert_eq!(at("default/a%252Fb").in_session("a%2Fb").code("calc", calc(5)).await, "ok");
+    assert_eq!((rows("default", "a/b").await, rows("default", "a%2Fb").await), (1, 1));
+    assert_eq!(at("default%2Fx/s").code("calc", calc(6)).await, "forbidden");
+    assert_eq!(at("default/a/b").ask("tools/list", json!({})).await.0, 404);
+    // What is no spelling of anything is told as such, and a call in it has its row.
+    for path in ["default/%zz", "default/a%", "%ff/s"] {
+        let (status, answer) = at(path).ask("tools/call", json!({"name": "calc", "arguments": calc(7)})).await;
+        let told = &answer["error"]["data"];
+        assert_eq!(
+            (status, &told["code"], &told["errorCategory"]),
+            (400, &json!("invalid_request"), &json!("VALIDATION")),
+            "{path}: {answer}"
+        );
+        assert!(told["callId"].is_string() && told["receipt"].is_object(), "{path}: {answer}");
+    }
+    let (status, answer) = at("default/%zz").ask("tools/list", json!({})).await;
+    assert_eq!((status, &answer["error"]["data"]["callId"]), (400, &Value::Null), "{answer}");
+    assert_eq!(rows("(unknown)", "(turned away)").await, 4, "one of them was for an agent that is not there");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_row_says_in_which_turn_a_model_made_the_call_and_why_it_stopped() {
     let gate = Gate::open("[tools.calc]\nkind = \"builtin\"\n[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n").await;
     let meta = json!({"toolgate/turn": 3, "toolgate/stopReason": "tool_use"});

@@ -86,6 +86,88 @@ async fn bad_arguments_are_refused_by_the_gate_and_have_their_row() {
     gate.end().await;
 }
 
+/// How many rows the ledger has of a tool.
+fn rows_of(gate: &Gate, tool: &str) -> usize {
+    let wanted = toolgate_store::Filter { tool: Some(tool.to_owned()), ..Default::default() };
+    toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
+    let gate = Gate::open(&format!("{CALC}[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n")).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let decide = async |verb: &str, body: &str| {
+        let url = format!("{}/v1/calls/{verb}", gate.url);
+        let answer = http.post(url).header("content-type", "application/json").body(body.to_owned()).send().await.unwrap();
+        (answer.status().as_u16(), serde_json::from_str::<Value>(&answer.text().await.unwrap()).unwrap())
+    };
+    // What the gate can say it says, for a pass or a report.
+    let (status, said) = decide("check", r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1, "x": 2}}"#).await;
+    assert_eq!((status, &said["decision"], &said["error"]["code"]), (200, &json!("deny"), &json!("invalid_arguments")), "{said}");
+    let (status, said) =
+        decide("report", r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1e999}, "result": null}"#).await;
+    assert_eq!((status, &said["outcome"]["code"]), (200, &json!("not_admitted")), "{said}");
+    let wrong = [
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": 1, "turn": 2}"#),
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": "x"}"#),
+        ("check", r#"{"id": "2", "tool": "mine"}"#),
+        ("check", r#"{"id": "", "session": "s", "tool": "mine"}"#),
+        ("check", r#"{"id": 2, "session": "s", "tool": "mine", "agent": 7}"#),
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "colour": 1}"#),
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "result": 1}"#),
+        ("report", r#"{"id": "2", "session": "s", "tool": "mine"}"#),
+    ];
+    for (verb, body) in wrong {
+        let (status, said) = decide(verb, body).await;
+        assert_eq!(
+            (status, &said["code"], &said["errorCategory"]),
+            (400, &json!("invalid_request"), &json!("VALIDATION")),
+            "{body}: {said}"
+        );
+        assert!(said["error"].is_string() && said["callId"].is_string() && said["receipt"].is_object(), "{body}: {said}");
+    }
+    assert_eq!(rows_of(&gate, "mine"), 2 + wrong.len());
+    // What is no call has none.
+    for body in ["{", "[]", r#"{"id": "3"}"#, r#"{"tool": 7}"#, r#"{"tool": "mine", "tool": "calc"}"#] {
+        let (status, said) = decide("check", body).await;
+        assert_eq!((status, &said["callId"]), (400, &Value::Null), "{body}: {said}");
+    }
+    assert_eq!(rows_of(&gate, "mine"), 2 + wrong.len());
+    // The same over MCP: what cannot be read, what the headers contradict, and what is no word of toolgate's.
+    let own = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}"#;
+    let twice = asked("{}", &format!(r#","_meta":{{{own},"a":1,"a":2}}"#));
+    let plain = asked("{}", &format!(r#","_meta":{{{own}}}"#));
+    let turn = asked("{}", &format!(r#","_meta":{{{own},"toolgate/turn":"x"}}"#));
+    for (body, name, code) in [(&twice, "calc", -32700), (&plain, "other", -32020), (&turn, "calc", -32602)] {
+        let before = rows_of(&gate, "calc");
+        let request = http
+            .post(format!("{}/mcp", gate.url))
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .header("mcp-protocol-version", "2026-07-28")
+            .header("mcp-method", "tools/call")
+            .header("mcp-name", name);
+        let said = last_message(&request.body(body.clone()).send().await.unwrap().text().await.unwrap());
+        assert_eq!(said["error"]["code"], json!(code), "{said}");
+        assert_eq!(rows_of(&gate, "calc"), before + 1, "{said}");
+    }
+    let (mut ask, mut answers) = on_streams(&gate).await;
+    let before = rows_of(&gate, "calc");
+    for line in [asked("{}", r#","_meta":{"a":1,"a":2}"#), asked("{}", r#","_meta":{"toolgate/turn":"x"}"#), asked("{}", r#","_meta":7"#)] {
+        ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        let told = &said["error"]["data"];
+        assert_eq!(
+            (&said["id"], &told["code"], told["callId"].is_string()),
+            (&json!(7), &json!("invalid_request"), true),
+            "{line}: {said}"
+        );
+    }
+    assert_eq!(rows_of(&gate, "calc"), before + 3);
+    drop((ask, answers));
+    gate.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stands_beside_a_structured_result_and_was_not_judged_is_left_out() {
     let upstream = listen(|mut stream| async move {

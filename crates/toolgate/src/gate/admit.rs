@@ -29,8 +29,10 @@ impl Toolgate {
     /// Gate 1. The principal may act as this agent, nothing is paused, and the arguments are not too large to look at.
     pub(super) async fn let_in(&self, call: &Call, trail: &mut Trail) -> Result<Arc<Agent>, Stop> {
         if let Some(why) = &call.turned_away {
-            trail.facts.turned_away = Some(why.clone());
-            return Err(ToolError::of(code::FORBIDDEN, why.clone()).into());
+            (trail.facts.turned_away, trail.facts.misread) = (Some(why.clone()), call.misread);
+            let error =
+                if call.misread { ToolError::of(code::INVALID_REQUEST, why.clone()) } else { ToolError::of(code::FORBIDDEN, why.clone()) };
+            return Err(error.into());
         }
         let agent = Arc::clone(self.0.agents.get(&call.key.agent).ok_or_else(|| forbidden(&call.key))?);
         trail.config = agent.config;

@@ -200,7 +200,7 @@ impl Theatre {
         let watch = Watch::on();
         self.stage.set(row, &watch);
         let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
-        (call.turn, call.turned_away) = (row.turn, row.facts.turned_away.clone());
+        (call.turn, call.turned_away, call.misread) = (row.turn, row.facts.turned_away.clone(), row.facts.misread);
         // What was known by a key came with one, and what was paused at the claim had something to claim. Which key it was does not
         // matter: what was known under it is in the row.
         let keyed = row.facts.recalled_by == Some(RecalledBy::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());

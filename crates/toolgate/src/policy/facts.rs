@@ -108,6 +108,9 @@ pub struct Facts {
     /// What the door had against it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turned_away: Option<String>,
+    /// Whether that is that it could not be understood.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub misread: bool,
     /// The kill switch that was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<(Target, String)>,

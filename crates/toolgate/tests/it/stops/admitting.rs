@@ -42,6 +42,12 @@ fn at_the_door() -> Vec<Case> {
             refused("forbidden", Gate::Admit),
         ),
         (
+            "a request that its door cannot understand",
+            plain(),
+            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).misread("`turn` is no number")).await),
+            refused("invalid_request", Gate::Admit),
+        ),
+        (
             "a paused agent",
             plain(),
             step!(w => { w.gate.pause(Target::Agent("agent".into()), "incident").await.unwrap(); act(w, "ok").await }),
