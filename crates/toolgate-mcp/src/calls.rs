@@ -290,14 +290,8 @@ impl Door {
         line: &Line,
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        // What the protocol has a word for is not the tool's failure.
-        if let Some(said) = answer.outcome.error().and_then(|error| error.upstream.as_ref())
-            && let Some(code) = said.get("code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok()).map(ErrorCode)
-            && (code == ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY
-                || (code == ErrorCode::INVALID_PARAMS && request.input_responses.is_some()))
-        {
-            let message = said.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
-            return Err(ErrorData::new(code, message, said.get("data").filter(|data| !data.is_null()).cloned()));
+        if let Some(error) = lacking(&answer, client) {
+            return Err(error);
         }
         let running = self.gateway.running();
         let agent = running.gate.agent(&key.agent);
@@ -322,7 +316,10 @@ impl Door {
                 .park(&key, Waits::Approval { id: waits.id, digest: digest(request), refused: Box::new(refused.clone()) });
             let Some(state) = parked else { return Ok(refused.into()) };
             let requests = InputRequests::from([(APPROVAL.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
-            return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))));
+            // It is refused until somebody has said yes, and that is written down.
+            let mut meta = MetaObject::default();
+            render::sign(&mut meta, &answer);
+            return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state)).with_meta(meta)));
         }
         let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
         let said = tokio::select! {
@@ -455,6 +452,26 @@ async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
         Some(asking) => asking.await,
         None => std::future::pending().await,
     }
+}
+
+/// What 2026-07-28 wants to be told in a word of its own: an upstream needs what the client has not said that it can do. The contract goes along;
+/// everything else that an upstream says is told as the contract alone.
+fn lacking(answer: &Answer, client: &Client<'_>) -> Option<ErrorData> {
+    let (error, word) = (answer.outcome.error()?, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
+    let said = error.upstream.as_ref().filter(|_| client.modern)?;
+    if said.get("code").and_then(Value::as_i64) != Some(i64::from(word.0)) {
+        return None;
+    }
+    let has = serde_json::to_value(client.capabilities.clone().unwrap_or_default()).unwrap_or_default();
+    let needs = said.pointer("/data/requiredCapabilities")?.as_object()?;
+    let lacks: JsonObject = needs.keys().filter(|name| has.get(name.as_str()).is_none()).map(|name| (name.clone(), json!({}))).collect();
+    // What it can do, it does not lack.
+    if lacks.is_empty() {
+        return None;
+    }
+    let mut data = misread::contract(&error.message, Some(answer));
+    data.as_object_mut()?.insert("requiredCapabilities".to_owned(), Value::Object(lacks));
+    Some(ErrorData::new(word, error.message.clone(), Some(data)))
 }
 
 /// Whether the client's user may answer: where nobody in particular is named and nothing is destroyed, or where every rule that

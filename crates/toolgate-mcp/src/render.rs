@@ -107,6 +107,14 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
     said
 }
 
+/// Says which row of the ledger something is about.
+pub(crate) fn sign(meta: &mut MetaObject, answer: &Answer) {
+    meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
+    if let Some(receipt) = answer.receipt() {
+        meta.insert("toolgate/receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
+    }
+}
+
 /// What a call came to, as a client reads it.
 pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Dialect) -> CallToolResult {
     let mut result = match &answer.outcome {
@@ -142,10 +150,7 @@ pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Di
         Outcome::Signal(signal) => CallToolResult::structured(serde_json::to_value(signal).unwrap_or_default()),
     };
     let mut meta = result.meta.take().unwrap_or_default();
-    meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
-    if let Some(receipt) = answer.receipt() {
-        meta.insert("toolgate/receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
-    }
+    sign(&mut meta, answer);
     if let Outcome::Error(error) = &answer.outcome {
         meta.insert("toolgate/error".to_owned(), serde_json::to_value(error).unwrap_or_default());
     }

@@ -315,6 +315,9 @@ impl RemoteTool {
             ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => {
                 Failure::validation("upstream_invalid", message("could not read the request"))
             }
+            ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY => {
+                Failure::business("tool_failed", message("needs something that the client has not said it can do"))
+            }
             _ => Failure::business("tool_failed", message("reported a failure")),
         };
         let failure = self.by_pattern(&error.message).unwrap_or_else(|| failure.effects(Effects::Done));

@@ -178,6 +178,9 @@ async fn a_client_is_asked_and_its_answer_counts_once() {
     };
     let asked = client.ask("tools/call", call(None, Value::Null)).await.1;
     assert_eq!(asked["result"]["resultType"], "input_required", "{asked}");
+    // It was refused until then, and that has its row.
+    let meta = &asked["result"]["_meta"];
+    assert_eq!((&meta["toolgate/receipt"]["tool"], meta["toolgate/call"].is_string()), (&json!("count"), true), "{asked}");
     let question = &asked["result"]["inputRequests"]["toolgate_approval"];
     assert!(question["params"]["message"].as_str().unwrap().starts_with("A person decides."), "{asked}");
     let state = asked["result"]["requestState"].as_str().unwrap().to_owned();

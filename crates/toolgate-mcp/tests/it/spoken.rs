@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 
 use crate::old::{about, answer, listen, request, result};
-use crate::support::{Gate, last_message};
+use crate::support::{Gate, last_message, with_fixture};
 
 const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
 
@@ -164,6 +164,73 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
         );
     }
     assert_eq!(rows_of(&gate, "calc"), before + 3);
+    drop((ask, answers));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_error_an_upstream_says_is_told_in_the_one_contract() {
+    let upstream = listen(|mut stream| async move {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        let said = match asked["method"].as_str().unwrap_or_default() {
+            "server/discover" => answer("404 No", "text/html", "<p>"),
+            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+            "initialize" => result(&asked, about()),
+            "tools/list" => {
+                result(&asked, json!({"tools": [{"name": "fail", "description": "Fails.", "inputSchema": {"type": "object"}}]}))
+            }
+            "tools/call" => {
+                let error = json!({"code": asked["params"]["arguments"]["code"], "message": "no", "data": {"requiredCapabilities": {}}});
+                answer("200 OK", "application/json", &json!({"jsonrpc": "2.0", "id": asked["id"], "error": error}).to_string())
+            }
+            "ping" => result(&asked, json!({})),
+            _ => answer("202 Accepted", "text/plain", ""),
+        };
+        let _ = stream.write_all(said.as_bytes()).await;
+    })
+    .await;
+    let gate = Gate::open(&format!("[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n")).await;
+    for (code, own) in [
+        (-32700, "upstream_invalid"),
+        (-32602, "upstream_invalid"),
+        (-32603, "tool_failed"),
+        (-32020, "tool_failed"),
+        (-32021, "tool_failed"),
+        (-32022, "tool_failed"),
+        (-32042, "tool_failed"),
+        (-1, "tool_failed"),
+    ] {
+        let said = gate.client().in_session("s").call("far_fail", json!({"code": code})).await;
+        let error = &said["structuredContent"];
+        assert_eq!((&error["code"], &error["upstream"]["code"], error["callId"].is_string()), (&json!(own), &json!(code), true), "{said}");
+        assert!(said["isError"] == json!(true) && said["_meta"]["toolgate/receipt"].is_object(), "{said}");
+    }
+    gate.end().await;
+    // 2026-07-28 has a word of its own for what a client lacks, and wants it said: the contract goes along.
+    let gate = Gate::open(&with_fixture("undeclared = \"read\"")).await;
+    let needs = json!({"name": "test_missing_capability", "arguments": {}});
+    let (status, said) = gate.client().in_session("s").ask("tools/call", needs.clone()).await;
+    let told = &said["error"]["data"];
+    assert_eq!((status, &said["error"]["code"], &told["requiredCapabilities"]), (400, &json!(-32021), &json!({"sampling": {}})), "{said}");
+    assert_eq!(
+        (&told["isError"], &told["errorCategory"], &told["code"]),
+        (&json!(true), &json!("BUSINESS"), &json!("tool_failed")),
+        "{said}"
+    );
+    assert!(told["callId"].is_string() && told["receipt"].is_object(), "{said}");
+    assert_eq!(rows_of(&gate, "test_missing_capability"), 1);
+    // Nobody before it knows that word.
+    let (mut ask, mut answers) = on_streams(&gate).await;
+    let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": needs});
+    ask.write_all(format!("{call}\n").as_bytes()).await.unwrap();
+    // It may hear of lists that have changed first.
+    let said = loop {
+        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        if said["id"] == json!(7) {
+            break said;
+        }
+    };
+    assert_eq!(said["result"]["structuredContent"]["code"], "tool_failed", "{said}");
     drop((ask, answers));
     gate.end().await;
 }
