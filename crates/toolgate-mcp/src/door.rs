@@ -1,18 +1,22 @@
 //! The door for MCP: a request becomes a call, and what it came to becomes an answer. What is decided is decided by the gate.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rmcp::model::*;
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde::Deserialize as _;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
-use crate::identity::{self, Fixed};
+use crate::identity::{self, Caller, Fixed};
+use crate::raw::Message;
 use crate::render;
-use crate::resources::{self, Place, SUBSCRIPTIONS};
+use crate::resources::{self, Listener, Place, SUBSCRIPTIONS};
 
 /// How many entries a list has before it goes on elsewhere.
 const PAGE: usize = 200;
@@ -59,6 +63,44 @@ impl Door {
 
     fn agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
         identity::caller(running, self.fixed.as_ref(), context.extensions.get()).map(|(caller, agent)| (caller.principal, agent))
+    }
+
+    /// Who listens here.
+    fn listener(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<Arc<Listener>, ErrorData> {
+        let (caller, agent) = identity::caller(running, self.fixed.as_ref(), context.extensions.get())?;
+        Ok(Arc::new(Listener { caller, agent, local: self.fixed.is_some() }))
+    }
+
+    /// As much of what somebody wants to hear of as an agent is told of: lists that it has, and resources whose upstreams tell of them.
+    fn honoured(&self, running: &Running, agent: &str, wanted: &SubscriptionFilter) -> SubscriptionFilter {
+        let mut lists = SubscriptionFilter::new();
+        lists.tools_list_changed = wanted.tools_list_changed;
+        lists.prompts_list_changed = wanted.prompts_list_changed;
+        lists.resources_list_changed = wanted.resources_list_changed;
+        let mut honoured = lists.supported_by(&self.info(running, Some(agent)).capabilities);
+        let mut seen = HashSet::new();
+        let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
+        let told = |address: &&String| Place::find(running, agent, address).is_ok_and(|place| place.is_told_of());
+        let addresses: Vec<String> = each.take(SUBSCRIPTIONS.min(self.gateway.room_to_subscribe())).filter(told).cloned().collect();
+        honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
+        honoured
+    }
+
+    /// Takes what is not honoured out of a request to listen: whoever acknowledges it does not know who asks. Whether there was any.
+    pub(crate) fn prune(&self, running: &Running, caller: &Caller, agent: Option<&str>, message: &mut Message) -> bool {
+        if message.value.get("method").and_then(Value::as_str) != Some("subscriptions/listen") {
+            return false;
+        }
+        let Some(wanted) = message.value.pointer_mut("/params/notifications") else { return false };
+        // What is no such request is refused as that.
+        let Ok(filter) = SubscriptionFilter::deserialize(&*wanted) else { return false };
+        let honoured = match identity::agent(running, caller, agent) {
+            Ok(agent) => self.honoured(running, &agent, &filter),
+            Err(_) => SubscriptionFilter::new(),
+        };
+        *wanted = serde_json::to_value(honoured).unwrap_or_default();
+        message.text = message.value.to_string().into();
+        true
     }
 
     /// What it can do, for an agent or for any.
@@ -189,7 +231,7 @@ impl ServerHandler for Door {
     }
 
     async fn on_custom_request(&self, request: CustomRequest, context: RequestContext<RoleServer>) -> Result<CustomResult, ErrorData> {
-        let tool = request.params.as_ref().and_then(|params| params.get("name")).and_then(serde_json::Value::as_str);
+        let tool = request.params.as_ref().and_then(|params| params.get("name")).and_then(Value::as_str);
         Err(match tool.filter(|_| request.method == "tools/call") {
             // It calls itself a call, and has the shape of something else.
             Some(tool) => self.misshapen(tool, &Client::of(&context)).await,
@@ -352,10 +394,10 @@ impl ServerHandler for Door {
 
     async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
-        let place = Place::find(&running, &agent, &request.uri)?;
+        let listener = self.listener(&running, &context)?;
+        let place = Place::find(&running, &listener.agent, &request.uri)?;
         self.subscribes.store(true, Ordering::Relaxed);
-        self.gateway.subscribe(&place, self.number, Some(context.peer.clone())).await
+        self.gateway.subscribe(&place, self.number, &listener, Some(context.peer.clone())).await
     }
 
     async fn unsubscribe(&self, request: UnsubscribeRequestParams, _: RequestContext<RoleServer>) -> Result<(), ErrorData> {
@@ -363,40 +405,49 @@ impl ServerHandler for Door {
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
-        Some(requested.clone())
+        // Who asks over HTTP is not known here: what is not honoured was taken out of the request.
+        let Some(fixed) = &self.fixed else { return Some(requested.clone()) };
+        let running = self.gateway.running();
+        let agent = identity::agent(&running, &fixed.caller, fixed.agent.as_deref());
+        Some(agent.map_or_else(|_| SubscriptionFilter::new(), |agent| self.honoured(&running, &agent, requested)))
     }
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let running = self.gateway.running();
         let mut changes = self.gateway.0.changes.subscribe();
         let mut updates = running.upstreams.updates().subscribe();
-        let accepted = context.accepted().clone();
+        let listener = self.listener(&running, context.request_context())?;
         // What it wants to hear of is wanted as long as it listens.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();
-        for address in accepted.resource_subscriptions.iter().flatten().take(SUBSCRIPTIONS) {
-            let (_, agent) = self.agent(&running, context.request_context())?;
-            if let Ok(place) = Place::find(&running, &agent, address) {
-                ear.subscribes.store(true, Ordering::Relaxed);
-                wanted.push(place);
-            }
+        for address in context.accepted().resource_subscriptions.iter().flatten() {
+            wanted.push(Place::find(&running, &listener.agent, address)?);
+            ear.subscribes.store(true, Ordering::Relaxed);
         }
         drop(running);
         let mut subscribing = std::pin::pin!(async {
             for place in &wanted {
-                let _ = self.gateway.subscribe(place, ear.number, None).await;
+                self.gateway.subscribe(place, ear.number, &listener, None).await?;
             }
+            Ok::<_, ErrorData>(())
         });
         let mut subscribed = false;
         loop {
             tokio::select! {
-                () = &mut subscribing, if !subscribed => subscribed = true,
+                // What was promised and is refused by its upstream is not listened for in vain.
+                told = &mut subscribing, if !subscribed => {
+                    told?;
+                    subscribed = true;
+                }
                 () = context.cancelled() => return Ok(()),
                 () = self.gateway.0.stop.cancelled() => return Ok(()),
                 () = self.gone.cancelled() => return Ok(()),
                 changed = changes.changed() => {
                     if changed.is_err() {
                         return Ok(());
+                    }
+                    if !listener.is_let_in(&self.gateway.running()) {
+                        return Err(ErrorData::invalid_request("this may not be listened to any more", None));
                     }
                     let sink = context.sink();
                     let _ = sink.notify_tool_list_changed().await;
@@ -409,6 +460,9 @@ impl ServerHandler for Door {
                         Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
                         Err(tokio::sync::broadcast::error::RecvError::Closed) => return Ok(()),
                     };
+                    if !listener.hears_of(&self.gateway.running(), &upstream) {
+                        continue;
+                    }
                     for place in wanted.iter().filter(|place| place.link.upstream.name == upstream && place.uri == uri) {
                         let _ = context.sink().notify_resource_updated(place.address.clone()).await;
                     }

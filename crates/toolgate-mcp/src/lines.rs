@@ -21,6 +21,7 @@ use crate::gateway::Gateway;
 use crate::identity::{Caller, Fixed};
 use crate::misread::{self, Glimpse};
 use crate::raw::{self, Message, Read};
+use crate::resources;
 
 /// What a message may be: larger than arguments may be, because more is around them.
 pub(crate) const fn bounds(bytes: usize) -> Bounds {
@@ -166,10 +167,12 @@ where
             };
             match serde_json::from_slice::<ClientJsonRpcMessage>(&text) {
                 Ok(mut message) => {
-                    if let (JsonRpcMessage::Request(request), Some(raw)) = (&mut message, raw)
-                        && let ClientRequest::CallToolRequest(call) = &mut request.request
-                    {
-                        call.extensions.insert(raw);
+                    if let JsonRpcMessage::Request(request) = &mut message {
+                        match (&mut request.request, raw) {
+                            (ClientRequest::CallToolRequest(call), Some(raw)) => drop(call.extensions.insert(raw)),
+                            (ClientRequest::SubscriptionsListenRequest(listen), _) => resources::trim(&mut listen.params.notifications),
+                            _ => {}
+                        }
                     }
                     return Some(message);
                 }

@@ -1,16 +1,17 @@
 //! Resources of upstreams. What two upstreams call by the same address is not the same: each has a room of its own,
 //! `toolgate://UPSTREAM/` before what it calls the thing itself, unless its `prefix` is empty.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rmcp::model::{ErrorData, ResourceContents, ResourceUpdatedNotificationParam};
+use rmcp::model::{ErrorData, ResourceContents, ResourceUpdatedNotificationParam, SubscriptionFilter};
 use rmcp::service::Peer;
 use rmcp::{RoleServer, ServiceError};
 use serde_json::json;
 
 use crate::gateway::{Gateway, Running, lock};
+use crate::identity::{self, Caller};
 use crate::upstream::Link;
 
 /// What an address of ours begins with.
@@ -87,6 +88,20 @@ impl Place {
     fn key(&self) -> Key {
         (self.link.upstream.name.clone(), self.uri.clone())
     }
+
+    /// Whether its upstream says that it tells of changes, and can be asked to.
+    pub(crate) fn is_told_of(&self) -> bool {
+        let tells = self.link.offer().capabilities.resources.as_ref().is_some_and(|resources| resources.subscribe == Some(true));
+        tells && self.uri.len() <= LONGEST
+    }
+}
+
+/// No more addresses than one client may want to hear of, and each once.
+pub(crate) fn trim(wanted: &mut SubscriptionFilter) {
+    if let Some(addresses) = &mut wanted.resource_subscriptions {
+        let mut seen = HashSet::new();
+        addresses.retain(|address| seen.len() < SUBSCRIPTIONS && seen.insert(address.clone()));
+    }
 }
 
 fn nothing(address: &str) -> ErrorData {
@@ -102,10 +117,32 @@ fn ambiguous(uri: &str, links: &[&Arc<Link>]) -> ErrorData {
 /// The name of an upstream, and what it calls a resource.
 pub(crate) type Key = (String, String);
 
+/// Who listens, and as which agent.
+pub(crate) struct Listener {
+    pub(crate) caller: Caller,
+    pub(crate) agent: String,
+    /// Over streams, where nobody needs a token.
+    pub(crate) local: bool,
+}
+
+impl Listener {
+    /// Whether it would still be let in, by what holds now.
+    pub(crate) fn is_let_in(&self, running: &Running) -> bool {
+        (self.local || running.keys.may_know(&self.caller)) && identity::agent(running, &self.caller, Some(&self.agent)).is_ok()
+    }
+
+    /// Whether it may still hear of what an upstream has.
+    pub(crate) fn hears_of(&self, running: &Running, upstream: &str) -> bool {
+        let mut links = running.shared.get(&self.agent).into_iter().flatten();
+        links.any(|link| link.upstream.name == upstream && link.upstream.resources) && self.is_let_in(running)
+    }
+}
+
 /// Somebody who wants to hear of a resource.
 #[derive(Clone)]
 struct Subscriber {
     door: u64,
+    listener: Arc<Listener>,
     /// How it is told; one that hears everything for itself is only counted.
     peer: Option<Peer<RoleServer>>,
     address: String,
@@ -122,8 +159,21 @@ struct Known {
 }
 
 impl Gateway {
-    /// A client wants to hear of a resource.
-    pub(crate) async fn subscribe(&self, place: &Place, door: u64, peer: Option<Peer<RoleServer>>) -> Result<(), ErrorData> {
+    /// How many more resources somebody may want to hear of.
+    pub(crate) fn room_to_subscribe(&self) -> usize {
+        MOST.saturating_sub(lock(&self.0.subscriptions.0).by_door.values().sum())
+    }
+
+    /// A client wants to hear of a resource: it is told by itself, or listens to everything. Who listens has been promised to hear of it,
+    /// and its upstream is told when it is back, where it is away.
+    pub(crate) async fn subscribe(
+        &self,
+        place: &Place,
+        door: u64,
+        listener: &Arc<Listener>,
+        peer: Option<Peer<RoleServer>>,
+    ) -> Result<(), ErrorData> {
+        let promised = peer.is_none();
         if place.uri.len() > LONGEST {
             return Err(ErrorData::invalid_params(format!("an address has at most {LONGEST} bytes"), None));
         }
@@ -139,11 +189,11 @@ impl Gateway {
             }
             let subscribers = known.by_key.entry(place.key()).or_default();
             if subscribers.iter().all(|one| one.door != door) {
-                subscribers.push(Subscriber { door, peer, address: place.address.clone() });
+                subscribers.push(Subscriber { door, listener: Arc::clone(listener), peer, address: place.address.clone() });
                 *known.by_door.entry(door).or_default() += 1;
             }
         }
-        let subscribed = self.heed(&place.link, &place.uri).await;
+        let subscribed = self.heed(&place.link, &place.uri, promised).await;
         if subscribed.is_err() {
             self.leave(door, |key, _| *key == place.key());
         }
@@ -151,27 +201,40 @@ impl Gateway {
     }
 
     /// An upstream hears whether anybody wants to know of a resource.
-    async fn heed(&self, link: &Arc<Link>, uri: &str) -> Result<(), ServiceError> {
+    async fn heed(&self, link: &Arc<Link>, uri: &str, promised: bool) -> Result<(), ServiceError> {
         let (gateway, key) = (self.clone(), (link.upstream.name.clone(), uri.to_owned()));
-        link.heed(uri.to_owned(), move || lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)).await
+        link.heed(uri.to_owned(), promised, move || lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)).await
     }
 
     /// A client does not want to hear of a resource any more.
     pub(crate) async fn unsubscribe(&self, door: u64, address: &str) -> Result<(), ErrorData> {
         for (link, uri) in self.leave(door, |_, one| one.address == address) {
-            self.heed(&link, &uri).await.map_err(crate::door::passed)?;
+            self.heed(&link, &uri, false).await.map_err(crate::door::passed)?;
         }
         Ok(())
     }
 
     /// A client is gone, and its upstreams hear of it where nobody else wants to know.
     pub(crate) fn unsubscribe_all(&self, door: u64) {
-        let left = self.leave(door, |_, _| true);
+        self.tell_left(self.leave(door, |_, _| true));
+    }
+
+    /// Whoever may not hear of a resource any more does not want to: after another reading of the configuration.
+    pub(crate) fn forget_unseen(&self) {
+        let running = self.running();
+        self.tell_left(self.leave_where(|key, one| !one.listener.hears_of(&running, &key.0)));
+    }
+
+    /// Upstreams hear of what nobody wants to know any more.
+    fn tell_left(&self, left: Vec<(Arc<Link>, String)>) {
+        if left.is_empty() {
+            return;
+        }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let gateway = self.clone();
             runtime.spawn(async move {
                 for (link, uri) in left {
-                    let _: Result<(), ServiceError> = gateway.heed(&link, &uri).await;
+                    let _: Result<(), ServiceError> = gateway.heed(&link, &uri, false).await;
                 }
             });
         }
@@ -179,23 +242,29 @@ impl Gateway {
 
     /// Takes a client from those who want to hear; what nobody wants to hear of then.
     fn leave(&self, door: u64, which: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
-        let (mut left, mut gone) = (Vec::new(), 0);
+        self.leave_where(|key, one| one.door == door && which(key, one))
+    }
+
+    /// Takes some from those who want to hear; what nobody wants to hear of then.
+    fn leave_where(&self, goes: impl Fn(&Key, &Subscriber) -> bool) -> Vec<(Arc<Link>, String)> {
+        let mut left = Vec::new();
         {
             let mut known = lock(&self.0.subscriptions.0);
-            known.by_key.retain(|key, subscribers| {
-                let before = subscribers.len();
-                subscribers.retain(|one| one.door != door || !which(key, one));
-                gone += before - subscribers.len();
+            let Known { by_key, by_door } = &mut *known;
+            by_key.retain(|key, subscribers| {
+                subscribers.retain(|one| {
+                    let goes = goes(key, one);
+                    if let Some(own) = by_door.get_mut(&one.door).filter(|_| goes) {
+                        *own = own.saturating_sub(1);
+                    }
+                    !goes
+                });
                 if subscribers.is_empty() {
                     left.push(key.clone());
                 }
                 !subscribers.is_empty()
             });
-            let own = known.by_door.entry(door).or_default();
-            *own = own.saturating_sub(gone);
-            if *own == 0 {
-                known.by_door.remove(&door);
-            }
+            by_door.retain(|_, own| *own > 0);
         }
         let running = self.running();
         left.into_iter().filter_map(|(name, uri)| running.upstreams.link(&name).map(|link| (Arc::clone(link), uri))).collect()
@@ -215,7 +284,11 @@ impl Gateway {
                 Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
                 Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
             };
-            let subscribers = lock(&self.0.subscriptions.0).by_key.get(&key).cloned().unwrap_or_default();
+            let mut subscribers = lock(&self.0.subscriptions.0).by_key.get(&key).cloned().unwrap_or_default();
+            // By what holds now: the configuration may just have been read again.
+            let running = self.running();
+            subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
+            drop(running);
             // All at once: one who does not listen keeps nobody else waiting.
             let tell = |Subscriber { peer, address, .. }: Subscriber| async move {
                 let Some(peer) = peer else { return };

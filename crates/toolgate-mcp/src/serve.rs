@@ -272,6 +272,9 @@ impl Http {
                     Err(why) => return Err(self.unread(&caller, asked.agent.as_deref(), &text, ErrorCode::PARSE_ERROR, &why).await),
                 };
                 drop(text);
+                if self.door.prune(&running, &caller, asked.agent.as_deref(), &mut message) {
+                    parts.headers.remove(CONTENT_LENGTH);
+                }
                 if let Some(raw) = message.raw.take() {
                     parts.extensions.insert(raw);
                     parts.headers.remove(CONTENT_LENGTH);

@@ -120,17 +120,23 @@ impl Link {
         let _ = self.updates.send((self.upstream.name.clone(), uri));
     }
 
-    /// Tells it whether anybody wants to hear of a resource, as that is when its turn comes. Goes on whoever waits for it.
-    pub(crate) async fn heed(self: &Arc<Self>, uri: String, wanted: impl Fn() -> bool + Send + 'static) -> Result<(), ServiceError> {
+    /// Tells it whether anybody wants to hear of a resource, as that is when its turn comes. Goes on whoever waits for it. What is
+    /// promised stays wanted where it is away.
+    pub(crate) async fn heed(
+        self: &Arc<Self>,
+        uri: String,
+        promised: bool,
+        wanted: impl Fn() -> bool + Send + 'static,
+    ) -> Result<(), ServiceError> {
         let own = Arc::clone(self);
         let told = tokio::spawn(async move {
             let _one = own.heeding.lock().await;
-            own.tell(&uri, wanted()).await
+            own.tell(&uri, wanted(), promised).await
         });
         told.await.unwrap_or(Err(ServiceError::TransportClosed))
     }
 
-    async fn tell(&self, uri: &str, wants: bool) -> Result<(), ServiceError> {
+    async fn tell(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
         let news = match wants {
             true => lock(&self.wanted).insert(uri.to_owned()),
             false => lock(&self.wanted).remove(uri),
@@ -151,9 +157,16 @@ impl Link {
             }
         };
         let told = tokio::time::timeout(timeout, told).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
-        if told.is_err() && wants {
-            lock(&self.wanted).remove(uri);
+        match told {
+            // It is told when it is connected to again.
+            Err(ServiceError::TransportClosed) if wants && promised => Ok(()),
+            Err(error) => {
+                if wants {
+                    lock(&self.wanted).remove(uri);
+                }
+                Err(error)
+            }
+            Ok(()) => Ok(()),
         }
-        told
     }
 }

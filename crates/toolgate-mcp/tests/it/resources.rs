@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
 
 use crate::old::{about, answer, listen, request, result};
 use crate::support::{Gate, fixture, until};
@@ -115,10 +116,14 @@ struct Old {
 
 impl Old {
     async fn open(gate: &Gate) -> Self {
+        Self::open_as(gate, None).await
+    }
+
+    async fn open_as(gate: &Gate, agent: Option<&str>) -> Self {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (input, output) = tokio::io::split(theirs);
-        let gateway = gate.gateway.clone();
-        tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
+        let (gateway, agent) = (gate.gateway.clone(), agent.map(str::to_owned));
+        tokio::spawn(async move { gateway.serve_streams(input, output, agent).await });
         let (answers, ask) = tokio::io::split(ours);
         let mut old = Self { ask, answers: BufReader::new(answers).lines(), last: 0, told: vec![] };
         let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
@@ -192,25 +197,153 @@ async fn an_upstream_hears_when_nobody_wants_to_know_any_more() {
     until("it is told", async || times("resources/unsubscribe") == 1).await;
     drop(one);
     // Those who listen to one stream for everything are counted like the rest.
-    let url = gate.client().url;
-    let listening = tokio::spawn(async move {
-        let address = url.trim_start_matches("http://").trim_end_matches("/mcp").to_owned();
+    let listening = Listening::open(&gate, "", json!({"resourceSubscriptions": ["toolgate://x/note://a"]})).await;
+    until("it is wanted again", async || times("resources/subscribe") == 2).await;
+    drop(listening);
+    until("it is told again", async || times("resources/unsubscribe") == 2).await;
+    gate.end().await;
+}
+
+/// A client of 2026-07-28 that listens.
+struct Listening(Lines<BufReader<TcpStream>>);
+
+impl Listening {
+    /// As an agent, to what it names.
+    async fn open(gate: &Gate, agent: &str, notifications: Value) -> Self {
+        let address = gate.url.trim_start_matches("http://").to_owned();
         let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
             "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
-        let params = json!({"_meta": meta, "notifications": {"resourceSubscriptions": ["toolgate://x/note://a"]}});
+        let params = json!({"_meta": meta, "notifications": notifications});
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params}).to_string();
-        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let mut stream = TcpStream::connect(&address).await.unwrap();
         let head = format!(
-            "POST /mcp HTTP/1.1\r\nhost: {address}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n\
+            "POST /mcp/{agent} HTTP/1.1\r\nhost: {address}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n\
              mcp-protocol-version: 2026-07-28\r\nmcp-method: subscriptions/listen\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         stream.write_all(head.as_bytes()).await.unwrap();
-        let mut chunk = [0; 1024];
-        while let Ok(1..) = stream.read(&mut chunk).await {}
-    });
-    until("it is wanted again", async || times("resources/subscribe") == 2).await;
-    listening.abort();
-    until("it is told again", async || times("resources/unsubscribe") == 2).await;
+        Self(BufReader::new(stream).lines())
+    }
+
+    /// The next that it hears.
+    async fn next(&mut self) -> Value {
+        loop {
+            let line = self.0.next_line().await.unwrap().unwrap();
+            if let Some(said) = line.strip_prefix("data:").and_then(|data| serde_json::from_str::<Value>(data.trim()).ok()) {
+                return said;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_promised_that_is_not_kept() {
+    let x = library("x", Arc::default(), Arc::default()).await;
+    let gate = Gate::open(&upstream("x", &x, "prompts = false")).await;
+    let known = "toolgate://x/note://a";
+    let long = format!("toolgate://x/note://{}", "a".repeat(3_000));
+    let wanted = json!({"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true,
+        "resourceSubscriptions": [known, "toolgate://z/note://a", known, long, "other://"]});
+    // A bare address that nobody else has is the only upstream's.
+    let kept = json!({"toolsListChanged": true, "resourcesListChanged": true, "resourceSubscriptions": [known, "other://"]});
+    let mut listening = Listening::open(&gate, "", wanted.clone()).await;
+    let said = listening.next().await;
+    assert_eq!((&said["method"], &said["params"]["notifications"]), (&json!("notifications/subscriptions/acknowledged"), &kept), "{said}");
+    // The same over streams.
+    let (ours, theirs) = tokio::io::duplex(1 << 20);
+    let (input, output) = tokio::io::split(theirs);
+    let gateway = gate.gateway.clone();
+    tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
+    let (answers, mut ask) = tokio::io::split(ours);
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
+        "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+    let listen = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": {"_meta": meta, "notifications": wanted}});
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "server/discover", "params": {"_meta": meta}});
+    ask.write_all(format!("{hello}\n{listen}\n").as_bytes()).await.unwrap();
+    let mut answers = BufReader::new(answers).lines();
+    let said = loop {
+        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        if said["method"] == "notifications/subscriptions/acknowledged" {
+            break said;
+        }
+    };
+    assert_eq!(said["params"]["notifications"], kept, "{said}");
+    // However many there are, they are looked at in a moment.
+    let many: Vec<String> = (0..100_000).map(|n| format!("toolgate://x/note://{n}")).collect();
+    let mut listening =
+        tokio::time::timeout(std::time::Duration::from_secs(20), Listening::open(&gate, "", json!({"resourceSubscriptions": many})))
+            .await
+            .unwrap();
+    let said = tokio::time::timeout(std::time::Duration::from_secs(20), listening.next()).await.unwrap();
+    assert_eq!(said["params"]["notifications"]["resourceSubscriptions"].as_array().map(Vec::len), Some(1_000));
+    drop((ask, listening));
+    gate.end().await;
+}
+
+/// Changes what is watched. The same call three times in a row would be a loop.
+async fn count(old: &mut Old, turn: usize) {
+    for (name, arguments) in [("calc", json!({"expression": format!("{turn} + 1")})), ("x_count", json!({}))] {
+        let said = old.ask("tools/call", json!({"name": name, "arguments": arguments})).await;
+        assert_eq!(said["result"]["isError"], json!(false), "{said}");
+    }
+}
+
+/// All that is heard until nothing was said for a while.
+async fn heard(listening: &mut Listening) -> Vec<Value> {
+    let mut all = Vec::new();
+    while let Ok(said) = tokio::time::timeout(std::time::Duration::from_millis(700), listening.next()).await {
+        all.push(said);
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_loses_an_upstream_hears_of_it_no_more() {
+    let config = |of_a: &str| {
+        format!(
+            "[gateway]\nagent = \"a\"\n[agents.a]\nupstreams = {of_a}\n[agents.a.tools.calc]\nkind = \"builtin\"\n\
+             [agents.b]\nupstreams = [\"x\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n\
+             [upstreams.x]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n",
+            json!(fixture())
+        )
+    };
+    let gate = Gate::open(&config("[\"x\"]")).await;
+    let watched = json!("toolgate://x/test://watched-resource");
+    let (mut loses, mut keeps) = (Old::open(&gate).await, Old::open_as(&gate, Some("b")).await);
+    let mut listening = Listening::open(&gate, "a", json!({"toolsListChanged": true, "resourceSubscriptions": [watched]})).await;
+    assert_eq!(listening.next().await["params"]["notifications"]["resourceSubscriptions"], json!([watched]));
+    for old in [&mut loses, &mut keeps] {
+        assert!(old.ask("resources/subscribe", json!({"uri": watched})).await.get("result").is_some());
+    }
+    let updates = |told: &[Value]| told.iter().filter(|said| said["method"] == "notifications/resources/updated").count();
+    let mut turn = 0;
+    until("both hear of it", async || {
+        turn += 1;
+        count(&mut keeps, turn).await;
+        loses.ask("ping", json!({})).await;
+        updates(&loses.told) > 0 && updates(&keeps.told) > 0
+    })
+    .await;
+    let told = heard(&mut listening).await;
+    assert!(told.iter().any(|said| said["method"] == "notifications/resources/updated"), "{told:?}");
+    loses.ask("ping", json!({})).await;
+    let before = updates(&loses.told);
+    gate.reload(&config("[]")).await.unwrap();
+    for _ in 0..3 {
+        let kept = updates(&keeps.told);
+        turn += 1;
+        count(&mut keeps, turn).await;
+        while updates(&keeps.told) <= kept {
+            let said = keeps.next().await;
+            keeps.told.push(said);
+        }
+    }
+    // What was to come has come.
+    loses.ask("ping", json!({})).await;
+    assert_eq!(updates(&loses.told), before, "{:?}", loses.told);
+    // It still hears that there is something else to see.
+    let methods: Vec<Value> = heard(&mut listening).await.iter().map(|said| said["method"].clone()).collect();
+    assert!(!methods.is_empty() && methods.iter().all(|method| method == "notifications/tools/list_changed"), "{methods:?}");
+    drop((loses, keeps));
     gate.end().await;
 }
