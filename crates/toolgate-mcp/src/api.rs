@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toolgate::{Answer, Arguments, Call, Effects, Failure, SessionKey};
 
+use crate::calls::LONGEST_KEY;
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
 use crate::lines::bounds;
@@ -130,6 +131,11 @@ impl Asked {
         if self.id.is_empty() || self.id.len() > 200 {
             return Err(No::misread("`id` has 1 to 200 letters"));
         }
+        for (name, key) in [("idempotencyKey", &self.idempotency_key), ("approval", &self.approval)] {
+            if key.as_ref().is_some_and(|key| key.len() > LONGEST_KEY) {
+                return Err(No::misread(format!("`{name}` has at most {LONGEST_KEY} bytes")));
+            }
+        }
         let forbidden = |why| No::turned_away(StatusCode::FORBIDDEN, why);
         let agent = identity::agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
         let named = identity::named(caller, self.session.as_deref(), Some(parts));
@@ -181,8 +187,8 @@ pub(crate) fn description() -> Value {
         "arguments": {"type": "object"},
         "turn": {"type": "integer", "minimum": 0},
         "stopReason": {"type": "string", "description": "Why the model stopped to make the call."},
-        "idempotencyKey": {"type": "string"},
-        "approval": {"type": "string", "description": "An approval to use."},
+        "idempotencyKey": {"type": "string", "maxLength": LONGEST_KEY},
+        "approval": {"type": "string", "maxLength": LONGEST_KEY, "description": "An approval to use."},
     });
     let mut report = call.clone();
     if let Some(fields) = report.as_object_mut() {

@@ -38,6 +38,10 @@ const APPROVAL: &str = "toolgate_approval";
 const CLIENT: &str = "client";
 /// How many words of an upstream wait for its client.
 pub(crate) const WORDS: usize = 256;
+/// The longest key, which is kept for as long as what it stands for.
+pub(crate) const LONGEST_KEY: usize = 1_024;
+/// The longest name of a request that is written down.
+const LONGEST_ID: usize = 200;
 /// How long a client's user may think.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
@@ -49,13 +53,17 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
         Some(Value::String(text)) if !text.is_empty() => Ok(Some(text.clone())),
         Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
     };
+    let short = |name: &str| match text(name)? {
+        Some(text) if text.len() > LONGEST_KEY => Err(ErrorData::invalid_params(format!("`{name}` has at most {LONGEST_KEY} bytes"), None)),
+        text => Ok(text),
+    };
     let arguments = match client.raw {
         Some(raw) => Arguments::Text(raw.0.to_vec()),
         None => Arguments::Value(request.arguments.clone().map_or_else(|| json!({}), Value::Object)),
     };
     let mut call = Call::new(key, request.name.to_string(), arguments).client_id(client.id.clone());
-    call.idempotency_key = text(KEY_META)?;
-    call.approval = text(APPROVAL_META)?;
+    call.idempotency_key = short(KEY_META)?;
+    call.approval = short(APPROVAL_META)?;
     call.stop_reason = text(STOP_META)?.map(|why| why.chars().take(256).collect());
     call.turn = match client.meta.get(TURN_META) {
         None | Some(Value::Null) => None,
@@ -96,10 +104,15 @@ pub(crate) enum Ear<'c> {
 }
 
 impl<'c> Client<'c> {
+    /// What a request is called, as far as that is written down.
+    pub(crate) fn name(id: &RequestId) -> String {
+        id.to_string().chars().take(LONGEST_ID).collect()
+    }
+
     pub(crate) fn of(context: &'c RequestContext<RoleServer>) -> Self {
         let parts: Option<&Parts> = context.extensions.get();
         Self {
-            id: context.id.to_string(),
+            id: Self::name(&context.id),
             meta: &context.meta,
             raw: parts.and_then(|parts| parts.extensions.get()).or_else(|| context.extensions.get()),
             parts,

@@ -10,7 +10,7 @@ use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::{ClientHandler, ErrorData, RoleClient};
 use tokio::sync::oneshot;
 
-use crate::upstream::{FromUpstream, Link};
+use crate::upstream::{FromUpstream, Link, is_short};
 
 /// What toolgate calls itself.
 pub(crate) fn own_name() -> Implementation {
@@ -75,7 +75,7 @@ impl ClientHandler for Ears {
     }
 
     async fn on_progress(&self, params: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
-        if let Some(link) = self.0.upgrade()
+        if let Some(link) = self.0.upgrade().filter(|_| is_short(&params))
             && let Some(line) = link.line_by_token(&params.progress_token).await
         {
             // A client that does not keep up misses some of it.
@@ -88,7 +88,7 @@ impl ClientHandler for Ears {
             Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
             _ => None,
         };
-        if let Some(link) = self.0.upgrade()
+        if let Some(link) = self.0.upgrade().filter(|_| is_short(&params))
             && let Some(line) = link.line_of(origin.as_ref()).await
         {
             let _ = line.try_send(FromUpstream::Log(params));

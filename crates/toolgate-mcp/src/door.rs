@@ -253,18 +253,25 @@ impl ServerHandler for Door {
     ) -> Result<ListPromptsResult, ErrorData> {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
-        let mut prompts: Vec<Prompt> = Vec::new();
-        for link in running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.prompts) {
-            for mut prompt in link.offer().prompts.clone() {
-                prompt.name = format!("{}{}", link.upstream.prefix, prompt.name);
+        let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.prompts);
+        let offers: Vec<_> = links.map(|link| (link, link.offer())).collect();
+        let (mut names, mut found) = (HashSet::new(), Vec::new());
+        for (link, offer) in &offers {
+            for prompt in &offer.prompts {
+                let name = format!("{}{}", link.upstream.prefix, prompt.name);
                 // The one that would be had.
-                if prompts.iter().all(|known| known.name != prompt.name) {
-                    prompts.push(prompt);
+                if names.insert(name.clone()) {
+                    found.push((name, prompt));
                 }
             }
         }
-        let (prompts, next) = page(&prompts, request.as_ref())?;
-        let mut result = ListPromptsResult::with_all_items(prompts);
+        let (found, next) = page(&found, request.as_ref())?;
+        let named = found.into_iter().map(|(name, prompt)| {
+            let mut prompt = prompt.clone();
+            prompt.name = name;
+            prompt
+        });
+        let mut result = ListPromptsResult::with_all_items(named.collect());
         result.next_cursor = next;
         Ok(result)
     }
@@ -296,17 +303,18 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
-        let mut resources = Vec::new();
-        for link in links {
-            for mut resource in link.offer().resources.clone() {
-                if resources::may_be_called(link, &resource.uri) {
-                    resource.uri = resources::address(link, &resource.uri);
-                    resources.push(resource);
-                }
-            }
+        let offers: Vec<_> = links.map(|link| (link, link.offer())).collect();
+        let mut found = Vec::new();
+        for (link, offer) in &offers {
+            found.extend(offer.resources.iter().filter(|one| resources::may_be_called(link, &one.uri)).map(|one| (*link, one)));
         }
-        let (resources, next) = page(&resources, request.as_ref())?;
-        let mut result = ListResourcesResult::with_all_items(resources);
+        let (found, next) = page(&found, request.as_ref())?;
+        let named = found.into_iter().map(|(link, resource)| {
+            let mut resource = resource.clone();
+            resource.uri = resources::address(link, &resource.uri);
+            resource
+        });
+        let mut result = ListResourcesResult::with_all_items(named.collect());
         result.next_cursor = next;
         Ok(result)
     }
@@ -319,17 +327,18 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
-        let mut templates = Vec::new();
-        for link in links {
-            for mut template in link.offer().templates.clone() {
-                if resources::may_be_called(link, &template.uri_template) {
-                    template.uri_template = resources::address(link, &template.uri_template);
-                    templates.push(template);
-                }
-            }
+        let offers: Vec<_> = links.map(|link| (link, link.offer())).collect();
+        let mut found = Vec::new();
+        for (link, offer) in &offers {
+            found.extend(offer.templates.iter().filter(|one| resources::may_be_called(link, &one.uri_template)).map(|one| (*link, one)));
         }
-        let (templates, next) = page(&templates, request.as_ref())?;
-        let mut result = ListResourceTemplatesResult::with_all_items(templates);
+        let (found, next) = page(&found, request.as_ref())?;
+        let named = found.into_iter().map(|(link, template)| {
+            let mut template = template.clone();
+            template.uri_template = resources::address(link, &template.uri_template);
+            template
+        });
+        let mut result = ListResourceTemplatesResult::with_all_items(named.collect());
         result.next_cursor = next;
         Ok(result)
     }
@@ -460,10 +469,12 @@ impl ServerHandler for Door {
                         Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
                         Err(tokio::sync::broadcast::error::RecvError::Closed) => return Ok(()),
                     };
-                    if !listener.hears_of(&self.gateway.running(), &upstream) {
+                    let is_meant = |place: &&Place| place.link.upstream.name == upstream && place.uri == uri;
+                    // Most of it is not for this one; and what was may not be any more.
+                    if !wanted.iter().any(|place| is_meant(&place)) || !listener.hears_of(&self.gateway.running(), &upstream) {
                         continue;
                     }
-                    for place in wanted.iter().filter(|place| place.link.upstream.name == upstream && place.uri == uri) {
+                    for place in wanted.iter().filter(is_meant) {
                         let _ = context.sink().notify_resource_updated(place.address.clone()).await;
                     }
                 }

@@ -44,6 +44,7 @@ mod lines;
 mod metrics;
 mod misread;
 mod parked;
+mod patient;
 mod raw;
 mod render;
 mod resources;

@@ -2,6 +2,7 @@
 //! `toolgate://UPSTREAM/` before what it calls the thing itself, unless its `prefix` is empty.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -146,6 +147,8 @@ struct Subscriber {
     /// How it is told; one that hears everything for itself is only counted.
     peer: Option<Peer<RoleServer>>,
     address: String,
+    /// It is just being told.
+    telling: Arc<AtomicBool>,
 }
 
 /// Who wants to hear of which resource, and of how many each.
@@ -189,7 +192,13 @@ impl Gateway {
             }
             let subscribers = known.by_key.entry(place.key()).or_default();
             if subscribers.iter().all(|one| one.door != door) {
-                subscribers.push(Subscriber { door, listener: Arc::clone(listener), peer, address: place.address.clone() });
+                subscribers.push(Subscriber {
+                    door,
+                    listener: Arc::clone(listener),
+                    peer,
+                    address: place.address.clone(),
+                    telling: Arc::default(),
+                });
                 *known.by_door.entry(door).or_default() += 1;
             }
         }
@@ -289,13 +298,15 @@ impl Gateway {
             let running = self.running();
             subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
             drop(running);
-            // All at once: one who does not listen keeps nobody else waiting.
-            let tell = |Subscriber { peer, address, .. }: Subscriber| async move {
-                let Some(peer) = peer else { return };
-                let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address));
-                let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
-            };
-            futures_util::future::join_all(subscribers.into_iter().map(tell)).await;
+            for Subscriber { peer, address, telling, .. } in subscribers {
+                // Who is still being told of it sees this change, too, when it looks; and keeps nobody else waiting.
+                let Some(peer) = peer.filter(|_| !telling.swap(true, Ordering::AcqRel)) else { continue };
+                tokio::spawn(async move {
+                    let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address));
+                    let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+                    telling.store(false, Ordering::Release);
+                });
+            }
         }
     }
 }

@@ -38,16 +38,20 @@ use crate::identity::{Asked, Caller};
 use crate::inplace::InPlace;
 use crate::lines::bounds;
 use crate::misread::{self, Glimpse};
+use crate::patient::Patient;
 use crate::raw::{self, Message, Read};
 use crate::seat::{Held, Seated};
 use crate::straight::Straight;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long it may take nothing of what it is told.
+const UNREAD: Duration = Duration::from_secs(60);
 /// Most connections at the same time.
 const CONNECTIONS: usize = 16_384;
-/// Most sessions of older clients.
+/// Most sessions of older clients, and most of one principal where there are several.
 const SESSIONS: usize = 100_000;
+const OWN_SESSIONS: usize = SESSIONS / 10;
 /// How long a session of an older client lives without a word.
 const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
 
@@ -169,6 +173,7 @@ async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>
         let http = Arc::clone(&http);
         async move { Ok::<_, Infallible>(http.answer(request).await) }
     });
+    let stream = Patient::new(stream, UNREAD);
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
     match tls {
@@ -254,7 +259,7 @@ impl Http {
                     let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
                     return Err(self.unread(&caller, Some(""), &text, ErrorCode::INVALID_REQUEST, why).await);
                 };
-                self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
+                self.hold_session(&running, &parts.headers, &caller, asked.agent.as_deref())?;
                 let ends = (parts.method == Method::DELETE)
                     .then(|| parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok()).map(str::to_owned))
                     .flatten();
@@ -393,14 +398,20 @@ impl Http {
     }
 
     /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.
-    fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
+    fn hold_session(&self, running: &Running, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
         let Some(id) = headers.get("mcp-session-id") else {
             // An older client that names no session wants one.
+            if is_newer(headers) {
+                return Ok(());
+            }
             let mut owners = lock(&self.owners);
             if owners.len() >= SESSIONS {
                 owners.retain(|_, (_, _, last)| last.elapsed() < SESSION_LIFE);
             }
-            let many = owners.len() >= SESSIONS && !is_newer(headers);
+            // Nobody takes the places of all others.
+            let own = |owners: &HashMap<String, Owner>| owners.values().filter(|(owner, ..)| owner.principal == caller.principal).count();
+            let many =
+                owners.len() >= SESSIONS || (owners.len() >= OWN_SESSIONS && !running.keys.is_open() && own(&owners) >= OWN_SESSIONS);
             return if many { Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60))) } else { Ok(()) };
         };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;

@@ -110,7 +110,7 @@ impl Straight {
 
     async fn work(self, http: Arc<Http>, parts: Parts, tell: mpsc::Sender<ServerNotification>) -> Said {
         let client = Client {
-            id: self.id.to_string(),
+            id: Client::name(&self.id),
             meta: &self.meta,
             parts: Some(&parts),
             raw: parts.extensions.get(),

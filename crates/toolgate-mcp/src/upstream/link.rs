@@ -34,6 +34,8 @@ const HELLO: Duration = Duration::from_secs(30);
 const GOODBYE: Duration = Duration::from_millis(500);
 /// How often it is asked whether it is there.
 const PULSE: Duration = Duration::from_secs(30);
+/// How soon it is asked again what it offers.
+const SOONEST: Duration = Duration::from_millis(250);
 /// So many failures in a row, and it is left alone for a while.
 const PATIENCE: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
@@ -309,6 +311,7 @@ impl Link {
         let mut pulse = tokio::time::interval(PULSE);
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
+        let mut listed: Option<tokio::time::Instant> = None;
         let mut changes = Box::pin(async {
             self.subscribe_again(peer).await;
             self.hear_changes(peer).await;
@@ -322,7 +325,9 @@ impl Link {
                     return "toolgate ends it".to_owned();
                 }
                 () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "it has lost the thread".to_owned(),
-                () = self.relist.notified() => {
+                // However often it says that something has changed.
+                () = self.relist.notified(), if listed.is_none_or(|at| at.elapsed() > SOONEST) => {
+                    listed = Some(tokio::time::Instant::now());
                     if let Err(why) = self.list_or_work(peer).await {
                         return format!("it does not say what it offers: {why}");
                     }

@@ -115,9 +115,11 @@ impl Link {
         said
     }
 
-    /// A resource of it has changed.
+    /// A resource of it has changed. What nobody wants to hear of is not passed on.
     pub(crate) fn updated(&self, uri: String) {
-        let _ = self.updates.send((self.upstream.name.clone(), uri));
+        if lock(&self.wanted).contains(&uri) {
+            let _ = self.updates.send((self.upstream.name.clone(), uri));
+        }
     }
 
     /// Tells it whether anybody wants to hear of a resource, as that is when its turn comes. Goes on whoever waits for it. What is

@@ -23,7 +23,7 @@ use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
 pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
 pub use pins::{Accepted, Change, Pins};
-pub(crate) use route::{FromUpstream, Line};
+pub(crate) use route::{FromUpstream, Line, is_short};
 pub use scan::Suspicion;
 pub(crate) use scan::{is_invisible, is_plain};
 

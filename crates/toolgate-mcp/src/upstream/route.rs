@@ -1,6 +1,7 @@
 //! What an upstream says in the middle of a call, and who hears it.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Mutex;
 
 use rmcp::ErrorData;
@@ -8,6 +9,7 @@ use rmcp::model::{
     ClientCapabilities, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, InputRequests, InputResponses,
     ListRootsResult, LoggingLevel, LoggingMessageNotificationParam, ProgressNotificationParam, ProgressToken, RequestId,
 };
+use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
 /// Where to answer.
@@ -22,6 +24,25 @@ pub(crate) enum FromUpstream {
     Roots(Reply<ListRootsResult>),
     /// What one of 2026-07-28 wants to know, all at once.
     Inputs(InputRequests, Reply<InputResponses>),
+}
+
+/// The longest word in the middle of a call that waits for its client: many may wait.
+pub(super) const LONGEST_WORD: usize = 64 << 10;
+
+/// Whether something that an upstream says is short enough to wait for a client.
+pub(crate) fn is_short(said: &impl Serialize) -> bool {
+    struct Room(usize);
+    impl io::Write for Room {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::FileTooLarge)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    serde_json::to_writer(Room(LONGEST_WORD), said).is_ok()
 }
 
 /// The line from the client of a call to its upstream: it travels with the call.

@@ -30,7 +30,7 @@ use serde_json::value::RawValue;
 use sse_stream::SseStream;
 use tokio::net::TcpStream;
 
-use super::route::FromUpstream;
+use super::route::{FromUpstream, LONGEST_WORD};
 use crate::bounded::{LONGEST, is_too_long};
 use crate::gateway::lock;
 
@@ -361,7 +361,9 @@ fn understand(text: &[u8], id: u64, tell: &mut impl FnMut(Word)) -> Option<Resul
     };
     if let Some(method) = said.method {
         let params = said.params.map_or("{}", RawValue::get);
+        // What is longer than anybody reads is not kept for a client who may be slow.
         let word = match &*method {
+            "notifications/progress" | "notifications/message" if params.len() > LONGEST_WORD => None,
             "notifications/progress" => {
                 serde_json::from_str::<ProgressNotificationParam>(params).ok().map(|said| Word::Client(FromUpstream::Progress(said)))
             }

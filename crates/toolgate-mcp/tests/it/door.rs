@@ -154,6 +154,9 @@ async fn a_key_makes_two_calls_one() {
     assert_eq!(again["result"]["_meta"]["toolgate/replayed"], json!(true));
     let other = client.ask("tools/call", call("l")).await.1;
     assert_ne!(first["result"]["structuredContent"], other["result"]["structuredContent"]);
+    // It is kept for as long as what it stands for, and is not longer than that is worth.
+    let long = client.ask("tools/call", call(&"k".repeat(2_000))).await.1;
+    assert_eq!((&long["error"]["code"], &long["error"]["data"]["code"]), (&json!(-32602), &json!("invalid_request")), "{long}");
     gate.end().await;
 }
 
