@@ -256,6 +256,7 @@ impl Http {
             ["mcp", rest @ ..] => {
                 let Some(asked) = Asked::of(rest) else {
                     let text = self.collect(&running, &parts, body).await?;
+                    let _seat = seats(1)?;
                     let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
                     return Err(self.unread(&caller, Some(""), &text, ErrorCode::INVALID_REQUEST, why).await);
                 };
@@ -274,7 +275,10 @@ impl Http {
                 let (mut message, batch) = match read {
                     Ok(Read::One(message)) => (message, None),
                     Ok(Read::Several(messages)) => (Message::default(), Some(Batch::of(&parts, messages)?)),
-                    Err(why) => return Err(self.unread(&caller, asked.agent.as_deref(), &text, ErrorCode::PARSE_ERROR, &why).await),
+                    Err(why) => {
+                        let _seat = seats(1)?;
+                        return Err(self.unread(&caller, asked.agent.as_deref(), &text, ErrorCode::PARSE_ERROR, &why).await);
+                    }
                 };
                 drop(text);
                 if self.door.prune(&running, &caller, asked.agent.as_deref(), &mut message) {

@@ -132,7 +132,7 @@ fn an_upstream_that_lacks_a_variable_keeps_nobody_else_from_working() {
     let of = |id: u32| heard.iter().find(|message| message["id"] == json!(id)).unwrap_or_else(|| panic!("{heard:?}"))["result"].clone();
     assert!(of(1)["tools"].as_array().unwrap().iter().any(|tool| tool["name"] == "far_look"), "its tools stay listed: {heard:?}");
     assert_eq!(of(2)["structuredContent"], json!({"result": 42}));
-    let error = &of(3)["structuredContent"];
+    let error = of(3)["structuredContent"].clone();
     assert_eq!((&error["errorCategory"], &error["code"]), (&json!("TRANSIENT"), &json!("upstream_unavailable")), "{error}");
     assert_eq!(error["upstream"]["said"], "the environment has no `NO_SUCH_ROOM`");
     assert!(error["message"].as_str().unwrap().contains("away since") && error["retryAfterMs"].is_u64(), "{error}");

@@ -153,7 +153,9 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
     }
     let (mut ask, mut answers) = on_streams(&gate).await;
     let before = rows_of(&gate, "calc");
-    for line in [asked("{}", r#","_meta":{"a":1,"a":2}"#), asked("{}", r#","_meta":{"toolgate/turn":"x"}"#), asked("{}", r#","_meta":7"#)] {
+    for line in
+        [asked("{}", r#","_meta":{"a":1,"a":2}"#), asked("{}", r#","_meta":{"toolgate/turn":"x"}"#), asked("{}", r#","inputResponses":7"#)]
+    {
         ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
         let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
         let told = &said["error"]["data"];
