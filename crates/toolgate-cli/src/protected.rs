@@ -137,7 +137,6 @@ impl Protected {
     }
 }
 
-<<<<<<< HEAD
 /// Where a path leads, as far as there is something. A device is everybody's: who has no settings may have linked them to one.
 fn leads_to(path: &Path) -> Option<PathBuf> {
     let (there, rest) = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
@@ -145,7 +144,8 @@ fn leads_to(path: &Path) -> Option<PathBuf> {
         true => (there.is_file() || there.is_dir()).then_some(there),
         false => Some(there.join(rest)),
     }
-=======
+}
+
 /// A tool that reads all under a directory, which of its arguments says so, and what to do instead.
 fn searched(tool: &Spec) -> Option<(&str, String, &'static str)> {
     if let Some(command) = tool.shell_argument() {
@@ -157,5 +157,4 @@ fn searched(tool: &Spec) -> Option<(&str, String, &'static str)> {
     };
     let searches = SEARCHES.iter().any(|part| tool.name().contains(part));
     searches.then(|| (tool.name(), format!("/{argument}"), "Search a directory that does not hold it."))
->>>>>>> 134027c (Agents cannot search above toolgate's state, nor have its files unpacked or fetched over)
 }

@@ -97,6 +97,7 @@ fn a_rule_that_another_always_speaks_before_is_found_among_many() {
         places: places.iter().map(|place| (*place).to_owned()).collect(),
         lenient: false,
         whole: false,
+        from: None,
     };
     let deny = |name: &str| Deny::new(name, ["bash"]);
     let mut agent = Agent::builder("a").tool(bash);
@@ -208,9 +209,9 @@ fn conditions_that_no_argument_can_meet_are_told() {
     assert_eq!(both(Deny::new("r", ["act", "other"]).when("/amount", Condition::Above(100.into()))), "");
     assert_eq!(both(Deny::new("r", ["act", "other"]).when_cel("input.amount > 5 || input.status == \"gone\"")), "");
     // The condition of a `require` is one, too.
-    let require = toolgate::policy::Require::new("r", ["act"], ["other"]).only_when("/status", one_of(json!(["gone"])));
+    let require = toolgate::policy::Require::new("r", ["act"], ["other"]).only_when("/status", one_of(json!(["lost"])));
     let agent = Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider).effect(Effect::Read)).policy(require);
-    assert_eq!(told(agent), format!("`/status` of `act` is never \"gone\"; {status}"));
+    assert_eq!(told(agent), format!("`/status` of `act` is never \"lost\"; {status}"));
 }
 
 #[test]

@@ -500,7 +500,7 @@ async fn a_look_back_takes_the_home_of_its_time() {
 
 #[tokio::test]
 async fn a_row_holds_the_home_only_where_it_may_matter() {
-    let touches = || Condition::Touches { places: vec!["/srv/agent/.ssh".to_owned()], lenient: false, whole: false };
+    let touches = || Condition::Touches { places: vec!["/srv/agent/.ssh".to_owned()], lenient: false, whole: false, from: None };
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
         .tool(Tool::external("read", "Reads a file.", None))
