@@ -12,8 +12,8 @@ pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Res
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(4)))?;
     stream.set_write_timeout(Some(Duration::from_secs(4)))?;
-    stream.write_all(format!("{client}\n{agent}\n").as_bytes())?;
-    stream.write_all(event)?;
+    // In one piece: each wakes the service.
+    stream.write_all(&[format!("{client}\n{agent}\n").as_bytes(), event].concat())?;
     stream.shutdown(Shutdown::Write)?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
