@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use toolgate::SignedDuration;
 use toolgate::config::Config;
+pub(crate) use toolgate::home::home;
 use toolgate::json::Digest;
 
 /// The name of a configuration.
@@ -157,11 +158,6 @@ fn key(path: &Path) -> String {
 /// A directory that the environment names. A relative one counts for nothing.
 fn absolute(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
-}
-
-/// The user's home. One that is relative, or empty, would be wherever one stands: in a project, whose word does not count.
-pub(crate) fn home() -> Option<PathBuf> {
-    std::env::home_dir().filter(|home| home.is_absolute())
 }
 
 /// The digest of a configuration with all that it includes.

@@ -10,6 +10,7 @@ mod context;
 mod error;
 mod event;
 mod gate;
+pub mod home;
 pub mod hook;
 pub mod json;
 mod ledger;

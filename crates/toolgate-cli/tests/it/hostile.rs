@@ -213,3 +213,20 @@ fn whatever_surrounds_it_is_no_permission() {
         assert_eq!(sh(&project, &format!("{hook} --config toolgate.toml"), &input).0, 2);
     }
 }
+
+#[test]
+fn somebody_whom_no_file_lists_is_answered() {
+    let project = Project::with(CONFIG);
+    // Only root can be somebody else.
+    if sh(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
+        eprintln!("SKIPPED: this is tried as root, with `setpriv`");
+        return;
+    }
+    std::fs::copy(assert_cmd::cargo::cargo_bin("toolgate-hook"), project.path("hook")).unwrap();
+    std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let line = format!("cd / && env -u HOME setpriv --reuid 54321 --clear-groups '{}'", project.path("hook").display());
+    let (code, stdout, stderr) = sh(&project, &line, &bash("a", "ls"));
+    let answer: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
+    assert_eq!((code, decision(&answer).0), (0, "deny"), "{stdout}{stderr}");
+    assert!(decision(&answer).1.contains("there is no home directory"), "{stdout}");
+}

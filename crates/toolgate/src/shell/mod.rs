@@ -493,7 +493,7 @@ impl<'h> Place<'h> {
 
 /// The home directory of whoever runs this, without a slash at its end; `~` where there is none.
 pub(crate) fn home() -> String {
-    match std::env::home_dir() {
+    match crate::home::home() {
         Some(home) => normal(&home.display().to_string()).trim_end_matches('/').to_owned(),
         None => "~".to_owned(),
     }
