@@ -54,7 +54,8 @@ struct Question {
 pub(crate) fn run(args: &Args) -> ExitCode {
     super::signals::outlive_limits();
     let serve = || -> io::Result<()> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        // On one thread nobody waits for another to be woken; what takes time is the disk.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(serve(args))
     };
     match serve() {
@@ -226,7 +227,7 @@ impl Service {
     /// What is asked, and by whom: the kernel says so.
     async fn question(&self, stream: &mut UnixStream) -> io::Result<(Question, String)> {
         let user = place::name_of(stream.peer_cred()?.uid());
-        let mut text = String::new();
+        let mut text = String::with_capacity(16 << 10);
         tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + 1).read_to_string(&mut text)).await??;
         let unread = || io::Error::other("it is no question");
         let (client, rest) = text.split_once('\n').ok_or_else(unread)?;
