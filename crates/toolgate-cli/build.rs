@@ -4,21 +4,40 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// What the standard library of Rust links to.
 const LIBRARIES: [&str; 7] = ["gcc_s", "util", "rt", "pthread", "m", "dl", "c"];
 
+/// A program that needs something of each: threads, what unwinds and what shows where it stands.
+const TRIAL: &str = r#"fn main() {
+    let root = std::thread::spawn(|| std::env::args().count() as f64).join().unwrap_or_default().powf(0.5).sin();
+    let caught = std::panic::catch_unwind(move || if root < 2.0 { std::panic::panic_any(root) });
+    let place = std::backtrace::Backtrace::force_capture().to_string();
+    std::process::exit(if caught.is_err() && !place.is_empty() { 0 } else { 1 });
+}
+"#;
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    // Another compiler, or another linker, may not do what this one does.
+    for name in ["PATH", "RUSTFLAGS"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
     let said = |name: &str| std::env::var(name).unwrap_or_default();
     let here = said("HOST") == said("TARGET") && said("CARGO_CFG_TARGET_OS") == "linux" && said("CARGO_CFG_TARGET_ENV") == "gnu";
+    // Who names a linker or its flags has something in mind.
+    let is_named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !here || ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_LINKER"].into_iter().any(is_named) {
+        return;
+    }
     let stands_in = Path::new(&said("OUT_DIR")).join("static");
-    if !here || !said("RUSTFLAGS").is_empty() || !said("CARGO_ENCODED_RUSTFLAGS").is_empty() || stand_in(&stands_in).is_none() {
+    let arguments = ["-static".to_owned(), "-no-pie".to_owned(), format!("-L{}", stands_in.display())];
+    if stand_in(&stands_in).is_none() || !links(&stands_in, &arguments) {
         return;
     }
     for program in ["toolgate-hook", "toolgate-ask"] {
-        for argument in ["-static", "-no-pie", &format!("-L{}", stands_in.display())] {
+        for argument in &arguments {
             println!("cargo::rustc-link-arg-bin={program}={argument}");
         }
     }
@@ -31,17 +50,40 @@ fn stand_in(directory: &Path) -> Option<()> {
     for library in LIBRARIES {
         let mut script = String::from("GROUP(");
         if !matches!(library, "gcc_s" | "c") {
-            write!(script, "{} ", archive(library)?.display()).ok()?;
+            write!(script, "\"{}\" ", archive(library)?).ok()?;
         }
-        write!(script, "{} {} {})", unwinder.display(), runtime.display(), c.display()).ok()?;
+        write!(script, "\"{unwinder}\" \"{runtime}\" \"{c}\")").ok()?;
         std::fs::write(directory.join(format!("lib{library}.so")), script).ok()?;
     }
     Some(())
 }
 
-/// Where the linker's driver has an archive.
-fn archive(library: &str) -> Option<PathBuf> {
+/// Where the linker's driver has an archive. Once that is another one, the scripts are written anew.
+fn archive(library: &str) -> Option<String> {
     let said = Command::new("cc").arg(format!("-print-file-name=lib{library}.a")).output().ok()?;
     let path = PathBuf::from(String::from_utf8(said.stdout).ok()?.trim());
-    path.is_absolute().then_some(path)?.canonicalize().ok()
+    let path = path.is_absolute().then_some(path)?.canonicalize().ok()?;
+    // Between quotes, a script takes everything but these as it stands.
+    let path = path.to_str().filter(|path| !path.contains(['"', '\n']))?.to_owned();
+    println!("cargo::rerun-if-changed={path}");
+    Some(path)
+}
+
+/// Whether a program that is linked this way comes about, and runs.
+fn links(directory: &Path, arguments: &[String]) -> bool {
+    let (source, program) = (directory.join("trial.rs"), directory.join("trial"));
+    if std::fs::write(&source, TRIAL).is_err() {
+        return false;
+    }
+    let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    compiler.args(["--edition", "2021", "--crate-name", "trial", "--crate-type", "bin"]).arg("-o").arg(&program).arg(&source);
+    for argument in arguments {
+        compiler.arg("-C").arg(format!("link-arg={argument}"));
+    }
+    runs(&mut compiler) && runs(&mut Command::new(&program))
+}
+
+/// Whether a program says that all is well. What else it says is nobody's business.
+fn runs(program: &mut Command) -> bool {
+    program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
