@@ -1,8 +1,9 @@
 //! What an agent must not touch, whichever door it comes through.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use toolgate::{Effect, Spec};
 
@@ -16,6 +17,39 @@ pub(crate) struct Protected {
     fixed: Vec<String>,
     /// Where an agent begins.
     project: String,
+    /// What stands on the ways to all that.
+    links: Links,
+}
+
+/// What stands on the ways to some places, and where it leads if it is a link: while that stays the same, the places are where they
+/// were.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Links(BTreeMap<String, Option<String>>);
+
+impl Links {
+    /// Looks at all that stands on the way to a place, and where links lead on the ways there.
+    fn follow(&mut self, place: &Path) {
+        let mut ways = vec![place.to_owned()];
+        while let Some(way) = ways.pop() {
+            for step in way.ancestors() {
+                let Some(above) = step.parent() else { break };
+                let name = step.display().to_string();
+                // What is above it was looked at with it.
+                if self.0.contains_key(&name) {
+                    break;
+                }
+                let leads = std::fs::read_link(step).ok();
+                ways.extend(leads.iter().map(|leads| above.join(leads)));
+                self.0.insert(name, leads.map(|leads| leads.display().to_string()));
+            }
+        }
+    }
+
+    /// Whether all of it is as it was.
+    pub(crate) fn hold(&self) -> bool {
+        let leads = |path: &str| std::fs::read_link(path).ok().map(|leads| leads.display().to_string());
+        self.0.iter().all(|(path, was)| leads(path) == *was)
+    }
 }
 
 /// Verbs that answer for a person, switch toolgate off, pass for it, or look into what it knows of every project.
@@ -50,6 +84,9 @@ impl Protected {
     pub(crate) fn of(found: &InForce, state: &State) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let shown = |path: PathBuf| path.display().to_string();
+        // Looked at before anybody follows them: what changes meanwhile is seen the next time.
+        let mut links = Links::default();
+        links.follow(&found.store);
         let mut secret = vec![shown(state.path().to_owned())];
         // What stands beside a ledger stands beside it wherever a link leads.
         for store in [found.store.clone()].into_iter().chain(leads_to(&found.store)).map(shown) {
@@ -73,6 +110,7 @@ impl Protected {
             fixed.extend([".claude/settings.local.json", ".codex/config.toml"].iter().map(|file| shown(home.join(file))));
         }
         fixed.sort();
+        secret.iter().chain(&fixed).for_each(|place| links.follow(Path::new(place)));
         for places in [&mut secret, &mut fixed] {
             // What a link leads to is the same by that name.
             let there: Vec<String> = places.iter().filter_map(|place| leads_to(Path::new(place))).map(shown).collect();
@@ -82,7 +120,11 @@ impl Protected {
         }
         // Where nobody knows, it is above everything.
         let project = place::project().map_or_else(|_| "/".to_owned(), shown);
-        Self { secret, fixed, project }
+        Self { secret, fixed, project, links }
+    }
+
+    pub(crate) const fn links(&self) -> &Links {
+        &self.links
     }
 
     /// The rules, as a policy file: recorded, replayed and explained like any other. Tools that need not be about files at all name one

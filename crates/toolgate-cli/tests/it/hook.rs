@@ -526,6 +526,34 @@ fn what_is_kept_ready_is_dropped_when_anything_changes() {
 }
 
 #[test]
+fn what_is_kept_ready_is_dropped_when_a_link_leads_elsewhere() {
+    let link = |from: PathBuf, to: PathBuf| {
+        std::fs::rename(&from, &to).unwrap();
+        std::os::unix::fs::symlink(to, from).unwrap();
+    };
+    for (serves, args) in [(false, ["hook", "--config", "toolgate.toml"]), (true, ["hook", "--socket", "hook.sock"])] {
+        let project = Project::with(CONFIG);
+        project.write("project/.claude/settings.json", "{}");
+        project.write("dotfiles/other.json", "{}");
+        std::thread::sleep(std::time::Duration::from_millis(1_200));
+        let _service = serves.then(|| Service::start(&project));
+        let write = |id: &str, name: &str| {
+            let answer = project.hook_as(&args, &event("PreToolUse", id, "Write", json!({"file_path": project.path(name), "content": id})));
+            decision(&answer).0.to_owned()
+        };
+        assert_eq!(write("t1", "dotfiles/one.json"), "none");
+        assert_eq!(write("t2", "dotfiles/one.json"), "none");
+        assert!(serves || project.path(".local/state/toolgate/compiled").exists());
+        link(project.path("project/.claude/settings.json"), project.path("dotfiles/one.json"));
+        assert_eq!(write("t3", "dotfiles/one.json"), "deny");
+        // Nothing of a file changes where its directory is moved.
+        assert_eq!(write("t4", "dotfiles/claude/settings.local.json"), "none");
+        link(project.path("project/.claude"), project.path("dotfiles/claude"));
+        assert_eq!(write("t5", "dotfiles/claude/settings.local.json"), "deny");
+    }
+}
+
+#[test]
 fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
     let config =
         format!("include = [\"more.toml\"]\n{CONFIG}\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\n");

@@ -1,5 +1,5 @@
 //! A configuration as far as one tool needs it, kept ready in the user's own state directory. It is written with a key from
-//! there, and counts for nothing once any file that it came from has changed.
+//! there, and counts for nothing once any file that it came from has changed, or a link leads elsewhere.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,6 +17,7 @@ use toolgate::{Agent, Dialect, Excerpt};
 
 use super::Args;
 use crate::place::{InForce, Stamp, State, is_settled, stamp};
+use crate::protected::{Links, Protected};
 
 /// What is kept for calls of one tool.
 #[derive(Serialize, Deserialize)]
@@ -24,6 +25,8 @@ pub(super) struct Compiled {
     /// The program that wrote it.
     program: Option<Stamp>,
     files: Vec<(OsString, Option<Stamp>)>,
+    /// Where what is protected was found.
+    links: Links,
     pub(super) agent: String,
     pub(super) granted: bool,
     /// Whether to ask where the gate fails, and about tools that are not declared.
@@ -75,7 +78,7 @@ impl Compiled {
         known.verify_slice(sum).ok()?;
         let compiled: Self = serde_json::from_slice(body).ok()?;
         let same = compiled.program == program() && compiled.files.iter().all(|(path, was)| stamp(Path::new(path)) == *was);
-        same.then_some(compiled)
+        (same && compiled.links.hold()).then_some(compiled)
     }
 
     /// Keeps what a configuration comes to, for each of an agent's tools. What cannot be kept is read again next time.
@@ -95,6 +98,7 @@ impl Compiled {
             let compiled = Self {
                 program: program(),
                 files: files.clone(),
+                links: found.links.clone(),
                 agent: agent.name().to_owned(),
                 granted: found.granted.iter().any(|name| *name == *tool),
                 asks: found.asks,
@@ -123,6 +127,7 @@ impl Compiled {
 /// What of a configuration is kept beside its rules.
 pub(super) struct Beside {
     files: Vec<(PathBuf, Option<Stamp>)>,
+    links: Links,
     read: Vec<PathBuf>,
     since: SystemTime,
     granted: Vec<String>,
@@ -133,11 +138,12 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    pub(super) fn of(found: &InForce, agent: &str) -> Self {
+    pub(super) fn of(found: &InForce, agent: &str, protected: &Protected) -> Self {
         let ask = |otherwise| otherwise == toolgate::config::Otherwise::Ask;
         let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
         Self {
             files: found.looked_at.clone(),
+            links: protected.links().clone(),
             read: found.files.clone(),
             since: found.since,
             granted: found.config.granted(agent).map(str::to_owned).collect(),
@@ -146,5 +152,10 @@ impl Beside {
             notice: found.notice.clone(),
             store: found.store.clone(),
         }
+    }
+
+    /// Whether what is protected is where it was found.
+    pub(super) fn links_hold(&self) -> bool {
+        self.links.hold()
     }
 }

@@ -138,8 +138,8 @@ impl Door {
         };
         let has_hooks = found.config.has_hooks();
         let granted = found.config.granted(&agent).map(str::to_owned).collect();
-        let beside = Some((Beside::of(&found, &agent), String::new()));
         let protected = Protected::of(&found, state);
+        let beside = Some((Beside::of(&found, &agent, &protected), String::new()));
         let config = match tool.filter(|tool| settings.undeclared == Otherwise::Ask && !tool.is_empty()) {
             Some(tool) => found.config.with_undeclared(&agent, tool),
             None => found.config,
@@ -157,6 +157,11 @@ impl Door {
         let gate = open();
         let dialect = gate.as_ref().ok().and_then(|gate| gate.agent(&agent)).map(toolgate::Agent::dialect).unwrap_or_default();
         Ok(Self { gate, agent, granted, settings, notice, has_hooks, dialect, beside })
+    }
+
+    /// Whether what it protects is where it was when the gate was opened.
+    pub(super) fn links_hold(&self) -> bool {
+        self.beside.as_ref().is_none_or(|(beside, _)| beside.links_hold())
     }
 
     pub(super) const fn has_hooks(&self) -> bool {

@@ -159,8 +159,15 @@ impl Service {
                 Ok(())
             }
             Err(why) => {
+                // What was read before protects what it names where that is now.
+                let found = InForce::clone(&lock(&self.now).found);
+                let again = InUse::of(found, &self.path, &self.state, &self.store);
+                let mut now = lock(&self.now);
+                if let Ok(again) = again {
+                    *now = again;
+                }
                 // Said once for each change.
-                lock(&self.now).files = before;
+                now.files = before;
                 Err(why)
             }
         }
@@ -197,7 +204,13 @@ impl Service {
 
     /// The door for an agent, of the files as they are now; as they were, where they do not load any more.
     fn current(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
-        let changed = lock(&self.now).files.iter().any(|(file, was)| stamp(file) != *was);
+        let (files, door) = {
+            let now = lock(&self.now);
+            (now.files.clone(), now.doors.values().next().map(Arc::clone))
+        };
+        // All doors protect the same.
+        let moved = door.is_some_and(|door| !door.links_hold());
+        let changed = moved || files.iter().any(|(file, was)| stamp(file) != *was);
         if changed && let Err(why) = self.read() {
             anstream::eprintln!("error: {} stays in force as it was: {why}", self.config.display());
         }
