@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use toolgate::store::StoreError;
 use toolgate::{SignedDuration, Timestamp};
 use toolgate_store::{Filter, Ledger, SqliteStore};
 
@@ -12,23 +13,44 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Takes out of a ledger what is older than it is to be kept, at once and every day from then on. How long that is, is asked each time;
 /// what has gone is told.
-pub(crate) async fn keep(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDuration>, tell: impl Fn(&str)) {
-    let mut days = tokio::time::interval(DAY);
-    loop {
-        days.tick().await;
-        // Longer ago than there was time, there was nothing.
-        let Some(before) = kept().and_then(|kept| Timestamp::now().checked_sub(kept).ok()) else { continue };
-        match store.prune(before, before).await {
-            Ok(gone) if gone.rows == 0 && gone.sealed == 0 => {}
-            Ok(gone) => tell(&format!(
-                "{} and {} from before {} are gone, as `retention` says",
-                counted(gone.rows, "row"),
-                counted(gone.sealed, "sealed record"),
-                time(before)
-            )),
-            Err(error) => anstream::eprintln!("error: rows that `retention` lets go are still there: {error}"),
+pub(crate) fn keep(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDuration>, tell: impl Fn(&str)) -> impl Future<Output = ()> {
+    // Before anybody writes a row by the clock of this start.
+    let (began, begun) = (borne_out(store.path()), Instant::now());
+    let mut first = began;
+    async move {
+        let mut days = tokio::time::interval(DAY);
+        loop {
+            days.tick().await;
+            // Time that was waited for has passed, also where nobody wrote anything.
+            let waited = SignedDuration::try_from(begun.elapsed()).ok();
+            let waited = began.zip(waited).and_then(|(began, waited)| began.checked_add(waited).ok());
+            let now = first.take().or_else(|| borne_out(store.path())).max(waited).map(|now| now.min(Timestamp::now()));
+            // Longer ago than there was time, there was nothing.
+            let Some(before) = kept().zip(now).and_then(|(kept, now)| now.checked_sub(kept).ok()) else { continue };
+            match store.prune(before, before).await {
+                Ok(gone) if gone.rows == 0 && gone.sealed == 0 => {}
+                Ok(gone) => tell(&format!(
+                    "{} and {} from before {} are gone, as `retention` says",
+                    counted(gone.rows, "row"),
+                    counted(gone.sealed, "sealed record"),
+                    time(before)
+                )),
+                Err(error) => still_there(&error),
+            }
         }
     }
+}
+
+/// What time it is, as far as a ledger bears it out: at most a day after its newest row. A clock that is ahead would let all rows go.
+fn borne_out(store: &Path) -> Option<Timestamp> {
+    let last = Filter { most: Some(1), newest_first: true, ..Filter::default() };
+    let rows = Ledger::open(store).and_then(|ledger| ledger.find(&last)).inspect_err(still_there).ok()?;
+    let newest = rows.first()?.row.at;
+    Some(newest.checked_add(SignedDuration::from_hours(24)).unwrap_or(Timestamp::MAX).min(Timestamp::now()))
+}
+
+fn still_there(error: &StoreError) {
+    anstream::eprintln!("error: rows that `retention` lets go are still there: {error}");
 }
 
 /// What a person should know of how long rows are kept: where somebody has said so, and where they have become old.

@@ -120,6 +120,12 @@ impl SqliteStore {
         Arc::clone(self.shared.keys().public())
     }
 
+    /// The file that it is in.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The name of this ledger: another file at the same path has another.
     #[must_use]
     pub fn id(&self) -> &str {

@@ -185,6 +185,15 @@ fn rows_go_by_themselves_only_where_the_configuration_says_when() {
     let elsewhere = ["serve", "--config", "../toolgate.toml", "--listen", "127.0.0.1:0", "--store", "ledger.db"];
     assert!(!served(&project, &elsewhere).contains("are gone"));
     assert_eq!(project.run(&["audit", "query", "--json"], "").1.lines().count(), 31);
+    // A clock that is far ahead of the newest row lets nothing go.
+    let written = |from: &str, to: &str| {
+        let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
+        let (from, to) = (format!("\"at\":\"{from}"), format!("\"at\":\"{to}"));
+        ledger.execute("UPDATE ledger SET body = replace(body, ?1, ?2)", [from, to]).unwrap();
+    };
+    written("20", "19");
+    assert!(!served(&project, &serve).contains("are gone"));
+    written("19", "20");
     let line = heard(&mut Running::start(&project, &serve), "are gone");
     assert!(line.starts_with("31 rows and 0 sealed records from before "), "{line}");
     assert_eq!(project.run(&["audit", "query", "--json"], "").1, "");
