@@ -60,6 +60,14 @@ fn an_answer_that_nobody_hears_is_an_exit_code() {
         assert_eq!(sh(&project, &format!("{hook} >&- 2>&-"), &command("f", "git push -q")).0, 2);
         assert_eq!(sh(&project, &format!("{hook} <&-"), "").0, 2);
     }
+    // Nor does it take /proc to know, where a test may hide that.
+    let hidden = |what: &str| format!("unshare -rm sh -c \"mount -t tmpfs none /proc && {what}\"");
+    if sh(&project, &hidden("true"), "").0 == 0 {
+        for hook in [&small, &large] {
+            let (said, _, stderr) = sh(&project, &hidden(&format!("{hook} >&-")), &bash("h", "git push -v"));
+            assert_eq!(said, 2, "{hook}: {stderr}");
+        }
+    }
     // The client of a service does not read what it passes on.
     for (reply, code) in
         [("0{}\n", 0), ("0{\"permission\":\"allow\"}\n", 0), ("0{\"hookSpecificOutput\":{\"permissionDecision\":\"deny\"}}\n", 2)]

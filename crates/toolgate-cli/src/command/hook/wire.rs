@@ -3,6 +3,8 @@
 
 use std::io::{Error, Read, Result, Write};
 use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -34,9 +36,12 @@ pub(crate) fn later(time: Duration, what: impl FnOnce() + Send + 'static) -> Res
     std::thread::Builder::new().stack_size(64 << 10).spawn(wait).map(drop)
 }
 
-/// Whether standard output leads nowhere: so it is where it was closed before the program began.
+/// Whether standard output leads nowhere: so it is where it was closed before the program began. Where that cannot be told, nobody hears.
 pub(crate) fn is_unheard() -> bool {
-    std::fs::read_link("/proc/self/fd/1").is_ok_and(|path| path == Path::new("/dev/null"))
+    let told = std::io::stdout().as_fd().try_clone_to_owned().and_then(|told| std::fs::File::from(told).metadata());
+    let (Ok(told), Ok(nowhere)) = (told, std::fs::metadata("/dev/null")) else { return true };
+    let is_device = told.file_type().is_char_device() && told.rdev() == nowhere.rdev();
+    is_device || (told.dev(), told.ino()) == (nowhere.dev(), nowhere.ino())
 }
 
 /// What is said where an answer was not heard.
