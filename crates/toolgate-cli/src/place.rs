@@ -31,6 +31,11 @@ impl State {
         base.map(|base| base.join("toolgate")).ok_or_else(|| io::Error::other("there is no home directory; set TOOLGATE_STATE"))
     }
 
+    /// It by its name, for who only wants to know which paths are in it.
+    pub(crate) fn unopened() -> io::Result<Self> {
+        Self::path_of().map(Self)
+    }
+
     /// Opens it, or makes it: nobody else may look into it.
     pub(crate) fn open() -> io::Result<Self> {
         let path = Self::path_of()?;
@@ -292,6 +297,24 @@ impl InForce {
         let above = directory.ancestors().map(|directory| directory.join(FILE));
         let more = above.chain(own()).chain([state.path().join("trusted.json")]).map(|path| (path.clone(), stamp(&path)));
         Ok(Self { looked_at: more.chain(found.looked_at).collect(), since, ..found })
+    }
+
+    /// What would hold here, whether or not somebody has accepted it yet: the configuration of the project, and the user's own.
+    pub(crate) fn tried(state: &State) -> io::Result<Self> {
+        let own = match own() {
+            Some(path) if is_there(&path)? => Some(path),
+            _ => None,
+        };
+        let (config, files) = match (here(None), own) {
+            (Ok(project), Some(own)) => (with_known(Config::load(&project)?.under(Config::load(&own)?), &project)?, vec![project, own]),
+            (Ok(one), None) | (Err(_), Some(one)) => (with_known(Config::load(&one)?, &one)?, vec![one]),
+            (Err(error), None) => return Err(error),
+        };
+        let found = Self::of(config, files, None, state)?;
+        let directory = std::env::current_dir()?;
+        // A file in any of these would count as well.
+        let above = directory.ancestors().map(|directory| directory.join(FILE)).map(|path| (path.clone(), stamp(&path)));
+        Ok(Self { looked_at: above.chain(found.looked_at).collect(), ..found })
     }
 
     fn found(directory: &Path, state: &State, since: SystemTime) -> io::Result<Self> {

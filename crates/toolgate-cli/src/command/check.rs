@@ -10,11 +10,13 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use toolgate::config::{Config, ConfigError, PolicyTest, TestCall, read_tests};
+use toolgate::config::{Config, ConfigError, Otherwise, PolicyTest, TestCall, read_tests};
 use toolgate::policy::Problem;
 use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
+use crate::place::{self, InForce, State};
+use crate::protected::Protected;
 
 /// Try calls against a configuration: what would become of each, and why. No tool runs, and nothing live is touched.
 ///
@@ -29,7 +31,7 @@ pub(crate) struct Args {
     /// Calls, each a JSON object, or files of calls; standard input unless said.
     #[arg(value_name = "CALL|FILE", conflicts_with = "tests")]
     calls: Vec<String>,
-    /// The configuration; that of the project here unless said.
+    /// The configuration alone; without it, all that a call meets here.
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
     /// One JSON object a line: {"decision", "gate", "rule", "error"}.
@@ -93,12 +95,62 @@ pub(super) struct Desk {
     external: Vec<(String, String)>,
     /// Rules that could decide.
     rules: Vec<String>,
+    /// What would be in force here, where that is asked.
+    in_force: Option<Arc<(InForce, State)>>,
 }
 
 impl Desk {
-    pub(super) fn open(config: Option<&PathBuf>) -> io::Result<Self> {
+    /// A configuration by itself.
+    fn open(config: Option<&PathBuf>) -> io::Result<Self> {
+        let path = place::here(config)?;
+        Self::of(place::with_known(Config::load(&path)?, &path)?)
+    }
+
+    /// The configuration that is given; else all that a call meets here.
+    pub(super) fn open_here(config: Option<&PathBuf>) -> io::Result<Self> {
+        if config.is_some() {
+            return Self::open(config);
+        }
+        let state = State::unopened()?;
+        let found = InForce::tried(&state)?;
+        Self::with_built_in(Arc::new((found, state)), None)
+    }
+
+    /// With the rules that are built in, and perhaps a tool of an agent that no file declares.
+    fn with_built_in(in_force: Arc<(InForce, State)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
+        let (found, state) = &*in_force;
+        let (protected, project) = (Protected::of(found, state), place::project()?);
+        let config = match undeclared {
+            Some((agent, tool)) => found.config.clone().with_undeclared(agent, tool),
+            None => found.config.clone(),
+        };
+        // As the door would have it that the tools are behind: a hook, or the gateway.
+        let config = config.with_policies("(built in)", |tools| {
+            let is_served = tools.iter().any(|tool| !tool.is_run_by_client());
+            protected.rules(tools, is_served.then_some(project.as_path()))
+        });
+        let desk = Self::of(config)?;
+        Ok(Self { in_force: Some(in_force), ..desk })
+    }
+
+    /// The desk for a tool that no file declares, where a person is asked about such.
+    fn for_undeclared(&self, agent: &str, tool: &str) -> io::Result<Option<Self>> {
+        let lacks = !tool.is_empty() && self.gate.agent(agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool));
+        match &self.in_force {
+            Some(here) if lacks && here.0.config.client.undeclared == Otherwise::Ask => {
+                Self::with_built_in(Arc::clone(here), Some((agent, tool))).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn of(config: Config) -> io::Result<Self> {
         let script = Arc::new(Script::default());
-        let agents = load(config, &script)?;
+        let handler: Arc<dyn Handler> = script.clone();
+        let agents = config.agents(Some(&handler)).map_err(|error| {
+            let problems = error.render(io::stderr().is_terminal());
+            io::Error::other(format!("the configuration does not load\n\n{problems}"))
+        })?;
         let names: Vec<String> = agents.iter().map(|agent| agent.name().to_owned()).collect();
         let rules = agents.iter().flat_map(|agent| agent.enforced_rules().map(str::to_owned)).collect();
         let run_by_client = |agent: &Agent| {
@@ -107,7 +159,7 @@ impl Desk {
         };
         let external = agents.iter().flat_map(run_by_client).collect();
         let gate = agents.into_iter().fold(Toolgate::builder(), toolgate::ToolgateBuilder::agent).build()?;
-        Ok(Self { gate, script, names, external, rules })
+        Ok(Self { gate, script, names, external, rules, in_force: None })
     }
 
     /// The agent that a call is for.
@@ -129,7 +181,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if !args.tests.is_empty() {
         return run_tests(args);
     }
-    let desk = Desk::open(args.config.as_ref())?;
+    let desk = Desk::open_here(args.config.as_ref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = anstream::stdout().lock();
     for given in calls(args) {
@@ -153,6 +205,8 @@ pub(super) fn tell(
     let placed = |why: String| io::Error::other(format!("{place}: {why}"));
     let tried = read(line).map_err(placed)?;
     let agent = desk.agent(tried.agent.as_ref()).map_err(placed)?;
+    let undeclared = desk.for_undeclared(&agent, &tried.tool)?;
+    let desk = undeclared.as_ref().unwrap_or(desk);
     let explained = if explains { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
     let answer = runtime.block_on(desk.decide(&agent, &tried));
     let verdict = verdict(&answer);
@@ -202,16 +256,6 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
         }
     };
     Box::new(args.calls.iter().flat_map(one))
-}
-
-fn load(config: Option<&PathBuf>, script: &Arc<Script>) -> io::Result<Vec<Agent>> {
-    let path = crate::place::here(config)?;
-    let config = crate::place::with_known(Config::load(&path)?, &path)?;
-    let handler: Arc<dyn Handler> = script.clone();
-    config.agents(Some(&handler)).map_err(|error| {
-        let problems = error.render(io::stderr().is_terminal());
-        io::Error::other(format!("the configuration does not load\n\n{problems}"))
-    })
 }
 
 /// A line as it is written: arguments stay the text they are, so that two keys of one name are seen.

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Calls: each by its id, of which the beginning or the end will do, or as a JSON object.
     #[arg(value_name = "CALL", required = true)]
     calls: Vec<Asked>,
-    /// The configuration, for calls that were not made; that of the project here unless said.
+    /// The configuration alone, for calls not made; without it, all that a call meets here.
     #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
     config: Option<PathBuf>,
     /// One JSON object a call.
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     // Each is opened where somebody asks for it.
     let ledger = if args.is_offline() { None } else { Some(open(store)?) };
     let tries = args.calls.iter().any(|call| matches!(call, Asked::Tried(_)));
-    let desk = if tries { Some(Desk::open(args.config.as_ref())?) } else { None };
+    let desk = if tries { Some(Desk::open_here(args.config.as_ref())?) } else { None };
     let mut out = anstream::stdout().lock();
     for (number, call) in args.calls.iter().enumerate() {
         let place = format!("call {}", number + 1);

@@ -305,6 +305,35 @@ fn another_ledger_in_the_place_of_one_is_noticed() {
 }
 
 #[test]
+fn what_is_tried_meets_what_a_hook_meets() {
+    let own = "name = \"coder\"\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
+               where = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
+    let project = Project::new();
+    let tried = |args: &[&str], command: &str| {
+        let call = json!({"tool": "bash", "arguments": {"command": command}}).to_string();
+        let (code, said, told) = project.run(&[args, &[call.as_str()]].concat(), "");
+        assert_eq!(code, 0, "{told}");
+        said
+    };
+    // Also where there is only one's own file.
+    project.write(".config/toolgate/toolgate.toml", own);
+    assert!(tried(&["check"], "curl x.example").contains("no_curl"));
+    project.write("project/toolgate.toml", CONFIG);
+    for verb in ["check", "explain"] {
+        assert!(tried(&[verb], "git push").contains("no_push"), "{verb}");
+        assert!(tried(&[verb], "curl x.example").contains("no_curl"), "{verb}");
+        assert!(tried(&[verb], "rm .claude/settings.json").contains("own_files"), "{verb}");
+        assert!(tried(&[verb], "cat ~/.local/state/toolgate/key").contains("own_state"), "{verb}");
+        assert!(tried(&[verb], "ls").starts_with("allow"), "{verb}");
+        // A file that is named is all there is.
+        for command in ["curl x.example", "cat ~/.local/state/toolgate/key"] {
+            assert!(tried(&[verb, "--config", "toolgate.toml"], command).starts_with("allow"), "{verb} {command}");
+        }
+    }
+    assert!(!project.path(".local").exists(), "nothing is touched");
+}
+
+#[test]
 fn a_nearer_file_cannot_be_put_before_one_that_holds() {
     let project = Project::with(CONFIG);
     project.write(".config/toolgate/toolgate.toml", "[tools.write]\nkind = \"client\"\npolicy = \"open\"\n");

@@ -85,8 +85,12 @@ fn every_client_gets_a_configuration_that_loads_and_hooks_in_its_own_form() {
         assert!(said.starts_with("exit 0\n"), "{client}: {said}");
         let written: Value = serde_json::from_str(&project.read(&format!("project/{file}"))).unwrap();
         assert!(written["hooks"].is_object(), "{written}");
-        let said = project.said(&["check"], r#"{"tool": "nothing", "arguments": {}}"#);
+        let nothing = r#"{"tool": "nothing", "arguments": {}}"#;
+        let said = project.said(&["check", "--config", "toolgate.toml"], nothing);
         assert!(said.contains("unknown_tool"), "{said}");
+        // As the client would be told: who is not declared is asked about.
+        let said = project.said(&["check"], nothing);
+        assert!(said.starts_with("exit 0\nask   nothing"), "{said}");
     }
     let project = Project::new();
     insta::assert_snapshot!("init_bare", project.said(&["init"], ""));
