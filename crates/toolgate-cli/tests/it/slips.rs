@@ -123,6 +123,9 @@ fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
         .map(|row| serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["decision"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!(decisions, ["succeeded", "succeeded", "refused"], "{rows}");
+    let first: serde_json::Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
+    let (_, why, told) = project.run(&["explain", first["row"]["call"].as_str().unwrap()], "");
+    assert!(why.contains("left to the client of ") && !why.contains("approved by"), "{why}{told}");
 }
 
 #[test]

@@ -12,6 +12,9 @@ use crate::code;
 use crate::error::{ApprovalRef, ToolError};
 use crate::store::{Approval, ApprovalState};
 
+/// What a row says where the client asks its own user, before whose name that is.
+pub(super) const LEFT_TO: &str = "left to the client of ";
+
 impl Toolgate {
     pub(super) async fn approve(&self, judgement: Judgement, call: &Call, trail: &mut Trail) -> Result<(Permit, Option<String>), Stop> {
         trail.rule = judgement.asked().first().map(|asked| asked.by.clone());
@@ -36,7 +39,7 @@ impl Toolgate {
         // The client's own user is somebody, where nobody in particular is named.
         if call.client_asks && judgement.asked().iter().all(|asked| asked.approvers.is_empty()) {
             let approval = self.approval_of(&judgement, call, trail);
-            let by = Some(format!("left to the client of {}", call.key.principal));
+            let by = Some(format!("{LEFT_TO}{}", call.key.principal));
             let approval = Approval { state: ApprovalState::Approved, answered_by: by, ..approval };
             if let Ok(permit) = judgement.permit(Some(&approval)) {
                 trail.rule = None;

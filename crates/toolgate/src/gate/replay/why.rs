@@ -2,6 +2,7 @@
 
 use super::{Replay, Ruling};
 use crate::error::ToolError;
+use crate::gate::approve::LEFT_TO;
 use crate::gate::explain::{Explanation, GateNote, Said, Would};
 use crate::ledger::{Gate, Row};
 use crate::store::ApprovalState;
@@ -107,7 +108,8 @@ fn passed(note: &GateNote, row: &Row) -> Option<String> {
         }
         Gate::Approval => {
             let fact = row.facts.approval.as_ref().filter(|fact| fact.state == ApprovalState::Approved)?;
-            fact.answered_by.as_ref().map(|by| format!("approved by {by}"))
+            // Whom it was left to may have answered, or not.
+            fact.answered_by.as_ref().map(|by| if by.starts_with(LEFT_TO) { by.clone() } else { format!("approved by {by}") })
         }
         _ => note.why.clone().filter(|_| note.said == Said::Pass),
     }
