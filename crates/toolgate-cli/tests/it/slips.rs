@@ -110,7 +110,12 @@ fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
     };
     for _ in 0..2 {
         let (code, stdout, _) = event("PreToolUse", json!({}));
-        assert!(code == 0 && stdout.contains("\"ask\"") && stdout.contains("Nobody has said what this tool does."), "{stdout}");
+        assert!(
+            code == 0
+                && stdout.contains("\"ask\"")
+                && stdout.contains("Nobody has said what this tool does. In a configuration it is `[tools.mcp__x__y]`."),
+            "{stdout}"
+        );
         assert_eq!(event("PostToolUse", json!({"tool_response": {"done": true}})), (0, "{}\n".to_owned(), String::new()));
     }
     // Not even that may look into the state of toolgate.

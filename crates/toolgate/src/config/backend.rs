@@ -213,7 +213,7 @@ impl Config {
             declared.tools.push(Entry { tool, place, section: None, behind });
         }
         if !asks.is_empty() {
-            declared.ask_before(&asks);
+            declared.ask_before(&asks, UNSAID);
         }
     }
 
@@ -225,19 +225,23 @@ impl Config {
             |declared: &&mut Declared| declared.name == agent && declared.tools.iter().all(|entry| entry.tool.spec().name() != tool);
         if let Some(declared) = self.agents.iter_mut().find(lacking) {
             declared.tools.push(Entry { tool: Tool::external(tool, tool, None), place, section: None, behind: None });
-            declared.ask_before(&[tool.to_owned()]);
+            // It may be called otherwise here than by its client.
+            declared.ask_before(&[tool.to_owned()], &format!("{UNSAID} In a configuration it is `[tools.{tool}]`."));
         }
         self
     }
 }
 
+/// Why a person is asked about a tool that no table declares.
+const UNSAID: &str = "Nobody has said what this tool does.";
+
 impl Declared {
     /// Nobody has said what these do.
-    fn ask_before(&mut self, tools: &[String]) {
+    fn ask_before(&mut self, tools: &[String], reason: &str) {
         let text = format!(
             "[[policy]]\nname = \"undeclared_tool\"\nrule = \"ask\"\ntools = {}\nwhen = \"true\"\nreason = {}\n",
             json!(tools),
-            json!("Nobody has said what this tool does.")
+            json!(reason)
         );
         self.rules = std::mem::take(&mut self.rules).and(Rules::parse("(built in)", &text));
     }
