@@ -1,6 +1,6 @@
 //! Into a project, out of it, and whether it holds.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::hook::Project;
 
@@ -68,6 +68,29 @@ fn every_line_that_the_templates_suggest_can_be_used() {
     assert_eq!(project.run(&["init", "--store", "here.db"], "").0, 0);
     assert!(project.path("project/here.db").exists());
     assert!(project.said(&["lint"], "").starts_with("exit 0\nnothing found"));
+}
+
+#[test]
+fn a_template_keeps_agents_from_secrets_and_not_from_speaking_of_them() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    for (tool, arguments, expected) in [
+        ("edit", json!({"file_path": ".gitignore", "old_string": "x", "new_string": ".env"}), "allow"),
+        ("write", json!({"file_path": ".gitignore", "content": ".env"}), "allow"),
+        ("grep", json!({"pattern": ".env"}), "allow"),
+        ("grep", json!({"pattern": "x", "path": "src", "glob": "*.rs"}), "allow"),
+        ("bash", json!({"command": "cat .env.example"}), "allow"),
+        ("edit", json!({"file_path": "/a/.env", "old_string": "x", "new_string": "y"}), "deny"),
+        ("write", json!({"file_path": ".env.production", "content": "x"}), "deny"),
+        ("grep", json!({"pattern": "x", "path": ".env"}), "deny"),
+        ("grep", json!({"pattern": "x", "glob": "**/.env*"}), "deny"),
+        ("read", json!({"file_path": "/a/.env.development.local"}), "deny"),
+        ("bash", json!({"command": "cat .env.staging"}), "deny"),
+    ] {
+        let call = json!({"tool": tool, "arguments": arguments}).to_string();
+        let (_, said, told) = project.run(&["check", "--config", "toolgate.toml", &call], "");
+        assert!(said.starts_with(expected), "{said}{told}");
+    }
 }
 
 #[test]
