@@ -111,7 +111,8 @@ impl Desk {
         if config.is_some() {
             return Self::open(config);
         }
-        let state = State::unopened()?;
+        // Without a home there is nothing of the user's own, and no state.
+        let Ok(state) = State::unopened() else { return Self::open(None) };
         let found = InForce::tried(&state)?;
         Self::with_built_in(Arc::new((found, state)), None)
     }

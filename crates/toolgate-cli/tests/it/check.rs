@@ -75,6 +75,8 @@ fn tried(verb: &str, config: &str, calls: &str, more: &[&str]) -> (i32, String, 
         .args(more)
         .current_dir(directory.path())
         .env_clear()
+        // By itself, whatever else would hold here.
+        .env("TOOLGATE_CONFIG", "toolgate.toml")
         .write_stdin(calls)
         .output()
         .unwrap();
