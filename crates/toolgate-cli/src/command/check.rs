@@ -120,6 +120,10 @@ impl Desk {
     /// With the rules that are built in, and perhaps a tool of an agent that no file declares.
     fn with_built_in(in_force: Arc<(InForce, State)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
         let (found, state) = &*in_force;
+        // What does not load is told as it stands.
+        if found.config.sound().is_err() {
+            return Self::of(found.config.clone());
+        }
         let (protected, project) = (Protected::of(found, state), place::project()?);
         let config = match undeclared {
             Some((agent, tool)) => found.config.clone().with_undeclared(agent, tool),
