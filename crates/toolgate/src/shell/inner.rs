@@ -94,7 +94,7 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
         found.add(wrapped(program, rest, command, depth));
     }
     match program {
-        "find" | "fd" => found.add(behind_flags(rest, depth)),
+        "find" | "fd" | "fdfind" => found.add(behind_flags(program, rest, depth)),
         "git" => found.add(git(rest, depth)),
         "eval" | "trap" => found.add(joined(rest, depth)),
         "set"
@@ -248,25 +248,49 @@ fn deeper(command: Command, depth: usize, guessed: bool) -> Shell {
 }
 
 /// Commands behind `-exec` and its like.
-fn behind_flags(words: &[Word], depth: usize) -> Shell {
+fn behind_flags(program: &str, words: &[Word], depth: usize) -> Shell {
     let mut found = Shell::default();
     for (at, word) in words.iter().enumerate().take(MOST_WORDS) {
-        if !matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch")) {
-            continue;
-        }
+        // What is glued to the flag is the program.
+        let glued = match word.text() {
+            Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch") => "",
+            Some(text) if program != "find" => match glued_to_exec(text) {
+                Some(glued) => glued,
+                None => continue,
+            },
+            _ => continue,
+        };
         let after = words.get(at + 1..).unwrap_or_default();
         let is_end = |word: &Word| matches!(word.text(), Some(";" | "+"));
         let after = after.split(is_end).next().unwrap_or_default();
-        let holds = |word: &Word| word.text().is_some_and(|text| text.contains("{}"));
+        let after: Vec<Word> =
+            Some(glued).filter(|glued| !glued.is_empty()).map(Word::known).into_iter().chain(after.iter().cloned()).collect();
+        let holds =
+            |word: &Word| word.text().is_some_and(|text| ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign)));
         let code_of_it = after.iter().any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
         if after.first().is_none_or(holds) || code_of_it {
             found.opaque.push("which program runs is only known when it runs".to_owned());
         }
-        // What is found may be any file.
-        let words = after.iter().map(|word| if holds(word) { Word::unknown(false) } else { word.clone() }).collect();
+        // What is found may be any file, and `fd` puts it last where nothing says where.
+        let mut words: Vec<Word> = after.iter().map(|word| if holds(word) { Word::unknown(false) } else { word.clone() }).collect();
+        if program != "find" && !after.iter().any(holds) {
+            words.push(Word::unknown(true));
+        }
         found.add(deeper(Command { words, ..Command::default() }, depth, false));
     }
     found
+}
+
+/// What stands right behind the flag of `fd` that runs something, in the same word: `-xrm`, `-Hx`, `--exec=rm`.
+fn glued_to_exec(text: &str) -> Option<&str> {
+    if let Some(long) = text.strip_prefix("--") {
+        let (name, value) = long.split_once('=').unwrap_or((long, ""));
+        return (name.len() > 2 && "exec-batch".starts_with(name) && name.starts_with("exe")).then_some(value);
+    }
+    let flags = text.strip_prefix('-')?;
+    // Others take what is glued to them.
+    let at = flags.find(|flag: char| "cCdeEjoStxX".contains(flag))?;
+    flags.get(at..)?.strip_prefix(['x', 'X']).map(|rest| rest.strip_prefix('=').unwrap_or(rest))
 }
 
 /// What `git` is told to run.

@@ -107,12 +107,13 @@ impl Shell {
             // Where `git` stands is not what it changes.
             let given = if command.program() == Some("git") { without_options(words) } else { words };
             let changes = acts::changes(command);
+            let is_here = |word: &Word| from.is_some_and(|from| place.is_named_from(from, word));
             let known = |word: &Word, sure: Sure| match sure {
                 // A pattern of file names is about files that are here.
-                Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves => Sure::No,
+                Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves && !is_here(word) => Sure::No,
                 Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
-                // Many files have the same name.
-                Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves => Sure::No,
+                // Many files have the same name; but where it begins, the one that is meant may be the place.
+                Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => Sure::No,
                 sure => sure,
             };
             let looked_for = acts::looks_for(command)
@@ -339,7 +340,14 @@ impl<'h> Place<'h> {
             return self.is_known_path(text);
         }
         let spelling = &self.cleaned(spelling)[..];
-        if matches!(spelling.first(), Some(Part::Text(text)) if text.contains("/../") || text.starts_with("/proc/")) {
+        // What goes up first and then down is named by the rest of it.
+        let may_be = |path: &str| meet(spelling, &Word::wanted(path));
+        let is_led = |text: &str| text.starts_with("/proc/") || (text.starts_with('/') && (may_be("/proc/*/*") || may_be("/dev/fd/*")));
+        let is_odd = |text: &str| text.trim_start_matches("../").contains("/../") || is_led(text);
+        if reach::is_detour(spelling) || matches!(spelling.first(), Some(Part::Text(text)) if is_odd(text)) {
+            return Sure::Maybe;
+        }
+        if matches!(spelling.first(), Some(Part::Text(text)) if text.contains("/../")) && self.may_be_above(spelling) {
             return Sure::Maybe;
         }
         // Something unknown may be anything; something with a beginning or an end may be what fits both.
@@ -376,11 +384,13 @@ impl<'h> Place<'h> {
     }
 
     fn is_straight_path(&self, text: &str) -> Sure {
-        let path = normal(&self.spelled_out(text));
+        let written = self.spelled_out(text);
+        let path = normal(&written);
         // Another way to the same files.
         let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
             Some((_, rest)) => format!("/{rest}"),
             None if path.starts_with("/proc/") && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) => return Sure::Maybe,
+            None if reach::is_led(&written) => return Sure::Maybe,
             None => path,
         };
         let parts: Vec<&str> = path.split('/').collect();
@@ -427,9 +437,15 @@ impl<'h> Place<'h> {
         !self.is_a_name() && !path.split('/').any(|part| part == parent)
     }
 
-    /// Whether it is a path, and a word is a pattern from wherever one is.
+    /// Whether it is a path, and a word is a pattern from wherever one is, and not from further up.
     fn is_elsewhere(&self, word: &Word) -> bool {
-        let from_here = |spelling: &word::Spelling| !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+        let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.split('/').any(|part| part == ".."));
+        let from_here = |spelling: &word::Spelling| {
+            let is_whole = matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+            // Where nobody knows from where, that says nothing.
+            let up = spelling.first().is_some_and(goes_up) || (!spelling.contains(&Part::Any) && spelling.iter().any(goes_up));
+            !is_whole && !up
+        };
         !self.is_a_name() && word.spellings().iter().all(from_here)
     }
 
@@ -449,8 +465,16 @@ impl<'h> Place<'h> {
             // The directory that it is in, by a pattern.
             let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
             let near = !parent.is_empty() && word.spellings().iter().any(|spelling| meet(&self.cleaned(spelling), &Word::wanted(parent)));
+            let above = |spelling: &word::Spelling| match spelling.as_slice() {
+                [Part::Text(text)] => self.lies_under(&Word::known(text.as_str())) != Sure::No,
+                spelling => self.may_be_above(spelling),
+            };
+            let near = near || word.spellings().iter().any(above);
             return self.is_named_by(word).max(if near { Sure::Maybe } else { Sure::No });
         };
+        if reach::is_led(&self.spelled_out(text)) {
+            return self.is_named_by(word).max(Sure::Maybe);
+        }
         let path = normal(&self.spelled_out(text));
         match path.as_str() {
             // Here may be anywhere.
@@ -473,6 +497,32 @@ impl<'h> Place<'h> {
             Some(_) => Sure::Maybe,
             None => Sure::No,
         }
+    }
+
+    /// Whether a spelling may be a directory above it: by its whole path, or, from a directory that nobody knows here, by how that ends.
+    fn may_be_above(&self, spelling: &[Part]) -> bool {
+        let mut given = self.cleaned(spelling);
+        if let Some(Part::Text(text)) = given.last_mut() {
+            while text.ends_with('/') || text.ends_with("/.") {
+                text.pop();
+            }
+        }
+        if let Some(Part::Text(text)) = given.first_mut() {
+            // Whose home that is, nobody knows.
+            let rest = match text.strip_prefix('~') {
+                Some(home) => home.split_once('/').map_or("", |(_, rest)| rest).to_owned(),
+                None => text.trim_start_matches("../").to_owned(),
+            };
+            *text = rest;
+        }
+        let is_whole = matches!(given.first(), Some(Part::Text(text)) if text.starts_with('/'));
+        let mut above = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(..at)).filter(|above| !above.is_empty());
+        let may_be = |path: &str| meet(&given, &Word::wanted(path));
+        let ends_so = |above: &str| {
+            let mut ends = above.match_indices('/').filter_map(|(at, _)| above.get(at + 1..)).filter(|end| !end.starts_with('*'));
+            ends.any(may_be)
+        };
+        above.any(|above| if is_whole { above.starts_with('/') && may_be(above) } else { ends_so(above) })
     }
 
     /// A spelling whose beginning is a path without detours.

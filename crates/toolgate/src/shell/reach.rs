@@ -320,10 +320,36 @@ pub(super) fn goes_to(command: &Command) -> Vec<&str> {
     }
 }
 
+/// Whether a pattern goes up again behind what it stands for: nobody knows from where.
+pub(super) fn is_detour(spelling: &[Part]) -> bool {
+    let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.contains("/../") || text.ends_with("/.."));
+    spelling.iter().skip(1).any(goes_up)
+}
+
 /// A path from a directory.
 fn joined(directory: &str, path: &str, home: &str) -> String {
     let path = spelled_out(path, home);
-    normal(&if path.starts_with('/') { path } else { format!("{directory}/{path}") })
+    let whole = if path.starts_with('/') { path } else { format!("{directory}/{path}") };
+    // Whoever goes on from there is somewhere else.
+    if is_led(&whole) { "/proc/self/cwd".to_owned() } else { normal(&whole) }
+}
+
+/// Whether a path, as it is written, leads through what a process has open: another way to the same files. A descriptor by itself is
+/// mostly a pipe.
+pub(super) fn is_led(path: &str) -> bool {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/').filter(|part| !matches!(*part, "" | ".")) {
+        match (parts.as_slice(), part) {
+            (["dev", "fd" | "stdin" | "stdout" | "stderr", ..], "..") => return true,
+            (["dev", "fd", _, ..] | ["dev", "stdin" | "stdout" | "stderr", ..], _) => return true,
+            (["proc", _, ..], "cwd" | "fd" | "root") => return true,
+            (_, "..") => {
+                parts.pop();
+            }
+            _ => parts.push(part),
+        }
+    }
+    false
 }
 
 impl Place<'_> {
@@ -354,6 +380,49 @@ impl Place<'_> {
         }
         let under = whole == "/" || self.path.strip_prefix(whole.as_str()).is_some_and(|rest| rest.starts_with('/'));
         if under { Sure::Yes } else { Sure::No }
+    }
+
+    /// Whether a word names it, or may name it, from a directory. What is to be left out is left alone.
+    pub(super) fn is_named_from(&self, directory: &str, word: &Word) -> bool {
+        let under = format!("{}/*", self.path);
+        let Some(text) = word.text() else {
+            let is_it = |spelling: &Vec<Part>| {
+                let is_open = spelling.first() == Some(&Part::Any);
+                let spelling = self.spelled_from(directory, spelling);
+                !is_open && (is_detour(&spelling) || meet(&spelling, &Word::wanted(&self.path)) || meet(&spelling, &Word::wanted(&under)))
+            };
+            return word.spellings().iter().any(is_it);
+        };
+        if text.starts_with("--exclude") {
+            return false;
+        }
+        // It may stand behind an option or a sign, too.
+        let glued = text.get(2..).filter(|_| text.starts_with('-'));
+        let tails = text.match_indices(['=', ':', '@', ',']).take(16).filter_map(|(at, _)| text.get(at + 1..));
+        std::iter::once(text).chain(glued).chain(tails).any(|path| {
+            let whole = joined(directory, path, self.home);
+            crate::names::glob(&self.path, &whole) || crate::names::glob(&under, &whole)
+        })
+    }
+
+    /// A spelling of which not all is known, from a directory.
+    fn spelled_from(&self, directory: &str, spelling: &[Part]) -> Vec<Part> {
+        let mut spelling = self.cleaned(spelling);
+        let begins = match spelling.first_mut() {
+            Some(Part::Text(text)) => std::mem::take(text),
+            _ => String::new(),
+        };
+        let whole = if begins.starts_with(['/', '~']) { begins } else { format!("{directory}/{begins}") };
+        if is_led(&whole) {
+            return vec![Part::Any];
+        }
+        if matches!(spelling.as_slice(), [Part::Text(_)]) {
+            return vec![Part::Text(normal(&whole))];
+        }
+        // How the last part goes on is not known.
+        let (above, last) = whole.rsplit_once('/').unwrap_or(("", whole.as_str()));
+        spelling.insert(0, Part::Text(format!("{}/{last}", normal(above).trim_end_matches('/'))));
+        spelling
     }
 
     /// Whether a command reads it with a whole tree, from one of these directories.
@@ -388,11 +457,9 @@ impl Place<'_> {
         let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
         let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
         word.spellings().iter().any(|spelling| {
-            let mut spelling = self.cleaned(spelling);
-            if !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~'])) {
-                spelling.insert(0, Part::Text(format!("{from}/")));
-            }
-            above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
+            let spelling = self.spelled_from(from, spelling);
+            is_detour(&spelling)
+                || above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
         })
     }
 
