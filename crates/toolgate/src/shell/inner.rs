@@ -6,6 +6,10 @@ use super::{Command, Fed, Shell, base, normal, read};
 
 /// So many words behind a wrapper are looked at.
 const MOST_WORDS: usize = 64;
+/// Words behind which the shell runs something itself.
+const BUILTIN: &[&str] = &["builtin", "command", "exec", "time"];
+/// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
+const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
 /// How deep commands may stand in commands.
 pub(super) const DEPTH: usize = 8;
 
@@ -203,13 +207,22 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         if inner.words.first().is_some_and(is_flag) {
             continue;
         }
+        // Only the shell itself reads a file as commands; for others `.` is a directory.
+        let is_shell = |word: &Word| word.text().is_some_and(|text| BUILTIN.contains(&text));
+        if matches!(inner.words.first().and_then(Word::text), Some("." | "source"))
+            && !BUILTIN.contains(&program)
+            && !rest.iter().take(at).any(is_shell)
+        {
+            continue;
+        }
         if feeds {
             inner.words.push(Word::unknown(true));
             inner.fed = None;
         }
         found.add(deeper(inner, depth, true));
     }
-    for word in rest.iter().take(MOST_WORDS) {
+    let own = begins_own(program, rest, end);
+    for (at, word) in rest.iter().enumerate().take(MOST_WORDS) {
         let Some(text) = word.text() else { continue };
         if let Some((name, value)) = text.split_once('=')
             && is_powerful(name, Some(value))
@@ -224,6 +237,9 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         if feeds && text.contains("{}") && text.contains(' ') {
             found.opaque.push("what is run is only known when it runs".to_owned());
         }
+        if own.is_some_and(|own| at >= own) {
+            continue;
+        }
         // `-c'…'`, `-qc'…'` and `--command=…` are commands as well.
         let value = text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
         let glued = (2..=10).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
@@ -235,6 +251,29 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         }
     }
     found
+}
+
+/// Where a program stands that runs none of its words, so that what follows is its own, and no text that something else runs: right
+/// behind wrappers that run no texts. `end` is where the first such program stands that is no option's value.
+fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
+    let text = |at: usize| rest.get(at).and_then(Word::text);
+    let before = |at: usize| at.checked_sub(1).and_then(text);
+    // Behind these options of `xargs` no value follows.
+    let is_whole = |option: &str| {
+        let glued = option.len() > 2 && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
+        glued || matches!(option, "-0" | "-r" | "-0r" | "-r0" | "--null" | "--no-run-if-empty")
+    };
+    let is_plain = |at: &usize| text(*at).is_some_and(|text| PLAIN.contains(&base(text)));
+    let sooner = (0..end).filter(|_| program == "xargs").filter(is_plain).find(|at| before(*at).is_some_and(is_whole));
+    let own = sooner.unwrap_or(end);
+    let passes = |at: usize| {
+        let is_bare =
+            |text: &str| text.starts_with('-') || text.contains('=') || text.chars().all(|c| c.is_ascii_digit() || ".smhd".contains(c));
+        let is_value = before(at).is_some_and(|before| before.starts_with('-'));
+        let may_be_value = |text: &str| is_value && !WRAPPERS.contains(&base(text));
+        text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || PASSING.contains(&base(text)))
+    };
+    (PASSING.contains(&program) && (0..own).all(passes)).then_some(own)
 }
 
 /// A command inside another one. Where it is only a guess that it is one, a word that is no program's name says nothing.
