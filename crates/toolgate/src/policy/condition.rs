@@ -44,6 +44,7 @@ pub enum Condition {
 }
 
 const UNKNOWN: &str = "some of its words are only known when it runs";
+const SOMEWHERE: &str = "where it stands, or where a path in it leads, is only known when it runs";
 const UNPACKED: &str = "which files it writes or takes away is only known when it runs";
 
 /// Whether a condition holds.
@@ -141,7 +142,12 @@ impl Condition {
                     let named = if is_command {
                         let shell = ask.arguments.shell(text);
                         let sure = places.iter().map(|place| shell.touches(place, *lenient, from.as_deref())).max();
-                        told(sure.unwrap_or(Sure::No), &shell, if shell.unpacks() { UNPACKED } else { UNKNOWN })
+                        let why = match shell.unpacks() {
+                            true => UNPACKED,
+                            false if shell.is_spelled_out() => SOMEWHERE,
+                            false => UNKNOWN,
+                        };
+                        told(sure.unwrap_or(Sure::No), &shell, why)
                     } else {
                         // Of a text nobody asks what it might mean, but for a path that leads through something else.
                         let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);

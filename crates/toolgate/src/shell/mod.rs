@@ -136,16 +136,29 @@ impl Shell {
             // What is unpacked may be anything.
             let filled = reach::fills(command).iter().map(|to| place.lies_under(&reach::from(to, stands)).min(Sure::Maybe)).max();
             let reached = read.max(written.unwrap_or(Sure::No)).max(filled.unwrap_or(Sure::No));
-            let above = if changes { given.iter().map(|word| place.lies_under_given(word, stands)).max() } else { None };
+            // What is put into this directory, or the one above, is called by its name there.
+            let put = reach::puts_here(command);
+            let given = if put.is_empty() { given } else { given.split_last().map_or(given, |(_, sources)| sources) };
+            let at_it = |file: &Word| place.is_named_by(file).max(place.lies_under(file)).min(Sure::Maybe);
+            let put = put.iter().map(|file| at_it(&reach::from(file, stands))).max().unwrap_or(Sure::No);
+            let clears = changes && !reach::only_stages(command);
+            let above = if clears { given.iter().map(|word| place.lies_under_given(word, stands)).max() } else { None };
             let patched = match &command.fed {
                 Some(Fed::Text(text)) if acts::patches(command) => place.is_within(text).max(place.is_patched_by(text)),
                 Some(Fed::Unknown) if acts::patches(command) && !lenient => Sure::Maybe,
                 _ => Sure::No,
             };
             let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
-            named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(reached).max(patched).max(told)
+            named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(put).max(reached).max(patched).max(told)
         };
         self.commands.iter().map(one).max().unwrap_or(Sure::No)
+    }
+
+    /// Whether all of its words are known, and all that says which files it is about.
+    pub(crate) fn is_spelled_out(&self) -> bool {
+        let told = |command: &Command| acts::is_told_files(command) || (acts::patches(command) && command.fed.is_some());
+        let known = |command: &Command| command.words.iter().chain(&command.files).all(|word| word.text().is_some());
+        self.commands.iter().all(|command| known(command) && !told(command))
     }
 
     /// Whether one of its words may be a path from the home directory.
@@ -341,8 +354,8 @@ impl<'h> Place<'h> {
         }
         let spelling = &self.cleaned(spelling)[..];
         // What goes up first and then down is named by the rest of it.
-        let may_be = |path: &str| meet(spelling, &Word::wanted(path));
-        let is_led = |text: &str| text.starts_with("/proc/") || (text.starts_with('/') && (may_be("/proc/*/*") || may_be("/dev/fd/*")));
+        let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
+        let is_led = |text: &str| text.starts_with("/proc/") || (text.starts_with('/') && (wanted("/proc/*/*") || wanted("/dev/fd/*")));
         let is_odd = |text: &str| text.trim_start_matches("../").contains("/../") || is_led(text);
         if reach::is_detour(spelling) || matches!(spelling.first(), Some(Part::Text(text)) if is_odd(text)) {
             return Sure::Maybe;
@@ -351,7 +364,6 @@ impl<'h> Place<'h> {
             return Sure::Maybe;
         }
         // Something unknown may be anything; something with a beginning or an end may be what fits both.
-        let wanted = |pattern: &str| meet(spelling, &Word::wanted(pattern));
         let here = if self.is_a_name() {
             let name = &self.path;
             [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
@@ -420,6 +432,8 @@ impl<'h> Place<'h> {
         };
         sum(word.spellings().iter().map(|spelling| match spelling.as_slice() {
             [Part::Text(text)] => tokens(text),
+            // Names of files are no code.
+            _ if word.is_pattern() => Sure::No,
             _ => Sure::Maybe,
         }))
     }

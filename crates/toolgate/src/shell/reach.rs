@@ -105,6 +105,30 @@ fn checked_out(words: &[Word]) -> Vec<Word> {
     }
 }
 
+/// Whether `git` changes only what is to be committed, and no file.
+pub(super) fn only_stages(command: &Command) -> bool {
+    let words = command.words.get(1..).filter(|_| command.program() == Some("git")).map(without_options).unwrap_or_default();
+    let Some((_, rest)) = words.split_first().filter(|(verb, _)| verb.text() == Some("restore")) else { return false };
+    let given = options::read(rest, &Shape { short: "s", long: &["source", "pathspec-from-file"], ..BASE });
+    rest.iter().all(|word| word.text().is_some()) && given.has(&["-S", "--staged"]) && !given.has(&["-W", "--worktree"])
+}
+
+/// What `cp` and its like put into this directory or the one above, where every file is called by its name: all of it, or nothing.
+pub(super) fn puts_here(command: &Command) -> Vec<Word> {
+    // These take no directories, and name none.
+    let is_plain = |flags: &str| flags.chars().all(|flag| "fimnpsuv".contains(flag));
+    let texts: Option<Vec<&str>> = own_words(command).iter().map(Word::text).collect();
+    let (Some("cp" | "mv" | "ln" | "install"), Some(texts)) = (command.program(), texts) else { return Vec::new() };
+    let Some((to, rest)) = texts.split_last().filter(|(to, _)| matches!(**to, "." | "./" | ".." | "../")) else { return Vec::new() };
+    let (flags, sources): (Vec<&str>, Vec<&str>) = rest.iter().copied().partition(|text| text.starts_with('-'));
+    let names: Vec<&str> = sources.iter().map(|source| base(source.trim_end_matches('/'))).collect();
+    let is_open = names.iter().any(|name| matches!(*name, "" | "." | ".."));
+    if is_open || !flags.iter().all(|flags| flags.strip_prefix('-').is_some_and(is_plain)) {
+        return Vec::new();
+    }
+    names.iter().map(|name| Word::known(format!("{to}/{name}"))).collect()
+}
+
 /// Directories that modules of Python unpack into.
 fn by_module(words: &[Word]) -> Vec<Word> {
     let is_module = |word: &Word| matches!(word.text(), Some("tarfile" | "zipfile" | "-mtarfile" | "-mzipfile"));
