@@ -267,8 +267,7 @@ fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
     let sooner = (0..end).filter(|_| program == "xargs").filter(is_plain).find(|at| before(*at).is_some_and(is_whole));
     let own = sooner.unwrap_or(end);
     let passes = |at: usize| {
-        let is_bare =
-            |text: &str| text.starts_with('-') || text.contains('=') || text.chars().all(|c| c.is_ascii_digit() || ".smhd".contains(c));
+        let is_bare = |text: &str| text.starts_with('-') || text.contains('=') || text.starts_with(|first: char| first.is_ascii_digit());
         let is_value = before(at).is_some_and(|before| before.starts_with('-'));
         let may_be_value = |text: &str| is_value && !WRAPPERS.contains(&base(text));
         text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || PASSING.contains(&base(text)))

@@ -457,8 +457,9 @@ impl<'h> Place<'h> {
         let from_here = |spelling: &word::Spelling| {
             let is_whole = matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
             // Where nobody knows from where, that says nothing.
-            let up = spelling.first().is_some_and(goes_up) || (!spelling.contains(&Part::Any) && spelling.iter().any(goes_up));
-            !is_whole && !up
+            let again = !spelling.contains(&Part::Any) && spelling.iter().skip(1).any(goes_up);
+            let up = spelling.first().is_some_and(goes_up) && self.may_end_so(spelling);
+            !is_whole && !up && !again
         };
         !self.is_a_name() && word.spellings().iter().all(from_here)
     }
@@ -515,19 +516,11 @@ impl<'h> Place<'h> {
 
     /// Whether a spelling may be a directory above it: by its whole path, or, from a directory that nobody knows here, by how that ends.
     fn may_be_above(&self, spelling: &[Part]) -> bool {
-        let mut given = self.cleaned(spelling);
+        let mut given = self.gone_up(spelling);
         if let Some(Part::Text(text)) = given.last_mut() {
             while text.ends_with('/') || text.ends_with("/.") {
                 text.pop();
             }
-        }
-        if let Some(Part::Text(text)) = given.first_mut() {
-            // Whose home that is, nobody knows.
-            let rest = match text.strip_prefix('~') {
-                Some(home) => home.split_once('/').map_or("", |(_, rest)| rest).to_owned(),
-                None => text.trim_start_matches("../").to_owned(),
-            };
-            *text = rest;
         }
         let is_whole = matches!(given.first(), Some(Part::Text(text)) if text.starts_with('/'));
         let mut above = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(..at)).filter(|above| !above.is_empty());
@@ -537,6 +530,28 @@ impl<'h> Place<'h> {
             ends.any(may_be)
         };
         above.any(|above| if is_whole { above.starts_with('/') && may_be(above) } else { ends_so(above) })
+    }
+
+    /// Whether a spelling, from a directory that nobody knows here, may begin with how it ends.
+    fn may_end_so(&self, spelling: &[Part]) -> bool {
+        let given = self.gone_up(spelling);
+        let may_be = |path: &str| meet(&given, &Word::wanted(path));
+        let goes_up = matches!(given.first(), Some(Part::Text(text)) if text.split('/').any(|part| part == ".."));
+        let mut ends = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(at + 1..));
+        goes_up || ends.any(|end| may_be(end) || may_be(&format!("{end}/*")))
+    }
+
+    /// What a spelling names behind the `..` that it begins with, or behind somebody's home.
+    fn gone_up(&self, spelling: &[Part]) -> Vec<Part> {
+        let mut given = self.cleaned(spelling);
+        if let Some(Part::Text(text)) = given.first_mut() {
+            let rest = match text.strip_prefix('~') {
+                Some(home) => home.split_once('/').map_or("", |(_, rest)| rest).to_owned(),
+                None => text.trim_start_matches("../").to_owned(),
+            };
+            *text = rest;
+        }
+        given
     }
 
     /// A spelling whose beginning is a path without detours.

@@ -24,6 +24,7 @@ mod kept;
 mod launder;
 mod limits;
 mod loading;
+mod patterns;
 mod policies;
 mod proofs;
 mod properties;
