@@ -6,8 +6,11 @@ use super::{Command, Fed, Shell, base, normal, read};
 
 /// So many words behind a wrapper are looked at.
 const MOST_WORDS: usize = 64;
-/// Words behind which the shell runs something itself.
-const BUILTIN: &[&str] = &["builtin", "command", "exec", "time"];
+/// Programs behind which a shell may read a file as commands.
+#[rustfmt::skip]
+const READING: &[&str] = &[
+    "builtin", "command", "doas", "exec", "hyperfine", "parallel", "runuser", "screen", "script", "sg", "su", "sudo", "time", "tmux", "watch",
+];
 /// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
 /// How deep commands may stand in commands.
@@ -207,12 +210,11 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         if inner.words.first().is_some_and(is_flag) {
             continue;
         }
-        // Only the shell itself reads a file as commands; for others `.` is a directory.
-        let is_shell = |word: &Word| word.text().is_some_and(|text| BUILTIN.contains(&text));
-        if matches!(inner.words.first().and_then(Word::text), Some("." | "source"))
-            && !BUILTIN.contains(&program)
-            && !rest.iter().take(at).any(is_shell)
-        {
+        // Only a shell reads a file as commands, and only one that stands there; for others `.` is a directory.
+        let is_reading = |word: &Word| word.text().is_some_and(|text| READING.contains(&base(text)));
+        let may_read = READING.contains(&program) || rest.iter().take(at).any(is_reading);
+        let is_last = inner.words.len() == 1 && !feeds;
+        if (is_last || !may_read) && matches!(inner.words.first().and_then(Word::text), Some("." | "source")) {
             continue;
         }
         if feeds {

@@ -482,7 +482,7 @@ impl Place<'_> {
         let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
         word.spellings().iter().any(|spelling| {
             let spelling = self.spelled_from(from, spelling);
-            is_detour(&spelling)
+            (!spelling.contains(&Part::Any) && is_detour(&spelling))
                 || above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
         })
     }

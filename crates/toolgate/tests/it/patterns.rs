@@ -121,7 +121,8 @@ async fn a_pattern_that_goes_up_is_not_about_what_is_here() {
     }
     // Whole trees.
     each_is(&gate(&[STATE], DESK), "ask", &["grep -r x ../.l*", "tar czf a.tgz ../.l*", "rg x ../*/../.local"]).await;
-    each_is(&gate(&[STATE], DESK), "allow", &["grep -rn x ../lib/*", "grep -rn x src/*", "grep -rn x *"]).await;
+    each_is(&gate(&[STATE], DESK), "allow", &["grep -rn x ../lib/*", "grep -rn x src/*", "grep -rn x *", "grep -rn x \"$DIR/../src\""])
+        .await;
 }
 
 #[tokio::test]
@@ -177,6 +178,8 @@ async fn what_fd_finds_is_given_to_what_it_runs() {
 async fn words_behind_a_wrapper_are_what_they_are() {
     let allowed = [
         "docker build .",
+        "sudo docker build .",
+        "docker build . -t x",
         "npx eslint .",
         "npx prettier --check .",
         "npx tsc -p .",
@@ -205,7 +208,18 @@ async fn words_behind_a_wrapper_are_what_they_are() {
         "ls | xargs -n1 sh -c 'cp x toolgate.toml'",
     ];
     each_is(&gate(&OWN, None), "deny", &refused).await;
-    each_is(&gate(&OWN, None), "ask", &["sudo command . /dev/stdin", "command . <(echo x)", "timeout 5 awk 'BEGIN{system(\"x\")}'"]).await;
+    each_is(
+        &gate(&OWN, None),
+        "ask",
+        &[
+            "sudo command . /dev/stdin",
+            "sudo -s . /dev/stdin",
+            "watch . /dev/stdin",
+            "command . <(echo x)",
+            "timeout 5 awk 'BEGIN{system(\"x\")}'",
+        ],
+    )
+    .await;
 }
 
 #[tokio::test]
