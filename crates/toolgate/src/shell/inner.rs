@@ -274,7 +274,9 @@ fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
         let may_be_value = |text: &str| is_value && !WRAPPERS.contains(&base(text));
         text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || PASSING.contains(&base(text)))
     };
-    (PASSING.contains(&program) && (0..own).all(passes)).then_some(own)
+    // One that is both runs what it is given.
+    let wraps = text(own).is_some_and(|text| WRAPPERS.contains(&base(text)));
+    (PASSING.contains(&program) && !wraps && (0..own).all(passes)).then_some(own)
 }
 
 /// A command inside another one. Where it is only a guess that it is one, a word that is no program's name says nothing.

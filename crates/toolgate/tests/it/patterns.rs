@@ -201,6 +201,8 @@ async fn words_behind_a_wrapper_are_what_they_are() {
         "timeout 5 flock file -c 'cp x toolgate.toml'",
         "sudo -E su git -c 'cp x toolgate.toml'",
         "sudo -s 'cp x toolgate.toml'",
+        "sudo rustup run stable script -c 'cp x toolgate.toml'",
+        "sudo find . -exec script -c 'cp x toolgate.toml' +",
         "timeout 5 sh -c 'cp x toolgate.toml'",
         "sudo find . -exec sh -c 'cp x toolgate.toml' +",
         "timeout 5 git rebase -x 'cp x toolgate.toml' main",
