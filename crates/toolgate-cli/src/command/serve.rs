@@ -103,8 +103,9 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     // The one that opens the ledger for longer sweeps it.
     drop(super::hook::open_store(&path, &served.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
-    let kept = Arc::clone(&served);
-    let kept = move || kept.find().ok().and_then(|found| found.retention());
+    // What another file says, or another reading of it, is about the ledger that it names, and not about any that is open.
+    let (kept, own) = (Arc::clone(&served), std::path::absolute(&path)?);
+    let kept = move || kept.find().ok().filter(|found| found.store == own).and_then(|found| found.retention());
     let retention = tokio::spawn(crate::retention::keep(Arc::clone(&store), kept, crate::note));
     let program = std::env::current_exe()?;
     // As the files are when they are read; as they were, where they do not load.
