@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toolgate::{Answer, Arguments, Call, Effects, Failure, SessionKey};
 
-use crate::calls::LONGEST_KEY;
+use crate::calls::{LONGEST_KEY, is_long};
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
 use crate::lines::bounds;
@@ -91,7 +91,8 @@ impl No {
     }
 
     /// Nobody is let in who is turned away here. Where a call can be made out, that is written down.
-    async fn noted(self, running: &Running, caller: &Caller, text: &[u8]) -> Refused {
+    async fn noted(mut self, running: &Running, caller: &Caller, text: &[u8]) -> Refused {
+        self.why = misread::brief(&self.why);
         let answer = match Glimpse::of_body(text) {
             None => None,
             Some(seen) => {
@@ -106,6 +107,35 @@ impl No {
         }
         (self.status, told)
     }
+}
+
+/// What is wrong with a body: the place, and what must stand there. What does stand there may be a secret, and is not said.
+fn misfit(body: &Value) -> Option<String> {
+    let Some(fields) = body.as_object() else { return Some("it is no object".to_owned()) };
+    if let Some(missing) = ["id", "tool"].into_iter().find(|key| !fields.contains_key(*key)) {
+        return Some(format!("`{missing}` is missing"));
+    }
+    let (null, effects) = (Value::Null, ["none", "rolled_back", "done", "unknown"]);
+    fields.iter().find_map(|(key, value)| {
+        let must_be = match key.as_str() {
+            "id" | "tool" => (!value.is_string()).then_some("text"),
+            "agent" | "session" | "stopReason" | "idempotencyKey" | "approval" => {
+                (!value.is_string() && !value.is_null()).then_some("text")
+            }
+            "turn" => (!value.is_u64() && !value.is_null()).then_some("a whole number"),
+            "arguments" | "result" => None,
+            "error" => {
+                let part = |name: &str| value.get(name).unwrap_or(&null);
+                let known = part("effects").as_str().is_some_and(|said| effects.contains(&said));
+                let fits = part("message").is_string() && (known || part("effects").is_null());
+                let only = value.as_object().is_some_and(|parts| parts.keys().all(|name| matches!(name.as_str(), "message" | "effects")));
+                (!value.is_null() && !(fits && only))
+                    .then_some("`{message, effects}`, with text and one of none, rolled_back, done, unknown")
+            }
+            _ => return Some(format!("nobody knows `{}`", key.chars().filter(|c| !c.is_control()).take(64).collect::<String>())),
+        };
+        must_be.map(|kind| format!("`{key}` must be {kind}"))
+    })
 }
 
 /// What is asked of the gate: whether a call may be made, or what is told of one that was.
@@ -123,17 +153,21 @@ impl Asked {
                 parted.ok_or_else(|| unread(error.message))?
             }
         };
-        let asked = serde_json::from_value(value).map_err(|error| unread(error.to_string()))?;
+        if let Some(why) = misfit(&value) {
+            return Err(unread(why));
+        }
+        // What else is wrong with it would be told with what stands there, and that is nobody's.
+        let asked = serde_json::from_value(value).map_err(|_| unread("it is not what it must be".to_owned()))?;
         Ok((asked, raw))
     }
 
     fn take(self, raw: Option<Raw>, running: &Running, verb: &str, caller: &Caller, parts: &Parts) -> Result<Taken, No> {
-        if self.id.is_empty() || self.id.len() > 200 {
+        if self.id.is_empty() || self.id.chars().count() > 200 {
             return Err(No::misread("`id` has 1 to 200 letters"));
         }
         for (name, key) in [("idempotencyKey", &self.idempotency_key), ("approval", &self.approval)] {
-            if key.as_ref().is_some_and(|key| key.len() > LONGEST_KEY) {
-                return Err(No::misread(format!("`{name}` has at most {LONGEST_KEY} bytes")));
+            if key.as_ref().is_some_and(|key| is_long(key)) {
+                return Err(No::misread(format!("`{name}` has at most {LONGEST_KEY} letters")));
             }
         }
         let forbidden = |why| No::turned_away(StatusCode::FORBIDDEN, why);

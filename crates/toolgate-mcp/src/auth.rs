@@ -97,13 +97,13 @@ impl Keys {
     /// Whether somebody who was let in before might be let in again. Of a token that somebody else has signed nobody knows here.
     pub(crate) fn may_know(&self, caller: &Caller) -> bool {
         let knows = |token: &Token| token.principal == caller.principal && token.agents == caller.agents;
-        self.is_open() || self.issuer.is_some() || self.tokens.iter().any(knows)
+        self.is_open() || if caller.signed { self.issuer.is_some() } else { self.tokens.iter().any(knows) }
     }
 
     /// Who comes with these headers.
     pub(crate) async fn caller(&self, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
         if self.is_open() {
-            return Ok(Caller { principal: local.to_owned(), agents: None, session: None });
+            return Ok(Caller { principal: local.to_owned(), agents: None, session: None, signed: false });
         }
         let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
         let value = values.next().ok_or(NotLetIn::Missing)?;
@@ -121,7 +121,7 @@ impl Keys {
             }
         }
         if let Some(known) = found {
-            return Ok(Caller { principal: known.principal.clone(), agents: known.agents.clone(), session: None });
+            return Ok(Caller { principal: known.principal.clone(), agents: known.agents.clone(), session: None, signed: false });
         }
         match &self.issuer {
             Some(issuer) => issuer.caller(token).await,
@@ -193,7 +193,7 @@ impl Issuer {
             Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
             _ => Vec::new(),
         });
-        Ok(Caller { principal, agents, session })
+        Ok(Caller { principal, agents, session, signed: true })
     }
 
     fn key(&self, kid: &str, algorithm: Algorithm) -> Option<DecodingKey> {
@@ -241,5 +241,35 @@ impl Issuer {
         }
         *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_came_with_a_token_of_its_own_is_not_known_because_somebody_else_signs() {
+        let token = Token { principal: "ann".to_owned(), sha256: String::new(), agents: None };
+        let jwt = Jwt {
+            issuer: "https://login.example/".to_owned(),
+            audience: String::new(),
+            keys: String::new(),
+            principal: "sub".to_owned(),
+            session: None,
+            agents: None,
+        };
+        let issuer =
+            || Issuer { jwt: jwt.clone(), keys: RwLock::default(), fetched: Mutex::default(), fetching: tokio::sync::Mutex::default() };
+        let caller = |signed: bool| Caller { principal: "ann".to_owned(), agents: None, session: None, signed };
+        for (tokens, issues, own, signed) in [
+            (vec![token.clone()], true, true, true),
+            (vec![token.clone()], false, true, false),
+            (vec![], true, false, true),
+            (vec![], false, true, true),
+        ] {
+            let keys = Keys { tokens, issuer: issues.then(|| Arc::new(issuer())) };
+            assert_eq!((keys.may_know(&caller(false)), keys.may_know(&caller(true))), (own, signed), "{issues} {:?}", keys.tokens);
+        }
     }
 }

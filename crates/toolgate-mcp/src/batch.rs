@@ -14,9 +14,10 @@ use http::{Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Frame;
-use rmcp::model::ProtocolVersion;
+use rmcp::model::{ClientJsonRpcMessage, ProtocolVersion};
 use serde_json::{Value, json};
 
+use crate::identity::Caller;
 use crate::raw::Message;
 use crate::serve::{Answer, Http, json_answer};
 use crate::straight::event_stream;
@@ -54,8 +55,11 @@ impl Batch {
     pub(crate) fn of(parts: &Parts, messages: Vec<Message>) -> Result<Self, Box<Answer>> {
         let version = parts.headers.get("mcp-protocol-version");
         let knows = version.is_none_or(|version| version == ProtocolVersion::V_2025_03_26.as_str());
+        // One that cannot be understood would be refused when others have been heard already.
+        let is_odd = |message: &Message| serde_json::from_slice::<ClientJsonRpcMessage>(&message.text).is_err();
+        let odd = || messages.iter().any(is_odd).then(|| "one of the batch is no message of the protocol".to_owned());
         let fault = match knows {
-            true => fault(&messages),
+            true => fault(&messages).or_else(odd),
             false => Some("only 2025-03-26 knows batches; send one message a request".to_owned()),
         };
         match fault {
@@ -69,9 +73,9 @@ impl Batch {
         self.0.len().try_into().unwrap_or(u32::MAX)
     }
 
-    /// Says each of them, and what they come to. What is refused before it is heard is refused for all.
-    pub(crate) async fn answer(self, http: &Http, parts: &Parts) -> Answer {
-        let (mut open, mut said) = (SelectAll::new(), Vec::new());
+    /// Says each of them, and what they come to. What is refused before any is heard is refused for all.
+    pub(crate) async fn answer(self, http: &Http, parts: &Parts, caller: &Caller, agent: Option<&str>) -> Answer {
+        let (mut open, mut said, mut heard) = (SelectAll::new(), Vec::new(), false);
         for message in self.0 {
             let mut parts = parts.clone();
             parts.headers.remove(CONTENT_LENGTH);
@@ -87,11 +91,19 @@ impl Batch {
                     Some(event) = open.next(), if !open.is_empty() => said.push(event),
                 }
             };
+            let answer = http.noted(answer, caller, agent, &message.value).await;
             match events(answer).await {
                 Ok(Some(events)) => open.push(Box::pin(whole_events(events))),
                 Ok(None) => {}
-                Err(refused) => return refused,
+                Err(refused) if !heard => return refused,
+                // Others were heard, and are told what they came to.
+                Err(refused) => {
+                    let why = format!("this was not taken: HTTP {}", refused.status().as_u16());
+                    let id = message.value.get("id").filter(|_| asks(&message.value));
+                    said.extend(id.map(|id| event(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32600, "message": why}}))));
+                }
             }
+            heard = true;
         }
         if open.is_empty() && said.is_empty() {
             let mut heard = Response::new(Full::default().boxed());
@@ -106,6 +118,11 @@ fn refused(why: &str) -> Value {
     json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": why}})
 }
 
+/// A message as an event.
+fn event(message: &Value) -> Bytes {
+    format!("data: {message}\n\n").into()
+}
+
 /// An answer as events; none, where there is nothing to say; as it is, where it refuses the request as such.
 async fn events(answer: Answer) -> Result<Option<BoxBody<Bytes, Infallible>>, Answer> {
     let (parts, body) = answer.into_parts();
@@ -117,7 +134,7 @@ async fn events(answer: Answer) -> Result<Option<BoxBody<Bytes, Infallible>>, An
         Err(never) => match never {},
     };
     match serde_json::from_slice::<Value>(&text) {
-        Ok(said) if said.get("jsonrpc").is_some() => Ok(Some(Full::new(Bytes::from(format!("data: {said}\n\n"))).boxed())),
+        Ok(said) if said.get("jsonrpc").is_some() => Ok(Some(Full::new(event(&said)).boxed())),
         _ if parts.status.is_success() => Ok(None),
         _ => Err(Response::from_parts(parts, Full::new(text).boxed())),
     }

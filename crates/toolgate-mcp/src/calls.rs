@@ -45,6 +45,11 @@ const LONGEST_ID: usize = 200;
 /// How long a client's user may think.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
+/// Whether a key is longer than it may be: in letters, as the description of the decision API counts them.
+pub(crate) fn is_long(key: &str) -> bool {
+    key.chars().count() > LONGEST_KEY
+}
+
 /// The call that a request asks for.
 fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>) -> Result<Call, ErrorData> {
     // A key that is not understood would be a key that does not hold.
@@ -54,7 +59,7 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
         Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
     };
     let short = |name: &str| match text(name)? {
-        Some(text) if text.len() > LONGEST_KEY => Err(ErrorData::invalid_params(format!("`{name}` has at most {LONGEST_KEY} bytes"), None)),
+        Some(text) if is_long(&text) => Err(ErrorData::invalid_params(format!("`{name}` has at most {LONGEST_KEY} letters"), None)),
         text => Ok(text),
     };
     let arguments = match client.raw {

@@ -23,6 +23,8 @@ pub(crate) struct Caller {
     pub(crate) agents: Option<Vec<String>>,
     /// The conversation that the token names.
     pub(crate) session: Option<String>,
+    /// Somebody else has signed for it.
+    pub(crate) signed: bool,
 }
 
 /// What the address says.

@@ -212,7 +212,7 @@ impl Gateway {
         output: impl AsyncWrite + Send + Unpin + 'static,
         agent: Option<String>,
     ) -> io::Result<()> {
-        let caller = Caller { principal: self.principal().to_owned(), agents: None, session: None };
+        let caller = Caller { principal: self.principal().to_owned(), agents: None, session: None, signed: false };
         // The life of the process is the conversation.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.running().settings.max_request;

@@ -12,6 +12,13 @@ use crate::identity::{self, Caller};
 
 /// The longest name of a request that is written down.
 const LONGEST: usize = 200;
+/// How many letters of the reason are.
+const REASON: usize = 300;
+
+/// As much of a reason as is written down: it may quote what the client sent.
+pub(crate) fn brief(why: &str) -> String {
+    why.chars().take(REASON).collect()
+}
 
 /// As much of a request for a call as is needed to write down that it came.
 pub(crate) struct Glimpse {
@@ -96,12 +103,12 @@ impl Glimpse {
 
 /// Refuses a call because of the request that it came in.
 pub(crate) async fn refuse(gate: &Toolgate, call: Call, why: &str) -> Answer {
-    gate.call(call.misread(why)).await
+    gate.call(call.misread(brief(why))).await
 }
 
 /// What is told of a request that cannot be understood, as the contract has it; where it asked for a call, with the receipt of that.
 pub(crate) fn contract(why: &str, answer: Option<&Answer>) -> Value {
-    let own = ToolError::of(code::INVALID_REQUEST, why);
+    let own = ToolError::of(code::INVALID_REQUEST, brief(why));
     let mut told = serde_json::to_value(answer.and_then(|answer| answer.outcome.error()).unwrap_or(&own)).unwrap_or_default();
     if let (Some(fields), Some(receipt)) = (told.as_object_mut(), answer.and_then(Answer::receipt)) {
         fields.insert("receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
@@ -119,6 +126,7 @@ pub(crate) async fn refusal(
     code: ErrorCode,
     why: &str,
 ) -> Value {
+    let why = &*brief(why);
     let answer = match call {
         None => None,
         Some(call) => {

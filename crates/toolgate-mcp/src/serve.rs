@@ -298,7 +298,10 @@ impl Http {
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
                 if let Some(batch) = batch {
-                    return Ok(batch.answer(self, &parts).await.map(|body| Seated { body, _seat: seat }.boxed()));
+                    return Ok(batch
+                        .answer(self, &parts, &caller, asked.agent.as_deref())
+                        .await
+                        .map(|body| Seated { body, _seat: seat }.boxed()));
                 }
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
@@ -409,13 +412,8 @@ impl Http {
                 return Ok(());
             }
             let mut owners = lock(&self.owners);
-            if owners.len() >= SESSIONS {
-                owners.retain(|_, (_, _, last)| last.elapsed() < SESSION_LIFE);
-            }
-            // Nobody takes the places of all others.
-            let own = |owners: &HashMap<String, Owner>| owners.values().filter(|(owner, ..)| owner.principal == caller.principal).count();
-            let many =
-                owners.len() >= SESSIONS || (owners.len() >= OWN_SESSIONS && !running.keys.is_open() && own(&owners) >= OWN_SESSIONS);
+            let bound = (!running.keys.is_open()).then_some(OWN_SESSIONS);
+            let many = is_full(&mut owners, &caller.principal, SESSIONS, bound, SESSION_LIFE);
             return if many { Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60))) } else { Ok(()) };
         };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
@@ -446,7 +444,7 @@ impl Http {
     }
 
     /// An answer that turns a request for a call away before the door has seen it: that has its row, too.
-    async fn noted(&self, answer: Answer, caller: &Caller, agent: Option<&str>, message: &Value) -> Answer {
+    pub(crate) async fn noted(&self, answer: Answer, caller: &Caller, agent: Option<&str>, message: &Value) -> Answer {
         let Some(call) = Glimpse::of_value(message).filter(|_| answer.status().is_client_error()) else { return answer };
         let (parts, body) = answer.into_parts();
         let text = match body.collect().await {
@@ -457,7 +455,7 @@ impl Http {
         // What the door has refused is written down.
         if said.pointer("/error/data/callId").is_none() {
             let why = said.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
-            let why = why.unwrap_or_else(|| String::from_utf8_lossy(&text).chars().take(300).collect());
+            let why = why.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned());
             let _counted = self.gateway.count();
             let running = self.gateway.running();
             let call = call.call(crate::identity::turned_away(&running, caller, agent));
@@ -507,6 +505,20 @@ impl Http {
     }
 }
 
+/// Whether there are too many sessions for one more of a principal: of all, or of its own. Those that have ended do not count.
+fn is_full(owners: &mut HashMap<String, Owner>, principal: &str, most: usize, own: Option<usize>, life: Duration) -> bool {
+    // Nobody takes the places of all others.
+    let over = |owners: &HashMap<String, Owner>| {
+        let owned = || owners.values().filter(|(owner, ..)| owner.principal == principal).count();
+        owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
+    };
+    if !over(owners) {
+        return false;
+    }
+    owners.retain(|_, (_, _, last)| last.elapsed() < life);
+    over(owners)
+}
+
 /// Whether a request is of 2026-07-28 or later.
 fn is_newer(headers: &HeaderMap) -> bool {
     headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
@@ -548,4 +560,28 @@ fn refusal(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {
         answer.headers_mut().insert(RETRY_AFTER, seconds.into());
     }
     Box::new(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_has_ended_takes_no_place() {
+        let caller = |who: &str| Caller { principal: who.to_owned(), agents: None, session: None, signed: false };
+        let owners = || -> HashMap<String, Owner> {
+            ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string(), (caller(who), None, Instant::now()))).collect()
+        };
+        let hour = Duration::from_secs(3_600);
+        for (who, most, own, life, full) in [
+            ("ann", 10, Some(2), hour, true),
+            ("ann", 10, Some(2), Duration::ZERO, false),
+            ("ann", 10, None, hour, false),
+            ("bob", 10, Some(2), hour, false),
+            ("bob", 3, Some(2), hour, true),
+            ("bob", 3, Some(2), Duration::ZERO, false),
+        ] {
+            assert_eq!(is_full(&mut owners(), who, most, own, life), full, "{who} {most} {own:?} {life:?}");
+        }
+    }
 }

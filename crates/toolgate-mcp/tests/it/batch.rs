@@ -147,6 +147,8 @@ async fn a_batch_that_is_none_does_nothing() {
         (json!([one(), [one()]]), None, "and nothing else"),
         (json!([one(), one()]), None, "the same `id`"),
         (json!([one(), hello("2025-03-26")]), None, "comes alone"),
+        // Nothing is heard of a batch that would be refused half way.
+        (json!([one(), {"jsonrpc": "2.0", "id": 2}]), None, "no message of the protocol"),
         (json!([one()]), Some("2025-06-18"), "only 2025-03-26"),
         (json!([one()]), Some("2026-07-28"), "only 2025-03-26"),
     ] {
@@ -154,6 +156,8 @@ async fn a_batch_that_is_none_does_nothing() {
         assert_eq!(status, 400, "{said:?}");
         assert!(said.iter().any(|said| said["error"]["message"].as_str().is_some_and(|said| said.contains(why))), "{why}: {said:?}");
     }
+    let calc = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
+    assert_eq!(toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&calc).unwrap().len(), 0);
     // Nine messages take nine seats, which there are not; and each counts as one of those that may come in an hour. One that is refused
     // uses up nothing of that but itself.
     let calls = |many: u64| json!((0..many).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>());

@@ -127,12 +127,30 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
         assert!(said["error"].is_string() && said["callId"].is_string() && said["receipt"].is_object(), "{body}: {said}");
     }
     assert_eq!(rows_of(&gate, "mine"), 2 + wrong.len());
+    // What stands where something else must is neither told nor written down, and of what is, as much as somebody reads.
+    let secret = "card 4111 1111 1111 1111 declined";
+    let long = "k".repeat(5_000);
+    for (body, why) in [
+        (json!({"id": "2", "session": "s", "tool": "mine", "error": secret}), "`error` must be"),
+        (json!({"id": "2", "session": "s", "tool": "mine", "error": {"message": "no", "effects": secret}}), "`error` must be"),
+        (json!({"id": "2", "session": "s", "tool": "mine", "turn": secret}), "`turn` must be a whole number"),
+        (json!({"id": "2", "session": "s", "tool": "mine", (long.as_str()): 1}), "nobody knows `kkk"),
+    ] {
+        let (status, said) = decide("report", &body.to_string()).await;
+        let words = said["error"].as_str().unwrap_or_default();
+        assert!(status == 400 && words.contains(why) && words.len() <= 300 && said["callId"].is_string(), "{body}: {said}");
+        assert!(!said.to_string().contains(secret), "{body}: {said}");
+    }
+    let wanted = toolgate_store::Filter { tool: Some("mine".to_owned()), ..Default::default() };
+    let rows = toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap();
+    assert_eq!(rows.len(), 6 + wrong.len());
+    assert!(rows.iter().all(|one| !format!("{:?}", one.row).contains("4111")));
     // What is no call has none.
     for body in ["{", "[]", r#"{"id": "3"}"#, r#"{"tool": 7}"#, r#"{"tool": "mine", "tool": "calc"}"#] {
         let (status, said) = decide("check", body).await;
         assert_eq!((status, &said["callId"]), (400, &Value::Null), "{body}: {said}");
     }
-    assert_eq!(rows_of(&gate, "mine"), 2 + wrong.len());
+    assert_eq!(rows_of(&gate, "mine"), 6 + wrong.len());
     // The same over MCP: what cannot be read, what the headers contradict, and what is no word of toolgate's.
     let own = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}"#;
     let twice = asked("{}", &format!(r#","_meta":{{{own},"a":1,"a":2}}"#));
