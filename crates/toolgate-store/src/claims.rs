@@ -451,13 +451,31 @@ pub(crate) fn append_row(tx: &mut Tx<'_>, row: &Row) -> Done<(u64, Digest)> {
     Ok(appended)
 }
 
-/// Forgets what calls came to that ended before a moment. That they were made is never forgotten.
-pub(crate) fn forget(sql: &Connection, before: Timestamp) -> Done<u64> {
-    let outcomes =
-        sql.execute("UPDATE claims SET outcome = NULL WHERE state = 'settled' AND outcome IS NOT NULL AND ended < ?1", [nanos(before)])?;
-    let approvals = sql.execute("DELETE FROM approvals WHERE expires < ?1", [nanos(before)])?;
-    let outputs = sql.execute("DELETE FROM outputs WHERE at < ?1", [nanos(before)])?;
-    Ok((outcomes + approvals + outputs) as u64)
+/// How many claims are looked at at once, and how much is taken out, so that others get to write in between.
+const AT_ONCE: i64 = 5_000;
+
+/// Forgets what some calls came to that ended before a moment, of those after a number. That they were made is never forgotten. How many
+/// these were, and after which number there are more.
+pub(crate) fn forget(sql: &Connection, before: Timestamp, after: i64) -> Done<(u64, Option<i64>)> {
+    let last = after.saturating_add(AT_ONCE);
+    let forgotten = sql.execute(
+        "UPDATE claims SET outcome = NULL WHERE id > ?2 AND id <= ?3 AND state = 'settled' AND outcome IS NOT NULL AND ended < ?1",
+        [nanos(before), after, last],
+    )?;
+    let next: Option<i64> = sql.query_row("SELECT min(id) FROM claims WHERE id > ?1", [last], |row| row.get(0))?;
+    Ok((forgotten as u64, next.map(|id| id - 1)))
+}
+
+/// Takes out some of the approvals that had expired before a moment, and of the outputs from before it. Says how many; none when there
+/// are no more.
+pub(crate) fn clear(sql: &Connection, before: Timestamp) -> Done<u64> {
+    let approvals =
+        sql.execute("DELETE FROM approvals WHERE n IN (SELECT n FROM approvals WHERE expires < ?1 LIMIT ?2)", [nanos(before), AT_ONCE])?;
+    let outputs = sql.execute(
+        "DELETE FROM outputs WHERE (session, handle) IN (SELECT session, handle FROM outputs WHERE at < ?1 LIMIT ?2)",
+        [nanos(before), AT_ONCE],
+    )?;
+    Ok((approvals + outputs) as u64)
 }
 
 /// A claim as others see it.

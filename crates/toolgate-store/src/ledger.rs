@@ -215,13 +215,46 @@ pub(crate) fn anchors(sql: &Connection) -> Done<Digest> {
 /// How many rows are taken out at once, so that others get to write in between.
 const AT_ONCE: i64 = 5_000;
 
+/// Takes out by what rows are found that go. They say themselves what that is: an index by row would cost every call.
+fn lose_entities(sql: &Connection, first: i64, last: i64) -> Done<()> {
+    #[derive(Deserialize)]
+    struct About {
+        #[serde(default)]
+        entities: Vec<(String, Value)>,
+    }
+    let mut bodies = sql.prepare_cached("SELECT seq, body FROM ledger WHERE seq BETWEEN ?1 AND ?2")?;
+    let mut delete = sql.prepare_cached("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?;
+    let (mut rows, mut unread) = (bodies.query([first, last])?, false);
+    while let Some(row) = rows.next()? {
+        let seq: i64 = row.get(0)?;
+        match serde_json::from_str::<About>(row.get_ref(1)?.as_str().unwrap_or_default()) {
+            Ok(about) => {
+                for (name, value) in &about.entities {
+                    delete.execute(params![name, spelling(value), seq])?;
+                }
+            }
+            Err(_) => unread = true,
+        }
+    }
+    // What cannot be read is looked for among all.
+    if unread {
+        sql.execute("DELETE FROM entities WHERE seq <= ?1", [last])?;
+    }
+    Ok(())
+}
+
 /// Takes rows out of the ledger that came in before a moment, as far as no newer one stands before them. What is left of
 /// them is signed, so that the rest still holds. Says how many; none when there are no more.
 pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<u64> {
     let first: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger", [], |row| row.get(0))?;
     let Some(first) = first else { return Ok(0) };
-    let first_kept: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger WHERE at >= ?1", [nanos(before)], |row| row.get(0))?;
-    let last_gone = first_kept.map_or(signed(tx.tip.seq), |seq| seq - 1).min(first.saturating_add(AT_ONCE - 1));
+    // Only those are looked at that may go at once, in their order: by their time there may be many more.
+    let last = first.saturating_add(AT_ONCE - 1).min(signed(tx.tip.seq));
+    let first_kept: Option<i64> =
+        tx.sql.query_row("SELECT min(seq) FROM ledger WHERE seq BETWEEN ?2 AND ?3 AND +at >= ?1", [nanos(before), first, last], |row| {
+            row.get(0)
+        })?;
+    let last_gone = first_kept.map_or(last, |seq| seq - 1);
     let chain: Option<Vec<u8>> = tx.sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0)).optional()?;
     let Some(chain) = chain else { return Ok(0) };
     tx.sql.execute(
@@ -231,8 +264,8 @@ pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<
     )?;
     // What is taken out is not to be read in free pages.
     tx.sql.execute_batch("PRAGMA secure_delete = ON")?;
+    lose_entities(tx.sql, first, last_gone)?;
     let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
-    tx.sql.execute("DELETE FROM entities WHERE seq <= ?1", [last_gone])?;
     // A checkpoint where the key changed is needed to trust the keys after it.
     tx.sql.execute(
         "DELETE FROM checkpoints WHERE seq <= ?1 AND json_extract(body, '$.next_key') IS NULL AND json_extract(body, '$.previous_key') IS NULL",

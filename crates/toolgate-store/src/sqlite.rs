@@ -39,6 +39,9 @@ pub struct SqliteStore {
     holds: AtomicU64,
 }
 
+/// How long others have the file to themselves between two parts of a pruning, at most.
+const MOST_REST: Duration = Duration::from_millis(50);
+
 /// What was taken out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gone {
@@ -165,14 +168,32 @@ impl SqliteStore {
     /// # Errors
     /// The store cannot do it, or not all of it: rows go a few thousand at a time.
     pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<Gone, StoreError> {
-        let mut gone = Gone { rows: 0, sealed: self.write(true, move |tx| claims::forget(tx.sql, sealed_before)).await? };
-        loop {
-            let rows = self.write(true, move |tx| ledger::prune(tx, rows_before, Timestamp::now())).await?;
-            if rows == 0 {
-                return Ok(gone);
-            }
-            gone.rows += rows;
+        let (mut gone, mut after) = (Gone { rows: 0, sealed: 0 }, Some(0));
+        while let Some(from) = after {
+            let (sealed, next) = self.write_and_rest(move |tx| claims::forget(tx.sql, sealed_before, from)).await?;
+            gone.sealed += sealed;
+            after = next;
         }
+        loop {
+            match self.write_and_rest(move |tx| claims::clear(tx.sql, sealed_before)).await? {
+                0 => break,
+                sealed => gone.sealed += sealed,
+            }
+        }
+        loop {
+            match self.write_and_rest(move |tx| ledger::prune(tx, rows_before, Timestamp::now())).await? {
+                0 => return Ok(gone),
+                rows => gone.rows += rows,
+            }
+        }
+    }
+
+    /// Writes, and then leaves the file to others for about as long as that took.
+    async fn write_and_rest<T: Send + 'static>(&self, f: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static) -> Result<T, StoreError> {
+        let begun = Instant::now();
+        let written = self.write(true, f).await?;
+        tokio::time::sleep(begun.elapsed().min(MOST_REST)).await;
+        Ok(written)
     }
 
     async fn write<T: Send + 'static>(
