@@ -72,7 +72,7 @@ impl Door {
     }
 
     /// As much of what somebody wants to hear of as an agent is told of: lists that it has, and resources whose upstreams tell of them.
-    fn honoured(&self, running: &Running, agent: &str, wanted: &SubscriptionFilter) -> SubscriptionFilter {
+    fn honoured(&self, running: &Running, caller: &Caller, agent: &str, wanted: &SubscriptionFilter) -> SubscriptionFilter {
         let mut lists = SubscriptionFilter::new();
         lists.tools_list_changed = wanted.tools_list_changed;
         lists.prompts_list_changed = wanted.prompts_list_changed;
@@ -80,8 +80,8 @@ impl Door {
         let mut honoured = lists.supported_by(&self.info(running, Some(agent)).capabilities);
         let mut seen = HashSet::new();
         let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
-        let told = |address: &&String| Place::find(running, agent, address).is_ok_and(|place| place.is_told_of());
-        let addresses: Vec<String> = each.take(SUBSCRIPTIONS.min(self.gateway.room_to_subscribe())).filter(told).cloned().collect();
+        let room = self.gateway.room_to_subscribe(running, caller, self.fixed.is_some());
+        let addresses = Place::told_of(running, agent, each.take(SUBSCRIPTIONS.min(room)));
         honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
         honoured
     }
@@ -95,7 +95,7 @@ impl Door {
         // What is no such request is refused as that.
         let Ok(filter) = SubscriptionFilter::deserialize(&*wanted) else { return false };
         let honoured = match identity::agent(running, caller, agent) {
-            Ok(agent) => self.honoured(running, &agent, &filter),
+            Ok(agent) => self.honoured(running, caller, &agent, &filter),
             Err(_) => SubscriptionFilter::new(),
         };
         *wanted = serde_json::to_value(honoured).unwrap_or_default();
@@ -418,7 +418,7 @@ impl ServerHandler for Door {
         let Some(fixed) = &self.fixed else { return Some(requested.clone()) };
         let running = self.gateway.running();
         let agent = identity::agent(&running, &fixed.caller, fixed.agent.as_deref());
-        Some(agent.map_or_else(|_| SubscriptionFilter::new(), |agent| self.honoured(&running, &agent, requested)))
+        Some(agent.map_or_else(|_| SubscriptionFilter::new(), |agent| self.honoured(&running, &fixed.caller, &agent, requested)))
     }
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {

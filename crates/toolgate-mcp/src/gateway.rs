@@ -203,6 +203,7 @@ impl Gateway {
             Ok(running) => {
                 *self.0.running.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
                 self.forget_unseen();
+                self.heed_anew();
                 self.tell_changed().await;
                 let stop = self.0.stop.clone();
                 // Whoever still talks to those that are gone has time to finish, but not longer than the gateway itself.

@@ -2,7 +2,7 @@
 //! `toolgate://UPSTREAM/` before what it calls the thing itself, unless its `prefix` is empty.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,9 +17,10 @@ use crate::upstream::Link;
 
 /// What an address of ours begins with.
 const OURS: &str = "toolgate://";
-/// Most resources that one client may want to hear of, and all together.
+/// Most resources that one client may want to hear of, all together, and all of one principal where there are several.
 pub(crate) const SUBSCRIPTIONS: usize = 1_000;
 const MOST: usize = 50_000;
+const OWN: usize = MOST / 10;
 /// The longest address that is subscribed to.
 const LONGEST: usize = 2_048;
 
@@ -46,9 +47,28 @@ impl Place {
     /// Where an agent finds what is called so: in the room that the address names; else with the only one who has it, who has a
     /// pattern for it, or who is there at all.
     pub(crate) fn find(running: &Running, agent: &str, address: &str) -> Result<Self, ErrorData> {
-        let shared = running.shared.get(agent).into_iter().flatten();
-        let links: Vec<&Arc<Link>> =
-            shared.filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect();
+        let lists = |link: &Link| link.offer().resources.iter().any(|resource| resource.uri == address);
+        Self::among(&having(running, agent), address, &lists)
+    }
+
+    /// Those of many addresses whose upstreams tell of them: what these list is gone through once for all.
+    pub(crate) fn told_of<'a>(running: &Running, agent: &str, addresses: impl Iterator<Item = &'a String>) -> Vec<String> {
+        let links = having(running, agent);
+        let offers: Vec<_> = links.iter().map(|link| link.offer()).collect();
+        let listed: HashMap<&str, HashSet<&str>> = links
+            .iter()
+            .zip(&offers)
+            .map(|(link, offer)| (link.upstream.name.as_str(), offer.resources.iter().map(|resource| resource.uri.as_str()).collect()))
+            .collect();
+        let is_told_of = |address: &&String| {
+            let lists = |link: &Link| listed.get(link.upstream.name.as_str()).is_some_and(|uris| uris.contains(address.as_str()));
+            Self::among(&links, address, &lists).is_ok_and(|place| place.is_told_of())
+        };
+        addresses.filter(is_told_of).cloned().collect()
+    }
+
+    /// The same of these upstreams, where it is known which of them lists the address.
+    fn among(links: &[&Arc<Link>], address: &str, lists: &dyn Fn(&Link) -> bool) -> Result<Self, ErrorData> {
         let found = |link: &Arc<Link>, uri: &str| Self { link: Arc::clone(link), uri: uri.to_owned(), address: address.to_owned() };
         if let Some((name, uri)) = address.strip_prefix(OURS).and_then(|rest| rest.split_once('/')) {
             let link = links.iter().find(|link| link.upstream.name == name && !link.upstream.prefix.is_empty());
@@ -58,10 +78,9 @@ impl Place {
             let head = template.split('{').next().unwrap_or_default();
             address == template || (!head.is_empty() && address.starts_with(head))
         };
-        let lists = |link: &Link| link.offer().resources.iter().any(|resource| resource.uri == address);
         let matches = |link: &Link| link.offer().templates.iter().any(|template| fits(&template.uri_template));
         let of = |has: &dyn Fn(&Link) -> bool| links.iter().copied().filter(|link| has(link)).collect::<Vec<_>>();
-        let having = [of(&lists), of(&matches), links.clone()].into_iter().find(|having| !having.is_empty()).unwrap_or_default();
+        let having = [of(lists), of(&matches), links.to_vec()].into_iter().find(|having| !having.is_empty()).unwrap_or_default();
         // Whoever has no room of its own has the bare address.
         match (having.as_slice(), having.iter().find(|link| link.upstream.prefix.is_empty())) {
             ([one], _) => Ok(found(one, address)),
@@ -95,6 +114,12 @@ impl Place {
         let tells = self.link.offer().capabilities.resources.as_ref().is_some_and(|resources| resources.subscribe == Some(true));
         tells && self.uri.len() <= LONGEST
     }
+}
+
+/// The upstreams with resources that an agent has.
+fn having<'r>(running: &'r Running, agent: &str) -> Vec<&'r Arc<Link>> {
+    let shared = running.shared.get(agent).into_iter().flatten();
+    shared.filter(|link| link.upstream.resources && link.offer().capabilities.resources.is_some()).collect()
 }
 
 /// No more addresses than one client may want to hear of, and each once.
@@ -147,9 +172,13 @@ struct Subscriber {
     /// How it is told; one that hears everything for itself is only counted.
     peer: Option<Peer<RoleServer>>,
     address: String,
-    /// It is just being told.
-    telling: Arc<AtomicBool>,
+    /// Whether it is just being told, and of something that has changed since.
+    telling: Arc<AtomicU8>,
 }
+
+const IDLE: u8 = 0;
+const TELLING: u8 = 1;
+const CHANGED: u8 = 2;
 
 /// Who wants to hear of which resource, and of how many each.
 #[derive(Default)]
@@ -159,12 +188,26 @@ pub(crate) struct Subscriptions(Mutex<Known>);
 struct Known {
     by_key: HashMap<Key, Vec<Subscriber>>,
     by_door: HashMap<u64, usize>,
+    by_principal: HashMap<String, usize>,
+}
+
+impl Known {
+    /// How many more there may be, of a principal where that has a bound of its own.
+    fn room(&self, principal: Option<&str>) -> usize {
+        let own = principal.map_or(0, |principal| self.by_principal.get(principal).copied().unwrap_or_default());
+        MOST.saturating_sub(self.by_door.values().sum()).min(if principal.is_some() { OWN.saturating_sub(own) } else { MOST })
+    }
+}
+
+/// The principal who may not take the places of all others; none where everybody is one, or somebody is here by itself.
+fn bounded<'c>(running: &Running, caller: &'c Caller, local: bool) -> Option<&'c str> {
+    (!local && !running.keys.is_open()).then_some(caller.principal.as_str())
 }
 
 impl Gateway {
     /// How many more resources somebody may want to hear of.
-    pub(crate) fn room_to_subscribe(&self) -> usize {
-        MOST.saturating_sub(lock(&self.0.subscriptions.0).by_door.values().sum())
+    pub(crate) fn room_to_subscribe(&self, running: &Running, caller: &Caller, local: bool) -> usize {
+        lock(&self.0.subscriptions.0).room(bounded(running, caller, local))
     }
 
     /// A client wants to hear of a resource: it is told by itself, or listens to everything. Who listens has been promised to hear of it,
@@ -180,13 +223,13 @@ impl Gateway {
         if place.uri.len() > LONGEST {
             return Err(ErrorData::invalid_params(format!("an address has at most {LONGEST} bytes"), None));
         }
+        let running = self.running();
         {
             let mut known = lock(&self.0.subscriptions.0);
-            let all: usize = known.by_door.values().sum();
             let own = known.by_door.get(&door).copied().unwrap_or_default();
-            if own >= SUBSCRIPTIONS || all >= MOST {
+            if own >= SUBSCRIPTIONS || known.room(bounded(&running, &listener.caller, listener.local)) == 0 {
                 return Err(ErrorData::invalid_request(
-                    format!("a client may subscribe to {SUBSCRIPTIONS} resources, and all to {MOST}"),
+                    format!("a client may subscribe to {SUBSCRIPTIONS} resources, a principal to {OWN}, and all to {MOST}"),
                     None,
                 ));
             }
@@ -200,17 +243,21 @@ impl Gateway {
                     telling: Arc::default(),
                 });
                 *known.by_door.entry(door).or_default() += 1;
+                *known.by_principal.entry(listener.caller.principal.clone()).or_default() += 1;
             }
         }
+        drop(running);
         let subscribed = self.heed(&place.link, &place.uri, promised).await;
         if subscribed.is_err() {
-            self.leave(door, |key, _| *key == place.key());
+            self.tell_all(self.leave(door, |key, _| *key == place.key()), false);
         }
         subscribed.map_err(crate::door::passed)
     }
 
     /// An upstream hears whether anybody wants to know of a resource.
     async fn heed(&self, link: &Arc<Link>, uri: &str, promised: bool) -> Result<(), ServiceError> {
+        // Whoever has the name now: the configuration may have been read again since.
+        let link = self.running().upstreams.link(&link.upstream.name).cloned().unwrap_or_else(|| Arc::clone(link));
         let (gateway, key) = (self.clone(), (link.upstream.name.clone(), uri.to_owned()));
         link.heed(uri.to_owned(), promised, move || lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)).await
     }
@@ -225,25 +272,42 @@ impl Gateway {
 
     /// A client is gone, and its upstreams hear of it where nobody else wants to know.
     pub(crate) fn unsubscribe_all(&self, door: u64) {
-        self.tell_left(self.leave(door, |_, _| true));
+        self.tell_all(self.leave(door, |_, _| true), false);
     }
 
     /// Whoever may not hear of a resource any more does not want to: after another reading of the configuration.
     pub(crate) fn forget_unseen(&self) {
         let running = self.running();
-        self.tell_left(self.leave_where(|key, one| !one.listener.hears_of(&running, &key.0)));
+        self.tell_all(self.leave_where(|key, one| !one.listener.hears_of(&running, &key.0)), false);
     }
 
-    /// Upstreams hear of what nobody wants to know any more.
-    fn tell_left(&self, left: Vec<(Arc<Link>, String)>) {
-        if left.is_empty() {
+    /// Upstreams that another reading of the configuration has begun hear of what was wanted, or not any more, meanwhile.
+    pub(crate) fn heed_anew(&self) {
+        let running = self.running();
+        let wanted: HashSet<Key> = lock(&self.0.subscriptions.0).by_key.keys().cloned().collect();
+        let mut missed = Vec::new();
+        for (name, uri) in &wanted {
+            if let Some(link) = running.upstreams.link(name).filter(|link| !lock(&link.wanted).contains(uri)) {
+                missed.push((Arc::clone(link), uri.clone()));
+            }
+        }
+        for link in running.upstreams.links() {
+            let unwanted = |uri: &&String| !wanted.contains(&(link.upstream.name.clone(), (*uri).clone()));
+            missed.extend(lock(&link.wanted).iter().filter(unwanted).map(|uri| (Arc::clone(link), uri.clone())));
+        }
+        self.tell_all(missed, true);
+    }
+
+    /// Upstreams hear of what somebody wants to know, or nobody any more.
+    fn tell_all(&self, news: Vec<(Arc<Link>, String)>, promised: bool) {
+        if news.is_empty() {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let gateway = self.clone();
             runtime.spawn(async move {
-                for (link, uri) in left {
-                    let _: Result<(), ServiceError> = gateway.heed(&link, &uri, false).await;
+                for (link, uri) in news {
+                    let _: Result<(), ServiceError> = gateway.heed(&link, &uri, promised).await;
                 }
             });
         }
@@ -259,11 +323,12 @@ impl Gateway {
         let mut left = Vec::new();
         {
             let mut known = lock(&self.0.subscriptions.0);
-            let Known { by_key, by_door } = &mut *known;
+            let Known { by_key, by_door, by_principal } = &mut *known;
             by_key.retain(|key, subscribers| {
                 subscribers.retain(|one| {
                     let goes = goes(key, one);
-                    if let Some(own) = by_door.get_mut(&one.door).filter(|_| goes) {
+                    let counted = [by_door.get_mut(&one.door), by_principal.get_mut(&one.listener.caller.principal)];
+                    for own in counted.into_iter().flatten().filter(|_| goes) {
                         *own = own.saturating_sub(1);
                     }
                     !goes
@@ -274,6 +339,7 @@ impl Gateway {
                 !subscribers.is_empty()
             });
             by_door.retain(|_, own| *own > 0);
+            by_principal.retain(|_, own| *own > 0);
         }
         let running = self.running();
         left.into_iter().filter_map(|(name, uri)| running.upstreams.link(&name).map(|link| (Arc::clone(link), uri))).collect()
@@ -299,14 +365,34 @@ impl Gateway {
             subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
             drop(running);
             for Subscriber { peer, address, telling, .. } in subscribers {
-                // Who is still being told of it sees this change, too, when it looks; and keeps nobody else waiting.
-                let Some(peer) = peer.filter(|_| !telling.swap(true, Ordering::AcqRel)) else { continue };
+                // Who is still being told of it may have looked already, and is told once more; and keeps nobody else waiting.
+                let Some(peer) = peer.filter(|_| telling.swap(CHANGED, Ordering::AcqRel) == IDLE) else { continue };
                 tokio::spawn(async move {
-                    let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address));
-                    let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
-                    telling.store(false, Ordering::Release);
+                    loop {
+                        telling.store(TELLING, Ordering::Release);
+                        let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address.clone()));
+                        let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+                        if telling.compare_exchange(TELLING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                            break;
+                        }
+                    }
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_the_places_of_all_others() {
+        let mut known = Known::default();
+        known.by_door.insert(1, OWN);
+        known.by_principal.insert("ann".to_owned(), OWN);
+        assert_eq!((known.room(Some("ann")), known.room(Some("bob")), known.room(None)), (0, OWN, MOST - OWN));
+        known.by_door.insert(2, MOST - OWN);
+        assert_eq!((known.room(Some("bob")), known.room(None)), (0, 0));
     }
 }

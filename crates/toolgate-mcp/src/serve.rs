@@ -281,9 +281,6 @@ impl Http {
                     }
                 };
                 drop(text);
-                if self.door.prune(&running, &caller, asked.agent.as_deref(), &mut message) {
-                    parts.headers.remove(CONTENT_LENGTH);
-                }
                 if let Some(raw) = message.raw.take() {
                     parts.extensions.insert(raw);
                     parts.headers.remove(CONTENT_LENGTH);
@@ -295,6 +292,9 @@ impl Http {
                 }
                 self.hold_rate(&running, &caller, many - 1)?;
                 let seat = seats(many)?;
+                if self.door.prune(&running, &caller, asked.agent.as_deref(), &mut message) {
+                    parts.headers.remove(CONTENT_LENGTH);
+                }
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
                 if let Some(batch) = batch {

@@ -126,7 +126,7 @@ pub(crate) struct Link {
     /// Resources that have changed, of whatever upstream.
     pub(super) updates: Updates,
     /// Resources that somebody wants to hear of.
-    pub(super) wanted: Mutex<BTreeSet<String>>,
+    pub(crate) wanted: Mutex<BTreeSet<String>>,
     pub(super) resubscribe: Notify,
     /// One after the other tells it so.
     pub(super) heeding: tokio::sync::Mutex<()>,
@@ -360,7 +360,13 @@ impl Link {
             () = self.stop.cancelled() => return Ok(()),
         };
         match listed {
-            Err(_) if self.is_busy() && self.answers.load(Ordering::Relaxed) != before => Ok(()),
+            Err(_) if self.is_busy() && self.answers.load(Ordering::Relaxed) != before => {
+                // That something has changed is still to be seen.
+                if self.told.load(Ordering::Relaxed) {
+                    self.relist.notify_one();
+                }
+                Ok(())
+            }
             other => other,
         }
     }

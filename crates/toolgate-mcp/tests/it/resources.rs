@@ -204,6 +204,28 @@ async fn an_upstream_hears_when_nobody_wants_to_know_any_more() {
     gate.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wanted_while_the_configuration_is_read_is_wanted_afterwards() {
+    let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let x = library("x", Arc::default(), Arc::clone(&asked_for)).await;
+    let gate = Gate::open(&upstream("x", &x, "")).await;
+    let times = |method: &str| asked_for.lock().unwrap().iter().filter(|asked| asked["method"] == method).count();
+    let mut old = Old::open(&gate).await;
+    // One that says nothing is waited for; meanwhile the other one is there twice, as it was and as it will be.
+    let slow = "[upstreams.slow]\ncommand = \"/bin/sleep\"\nargs = [\"1000\"]\n";
+    let config = upstream("x", &x, "timeout = \"20s\"") + slow;
+    let wants = async {
+        until("it is connected to anew", async || times("initialize") == 2).await;
+        old.ask("resources/subscribe", json!({"uri": "toolgate://x/note://a"})).await
+    };
+    let (reloaded, subscribed) = tokio::join!(gate.reload(&config), wants);
+    reloaded.unwrap();
+    assert!(subscribed.get("result").is_some(), "{subscribed}");
+    until("the one that is there now has heard of it", async || times("resources/subscribe") == 2).await;
+    drop(old);
+    gate.end().await;
+}
+
 /// A client of 2026-07-28 that listens.
 struct Listening(Lines<BufReader<TcpStream>>);
 
