@@ -42,6 +42,8 @@ pub(crate) const WORDS: usize = 256;
 pub(crate) const LONGEST_KEY: usize = 1_024;
 /// The longest name of a request that is written down.
 const LONGEST_ID: usize = 200;
+/// How deep capabilities are looked into.
+const DEPTH: u8 = 4;
 /// How long a client's user may think.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
@@ -480,16 +482,31 @@ fn lacking(answer: &Answer, client: &Client<'_>) -> Option<ErrorData> {
     if said.get("code").and_then(Value::as_i64) != Some(i64::from(word.0)) {
         return None;
     }
-    let has = serde_json::to_value(client.capabilities.clone().unwrap_or_default()).unwrap_or_default();
-    let needs = said.pointer("/data/requiredCapabilities")?.as_object()?;
-    let lacks: JsonObject = needs.keys().filter(|name| has.get(name.as_str()).is_none()).map(|name| (name.clone(), json!({}))).collect();
+    let mut has = serde_json::to_value(client.capabilities.clone().unwrap_or_default()).unwrap_or_default();
+    // Who says nothing more of it can fill in forms.
+    if let Some(asks) = has.get_mut("elicitation").and_then(Value::as_object_mut).filter(|asks| asks.is_empty()) {
+        asks.insert("form".to_owned(), json!({}));
+    }
     // What it can do, it does not lack.
-    if lacks.is_empty() {
+    let lacks = missing(said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?, &has, DEPTH)?;
+    let mut data = misread::contract(&error.message, Some(answer));
+    data.as_object_mut()?.insert("requiredCapabilities".to_owned(), lacks);
+    Some(ErrorData::new(word, error.message.clone(), Some(data)))
+}
+
+/// What of something needed is not there, by its names alone: values are the words of an upstream. `None` where all of it is.
+fn missing(needs: &Value, has: &Value, depth: u8) -> Option<Value> {
+    let is_not = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
+    if is_not(needs) {
         return None;
     }
-    let mut data = misread::contract(&error.message, Some(answer));
-    data.as_object_mut()?.insert("requiredCapabilities".to_owned(), Value::Object(lacks));
-    Some(ErrorData::new(word, error.message.clone(), Some(data)))
+    let parts = needs.as_object().filter(|_| depth > 0).into_iter().flatten();
+    let lacks = parts.filter_map(|(name, part)| {
+        let there = has.get(name.as_str()).unwrap_or(&Value::Null);
+        Some((name.clone(), missing(part, there, depth.saturating_sub(1))?))
+    });
+    let lacks: JsonObject = lacks.collect();
+    (is_not(has) || !lacks.is_empty()).then_some(Value::Object(lacks))
 }
 
 /// Whether the client's user may answer: where nobody in particular is named and nothing is destroyed, or where every rule that
@@ -510,5 +527,29 @@ const fn rank(level: LoggingLevel) -> u8 {
         LoggingLevel::Critical => 5,
         LoggingLevel::Alert => 6,
         LoggingLevel::Emergency => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_lacks_is_told_by_its_names() {
+        for (needs, has, lacks) in [
+            (json!({"sampling": {}}), json!({}), Some(json!({"sampling": {}}))),
+            (json!({"sampling": {}}), json!({"sampling": {}}), None),
+            (json!({"sampling": {"tools": {"a": "words"}}}), json!({"sampling": {}}), Some(json!({"sampling": {"tools": {"a": {}}}}))),
+            (json!({"sampling": {"tools": {}}}), json!({"sampling": {"tools": {}}, "roots": {}}), None),
+            (
+                json!({"roots": {"listChanged": true}}),
+                json!({"roots": {"listChanged": false}}),
+                Some(json!({"roots": {"listChanged": {}}})),
+            ),
+            (json!({"roots": {"listChanged": false}}), json!({"roots": {}}), None),
+            (json!({}), json!({}), None),
+        ] {
+            assert_eq!(missing(&needs, &has, DEPTH), lacks, "{needs} {has}");
+        }
     }
 }

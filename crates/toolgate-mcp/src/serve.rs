@@ -47,6 +47,8 @@ use crate::straight::Straight;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long it may take nothing of what it is told.
 const UNREAD: Duration = Duration::from_secs(60);
+/// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
+const WAITING: usize = 256 << 10;
 /// Most connections at the same time.
 const CONNECTIONS: usize = 16_384;
 /// Most sessions of older clients, and most of one principal where there are several.
@@ -146,6 +148,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
         };
         let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else { continue };
         let _ = stream.set_nodelay(true);
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, WAITING);
         let (http, tls, watcher) = (Arc::clone(&http), tls.clone(), graceful.watcher());
         tokio::spawn(InPlace::new(async move {
             let _seat = seat;
