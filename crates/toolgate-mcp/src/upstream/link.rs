@@ -132,7 +132,7 @@ pub(crate) struct Link {
     pub(super) heeding: tokio::sync::Mutex<()>,
     /// It says itself that something has changed.
     told: AtomicBool,
-    relist: Notify,
+    pub(super) relist: Notify,
     /// The last connection that has lost the thread.
     again: watch::Sender<u64>,
     starts: AtomicU32,

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use rmcp::model::{PaginatedRequestParams, ServerNotification, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams};
-use rmcp::service::Peer;
+use rmcp::service::{Peer, Subscription};
 use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::link::{Link, is_modern};
 use crate::gateway::lock;
@@ -15,6 +17,40 @@ use crate::gateway::lock;
 const LONGEST_LIST: usize = 10_000;
 const MOST_PAGES: usize = 1_000;
 const MOST_BYTES: usize = 32 << 20;
+/// How many bytes all addresses have together that it is asked to tell of: it is asked in one message.
+const MOST_WANTED: usize = 1 << 20;
+/// How soon it is asked again to tell of changes, at first and at last; and where it does not seem to know that.
+const SOON: Duration = Duration::from_secs(1);
+const LATE: Duration = Duration::from_secs(60);
+const SELDOM: Duration = Duration::from_secs(600);
+/// Who was listened to for so long can be.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// What it is asked to tell of: resources, or its lists.
+fn filter(wanted: &[String]) -> SubscriptionFilter {
+    if wanted.is_empty() {
+        return SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
+    }
+    let mut filter = SubscriptionFilter::new();
+    filter.resource_subscriptions = Some(wanted.to_vec());
+    filter
+}
+
+/// What is said next over a subscription, if there is one.
+async fn next(heard: &mut Option<Subscription>) -> Result<Option<ServerNotification>, ServiceError> {
+    match heard {
+        Some(heard) => heard.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// At a moment, if there is one.
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
 
 /// A list that may come in pages, and whether that is all of it.
 pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceError>>>(
@@ -51,53 +87,100 @@ impl Link {
         }
     }
 
-    /// Hears of changes from one of 2026-07-28, until it is to end: those before say them unasked.
+    /// Hears of changes from one of 2026-07-28, until it is to end: those before say them unasked. Of lists and of resources apart: which
+    /// resources there are, clients say, and one that it does not like is not to silence the rest.
     pub(super) async fn hear_changes(&self, peer: &Peer<RoleClient>) {
-        let modern = is_modern(peer);
-        if !modern {
+        if !is_modern(peer) {
             return self.stop.cancelled().await;
         }
-        let mut patience = Duration::from_secs(1);
-        while !self.stop.is_cancelled() {
-            let mut filter = SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
-            let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
-            filter.resource_subscriptions = (!wanted.is_empty()).then_some(wanted);
-            let wants = filter.resource_subscriptions.is_some();
-            let Ok(Ok(mut subscription)) = tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)).await else {
-                // It may not know this at all; then there is nothing to hear, and it is not asked often.
-                let pause = if wants { patience } else { Duration::from_secs(600) };
-                patience = (patience * 2).min(Duration::from_secs(60));
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    () = self.resubscribe.notified() => {}
-                    () = self.stop.cancelled() => {}
-                }
-                continue;
-            };
-            patience = Duration::from_secs(1);
-            loop {
-                let said = tokio::select! {
-                    said = subscription.next() => said,
-                    () = self.resubscribe.notified() => break,
-                    () = self.stop.cancelled() => {
-                        // Many do not end while somebody listens.
-                        let _ = subscription.cancel().await;
-                        return;
-                    }
-                };
-                match said {
-                    Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
-                    Ok(Some(_)) => self.lists_changed(),
-                    Ok(None) | Err(_) => {
-                        tokio::select! {
-                            () = tokio::time::sleep(Duration::from_secs(1)) => {}
-                            () = self.stop.cancelled() => {}
+        tokio::join!(self.hear_of(peer, false), self.hear_of(peer, true));
+    }
+
+    /// Hears of changes of lists, or of resources that somebody wants to hear of.
+    async fn hear_of(&self, peer: &Peer<RoleClient>, resources: bool) {
+        let mut heard: Option<Subscription> = None;
+        let (mut patience, mut begun) = (SOON, Instant::now());
+        // When to ask; and whether something may have been said that nobody heard.
+        let (mut due, mut deaf) = (Some(Instant::now()), false);
+        loop {
+            if due.is_some_and(|due| due <= Instant::now()) {
+                let wanted: Vec<String> = if resources { lock(&self.wanted).iter().cloned().collect() } else { Vec::new() };
+                let before = heard.is_some();
+                due = None;
+                if resources && wanted.is_empty() {
+                    (heard, deaf) = (None, false);
+                } else if let Some(opened) = self.listen_anew(peer, filter(&wanted), &mut heard).await {
+                    deaf |= before && heard.is_none();
+                    // What was said over the one before has come before this.
+                    while let Some(said) = heard.as_mut().and_then(|before| before.next().now_or_never()) {
+                        if !self.pass_on(said) {
+                            break;
                         }
-                        break;
+                    }
+                    (heard, begun) = (Some(opened), Instant::now());
+                    if std::mem::take(&mut deaf) {
+                        self.relist.notify_one();
+                        wanted.into_iter().for_each(|uri| self.updated(uri));
+                    }
+                } else {
+                    // It may not know this at all; then there is nothing to hear, and it is not asked often.
+                    due = Instant::now().checked_add(if resources { patience } else { SELDOM });
+                    patience = (patience * 2).min(LATE);
+                    deaf |= heard.is_none();
+                }
+            }
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => {
+                    // Many do not end while somebody listens.
+                    if let Some(mut heard) = heard {
+                        let _ = heard.cancel().await;
+                    }
+                    return;
+                }
+                () = self.resubscribe.notified(), if resources => due = Some(Instant::now()),
+                () = at(due) => {}
+                said = next(&mut heard) => {
+                    if !self.pass_on(said) {
+                        (heard, deaf) = (None, true);
+                        // One that ends again and again is not asked all the time.
+                        patience = if begun.elapsed() > STEADY { SOON } else { patience };
+                        due = Instant::now().checked_add(patience);
+                        patience = (patience * 2).min(LATE);
                     }
                 }
             }
         }
+    }
+
+    /// Asks to be told of changes, and hears meanwhile what is said to whoever asked before.
+    async fn listen_anew(
+        &self,
+        peer: &Peer<RoleClient>,
+        filter: SubscriptionFilter,
+        before: &mut Option<Subscription>,
+    ) -> Option<Subscription> {
+        let mut opening = std::pin::pin!(tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)));
+        loop {
+            tokio::select! {
+                opened = &mut opening => return opened.ok()?.ok(),
+                said = next(before) => {
+                    if !self.pass_on(said) {
+                        *before = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Passes on what was said; whether more may be.
+    fn pass_on(&self, said: Result<Option<ServerNotification>, ServiceError>) -> bool {
+        match said {
+            Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.updated(updated.params.uri),
+            Ok(Some(_)) => self.lists_changed(),
+            Ok(None) | Err(_) => return false,
+        }
+        true
     }
 
     /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted. That others
@@ -139,9 +222,13 @@ impl Link {
     }
 
     async fn tell(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
-        let news = match wants {
-            true => lock(&self.wanted).insert(uri.to_owned()),
-            false => lock(&self.wanted).remove(uri),
+        let news = {
+            let mut wanted = lock(&self.wanted);
+            if wants && !wanted.contains(uri) && wanted.iter().map(String::len).sum::<usize>() + uri.len() > MOST_WANTED {
+                let full = ErrorData::internal_error("too much is wanted of the upstream already; try again later", None);
+                return Err(ServiceError::McpError(full));
+            }
+            if wants { wanted.insert(uri.to_owned()) } else { wanted.remove(uri) }
         };
         if !news {
             return Ok(());
