@@ -1,13 +1,16 @@
 //! A client on standard streams: one message a line, and none that is not looked at before it is read.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, JsonRpcMessage, ProtocolVersion, RequestId, ServerJsonRpcMessage,
+    ServerResult,
+};
 use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
 use serde_json::Value;
@@ -28,6 +31,9 @@ pub(crate) const fn bounds(bytes: usize) -> Bounds {
     Bounds { bytes, depth: 96, nodes: 400_000 }
 }
 
+/// How many calls are known that are not answered yet.
+const MOST_CALLS: usize = 10_000;
+
 /// Lines in, lines out.
 struct Lines<R, W> {
     input: BufReader<R>,
@@ -41,6 +47,8 @@ struct Lines<R, W> {
     together: VecDeque<Message>,
     /// Whether they may: only 2025-03-26 knows that.
     batches: Arc<AtomicBool>,
+    /// Calls that were heard, and are not answered yet: they may be refused before the door has seen them.
+    calls: HashMap<RequestId, Glimpse>,
     /// Told when the client has hung up.
     gone: CancellationToken,
     /// Where it is written down who has asked for what nobody understands.
@@ -100,6 +108,23 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
         }
     }
 
+    /// The call that an answer refuses before the door has seen it, and why.
+    fn refused(&mut self, item: &ServerJsonRpcMessage) -> Option<(Glimpse, String)> {
+        match item {
+            JsonRpcMessage::Response(answer) => {
+                self.calls.remove(&answer.id);
+                None
+            }
+            JsonRpcMessage::Error(answer) => {
+                let (call, error) = (self.calls.remove(answer.id.as_ref()?)?, &answer.error);
+                // What the door has refused is written down; and what goes wrong here is no fault of the request.
+                let is_noted = error.data.as_ref().is_some_and(|data| data.get("callId").is_some());
+                (!is_noted && error.code != ErrorCode::INTERNAL_ERROR).then(|| (call, error.message.to_string()))
+            }
+            _ => None,
+        }
+    }
+
     /// Said by a task of its own: whoever reads may be interrupted, and nobody would be told.
     fn refuse(&self, unread: Unread) {
         let (output, gateway, fixed) = (Arc::clone(&self.output), self.gateway.clone(), self.fixed.clone());
@@ -132,7 +157,13 @@ where
             self.batches.store(agreed.protocol_version == ProtocolVersion::V_2025_03_26, Ordering::Relaxed);
         }
         let output = Arc::clone(&self.output);
-        async move { write(&output, serde_json::to_vec(&item)?).await }
+        let refused = self.refused(&item).map(|(call, why)| (call, why, self.gateway.clone(), self.fixed.clone()));
+        async move {
+            if let Some((call, why, gateway, fixed)) = refused {
+                misread::note(&gateway, &fixed.caller, fixed.agent.as_deref(), call, &why).await;
+            }
+            write(&output, serde_json::to_vec(&item)?).await
+        }
     }
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
@@ -167,7 +198,17 @@ where
             };
             match serde_json::from_slice::<ClientJsonRpcMessage>(&text) {
                 Ok(mut message) => {
+                    // Who is not waited for any more is not answered.
+                    if let JsonRpcMessage::Notification(said) = &message
+                        && let ClientNotification::CancelledNotification(cancelled) = &said.notification
+                        && let Some(id) = &cancelled.params.request_id
+                    {
+                        self.calls.remove(id);
+                    }
                     if let JsonRpcMessage::Request(request) = &mut message {
+                        if let Some(call) = Glimpse::of_value(&value).filter(|_| self.calls.len() < MOST_CALLS) {
+                            self.calls.insert(request.id.clone(), call);
+                        }
                         match (&mut request.request, raw) {
                             (ClientRequest::CallToolRequest(call), Some(raw)) => drop(call.extensions.insert(raw)),
                             (ClientRequest::SubscriptionsListenRequest(listen), _) => resources::trim(&mut listen.params.notifications),
@@ -226,6 +267,7 @@ impl Gateway {
             most,
             together: VecDeque::new(),
             batches: Arc::default(),
+            calls: HashMap::new(),
             gone: door.gone.clone(),
             gateway: self.clone(),
             fixed,

@@ -106,6 +106,14 @@ pub(crate) async fn refuse(gate: &Toolgate, call: Call, why: &str) -> Answer {
     gate.call(call.misread(brief(why))).await
 }
 
+/// Writes down that a call was refused because of the request that it came in.
+pub(crate) async fn note(gateway: &Gateway, caller: &Caller, agent: Option<&str>, call: Glimpse, why: &str) -> Answer {
+    let _counted = gateway.count();
+    let running = gateway.running();
+    let call = call.call(identity::turned_away(&running, caller, agent));
+    refuse(&running.gate, call, why).await
+}
+
 /// What is told of a request that cannot be understood, as the contract has it; where it asked for a call, with the receipt of that.
 pub(crate) fn contract(why: &str, answer: Option<&Answer>) -> Value {
     let own = ToolError::of(code::INVALID_REQUEST, brief(why));
@@ -129,12 +137,7 @@ pub(crate) async fn refusal(
     let why = &*brief(why);
     let answer = match call {
         None => None,
-        Some(call) => {
-            let _counted = gateway.count();
-            let running = gateway.running();
-            let call = call.call(identity::turned_away(&running, caller, agent));
-            Some(refuse(&running.gate, call, why).await)
-        }
+        Some(call) => Some(note(gateway, caller, agent, call, why).await),
     };
     json!({"jsonrpc": "2.0", "id": id, "error": {"code": code.0, "message": why, "data": contract(why, answer.as_ref())}})
 }

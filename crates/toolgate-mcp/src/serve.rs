@@ -459,10 +459,7 @@ impl Http {
         if said.pointer("/error/data/callId").is_none() {
             let why = said.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
             let why = why.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned());
-            let _counted = self.gateway.count();
-            let running = self.gateway.running();
-            let call = call.call(crate::identity::turned_away(&running, caller, agent));
-            misread::refuse(&running.gate, call, &why).await;
+            misread::note(&self.gateway, caller, agent, call, &why).await;
         }
         Response::from_parts(parts, Full::new(text).boxed())
     }
