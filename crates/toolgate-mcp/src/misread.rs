@@ -134,7 +134,8 @@ pub(crate) async fn refusal(
     code: ErrorCode,
     why: &str,
 ) -> Value {
-    let why = &*brief(why);
+    let why = brief(why);
+    let why = why.as_str();
     let answer = match call {
         None => None,
         Some(call) => Some(note(gateway, caller, agent, call, why).await),

@@ -131,6 +131,8 @@ struct Shelf {
     many: AtomicUsize,
     /// This list has no end.
     endless: &'static str,
+    /// It says that it tells of its resources, and does not.
+    fussy: bool,
     /// How often something of it was wanted.
     wanted: AtomicUsize,
     peers: Mutex<Vec<Peer<RoleServer>>>,
@@ -140,7 +142,7 @@ struct Shelf {
 impl Shelf {
     fn new(word: &'static str, many: usize) -> Self {
         let (many, wanted) = (AtomicUsize::new(many), AtomicUsize::new(0));
-        Self { word, modern: true, many, endless: "", wanted, peers: Mutex::default(), sinks: Mutex::default() }
+        Self { word, modern: true, many, endless: "", fussy: false, wanted, peers: Mutex::default(), sinks: Mutex::default() }
     }
 
     /// Serves it, as an upstream of this configuration.
@@ -181,7 +183,11 @@ impl Shelf {
 impl ServerHandler for Shelf {
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder().enable_prompts().enable_resources().enable_tools().enable_tool_list_changed();
-        ServerConfig::new(capabilities.build())
+        let mut capabilities = capabilities.build();
+        if let Some(resources) = capabilities.resources.as_mut().filter(|_| self.fussy) {
+            resources.subscribe = Some(true);
+        }
+        ServerConfig::new(capabilities)
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
@@ -201,7 +207,7 @@ impl ServerHandler for Shelf {
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
-        Some(requested.clone())
+        (!self.fussy || requested.resource_subscriptions.is_none()).then(|| requested.clone())
     }
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
@@ -324,6 +330,33 @@ async fn clients_hear_that_an_upstream_has_something_else() {
         drop((older, newer));
         gate.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_that_is_not_told_of_keeps_no_list_from_being_heard_of() {
+    let (shelf, config) = Shelf { fussy: true, ..Shelf::new("s", 2) }.open("prefix = \"\"").await;
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    until("two are offered", async || client.tools().await == ["t000", "t001"]).await;
+    let mut newer = Ears::new();
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
+        "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+    let listen = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen",
+        "params": {"_meta": meta, "notifications": {"resourceSubscriptions": ["s://0"]}}});
+    let request = plain().post(&client.url).header("accept", EITHER).header("mcp-protocol-version", "2026-07-28");
+    newer.ask(request.header("mcp-method", "subscriptions/listen").json(&listen));
+    newer.hear(|said| said["method"] == "notifications/subscriptions/acknowledged").await;
+    // It is asked to tell of that one, and does not want to.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    shelf.many.store(3, Ordering::SeqCst);
+    let seen = until("it is offered", async || {
+        shelf.announce().await;
+        client.tools().await.len() == 3
+    });
+    // Sooner than its lists are looked at without a word of it.
+    tokio::time::timeout(Duration::from_secs(15), seen).await.unwrap();
+    drop(newer);
+    gate.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
