@@ -185,13 +185,17 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
     }
     assert_eq!(rows_of(&gate, "calc"), before + 3);
     // What is refused before the door has seen it has its row, too, and is told as it was.
-    for (version, code) in [("2099-01-01", -32022), ("2026-07-28", -32602)] {
+    let long = "9".repeat(100_000);
+    for (version, code) in [("2099-01-01", -32022), ("2026-07-28", -32602), (long.as_str(), -32022)] {
         let line = asked("{}", &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#));
         ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
         let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
         assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &json!(code)), "{line}: {said}");
     }
-    assert_eq!(rows_of(&gate, "calc"), before + 5);
+    assert_eq!(rows_of(&gate, "calc"), before + 6);
+    let wanted = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
+    let rows = toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap();
+    assert!(rows.iter().all(|one| one.row.canonical().unwrap().len() < 10_000));
     drop((ask, answers));
     gate.end().await;
 }

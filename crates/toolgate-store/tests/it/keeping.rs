@@ -131,6 +131,26 @@ fn what_is_old_goes_and_what_is_left_holds() {
 }
 
 #[test]
+fn what_rows_are_found_by_goes_with_them_also_where_one_cannot_be_read() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        for customer in ["C-1", "C-2", "C-1"] {
+            gate.session("desk", "alice", "s").call("look", json!({"customer": customer})).await;
+        }
+    });
+    let sql = rusqlite::Connection::open(desk.path()).unwrap();
+    let about = || sql.query_row("SELECT count(*) FROM entities", [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(about(), 3);
+    sql.execute("UPDATE ledger SET body = 'odd' WHERE seq = 2", []).unwrap();
+    runtime().block_on(async {
+        let store = SqliteStore::open(desk.path()).unwrap();
+        assert_eq!(store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::MIN).await.unwrap().rows, 3);
+    });
+    assert_eq!(about(), 0);
+}
+
+#[test]
 fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
     let desk = Desk::new();
     let (first, second, receipt) = runtime().block_on(async {
