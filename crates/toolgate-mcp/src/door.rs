@@ -81,7 +81,8 @@ impl Door {
         let mut seen = HashSet::new();
         let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
         let room = self.gateway.room_to_subscribe(running, caller, self.fixed.is_some());
-        let addresses = Place::told_of(running, agent, each.take(SUBSCRIPTIONS.min(room)));
+        let found = Place::find_each(running, agent, each.take(SUBSCRIPTIONS.min(room))).into_iter().flatten();
+        let addresses: Vec<String> = found.filter(Place::is_told_of).map(|place| place.address).collect();
         honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
         honoured
     }
@@ -429,8 +430,8 @@ impl ServerHandler for Door {
         // What it wants to hear of is wanted as long as it listens.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();
-        for address in context.accepted().resource_subscriptions.iter().flatten() {
-            wanted.push(Place::find(&running, &listener.agent, address)?);
+        for found in Place::find_each(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
+            wanted.push(found?);
             ear.subscribes.store(true, Ordering::Relaxed);
         }
         drop(running);

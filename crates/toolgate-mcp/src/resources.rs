@@ -51,8 +51,12 @@ impl Place {
         Self::among(&having(running, agent), address, &lists)
     }
 
-    /// Those of many addresses whose upstreams tell of them: what these list is gone through once for all.
-    pub(crate) fn told_of<'a>(running: &Running, agent: &str, addresses: impl Iterator<Item = &'a String>) -> Vec<String> {
+    /// The same for many addresses: what upstreams list is gone through once for all.
+    pub(crate) fn find_each<'a>(
+        running: &Running,
+        agent: &str,
+        addresses: impl Iterator<Item = &'a String>,
+    ) -> Vec<Result<Self, ErrorData>> {
         let links = having(running, agent);
         let offers: Vec<_> = links.iter().map(|link| link.offer()).collect();
         let listed: HashMap<&str, HashSet<&str>> = links
@@ -60,11 +64,11 @@ impl Place {
             .zip(&offers)
             .map(|(link, offer)| (link.upstream.name.as_str(), offer.resources.iter().map(|resource| resource.uri.as_str()).collect()))
             .collect();
-        let is_told_of = |address: &&String| {
+        let find = |address: &String| {
             let lists = |link: &Link| listed.get(link.upstream.name.as_str()).is_some_and(|uris| uris.contains(address.as_str()));
-            Self::among(&links, address, &lists).is_ok_and(|place| place.is_told_of())
+            Self::among(&links, address, &lists)
         };
-        addresses.filter(is_told_of).cloned().collect()
+        addresses.map(find).collect()
     }
 
     /// The same of these upstreams, where it is known which of them lists the address.
