@@ -129,8 +129,8 @@ fn misfit(body: &Value) -> Option<String> {
                 let known = part("effects").as_str().is_some_and(|said| effects.contains(&said));
                 let fits = part("message").is_string() && (known || part("effects").is_null());
                 let only = value.as_object().is_some_and(|parts| parts.keys().all(|name| matches!(name.as_str(), "message" | "effects")));
-                (!value.is_null() && !(fits && only))
-                    .then_some("`{message, effects}`, with text and one of none, rolled_back, done, unknown")
+                let wrong = !(value.is_null() || (fits && only));
+                wrong.then_some("`{message, effects}`, with text and one of none, rolled_back, done, unknown")
             }
             _ => return Some(format!("nobody knows `{}`", key.chars().filter(|c| !c.is_control()).take(64).collect::<String>())),
         };
