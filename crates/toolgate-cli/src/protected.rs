@@ -148,12 +148,13 @@ impl Protected {
             ("state", &self.secret, &all, "toolgate's own state is not for agents."),
             ("files", &self.fixed, &changing, "What decides about an agent is not the agent's to change."),
         ] {
+            // What only reads a tree changes nothing in it; of the state, the rules about searches tell.
             let (near, far): (Vec<&String>, Vec<&String>) = places.iter().partition(is_here);
             if !near.is_empty() {
-                rule(name, name, tools, &format!("touches = {}, lenient = true", json!(near)), reason);
+                rule(name, name, tools, &format!("touches = {}, lenient = true, trees = false", json!(near)), reason);
             }
             if !far.is_empty() {
-                rule(&format!("{name}:elsewhere"), name, tools, &format!("touches = {}, lenient = true, whole = true", json!(far)), reason);
+                rule(&format!("{name}:elsewhere"), name, tools, &format!("touches = {}, lenient = true, trees = false, whole = true", json!(far)), reason);
             }
         }
         for (tool, argument, instead) in tools.iter().copied().filter_map(searched) {

@@ -368,6 +368,7 @@ fn condition(table: &Table<'_>) -> Option<Condition> {
         table.names("touches").map(|places| Condition::Touches {
             places: places.into_iter().map(str::to_owned).collect(),
             lenient: table.bool("lenient").unwrap_or(false),
+            trees: table.bool("trees").unwrap_or(true),
             whole: table.bool("whole").unwrap_or(false),
             from: from(table),
         }),

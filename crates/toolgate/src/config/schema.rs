@@ -204,6 +204,7 @@ fn condition() -> Value {
             "touches": of("names", "Files: a path with all under it, or a bare name wherever it stands."),
             "from": {"type": "string", "description": "With `touches`, for what is searched: the directory in which that begins. Directories above a place count as well."},
             "lenient": {"type": "boolean", "description": "With `touches`: words pass that only the running shell knows, unless something is changed by them."},
+            "trees": {"type": "boolean", "description": "With `touches`: whether a command counts that reads a tree as a whole in which a place lies, as `grep -r` does. True unless said; with `from`, always."},
             "whole": {"type": "boolean", "description": "With `touches`: texts that are no commands name a place only from the root, from home, or with its directory."},
         }),
         &[],

@@ -35,6 +35,8 @@ pub enum Condition {
         places: Vec<String>,
         /// Whether what is unknown passes.
         lenient: bool,
+        /// Whether a command counts that reads a tree as a whole in which a place lies. With `from` it always does.
+        trees: bool,
         /// A text that is no command names a place only where it says where that is: from the root, from home, or with the directory.
         whole: bool,
         /// For what is searched or read as a whole: the directory, with its whole path, in which that begins. Then a directory above
@@ -132,7 +134,7 @@ impl Condition {
             Self::Touches { from: Some(_), .. } if value.is_null() => {
                 Ok(if self.holds_of_nothing(&ask.home()) { Holds::Yes } else { Holds::No })
             }
-            Self::Touches { places, lenient, whole, from } => {
+            Self::Touches { places, lenient, trees, whole, from } => {
                 let (home, mut found) = (ask.home(), Holds::No);
                 each_text(value, &mut path.clone(), &mut |at, text| {
                     let is_command = ask.tool.shell.as_ref() == Some(at);
@@ -141,13 +143,13 @@ impl Condition {
                     let places: Vec<Place<'_>> = near.map(|place| Place::new(place, &home)).collect();
                     let named = if is_command {
                         let shell = ask.arguments.shell(text);
-                        let sure = places.iter().map(|place| shell.touches(place, *lenient, from.as_deref())).max();
+                        let sure = shell.touches(&places, *lenient, *trees, from.as_deref());
                         let why = match shell.unpacks() {
                             true => UNPACKED,
                             false if shell.is_spelled_out() => SOMEWHERE,
                             false => UNKNOWN,
                         };
-                        told(sure.unwrap_or(Sure::No), &shell, why)
+                        told(sure, &shell, why)
                     } else {
                         // Of a text nobody asks what it might mean, but for a path that leads through something else.
                         let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
@@ -225,11 +227,10 @@ impl Condition {
             (Self::Glob(a), Self::Glob(b)) => a == b,
             (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
             (Self::Runs(a), Self::Runs(b)) => a.iter().all(|pattern| b.contains(pattern)),
-            (Self::Touches { places: a, lenient: x, whole: v, from: f }, Self::Touches { places: b, lenient: y, whole: w, from: g })
-                if v == w && f == g =>
-            {
-                a.iter().all(|place| b.contains(place)) && (*x || !y)
-            }
+            (
+                Self::Touches { places: a, lenient: x, trees: s, whole: v, from: f },
+                Self::Touches { places: b, lenient: y, trees: t, whole: w, from: g },
+            ) if v == w && f == g => a.iter().all(|place| b.contains(place)) && (*x || !y) && (!s || *t),
             _ => false,
         }
     }

@@ -48,12 +48,23 @@ pub(super) fn changes(command: &Command) -> bool {
     // `-Ei` edits in place, as `-i` does.
     let in_place = |flags: &str| flags.trim_start_matches(|flag: char| "nErszu".contains(flag)).starts_with('i');
     let edits = |word: &str| word.strip_prefix('-').is_some_and(in_place);
+    let edits_by_name = |word: &str| {
+        let name = word.split('=').next().unwrap_or_default();
+        name.len() > 2 && ["--in-place", "--inplace"].iter().any(|known| known.starts_with(name))
+    };
+    // `zip -m` takes away what it has packed.
+    let moves = |word: &str| match word.strip_prefix("--") {
+        Some(long) => long.starts_with("mo"),
+        None => word.strip_prefix('-').is_some_and(|flags| flags.contains('m')),
+    };
     command.program().is_none_or(|program| {
         TAKERS.contains(&program)
             || repacks(command)
             || (program == "git" && verb(command).is_some_and(|verb| TAKING.contains(&verb)))
             || (program == "find" && has("-delete"))
-            || (["sed", "gsed", "yq"].contains(&program) && (words().any(edits) || has("--in")))
+            || (["sed", "gsed", "yq"].contains(&program) && words().any(|word| edits(word) || edits_by_name(word)))
+            || (program == "zip" && words().any(moves))
+            || (["tar", "bsdtar", "gtar"].contains(&program) && has("--rem"))
             || has("-o") && program == "sort"
     })
 }
@@ -62,10 +73,15 @@ pub(super) fn changes(command: &Command) -> bool {
 pub(super) fn repacks(command: &Command) -> bool {
     let shows = |word: &str| match word.strip_prefix("--") {
         Some(long) => ["stdout", "to-stdout", "test", "list"].contains(&long),
-        None => word.strip_prefix('-').is_some_and(|flags| flags.contains(['c', 'l', 't'])),
+        // What stands behind some letters is their value.
+        None => {
+            let letters =
+                |flags: &str| flags.split(['C', 'F', 'M', 'S', 'T', 'b', 'p']).next().unwrap_or_default().contains(['c', 'l', 't']);
+            word.strip_prefix('-').is_some_and(letters)
+        }
     };
     let packs = command.program().is_some_and(|program| PACKERS.contains(&program));
-    packs && !command.words.iter().skip(1).filter_map(Word::text).any(shows)
+    packs && !command.words.iter().skip(1).filter_map(Word::text).take_while(|word| *word != "--").any(shows)
 }
 
 /// Whether it reads whole trees.

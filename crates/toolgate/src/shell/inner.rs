@@ -1,6 +1,6 @@
 //! Programs that run other programs, and languages inside of commands. What is not known to be harmless is not taken for it.
 
-use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, STAYING, WRAPPERS};
+use super::known::{CLOSED, HARMLESS, LANGUAGES, MANAGERS, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, STAYING, WRAPPERS};
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read};
 
@@ -192,17 +192,24 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
     }
     // Where it stands it stays, unless something in between goes elsewhere.
     let stays = |word: &Word| {
-        let goes = |text: &str| ["-C", "-D", "--chdir"].iter().any(|flag| text.starts_with(flag));
+        // To another directory, or to that of whoever it is run as.
+        let goes = |text: &str| match text.strip_prefix("--") {
+            Some(long) => long.starts_with('c') || long.starts_with("log"),
+            None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i'])),
+        };
         word.text().is_some_and(|text| STAYING.contains(&base(text)) || (bare(word) && !goes(text)))
     };
     let near = 1 + rest.iter().take_while(|word| stays(word)).count();
-    // Behind a program that runs none of its words, nothing is one.
+    // Behind a program that runs none of its words, nothing is one; what is between the two must be known.
     let runs_none = |at: usize| {
         let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(Word::text);
-        let named = rest.get(at).and_then(Word::text).is_some_and(|text| PLAIN.contains(&base(text)));
+        let named = rest.get(at).and_then(Word::text).map(base).is_some_and(|name| PLAIN.contains(&name) && !WRAPPERS.contains(&name));
         named && before.is_none_or(|text| !text.starts_with('-'))
     };
-    let end = (0..rest.len()).find(|at| runs_none(*at)).unwrap_or(rest.len());
+    let leads = |word: &Word| stays(word) || word.text().is_some_and(|text| MANAGERS.contains(&base(text)));
+    let is_clear =
+        |end: &usize| (STAYING.contains(&program) || MANAGERS.contains(&program)) && rest.get(..*end).unwrap_or_default().iter().all(leads);
+    let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
     for at in 0..rest.len().min(MOST_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
         let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
@@ -289,13 +296,18 @@ fn deeper(command: Command, depth: usize, guessed: bool) -> Shell {
     found
 }
 
+/// Whether it makes `find` run another program.
+pub(super) fn runs_another(word: &Word) -> bool {
+    matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch"))
+}
+
 /// Commands behind `-exec` and its like.
 fn behind_flags(program: &str, words: &[Word], depth: usize) -> Shell {
     let mut found = Shell::default();
     for (at, word) in words.iter().enumerate().take(MOST_WORDS) {
         // What is glued to the flag is the program.
         let glued = match word.text() {
-            Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch") => "",
+            _ if runs_another(word) => "",
             Some(text) if program != "find" => match glued_to_exec(text) {
                 Some(glued) => glued,
                 None => continue,

@@ -17,6 +17,11 @@ pub(super) const WRAPPERS: &[&str] = &[
 pub(super) const STAYING: &[&str] = &[
     "busybox", "command", "env", "exec", "ionice", "nice", "nohup", "setsid", "stdbuf", "sudo", "time", "timeout", "toybox", "xargs",
 ];
+/// Those that bring in packages, whose names may be those of programs.
+#[rustfmt::skip]
+pub(super) const MANAGERS: &[&str] = &[
+    "bundle", "npm", "pnpm", "poetry", "uv", "yarn",
+];
 #[rustfmt::skip]
 pub(super) const SHELLS: &[&str] = &[
     "sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh",
@@ -36,10 +41,10 @@ pub(super) const CLOSED: &[&str] = &[
 /// Variables that change what a command does.
 #[rustfmt::skip]
 pub(super) const POWERFUL: &[&str] = &[
-    "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "CDPATH", "EDITOR", "ENV", "GIT_ASKPASS", "GIT_EDITOR", "GIT_EXTERNAL_DIFF", "GIT_PAGER",
-    "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND", "GLOBIGNORE", "HOME", "IFS", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "LESSOPEN",
+    "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "CDPATH", "EDITOR", "ENV", "GIT_ASKPASS", "GIT_DIR", "GIT_EDITOR", "GIT_EXTERNAL_DIFF",
+    "GIT_PAGER", "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_WORK_TREE", "GLOBIGNORE", "HOME", "IFS", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "LESSOPEN",
     "MAKEFLAGS", "NODE_OPTIONS", "PAGER", "PERL5DB", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS4", "PWD", "PYTHONHOME", "PYTHONPATH",
-    "PYTHONSTARTUP", "RSYNC_RSH", "RUBYLIB", "RUBYOPT", "RUSTC_WRAPPER", "SHELL", "SSH_ASKPASS", "TAR_OPTIONS", "VISUAL",
+    "PYTHONSTARTUP", "RSYNC_RSH", "RUBYLIB", "RUBYOPT", "RUSTC_WRAPPER", "SHELL", "SSH_ASKPASS", "TAR_OPTIONS", "UNZIP", "UNZIPOPT", "VISUAL",
 ];
 /// What a variable of those may be set to.
 #[rustfmt::skip]
@@ -114,14 +119,14 @@ pub(super) const PACKERS: &[&str] = &[
 ];
 #[rustfmt::skip]
 pub(super) const PACKED: &[&str] = &[
-    ".bz2", ".gz", ".lzma", ".xz", ".Z", ".z",
+    "-gz", "-z", ".bz", ".bz2", ".gz", ".lzma", ".xz", ".Z", ".z", "_z",
 ];
 /// Programs that write files which no word names, or only one behind an option.
 #[rustfmt::skip]
 pub(super) const WRITERS: &[Shape] = &[
     Shape {
         programs: &["tar", "bsdtar", "gtar"], style: Style::Bundle, short: "bCfFgHIKLNTVX",
-        long: &["directory", "exclude", "exclude-from", "file", "files-from", "strip-components", "transform", "use-compress-program"],
+        long: &["add-file", "directory", "exclude", "exclude-from", "file", "files-from", "strip-components", "transform", "use-compress-program"],
         directories: &["-C", "--directory", "--cd", "--one-top-level"], when: When::Flags(&["-x", "--extract", "--get"]),
         spared: &["-O", "--to-stdout"], anywhere: &["-P", "--absolute-names", "--absolute-paths"], here: true, ..BASE
     },
@@ -130,10 +135,10 @@ pub(super) const WRITERS: &[Shape] = &[
         spared: &["-c", "-l", "-p", "-t", "-v", "-z", "-Z"], anywhere: &["-:"], here: true, ..BASE
     },
     Shape {
-        programs: &["7z", "7za", "7zr", "7zz"], style: Style::Single, short: "o", directories: &["-o"], when: When::Verbs(&["e", "x"]),
-        spared: &["-so"], anywhere: &["-spf", "-spf2"], here: true, ..BASE
+        programs: &["7z", "7za", "7zr", "7zz"], style: Style::Single, short: "oO", directories: &["-o", "-O"],
+        when: When::Verbs(&["e", "x", "E", "X"]), spared: &["-so"], anywhere: &["-spf", "-spf2", "-SPF", "-SPF2"], here: true, ..BASE
     },
-    Shape { programs: &["rar", "unrar"], style: Style::Single, when: When::Verbs(&["e", "x"]), here: true, last: true, ..BASE },
+    Shape { programs: &["rar", "unrar"], style: Style::Single, when: When::Verbs(&["e", "x", "E", "X"]), here: true, last: true, ..BASE },
     Shape {
         programs: &["jar"], style: Style::Bundle, short: "fme", long: &["dir", "file"], directories: &["-C", "--dir"],
         when: When::Flags(&["-x", "--extract"]), anywhere: &["-P"], here: true, ..BASE
@@ -187,7 +192,10 @@ pub(super) const WRITERS: &[Shape] = &[
         files: &["-fls", "-fprint", "-fprint0", "-fprintf"], ..BASE
     },
     Shape { programs: &["uniq"], short: "fsw", long: &["check-chars", "skip-chars", "skip-fields"], ..BASE },
-    Shape { programs: &["xxd"], short: "Rcglnos", ..BASE },
+    Shape {
+        programs: &["xxd"], style: Style::Single,
+        long: &["R", "c", "cols", "g", "group", "groupsize", "l", "len", "n", "name", "o", "s", "seek", "skip"], ..BASE
+    },
     Shape { programs: &["openssl"], style: Style::Single, long: &["out", "keyout"], files: &["-out", "-keyout"], ..BASE },
 ];
 /// Programs that look for a pattern in files, by themselves or with `-r` in all under a directory.
@@ -197,15 +205,17 @@ pub(super) const SEARCHERS: &[Shape] = &[
         programs: &["grep", "egrep", "fgrep", "rgrep"], short: "ABCDdefm",
         long: &[
             "after-context", "before-context", "binary-files", "context", "devices", "directories", "exclude", "exclude-dir", "exclude-from", "file",
-            "include", "label", "max-count", "regexp",
+            "group-separator", "include", "label", "max-count", "regexp",
         ], ..BASE
     },
     Shape {
         programs: &["rg"], short: "ABCEMTdefgjmrt",
         long: &[
-            "after-context", "before-context", "color", "colors", "context", "encoding", "engine", "file", "glob", "iglob", "ignore-file",
-            "max-columns", "max-count", "max-depth", "max-filesize", "regexp", "replace", "sort", "sortr", "threads", "type", "type-add", "type-not",
+            "after-context", "before-context", "color", "colors", "context", "context-separator", "dfa-size-limit", "encoding", "engine",
+            "field-context-separator", "field-match-separator", "file", "glob", "hostname-bin", "hyperlink-format", "iglob", "ignore-file",
+            "max-columns", "max-count", "max-depth", "max-filesize", "path-separator", "pre", "pre-glob", "regex-size-limit", "regexp", "replace",
+            "sort", "sortr", "threads", "type", "type-add", "type-not",
         ], ..BASE
     },
-    Shape { programs: &["ack", "ag", "ug", "ugrep"], short: "ABCGMOefgmt", long: &["after", "before", "context", "file", "ignore", "regexp"], ..BASE },
+    Shape { programs: &["ack", "ag", "ug", "ugrep"], ..BASE },
 ];

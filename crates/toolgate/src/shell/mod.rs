@@ -39,6 +39,8 @@ pub(crate) struct Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fed {
     Text(Word),
+    /// What another command writes.
+    Piped,
     Unknown,
 }
 
@@ -91,18 +93,15 @@ impl Shell {
         self.commands.iter().map(one).max().unwrap_or(Sure::No)
     }
 
-    /// Whether a file like this is named anywhere. Who is lenient lets words pass that only the running shell knows, unless
-    /// something is changed by them, and trees that are only read, unless it is said where the command begins.
-    pub(crate) fn touches(&self, place: &Place<'_>, lenient: bool, from: Option<&str>) -> Sure {
-        let elsewhere = |word: &Word| {
-            word.text().is_some_and(|text| text == "-C" || text == "-D" || text.starts_with("--chdir") || text.starts_with("--directory"))
-        };
-        let goes =
-            |command: &Command| matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || command.words.iter().any(elsewhere);
+    /// Whether one of these files is named anywhere. Who is lenient lets words pass that only the running shell knows, unless
+    /// something is changed by them. Where it is not said in which directory the command begins, trees that are only read count if
+    /// they are asked for.
+    pub(crate) fn touches(&self, places: &[Place<'_>], lenient: bool, trees: bool, from: Option<&str>) -> Sure {
+        let goes = |command: &Command| matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || reach::sends(command);
         let moves = self.commands.iter().any(goes);
-        let wanders = from.map(|from| self.wanders(from, place.home));
+        let wanders = from.zip(places.first()).map(|(from, place)| self.wanders(from, place.home));
         let feeds = self.commands.iter().any(|command| matches!(command.program(), Some("xargs" | "parallel")));
-        let one = |command: &Command| {
+        let one = |command: &Command, place: &Place<'_>| {
             let words = command.words.get(1..).unwrap_or_default();
             // Where `git` stands is not what it changes.
             let given = if command.program() == Some("git") { without_options(words) } else { words };
@@ -127,11 +126,11 @@ impl Shell {
             let reads = acts::reads_trees(command);
             let read = match &wanders {
                 Some(wanders) => place.is_read_by(command, wanders, feeds, lenient),
-                None if lenient => Sure::No,
-                None if moves => best(reads, &|word| place.lies_right_under(word).max(place.lies_under(word))),
+                None if !trees => Sure::No,
+                None if moves && !lenient => best(reads, &|word| place.lies_right_under(word).max(place.lies_under(word))),
                 None => best(reads, &|word| place.lies_right_under(word)),
             };
-            let stands = command.stands.as_ref();
+            let stands = command.stands();
             let written = reach::writes(command).iter().map(|file| place.is_named_by(&reach::from(file, stands))).max();
             // What is unpacked may be anything.
             let filled = reach::fills(command).iter().map(|to| place.lies_under(&reach::from(to, stands)).min(Sure::Maybe)).max();
@@ -145,13 +144,14 @@ impl Shell {
             let above = if clears { given.iter().map(|word| place.lies_under_given(word, stands)).max() } else { None };
             let patched = match &command.fed {
                 Some(Fed::Text(text)) if acts::patches(command) => place.is_within(text).max(place.is_patched_by(text)),
-                Some(Fed::Unknown) if acts::patches(command) && !lenient => Sure::Maybe,
+                Some(Fed::Piped | Fed::Unknown) if acts::patches(command) && !lenient => Sure::Maybe,
                 _ => Sure::No,
             };
             let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
             named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(put).max(reached).max(patched).max(told)
         };
-        self.commands.iter().map(one).max().unwrap_or(Sure::No)
+        let each = |place: &Place<'_>| self.commands.iter().map(|command| one(command, place)).max().unwrap_or(Sure::No);
+        places.iter().map(each).max().unwrap_or(Sure::No)
     }
 
     /// Whether all of its words are known, and all that says which files it is about.
@@ -180,6 +180,12 @@ impl Command {
     /// What its program is called, where that is known.
     pub(crate) fn program(&self) -> Option<&str> {
         self.words.first().and_then(Word::text).map(base)
+    }
+
+    /// The directory that it is sure to work in. Options of `git` itself may send it elsewhere.
+    pub(crate) fn stands(&self) -> Option<&Word> {
+        let words = self.words.get(1..).unwrap_or_default();
+        self.stands.as_ref().filter(|_| self.program() != Some("git") || without_options(words).len() == words.len())
     }
 }
 
@@ -490,15 +496,16 @@ impl<'h> Place<'h> {
         if reach::is_led(&self.spelled_out(text)) {
             return self.is_named_by(word).max(Sure::Maybe);
         }
+        // The home of somebody else, a directory of this moment, and what `git` takes for a whole repository.
+        if self.spelled_out(text).starts_with('~') || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign)) {
+            return Sure::Maybe;
+        }
         let path = normal(&self.spelled_out(text));
         match path.as_str() {
             // Here may be anywhere.
             "" | "." | ".." | "*" => return Sure::Maybe,
             "/" => return Sure::Yes,
-            path if path.starts_with('/') => {
-                let under = self.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'));
-                return if under { Sure::Yes } else { Sure::No };
-            }
+            path if path.starts_with('/') => return if self.is_below(path) { Sure::Yes } else { Sure::No },
             _ => {}
         }
         // From a directory that nobody knows here: it ends like one of those above.
@@ -552,6 +559,15 @@ impl<'h> Place<'h> {
             *text = rest;
         }
         given
+    }
+
+    /// Whether it is a path that leads through a directory; `*` in it is any text, but no `/`.
+    fn is_below(&self, directory: &str) -> bool {
+        let mut place = self.path.split('/').filter(|part| !part.is_empty());
+        let mut given = directory.split('/').filter(|part| !part.is_empty());
+        self.path.starts_with('/')
+            && given.all(|part| place.next().is_some_and(|pattern| crate::names::glob(pattern, part)))
+            && place.next().is_some()
     }
 
     /// A spelling whose beginning is a path without detours.

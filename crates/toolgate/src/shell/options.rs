@@ -22,7 +22,7 @@ pub(super) enum When {
     Always,
     /// With one of these options.
     Flags(&'static [&'static str]),
-    /// Where its first operand is one of these.
+    /// Where an operand is one of these; where options are one word each, the first.
     Verbs(&'static [&'static str]),
 }
 
@@ -82,6 +82,12 @@ impl Given {
     /// Whether this option is given, and not a shorter one that begins like it.
     pub(super) fn has_just(&self, name: &str) -> bool {
         self.options.iter().any(|(given, _)| given == name)
+    }
+
+    /// How many long options, and how many of these letters, are given without a value.
+    pub(super) fn bare(&self, letters: &str) -> usize {
+        let is_one = |name: &str| name.starts_with("--") || name.strip_prefix('-').is_some_and(|letter| letters.contains(letter));
+        self.options.iter().filter(|(name, value)| value.is_none() && is_one(name)).count()
     }
 
     /// What these options are given.

@@ -1,13 +1,21 @@
 //! Files that a command reaches and no word of it names: those that it unpacks, and those in a tree that it reads as a whole.
 
+use std::collections::HashMap;
+
 use super::acts::{names_no_files, repacks};
+use super::inner::runs_another;
 use super::known::{PACKED, SEARCHERS, WRITERS};
 use super::options::{self, BASE, Given, Shape, Style, When};
-use super::word::{Part, Sure, Word, meet};
-use super::{Command, Place, Shell, base, normal, spelled_out, without_options};
+use super::word::{Part, Sure, Word, meet, sum};
+use super::{Command, Fed, Place, Shell, base, normal, spelled_out, without_options};
 
-/// So many directories are followed.
+/// So many directories are followed; who goes through more may be anywhere.
 const MOST: usize = 64;
+/// So often it is looked where one comes to.
+const MOST_STEPS: usize = 16_384;
+const ANYWHERE: &str = "~+";
+/// What is longer may be anything.
+const LONGEST: usize = 4_096;
 
 fn writer(program: &str) -> Option<&'static Shape> {
     WRITERS.iter().find(|shape| shape.programs.contains(&program))
@@ -31,6 +39,9 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
     if program.starts_with("python") || program.starts_with("pypy") {
         return by_module(words);
     }
+    if repacks(command) {
+        return renamed(words);
+    }
     let Some(shape) = writer(program) else { return cleared(program, words) };
     let given = options::read(words, shape);
     let does = match shape.when {
@@ -38,20 +49,54 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
         When::Always => !given.operands.is_empty(),
         // What is not known may be what makes it do so.
         When::Flags(flags) => given.has(flags) || (shape.style == Style::Bundle && words.first().is_some_and(|word| word.text().is_none())),
-        When::Verbs(verbs) => given.operands.first().is_some_and(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb))),
+        When::Verbs(verbs) => {
+            let most = if shape.style == Style::Single { 1 } else { given.operands.len() };
+            given.operands.iter().take(most).any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
+        }
     };
     if !does || given.has(shape.spared) {
         return cleared(program, words);
     }
     let mut directories = given.values(shape.directories);
-    if shape.here && directories.is_empty() {
+    let last = last(&given).filter(|_| shape.last);
+    // Where the last operand can be nothing but the directory.
+    let told = last.as_ref().is_some_and(|to| match program {
+        "cpio" => given.has(&["-p", "--pass-through"]) && !given.has(&["-i", "--extract"]),
+        "pax" => given.has(&["-w"]),
+        _ => given.operands.len() > 2 && to.text().is_some_and(|text| text.ends_with('/')),
+    });
+    if program.ends_with("rar") {
+        let glued = words.iter().filter_map(Word::text).filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
+        directories.extend(glued.map(Word::known));
+    }
+    if shape.here && directories.is_empty() && !told {
         directories.push(here());
     }
-    directories.extend(last(&given).filter(|_| shape.last));
+    directories.extend(last);
     if given.has(shape.anywhere) {
         directories.push(Word::known("/"));
     }
     directories
+}
+
+/// The directories in which something is unpacked under a name that stands in it, or under one without an ending of its own.
+fn renamed(words: &[Word]) -> Vec<Word> {
+    let is_told = |text: &str| match text.strip_prefix("--") {
+        Some(long) => {
+            let long = long.split('=').next().unwrap_or_default();
+            long.len() > 1 && ["name", "suffix"].iter().any(|name| name.starts_with(long))
+        }
+        None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['N', 'S'])),
+    };
+    if !words.iter().filter_map(Word::text).any(is_told) {
+        return Vec::new();
+    }
+    let directory = |word: &Word| match word.text() {
+        Some(text) if text.starts_with('-') => None,
+        Some(text) => Some(text.rsplit_once('/').map_or_else(here, |(directory, _)| Word::known(format!("{directory}/")))),
+        None => Some(here()),
+    };
+    words.iter().filter_map(directory).collect()
 }
 
 /// `find` without a directory looks in this one.
@@ -79,8 +124,8 @@ fn last(given: &Given) -> Option<Word> {
 /// Directories that `git` fills or clears, behind its own options.
 fn checked_out(words: &[Word]) -> Vec<Word> {
     const GIT: Shape = Shape {
-        short: "bcjo",
-        long: &["branch", "config", "depth", "directory", "filter", "jobs", "origin", "prefix", "reference"],
+        short: "bcejo",
+        long: &["branch", "config", "depth", "directory", "exclude", "filter", "jobs", "origin", "prefix", "reference"],
         ..BASE
     };
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
@@ -96,7 +141,8 @@ fn checked_out(words: &[Word]) -> Vec<Word> {
         ("clone", operands) => copies(operands),
         ("submodule", [add, operands @ ..]) if add.text() == Some("add") => copies(operands),
         ("worktree", [add, to, ..]) if add.text() == Some("add") => vec![to.clone()],
-        ("clean", []) if !given.has(&["-n", "--dry-run"]) => vec![here()],
+        ("clean", []) if !given.has(&["-n", "--dry-run"]) || given.has(&["--no-dry-run"]) => vec![here()],
+        ("stash", [act, ..]) if matches!(act.text(), Some("list" | "show")) => Vec::new(),
         ("stash", _) if given.has(&["-a", "-u", "--all", "--include-untracked"]) => vec![here()],
         ("sparse-checkout", [act, ..]) if act.text() != Some("list") => vec![here()],
         ("apply" | "am", _) => given.values(&["--directory"]),
@@ -131,16 +177,25 @@ pub(super) fn puts_here(command: &Command) -> Vec<Word> {
 
 /// Directories that modules of Python unpack into.
 fn by_module(words: &[Word]) -> Vec<Word> {
+    const MODULE: Shape = Shape { short: "e", long: &["extract"], ..BASE };
+    let is_pip = |word: &Word| matches!(word.text(), Some("pip" | "-mpip"));
+    if let Some(behind) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
+        let words = std::iter::once(Word::known("pip")).chain(behind.iter().cloned()).collect();
+        return fills(&Command { words, ..Command::default() });
+    }
     let is_module = |word: &Word| matches!(word.text(), Some("tarfile" | "zipfile" | "-mtarfile" | "-mzipfile"));
     let rest = words.iter().position(is_module).and_then(|at| words.get(at + 1..)).unwrap_or_default();
-    if !rest.iter().filter_map(Word::text).any(|word| word == "-e" || word.starts_with("--ext")) {
+    if !rest.iter().filter_map(Word::text).any(|word| word.starts_with("-e") || word.starts_with("--e")) {
         return Vec::new();
     }
-    let mut operands = options::read(rest, &BASE).operands;
-    if operands.len() < 2 {
-        operands.push(here());
+    let given = options::read(rest, &MODULE);
+    // The archive stands behind the option, or before the directory.
+    let named = !given.values(&["-e", "--e", "--extract"]).is_empty();
+    let mut directories: Vec<Word> = given.operands.into_iter().skip(usize::from(!named)).collect();
+    if directories.is_empty() {
+        directories.push(here());
     }
-    operands.into_iter().skip(1).collect()
+    directories
 }
 
 /// The files that a command writes, where an option, an address or another file says what they are called.
@@ -151,7 +206,11 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
         return words.iter().filter_map(Word::text).filter_map(packed).collect();
     }
     let Some(shape) = writer(program) else {
-        return if is_search(program) || names_no_files(command) { Vec::new() } else { outputs(words) };
+        // What `-o` is to these is no file.
+        let lists = is_search(program) || names_no_files(command) || ["ls", "ps", "zgrep", "zegrep", "zfgrep"].contains(&program);
+        let verb = || without_options(words).first().and_then(Word::text);
+        let short = program != "git" || matches!(verb(), Some("archive" | "format-patch"));
+        return if lists { Vec::new() } else { outputs(words, short) };
     };
     let given = options::read(words, shape);
     let mut files = given.values(shape.files);
@@ -165,8 +224,8 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
     if by_address {
         names.extend(given.operands.iter().map(called).filter(|name| !name.is_unknown()));
     }
-    // `#1` is a part of the address, and `%2e` a dot.
-    let odd = |name: &Word| name.text().is_some_and(|text| text.contains(['#', '%']));
+    // `#1` is a part of the address, `%2e` a dot, and `{a,b}` and `[1-9]` are several names.
+    let odd = |name: &Word| name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']));
     let directory = given.values(shape.directories).pop();
     files.extend(names.iter().map(|name| if odd(name) { Word::unknown(false) } else { from(name, directory.as_ref()) }));
     match program {
@@ -181,16 +240,18 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
     files
 }
 
-/// What stands behind an option that mostly names what is written.
-fn outputs(words: &[Word]) -> Vec<Word> {
-    const OPTIONS: &[&str] = &["-o", "-out", "--out", "--outfile", "--output", "--output-file"];
+/// What stands behind an option that mostly names what is written; `-o` among them, or not.
+fn outputs(words: &[Word], short: bool) -> Vec<Word> {
+    const OPTIONS: &[&str] = &["-out", "--out", "--outfile", "--output", "--output-file"];
+    let is_one = |option: &str| OPTIONS.contains(&option) || (short && option == "-o");
     let behind = words.windows(2).filter_map(|pair| match pair {
-        [option, value] if option.text().is_some_and(|option| OPTIONS.contains(&option)) => Some(value.clone()),
+        [option, value] if option.text().is_some_and(is_one) => Some(value.clone()),
         _ => None,
     });
     let glued = words.iter().filter_map(Word::text).filter_map(|text| {
         let value = |option: &&str| text.strip_prefix(*option)?.strip_prefix('=');
-        OPTIONS.iter().find_map(value).or_else(|| text.strip_prefix("-o")).filter(|value| !value.is_empty()).map(Word::known)
+        let glued = || text.strip_prefix("-o").filter(|_| short);
+        OPTIONS.iter().find_map(value).or_else(glued).filter(|value| !value.is_empty()).map(Word::known)
     });
     behind.chain(glued).filter(|value| value.text().is_some()).collect()
 }
@@ -204,10 +265,12 @@ fn called(address: &Word) -> Word {
     }
     let [spelling] = address.spellings() else { return Word::unknown(false) };
     let last = spelling.iter().rposition(|part| matches!(part, Part::Text(text) if text.contains('/'))).unwrap_or(0);
-    spelling.iter().enumerate().skip(last).fold(Word::empty(), |name, (at, part)| match part {
+    let name = spelling.iter().enumerate().skip(last).fold(Word::empty(), |name, (at, part)| match part {
         Part::Text(text) => name.then(&Word::known(if at == last { base(text) } else { text.as_str() })),
-        _ => name.then(&Word::unknown(false)),
-    })
+        _ => name.then(&Word::name()),
+    });
+    let is_told = name.spellings().iter().flatten().any(|part| matches!(part, Part::Text(_)));
+    if is_told { name } else { Word::unknown(false) }
 }
 
 /// A word, as it is named from where the command stands.
@@ -246,25 +309,40 @@ struct Trees {
 fn trees(command: &Command, feeds: bool) -> Trees {
     let (Some(program), words) = (command.program().filter(|_| !command.unlikely), own_words(command)) else { return Trees::default() };
     if let Some(shape) = SEARCHERS.iter().find(|shape| shape.programs.contains(&program)) {
-        return searched(program, options::read(words, shape), command.fed.is_some());
+        // Only a pipe, and a text that stands here, are sure to be read instead.
+        return searched(program, options::read(words, shape), matches!(command.fed, Some(Fed::Piped | Fed::Text(_))));
     }
     match program {
         "tar" | "bsdtar" | "gtar" | "7z" | "7za" | "7zr" | "7zz" | "pax" if fills(command).is_empty() => {
             let given = options::read(words, writer(program).unwrap_or(&BASE));
             let directories = given.values(&["-C", "--directory", "--cd"]);
-            let within = |word: &Word| -> Vec<Word> {
-                if directories.is_empty() { vec![word.clone()] } else { directories.iter().map(|to| from(word, Some(to))).collect() }
+            // A directory is for what stands behind it.
+            let goes = |(at, word): &(usize, &Word)| {
+                let short = |text: &str| (*at == 0 || text.starts_with('-')) && !text.starts_with("--") && text.contains('C');
+                word.text().is_some_and(|text| text.starts_with("--d") || text.starts_with("--cd") || short(text))
             };
-            let left_out = given.values(&["--exclude"]);
-            Trees { roots: given.operands.iter().flat_map(within).collect(), some: false, without: (left_out.clone(), left_out) }
+            let before: Vec<&Word> = words.iter().enumerate().take_while(|word| !goes(word)).map(|(_, word)| word).collect();
+            let within = |word: &Word| -> Vec<Word> {
+                let own = directories.is_empty() || before.contains(&word);
+                directories.iter().map(|to| from(word, Some(to))).chain(own.then(|| word.clone())).collect()
+            };
+            // What `--exclude` leaves out hangs on where it stands, and on other options.
+            let added = given.values(&["--add-file"]);
+            Trees { roots: given.operands.iter().chain(&added).flat_map(within).collect(), ..Trees::default() }
         }
-        "zip" | "diff" => Trees { roots: options::read(words, &BASE).operands, ..Trees::default() },
+        "zip" | "diff" => {
+            const BOTH: Shape = Shape { long: &["from-file", "to-file"], ..BASE };
+            let given = options::read(words, &BOTH);
+            let also = given.values(&["--from-file", "--to-file"]);
+            Trees { roots: given.operands.into_iter().chain(also).collect(), ..Trees::default() }
+        }
+        "git" => Trees { roots: compared(without_options(words)), ..Trees::default() },
         "scp" | "sftp" => {
             let mut roots = options::read(words, writer(program).unwrap_or(&BASE)).operands;
             roots.pop();
             Trees { roots, ..Trees::default() }
         }
-        "find" | "fd" | "fdfind" if feeds || words.iter().any(runs) => {
+        "find" | "fd" | "fdfind" if feeds || words.iter().any(runs_another) => {
             let mut roots = if program == "find" { starts(words) } else { options::read(words, &BASE).operands };
             if roots.is_empty() || program != "find" {
                 roots.push(here());
@@ -279,20 +357,33 @@ fn trees(command: &Command, feeds: bool) -> Trees {
     }
 }
 
-/// Whether it makes `find` run another program.
-fn runs(word: &Word) -> bool {
-    matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch"))
+/// What `git` reads that is not its own.
+fn compared(words: &[Word]) -> Vec<Word> {
+    let Some((verb, rest)) = words.split_first() else { return Vec::new() };
+    let given = options::read(rest, &BASE);
+    let is_told = given.has(&["--no-index"]);
+    let is_outside = |word: &Word| word.text().is_some_and(|text| text.starts_with(['/', '~']) || text.starts_with(".."));
+    match verb.text() {
+        Some("grep") if is_told => given.operands.into_iter().chain([here()]).collect(),
+        Some("diff") if is_told => given.operands,
+        // Of two files, one of which is not in the repository, it need not be told.
+        Some("diff") if given.operands.len() > 1 => given.operands.into_iter().filter(is_outside).collect(),
+        _ => Vec::new(),
+    }
 }
 
 fn searched(program: &str, given: Given, is_fed: bool) -> Trees {
     const DEEP: &[&str] = &["-d", "-r", "-R", "--dereference-recursive", "--directories", "--recursive"];
+    if ["ack", "ag", "ug", "ugrep"].contains(&program) {
+        return Trees { roots: searched_somehow(given, is_fed), ..Trees::default() };
+    }
     let deep = !["grep", "egrep", "fgrep"].contains(&program) || given.has(DEEP);
     let has_pattern = given.has(&["-e", "-f", "--file", "--regexp"]);
     // Names alone are no secret.
     if !deep || given.has_just("--files") || (given.operands.is_empty() && !has_pattern) {
         return Trees::default();
     }
-    let without = if program.ends_with("grep") && program != "ugrep" {
+    let without = if program.ends_with("grep") {
         // Of one that is to be left out and looked at, who knows.
         let files = if given.has(&["--include"]) { Vec::new() } else { given.values(&["--exclude"]) };
         (given.values(&["--exclude-dir"]), files)
@@ -300,10 +391,23 @@ fn searched(program: &str, given: Given, is_fed: bool) -> Trees {
         (Vec::new(), Vec::new())
     };
     let mut roots: Vec<Word> = given.operands.into_iter().skip(usize::from(!has_pattern)).collect();
-    if roots.is_empty() && !is_fed {
+    // `grep -r` looks in the directory, whatever it is fed.
+    if roots.is_empty() && (!is_fed || program != "rg") {
         roots.push(here());
     }
     Trees { roots, some: false, without }
+}
+
+/// Each of these has other options with a value: every operand may be what is searched, and the pattern another one.
+fn searched_somehow(given: Given, is_fed: bool) -> Vec<Word> {
+    let most = 1 + given.bare("ABCDGJKMNOWdefgmpt");
+    let has_pattern = given.has(&["-e", "-f", "--file", "--match", "--regexp"]);
+    let reads = is_fed && !given.has(&["--nofilter"]);
+    let mut roots = given.operands;
+    if !reads && roots.len() <= most && (has_pattern || !roots.is_empty()) {
+        roots.push(here());
+    }
+    roots
 }
 
 impl Shell {
@@ -314,36 +418,59 @@ impl Shell {
 
     /// The directories that a command may stand in that begins in one: that, and wherever it goes.
     pub(super) fn wanders(&self, from: &str, home: &str) -> Vec<String> {
-        let mut all = vec![normal(from)];
-        for command in &self.commands {
-            for to in goes_to(command) {
-                let gone: Vec<String> =
-                    all.iter().map(|directory| joined(directory, to, home)).filter(|gone| !all.contains(gone)).collect();
-                all.extend(gone);
-                all.truncate(MOST);
+        let (mut all, mut steps) = (vec![normal(from)], 0);
+        let mut tried: HashMap<&str, usize> = HashMap::new();
+        for to in self.commands.iter().flat_map(goes_to) {
+            // Where nothing was found since, the same leads nowhere else.
+            if tried.insert(to, all.len()) == Some(all.len()) {
+                continue;
+            }
+            steps += all.len();
+            let reached: Vec<String> = all.iter().map(|directory| joined(directory, to, home)).collect();
+            for directory in reached {
+                if !all.contains(&directory) {
+                    all.push(directory);
+                }
+            }
+            if all.len() > MOST || steps > MOST_STEPS {
+                return vec![ANYWHERE.to_owned()];
             }
         }
         all
     }
 }
 
-/// Where a command goes, or sends another one.
-pub(super) fn goes_to(command: &Command) -> Vec<&str> {
-    let texts: Vec<&str> = own_words(command).iter().filter_map(Word::text).collect();
-    match command.program() {
-        Some("cd" | "chdir" | "pushd") if own_words(command).is_empty() => vec!["~"],
-        Some("cd" | "chdir" | "pushd") => texts.into_iter().filter(|text| !text.starts_with('-')).collect(),
-        _ => {
-            let behind = texts.windows(2).filter_map(|pair| match pair {
-                ["-C" | "-D" | "--chdir" | "--directory", to] => Some(*to),
+/// The directories that options of a command send it to, or another one; nothing for one that is not known.
+fn sent_to(command: &Command) -> Vec<Option<&str>> {
+    let words = command.words.get(1..).unwrap_or_default();
+    let sends_others = matches!(command.program(), Some("doas" | "env" | "sudo"));
+    let mut found = Vec::new();
+    for (at, word) in words.iter().enumerate() {
+        let Some(text) = word.text() else { continue };
+        let value = match text.strip_prefix("--") {
+            Some(long) => {
+                let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+                let is_like = |option: &str, least: usize| name.len() >= least && option.starts_with(name);
+                (is_like("chdir", 1) || is_like("directory", 5) || is_like("work-tree", 5) || name == "cd").then_some(value)
+            }
+            None => match text.strip_prefix('-').and_then(|flags| flags.split_once(['C', 'D'])) {
+                // To most programs these letters are something else.
+                Some((before, value))
+                    if sends_others || (before.is_empty() && (value.is_empty() || value.starts_with(['/', '.', '~']))) =>
+                {
+                    Some(Some(value).filter(|value| !value.is_empty()))
+                }
                 _ => None,
-            });
-            let glued = texts.iter().filter_map(|text| text.strip_prefix("--chdir=").or_else(|| text.strip_prefix("--directory=")));
-            behind.chain(glued).collect()
+            },
+        };
+        if let Some(value) = value {
+            found.push(value.or_else(|| words.get(at + 1).and_then(Word::text)));
         }
     }
+    found
 }
 
+<<<<<<< HEAD
 /// Whether a pattern goes up again behind what it stands for: nobody knows from where.
 pub(super) fn is_detour(spelling: &[Part]) -> bool {
     let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.contains("/../") || text.ends_with("/.."));
@@ -374,6 +501,40 @@ pub(super) fn is_led(path: &str) -> bool {
         }
     }
     false
+=======
+/// Whether a command has an option that sends it, or another one, to a directory.
+pub(super) fn sends(command: &Command) -> bool {
+    !sent_to(command).is_empty()
+}
+
+/// Where a command goes, or sends another one.
+pub(super) fn goes_to(command: &Command) -> Vec<&str> {
+    if command.unlikely {
+        return Vec::new();
+    }
+    if !matches!(command.program(), Some("cd" | "chdir" | "pushd")) {
+        return sent_to(command).into_iter().flatten().collect();
+    }
+    let words = own_words(command);
+    let is_option = |word: &Word| word.text().is_some_and(|text| text.starts_with('-'));
+    // `cd`, `cd --` and `cd -P` go home, and `cd -` goes back.
+    if words.iter().all(|word| is_option(word) && word.text() != Some("-")) {
+        return vec!["~"];
+    }
+    words.iter().filter(|word| !is_option(word)).filter_map(Word::text).collect()
+}
+
+/// A path from a directory, as far as anybody knows where that is.
+fn joined(directory: &str, path: &str, home: &str) -> String {
+    let path = spelled_out(path, home);
+    if path.starts_with('/') {
+        normal(&path)
+    } else if path.starts_with('~') || !directory.starts_with('/') {
+        ANYWHERE.to_owned()
+    } else {
+        normal(&format!("{directory}/{path}"))
+    }
+>>>>>>> fc3637d (Commands reach protected files no longer by other spellings of where they go, what they search and what they unpack)
 }
 
 impl Place<'_> {
@@ -396,14 +557,13 @@ impl Place<'_> {
     /// Whether it lies under a directory that is named from another one.
     pub(crate) fn is_searched(&self, from: &str, path: &str) -> Sure {
         let whole = joined(from, path, self.home);
-        let odd = self.spelled_out(path).starts_with('~');
+        let odd = !whole.starts_with('/');
         // Another way to the same files, and names that may stand anywhere.
         let other = whole.starts_with("/proc/") && ["/cwd", "/fd", "/root"].iter().any(|part| whole.contains(part));
         if odd || other || self.is_a_name() || self.path.starts_with('*') {
             return Sure::Maybe;
         }
-        let under = whole == "/" || self.path.strip_prefix(whole.as_str()).is_some_and(|rest| rest.starts_with('/'));
-        if under { Sure::Yes } else { Sure::No }
+        if whole == "/" || self.is_below(&whole) { Sure::Yes } else { Sure::No }
     }
 
     /// Whether a word names it, or may name it, from a directory. What is to be left out is left alone.
@@ -452,12 +612,14 @@ impl Place<'_> {
     /// Whether a command reads it with a whole tree, from one of these directories.
     pub(super) fn is_read_by(&self, command: &Command, wanders: &[String], feeds: bool, lenient: bool) -> Sure {
         let trees = trees(command, feeds);
-        // Where it went only once, it is known where that was from.
-        let begins = wanders.first().filter(|_| wanders.len() <= 2);
-        let stands = command.stands.as_ref().and_then(Word::text).map(|path| self.spelled_out(path)).and_then(|path| match begins {
-            _ if path.starts_with('/') => Some(vec![path]),
-            Some(begins) => Some(vec![joined(begins, &path, self.home)]),
-            None => None,
+        if trees.roots.is_empty() {
+            return Sure::No;
+        }
+        let stands = command.stands().and_then(Word::text).map(|path| {
+            let mut all: Vec<String> = wanders.iter().map(|directory| joined(directory, path, self.home)).collect();
+            all.sort();
+            all.dedup();
+            all
         });
         let from = stands.as_deref().unwrap_or(wanders);
         let one = |root: &Word| match root.text() {
@@ -466,10 +628,12 @@ impl Place<'_> {
                     Sure::Yes if self.is_left_out(&joined(from, path, self.home), &trees.without) => Sure::No,
                     sure => sure,
                 };
-                from.iter().map(read).max().unwrap_or(Sure::No)
+                let read = from.iter().map(read);
+                // Of many directories, who knows in which it is.
+                if from.len() > 2 { sum(read) } else { read.max().unwrap_or(Sure::No) }
             }
             None if root.is_unknown() && lenient => Sure::No,
-            None if root.is_unknown() || from.iter().any(|from| self.may_lie_under(from, root)) => Sure::Maybe,
+            None if root.is_unknown() || from.len() > 8 || from.iter().any(|from| self.may_lie_under(from, root)) => Sure::Maybe,
             None => Sure::No,
         };
         let sure = trees.roots.iter().map(one).max().unwrap_or(Sure::No);
@@ -481,9 +645,24 @@ impl Place<'_> {
         let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
         let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
         word.spellings().iter().any(|spelling| {
+<<<<<<< HEAD
             let spelling = self.spelled_from(from, spelling);
             (!spelling.contains(&Part::Any) && is_detour(&spelling))
                 || above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
+=======
+            let mut spelling = self.cleaned(spelling);
+            let long = |part: &Part| if let Part::Text(text) = part { text.len() } else { 1 };
+            if spelling.iter().map(long).sum::<usize>() > LONGEST {
+                return true;
+            }
+            if !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~'])) {
+                if !from.starts_with('/') {
+                    return true;
+                }
+                spelling.insert(0, Part::Text(format!("{from}/")));
+            }
+            above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
+>>>>>>> fc3637d (Commands reach protected files no longer by other spellings of where they go, what they search and what they unpack)
         })
     }
 

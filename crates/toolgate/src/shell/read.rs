@@ -377,7 +377,7 @@ impl<'r> Reader<'r> {
         if fills && words.iter().skip(1).filter_map(Word::text).any(|word| is_powerful(word, None)) {
             self.doubt("a variable changes what commands do");
         }
-        let fed = self.fed(&places).or_else(|| is_piped_into(node, above).then_some(Fed::Unknown));
+        let fed = self.fed(&places).or_else(|| piped_into(node, above));
         let command = Command { words, fed, stands: self.stands(node, above), ..Command::default() };
         self.note_what_is_written(&command);
         let inner = inner::look_inside(&command, self.depth);
@@ -412,20 +412,20 @@ impl<'r> Reader<'r> {
     }
 }
 
-/// Whether a command, or a group that it stands in, reads what another writes.
-fn is_piped_into(node: Node<'_>, above: &[Node<'_>]) -> bool {
+/// What a command reads that another writes, or that a group is given in which it stands.
+fn piped_into(node: Node<'_>, above: &[Node<'_>]) -> Option<Fed> {
     let mut inner = node;
     for outer in above.iter().rev() {
         if outer.kind() == "pipeline" && outer.named_child(0).is_some_and(|first| first.id() != inner.id()) {
-            return true;
+            return Some(Fed::Piped);
         }
         // A group is fed as a whole; of a single command it is known with what.
         let mut cursor = outer.walk();
         let feeds = |child: Node<'_>| matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect");
         if outer.kind() == "redirected_statement" && inner.kind() != "command" && outer.children(&mut cursor).any(feeds) {
-            return true;
+            return Some(Fed::Unknown);
         }
         inner = *outer;
     }
-    false
+    None
 }

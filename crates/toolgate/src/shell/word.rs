@@ -52,6 +52,11 @@ impl Word {
         Self { spellings: vec![vec![Part::Any]], splits }
     }
 
+    /// A part of a file's name that only the running shell knows.
+    pub(crate) fn name() -> Self {
+        Self { spellings: vec![vec![Part::Name]], splits: false }
+    }
+
     pub(crate) fn empty() -> Self {
         Self { spellings: vec![Vec::new()], splits: false }
     }

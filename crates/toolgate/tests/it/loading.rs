@@ -96,6 +96,7 @@ fn a_rule_that_another_always_speaks_before_is_found_among_many() {
     let touches = |places: &[&str]| Condition::Touches {
         places: places.iter().map(|place| (*place).to_owned()).collect(),
         lenient: false,
+        trees: true,
         whole: false,
         from: None,
     };

@@ -17,7 +17,7 @@ fn gate() -> Toolgate {
         .policy(rule("no_network", Condition::Runs(texts(&["curl", "wget", "nc", "ssh", "scp"]))))
         .policy(rule(
             "no_secrets",
-            Condition::Touches { places: texts(&[".env", "~/.ssh", "/etc/shadow"]), lenient: false, whole: false, from: None },
+            Condition::Touches { places: texts(&[".env", "~/.ssh", "/etc/shadow"]), lenient: false, trees: true, whole: false, from: None },
         ))
         .policy(rule("no_answers", Condition::Runs(texts(&["toolgate approvals approve", "toolgate pause", "toolgate audit settle"]))));
     crate::support::gate().agent(agent.build().unwrap()).built()
@@ -500,7 +500,8 @@ async fn a_look_back_takes_the_home_of_its_time() {
 
 #[tokio::test]
 async fn a_row_holds_the_home_only_where_it_may_matter() {
-    let touches = || Condition::Touches { places: vec!["/srv/agent/.ssh".to_owned()], lenient: false, whole: false, from: None };
+    let touches =
+        || Condition::Touches { places: vec!["/srv/agent/.ssh".to_owned()], lenient: false, trees: true, whole: false, from: None };
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
         .tool(Tool::external("read", "Reads a file.", None))
