@@ -1,5 +1,7 @@
 //! What an argument must be for a rule to speak.
 
+use std::borrow::Cow;
+
 use rust_decimal::Decimal;
 use serde_json::Value;
 
@@ -106,12 +108,13 @@ impl Condition {
         regex::RegexBuilder::new(pattern).size_limit(1 << 20).build().map(Self::Matches)
     }
 
-    /// Whether it may hang on where the home directory is.
-    pub(crate) fn wants_home(&self, ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
+    /// Whether it may hang on where the home directory is, of an argument or where none is given.
+    pub(crate) fn wants_home(&self, ask: &Ask<'_>, path: &Pointer, value: Option<&Value>) -> bool {
         let Self::Touches { places, from, .. } = self else { return false };
         let is_there = |place: &String| place.starts_with('~');
-        let mut wanted = false;
-        each_text(value, &mut path.clone(), &mut |at, text| {
+        let (mut wanted, mut has_text) = (false, false);
+        each_text(value.unwrap_or(&Value::Null), &mut path.clone(), &mut |at, text| {
+            has_text = true;
             let is_near = |place: &String| is_there(place) && (from.is_some() || may_name(text, place));
             wanted = match ask.tool.shell.as_ref() == Some(at) {
                 _ if wanted => true,
@@ -120,7 +123,8 @@ impl Condition {
                 false => places.iter().any(is_near) && paths_in(text).next().is_some(),
             };
         });
-        wanted
+        // What says nothing is the directory in which a search begins.
+        wanted || (!has_text && from.is_some() && places.iter().any(is_there))
     }
 
     /// Whether it holds of an argument.
@@ -131,12 +135,10 @@ impl Condition {
                 let shell = ask.arguments.shell(text);
                 Ok(told(patterns.iter().map(|pattern| shell.runs(pattern)).max().unwrap_or(Sure::No), &shell, UNKNOWN))
             }
-            Self::Touches { from: Some(_), .. } if value.is_null() => {
-                Ok(if self.holds_of_nothing(&ask.home()) { Holds::Yes } else { Holds::No })
-            }
             Self::Touches { places, lenient, trees, whole, from } => {
-                let (home, mut found) = (ask.home(), Holds::No);
+                let (home, mut found, mut has_text) = (ask.home(), Holds::No, false);
                 each_text(value, &mut path.clone(), &mut |at, text| {
+                    has_text = true;
                     let is_command = ask.tool.shell.as_ref() == Some(at);
                     // Most texts have nothing of any of them.
                     let near = places.iter().filter(|place| is_command || from.is_some() || may_name(text, place));
@@ -168,7 +170,9 @@ impl Condition {
                     };
                     found = std::mem::replace(&mut found, Holds::No).or(named);
                 });
-                Ok(found)
+                // Null, and a list of nothing, say no more than an argument that is absent.
+                let searches_here = !has_text && from.is_some() && self.holds_of_nothing(|| ask.home());
+                Ok(if searches_here { Holds::Yes } else { found })
             }
             other => Ok(if other.holds(value)? { Holds::Yes } else { Holds::No }),
         }
@@ -176,10 +180,11 @@ impl Condition {
 
     /// Whether it holds where nothing stands. What a rule cannot see does not pass it; but who searches and does not say where, does
     /// so where it is.
-    pub(crate) fn holds_of_nothing(&self, home: &str) -> bool {
+    pub(crate) fn holds_of_nothing<'h>(&self, home: impl FnOnce() -> Cow<'h, str>) -> bool {
         match self {
             Self::Touches { places, from: Some(from), .. } => {
-                places.iter().any(|place| Place::new(place, home).is_searched(from, ".") != Sure::No)
+                let home = home();
+                places.iter().any(|place| Place::new(place, &home).is_searched(from, ".") != Sure::No)
             }
             _ => true,
         }

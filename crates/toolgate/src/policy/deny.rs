@@ -77,7 +77,7 @@ impl Deny {
         for (path, condition) in &self.conditions {
             // Of many places one is enough, and one where nothing stands is one of them.
             let places = ask.arguments_at(path);
-            let speaks = !ask.sketch && condition.holds_of_nothing(&ask.home());
+            let speaks = !ask.sketch && condition.holds_of_nothing(|| ask.home());
             let mut guilty = (places.is_empty() && speaks).then_some(None);
             let mut unsure = None;
             for place in places {
@@ -120,8 +120,12 @@ impl Deny {
     /// Whether a condition may hang on where the home directory is.
     fn wants_home(&self, ask: &Ask<'_>) -> bool {
         let one = |(path, condition): &(Pointer, Condition)| {
-            let touches = matches!(condition, Condition::Touches { .. });
-            touches && path.each(ask.arguments.value()).into_iter().flatten().any(|value| condition.wants_home(ask, path, value))
+            if !matches!(condition, Condition::Touches { .. }) {
+                return false;
+            }
+            let wants = |value: Option<&serde_json::Value>| condition.wants_home(ask, path, value);
+            let places = path.each(ask.arguments.value());
+            (places.is_empty() && wants(None)) || places.into_iter().any(wants)
         };
         self.conditions.iter().any(one)
     }

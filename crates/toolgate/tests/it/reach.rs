@@ -316,6 +316,11 @@ async fn a_tool_that_searches_is_told_where_not_to() {
         (&below, json!({"pattern": "x", "path": "/home/ann/.local/state/toolgate/keys"}), false),
         (&above, json!({"pattern": "x"}), false),
         (&above, json!({"pattern": "x", "path": null}), false),
+        (&above, json!({"pattern": "x", "path": []}), false),
+        (&above, json!({"pattern": "x", "path": [null]}), false),
+        (&above, json!({"pattern": "x", "path": {}}), false),
+        (&below, json!({"pattern": "x", "path": []}), true),
+        (&above, json!({"pattern": "x", "path": ["desk"]}), true),
         (&above, json!({"pattern": "x", "path": "."}), false),
         (&above, json!({"pattern": "x", "path": "desk"}), true),
     ];

@@ -530,6 +530,24 @@ async fn a_row_holds_the_home_only_where_it_may_matter() {
     }
 }
 
+#[tokio::test]
+async fn a_search_that_does_not_say_where_hangs_on_the_home() {
+    let places = vec!["~/.ssh".to_owned()];
+    let touches = Condition::Touches { places, lenient: true, trees: true, whole: false, from: Some("/srv/agent".to_owned()) };
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("grep", "Searches.", None))
+        .policy(Deny::new("no_keys", ["grep"]).when("/path", touches));
+    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let replay = Replay::of(&gate).unwrap();
+    for arguments in [json!({"pattern": "x"}), json!({"pattern": "x", "path": null}), json!({"pattern": "x", "path": []})] {
+        let row = row_of(&gate, "coder", "grep", arguments).await;
+        assert!(row.facts.home.is_some(), "{:?}", row.arguments);
+        assert_eq!(replay.decide(&row).await, Compared::Same, "{:?}", row.arguments);
+        let said = replay.decide(&at_home_in("/srv/agent", &row)).await;
+        assert!(matches!(said, Compared::Differs(_)), "{said:?} {:?}", row.arguments);
+    }
+}
+
 #[test]
 fn a_rule_about_commands_needs_a_command() {
     let agent = Agent::builder("coder")
