@@ -151,22 +151,31 @@ impl Limit {
         self.window
     }
 
-    /// An argument that its counter hangs on and a tool does not take.
-    pub(super) fn lacks(&self, tool: &Spec) -> Option<&Pointer> {
-        let whose = match &self.per {
+    /// The argument that says whose it is.
+    fn whose(&self) -> Option<&Pointer> {
+        match &self.per {
             Per::Session | Per::Principal => None,
             Per::Entity(path) => Some(path),
             Per::Proved(proved) => Some(&proved.same.1),
-        };
-        self.currency.iter().chain(whose).find(|path| matches!(crate::schema::at(tool, path), crate::schema::At::Missing(..)))
+        }
+    }
+
+    /// An argument that its counter hangs on and a tool does not take.
+    pub(super) fn lacks(&self, tool: &Spec) -> Option<&Pointer> {
+        self.currency.iter().chain(self.whose()).find(|path| matches!(crate::schema::at(tool, path), crate::schema::At::Missing(..)))
     }
 
     pub(super) fn is_called(&self, name: &str) -> bool {
         self.name == name
     }
 
+    /// An argument that says something: null, and text without a letter, are nobody's.
+    fn said<'a>(ask: &Ask<'a>, path: &Pointer) -> Option<&'a Value> {
+        ask.argument(path).filter(|value| !value.is_null() && value.as_str().is_none_or(|text| !text.trim().is_empty()))
+    }
+
     fn argument<'a>(ask: &Ask<'a>, path: &Pointer) -> Result<&'a Value, Fault> {
-        ask.argument(path).ok_or_else(|| Fault::new(format!("there is no `{path}`, and the limit hangs on it")))
+        Self::said(ask, path).ok_or_else(|| Fault::new(format!("there is no `{path}`, and the limit hangs on it")))
     }
 
     /// The sum of every value at a path.
@@ -187,13 +196,8 @@ impl Limit {
 
     /// An argument that says whose the limit is, and is not there.
     fn unsaid<'a>(&'a self, ask: &Ask<'a>) -> Option<Unusable<'a>> {
-        let whose = match &self.per {
-            Per::Session | Per::Principal => None,
-            Per::Entity(path) => Some(path),
-            Per::Proved(proved) => Some(&proved.same.1),
-        };
-        let missing = whose.into_iter().chain(&self.currency).find(|path| ask.argument(path).is_none())?;
-        Some(Unusable::missing(missing, "given"))
+        let missing = self.whose().into_iter().chain(&self.currency).find(|path| Self::said(ask, path).is_none())?;
+        Some(Unusable { found: ask.argument(missing), ..Unusable::missing(missing, "given") })
     }
 
     /// An argument that cannot be used is the model's to mend, as one that does not fit the schema. What the tool's own declaration does not let

@@ -551,6 +551,8 @@ async fn what_a_limit_cannot_count_is_the_models_to_mend() {
         assert_eq!(said(&s, long).await.0, "invalid_arguments", "more digits than can be added up");
         assert_eq!(said(&s, json!({"amount": 1, "to": "a"})).await, invalid("/currency given got nothing".to_owned()));
         assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR"})).await, invalid("/to given got nothing".to_owned()));
+        assert_eq!(said(&s, json!({"amount": 1, "currency": "", "to": "a"})).await, invalid("/currency given got \"\"".to_owned()));
+        assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await, invalid("/to given got \"\"".to_owned()));
         assert_eq!(code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await, "ok");
     }
     // Where the tool takes nothing but text, no model can help it.
@@ -574,6 +576,20 @@ async fn a_currency_is_one_purse_however_it_is_written() {
         [(60, "EUR", "ok"), (60, "eur", "sum"), (60, " Eur ", "sum"), (60, "USD", "ok"), (40, "eur", "ok"), (1, "EUR", "sum")]
     {
         assert_eq!(code(&s, "pay", json!({"amount": amount, "currency": currency})).await, expected, "{amount} {currency}");
+    }
+    // Nothing is no purse of its own.
+    let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {}}});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
+    let limit = Limit::sum("sum", ["pay"], "/amount", 500.into()).currency("/currency");
+    let (s, _) = session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
+    for (currency, expected) in [
+        (json!("USD"), "ok"),
+        (json!(null), "invalid_arguments"),
+        (json!(""), "invalid_arguments"),
+        (json!(" "), "invalid_arguments"),
+        (json!("usd"), "sum"),
+    ] {
+        assert_eq!(code(&s, "pay", json!({"amount": 500, "currency": currency})).await, expected, "{currency}");
     }
 }
 
