@@ -29,7 +29,10 @@ pub(crate) fn at<'s>(tool: &'s Spec, path: &Pointer) -> At<'s> {
         let within = |word: &str| map.get(word).filter(|schema| schema.is_object());
         let next = match map.get("properties").and_then(|p| p.get(part)) {
             Some(property) => Some(property),
+            // Of the first items, and of members by their names, others may be said.
+            None if index && map.contains_key("prefixItems") => return At::Open,
             None if index && map.contains_key("items") => within("items"),
+            None if any || map.contains_key("patternProperties") => return At::Open,
             None => within("additionalProperties"),
         };
         match next {

@@ -147,6 +147,9 @@ fn conditions_that_no_argument_can_meet_are_told() {
         "amount": {"type": "number", "minimum": 0, "maximum": 100}, "status": {"enum": ["open", "closed"]}, "maybe": {"enum": ["open", null]},
         "flag": {"type": "boolean"}, "text": {"type": "string"}, "either": {"type": ["string", "integer"]}, "any": {},
         "composed": {"anyOf": [{"const": "a"}, {"const": "b"}]}, "tags": {"type": "array", "items": {"enum": ["x", "y"]}},
+        "pair": {"type": "array", "prefixItems": [{"enum": ["read", "write"]}], "items": {"enum": ["x"]}}, "list": {"type": "array"},
+        "named": {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+        "known": {"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
     }});
     let act = |name: &str, schema: &Value| Tool::dynamic(name, "Acts.", schema.clone(), |_, _| async { Ok(Value::Null) });
     let told = |agent: toolgate::AgentBuilder| {
@@ -184,6 +187,12 @@ fn conditions_that_no_argument_can_meet_are_told() {
         ("/either", one_of(json!([5, "a", true])), String::new()),
         ("/any", one_of(json!([5, "a", true])), String::new()),
         ("/composed", one_of(json!(["c"])), String::new()),
+        ("/pair/0", one_of(json!(["write"])), String::new()),
+        ("/pair/*", one_of(json!(["write"])), String::new()),
+        ("/named/x-a", one_of(json!([5])), String::new()),
+        ("/named/*", one_of(json!([5])), String::new()),
+        ("/known/*", one_of(json!([5])), String::new()),
+        ("/known/m", one_of(json!([5])), "`/known/m` of `act` is never 5; the schema lets it be text".to_owned()),
     ];
     for (path, condition, expected) in cases {
         let shown = format!("{path} {condition:?}");
@@ -200,6 +209,9 @@ fn conditions_that_no_argument_can_meet_are_told() {
         ("input.amount > 5 || input.amount > 200", format!("this can never be true; {amount}")),
         ("input.amount in [1, 2] || input.amount in [200, 300]", format!("this can never be true; {amount}")),
         ("input.text == \"x\" || session == \"s\"", String::new()),
+        ("input.pair[0] == \"write\" || session == \"s\"", String::new()),
+        ("\"y\" in (input.list + [\"x\"]) || session == \"s\"", String::new()),
+        ("\"z\" in input.tags || session == \"s\"", "this can never be true; the schema lets it be one of \"x\", \"y\"".to_owned()),
     ] {
         let rule = Deny::new("r", ["act"]).when_cel(when);
         assert_eq!(told(Agent::builder("a").tool(act("act", &schema)).policy(rule)), expected, "{when}");

@@ -118,7 +118,11 @@ impl<'s> Looking<'s> {
                 number("maximum").into_iter().chain(number("exclusiveMaximum")).min(),
             ),
             "string" => Ty::Text(None),
-            "array" => Ty::List(Box::new(map.get("items").map_or(Ty::Any, |items| self.ty(items)))),
+            "array" => Ty::List(Box::new(match map.get("items") {
+                // The first items may be something else.
+                Some(items) if !map.contains_key("prefixItems") => self.ty(items),
+                _ => Ty::Any,
+            })),
             "object" => {
                 let Some(properties) = map.get("properties").and_then(Value::as_object) else { return Ty::Any };
                 let open = map.contains_key("patternProperties")

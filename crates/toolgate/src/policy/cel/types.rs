@@ -312,16 +312,9 @@ impl Checking<'_> {
                 self.wrong(node, Problem::new(format!("{} is in no list of {}", item.kind(), of.kind())))
             }
             Ty::List(of) => match (item, &**of) {
-                (Ty::Text(Some(a)), Ty::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => {
-                    let allowed = a.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ");
-                    self.never.push((node.span.clone(), format!("the schema lets it be one of {allowed}")));
-                    Ty::Bool(Some(false))
-                }
+                (Ty::Text(Some(a)), Ty::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => self.is_in_vain(node, item, of),
                 (Ty::Number(al, ah), Ty::Number(bl, bh)) if numbers(Compare::Equal, (*al, *ah), (*bl, *bh)) == Some(false) => {
-                    let help = allowed(item)
-                        .map_or_else(|| "it is never among these".to_owned(), |allowed| format!("the schema lets it be {allowed}"));
-                    self.never.push((node.span.clone(), help));
-                    Ty::Bool(Some(false))
+                    self.is_in_vain(node, item, of)
                 }
                 _ => Ty::Bool(None),
             },
@@ -330,12 +323,21 @@ impl Checking<'_> {
         }
     }
 
+    /// Nothing that it can be is in such a list.
+    fn is_in_vain(&mut self, node: &Node, item: &Ty, of: &Ty) -> Ty {
+        let help = allowed(item)
+            .or_else(|| allowed(of))
+            .map_or_else(|| "it is never among these".to_owned(), |allowed| format!("the schema lets it be {allowed}"));
+        self.never.push((node.span.clone(), help));
+        Ty::Bool(Some(false))
+    }
+
     fn arithmetic(&mut self, node: &Node, op: Arithmetic, a: Ty, b: Ty) -> Ty {
         use Arithmetic::{Add, Subtract};
         match (op, a, b) {
             (_, Ty::Number(..) | Ty::Any, Ty::Number(..)) | (_, Ty::Number(..), Ty::Any) => Ty::Number(None, None),
             (Add, Ty::Text(_), Ty::Text(_) | Ty::Any) | (Add, Ty::Any, Ty::Text(_)) => Ty::Text(None),
-            (Add, Ty::List(a), Ty::List(b)) => Ty::List(Box::new(if *a == Ty::Any { *b } else { a.join(*b) })),
+            (Add, Ty::List(a), Ty::List(b)) => Ty::List(Box::new(a.join(*b))),
             (Add, Ty::Time, Ty::Span) | (Add, Ty::Span, Ty::Time) | (Subtract, Ty::Time, Ty::Span) => Ty::Time,
             (Subtract, Ty::Time, Ty::Time) | (Add | Subtract, Ty::Span, Ty::Span) => Ty::Span,
             (_, Ty::Any, _) | (_, _, Ty::Any) => Ty::Any,
