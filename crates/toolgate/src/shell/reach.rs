@@ -509,7 +509,8 @@ pub(super) fn sends(command: &Command) -> bool {
 
 /// Where a command goes, or sends another one.
 pub(super) fn goes_to(command: &Command) -> Vec<&str> {
-    if command.unlikely {
+    // Where `tar` goes is for its own operands, and looked at with them.
+    if command.unlikely || matches!(command.program(), Some("tar" | "bsdtar" | "gtar")) {
         return Vec::new();
     }
     if !matches!(command.program(), Some("cd" | "chdir" | "pushd")) {

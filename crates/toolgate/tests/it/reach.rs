@@ -69,6 +69,25 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         "cd /tmp/x && env -C /home/ann/desk tar xf a.tgz",
         "cd /tmp/x && jump && tar xf a.tgz",
         "cd \"$DIR\" && tar xf a.tgz",
+        "cd ~ann/desk && tar xf a.tgz",
+        "tar xf a.tgz -C ~+",
+        "unzip a.zip -d ~+",
+        // It is sent elsewhere.
+        "cd /tmp && git --git-dir=/home/ann/desk/.git --work-tree=/home/ann/desk checkout -f .",
+        "cd /tmp && git -C /home/ann/desk clean -fd",
+        "cd /tmp && git -C /home/ann/desk stash -u",
+        "cd /tmp && git -C /home/ann/desk rm -r .",
+        "cd /tmp && GIT_WORK_TREE=/home/ann/desk GIT_DIR=/home/ann/desk/.git git checkout -f .",
+        "cd /tmp && sudo -iuann find . -delete",
+        "cd /tmp && env -iC/home/ann/desk tar xf a.tgz",
+        "cd /tmp && env --chd=/home/ann/desk tar xf a.tgz",
+        "UNZIP=-d/home/ann/desk unzip a.zip -d /tmp/x",
+        // Behind a program that is called like one that runs nothing.
+        "perf stat tar xf a.tgz",
+        "direnv exec . unzip a.zip",
+        "flock make tar xf a.tgz",
+        "sudo flock make tar xf a.tgz",
+        "sudo rustup run stable tar xf a.tgz",
         // Others.
         "unzip a.zip",
         "unzip -o a.zip -d .claude",
@@ -77,13 +96,22 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         "sudo unzip a.zip",
         "7z x a.7z -aoa",
         "7z x a.7z -o.claude",
+        "7z X a.7z",
+        "cd /tmp && 7z x a.7z -O/home/ann/desk",
         "unrar x a.rar",
+        "unrar X a.rar",
+        "cd /tmp && unrar x -op/home/ann/desk a.rar",
         "cd /tmp/x && unrar x a.rar /home/ann/desk/.claude/",
         "jar xf a.jar",
         "cpio -id < a.cpio",
         "cd /tmp/x && cpio -id < a.cpio",
         "python3 -m zipfile -e a.zip .claude",
         "python3 -m tarfile -e a.tar",
+        "python3 -m tarfile -ea.tar",
+        "python3 -m zipfile --ex a.zip .claude",
+        "python3 -m zipfile --e a.zip",
+        "python3 -m pip install -t .claude x",
+        "pip --timeout 5 install -t .claude x",
         "dpkg -x a.deb .claude",
         "pip install -t .claude x",
         "scp -r host:d .claude",
@@ -95,6 +123,15 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         "git clone https://x.example/a .claude",
         "git clone https://x.example/.claude",
         "git clean -fdx",
+        "git clean -fd -e node_modules",
+        "git clean -n --no-dry-run -fd",
+        "git clean -fd :/",
+        "git restore :/",
+        "git checkout -- ':!src'",
+        "gunzip -N x.gz",
+        "gunzip -S .new toolgate.toml.new",
+        "curl -O 'https://x.example/{toolgate.toml}'",
+        "curl -O 'https://x.example/toolgate.tom[l-l]'",
         "git -C sub clean -fd",
         "git stash -u",
         "git sparse-checkout set src",
@@ -131,12 +168,24 @@ async fn a_place_is_named_behind_an_option_an_address_or_a_suffix() {
         "sed -Ei s/a/b/ toolgate.toml",
         "yq -i .a=1 toolgate.toml",
         "gzip toolgate.toml",
+        "gzip -S.c toolgate.toml",
+        "gzip -- -c toolgate.toml",
+        "xz -Ccrc32 toolgate.toml",
         "gunzip -f toolgate.toml.gz",
+        "gunzip toolgate.toml-gz",
+        "zip -m /tmp/a.zip toolgate.toml",
+        "tar cf /tmp/a --remove-files toolgate.toml",
+        "git archive -o toolgate.toml HEAD",
+        "yq --inplace .a=1 toolgate.toml",
+        "sed --in-place=.bak s/a/b/ toolgate.toml",
         "tar cf toolgate.toml src",
         "gcc -o toolgate.toml x.c",
         "find . -fprint toolgate.toml",
         "openssl rand -out toolgate.toml 8",
         "xxd -r x toolgate.toml",
+        "xxd -r -ps in toolgate.toml",
+        "xxd -r -cols 8 in toolgate.toml",
+        "xxd -r -seek 0 in toolgate.toml",
         "rename s/a/b/ toolgate.toml",
         "sponge toolgate.toml",
         // As before.
@@ -178,7 +227,27 @@ async fn everyday_commands_reach_nothing_of_it() {
         "python3 -m zipfile -l a.zip",
         "pip install requests",
         "sudo apt-get install -y unzip tar wget",
+        "npm install",
         "npm install unzip",
+        "sudo npm install -g unzip",
+        "cargo build",
+        "pip install x",
+        "python3 -m pip install -t build x",
+        "zip -r a.zip src",
+        "rg x src",
+        "grep -rn x src",
+        "grep -r x . < /dev/null",
+        "unrar x a.rar /tmp/x/",
+        "find . | cpio -pd /tmp/x",
+        "wget \"https://x.example/a-$V.tgz\"",
+        "curl -LO \"https://x.example/tool-$(uname -m).tgz\"",
+        "ls -o toolgate.toml",
+        "git grep -o toolgate.toml",
+        "git ls-files -o toolgate.toml",
+        "yq --indent 2 . f.yml",
+        "yq --input-format json . f",
+        "git stash show -u",
+        "git checkout topic",
         "git clone https://x.example/tools",
         "git clone https://x.example/a.git /tmp/a",
         "git clone \"$URL\"",
@@ -240,13 +309,45 @@ async fn a_search_above_a_place_reads_it() {
         "scp -r /home/ann host:",
         "diff -r /home/ann /tmp/x",
         "grep -r --exclude-dir=.git x /home/ann",
+        "ag -C key /home/ann",
+        "ag -t key /home/ann",
+        "ag -t key /home/ann src",
+        "ack --match=key /home/ann src",
+        "tar czf a.tgz --exclude=.local /home/ann",
+        "tar czf a.tgz /home/ann --exclude=.local",
+        "tar czf a.tgz --anchored --exclude=.local /home/ann",
+        "tar --no-wildcards --exclude='.l*' -cf x.tar /home/ann",
+        "tar -cf x.tar --add-file=/home/ann",
+        "cd /home/ann; tar czf a.tgz . -C /tmp x",
+        "diff -r --from-file=/home/ann /tmp/e",
+        "git diff --no-index /tmp/e /home/ann/.local",
+        "git diff /tmp/e /home/ann/.local",
+        "cd /home/ann && git grep --no-index key",
+        "env -C/home/ann rg key",
+        "env --chd=/home/ann rg key",
+        "sudo -D/home/ann rg key",
+        "cd /home/ann; grep -r key </dev/null",
+        "cd /home/ann; true | grep -r key",
+        "cd /home/ann; rg key </dev/null",
+        "cd /home/ann; ag -m 5 key",
+        "cd ..; cd . && rg key",
         // What is left out are files, or directories, and who knows which of them it is.
         "grep -r --exclude=.local x /home/ann",
         "grep -r --exclude-dir=toolgate x /home/ann",
         "cat /home/ann/.local/state/toolgate/key",
     ];
     each_is(&new(), "deny", &refused).await;
-    let asked = ["grep -r x /home/ann/.*", "find /home/ann -name key -exec cat {} +", "find .. -type f | xargs cat", "grep -r x ~other"];
+    let asked = [
+        "grep -r x /home/ann/.*",
+        "find /home/ann -name key -exec cat {} +",
+        "find .. -type f | xargs cat",
+        "grep -r x ~other",
+        "cd ~other; rg key",
+        "cd ~-; rg key",
+        "cd ~other/..; rg key src",
+        "cd /usr; cd /tmp; cd /var; cd /etc; cd /opt; cd /srv; cd /home/ann; rg key",
+        "cd a; cd b; cd c; cd d; cd e; cd f; cd g; cd /home; rg key ann",
+    ];
     each_is(&new(), "ask", &asked).await;
     let allowed = [
         "grep -rn x .",
@@ -265,6 +366,15 @@ async fn a_search_above_a_place_reads_it() {
         "grep -r --exclude-dir=.local x /home/ann",
         "grep -r --exclude-dir '.l*' x /home/ann",
         "cd .. && ls",
+        "cd /home/ann; ls; cd desk && rg x",
+        "time grep -rn cd .",
+        "grep -r x . < /dev/null",
+        "ag x src",
+        "ag -C 3 x src",
+        "rg -C3 x src",
+        "tar czf a.tgz src",
+        "zip -r a.zip src",
+        "git diff main topic -- src",
         "git grep x",
         "grep -r x \"$DIR\"",
     ];
@@ -290,10 +400,54 @@ async fn a_place_in_the_directory_where_a_search_begins_is_read_by_it() {
 }
 
 #[tokio::test]
+async fn who_goes_home_in_other_words_searches_there() {
+    let new = || gate(&["~/.local/state/toolgate"], Some("/nowhere/desk"));
+    each_is(&new(), "deny", &["cd; rg key", "cd --; rg key", "cd -P; rg key", "cd -P && rg key", "cd ~ && rg key"]).await;
+    each_is(&new(), "allow", &["rg key", "cd src; rg key", "time grep -rn cd ."]).await;
+}
+
+#[tokio::test]
+async fn a_star_in_a_place_is_seen_from_above() {
+    let places = ["/home/*/.ssh"];
+    each_is(&gate(&places, Some("/home/ann/desk")), "deny", &["grep -r x /home/ann", "rg x /home", "cd .. && rg x"]).await;
+    each_is(&gate(&places, Some("/home/ann/desk")), "allow", &["grep -rn x .", "rg x src", "grep -r x /srv/ann"]).await;
+    each_is(&gate(&places, None), "ask", &["tar xf a -C /home/ann"]).await;
+    each_is(&gate(&places, None), "allow", &["tar xf a -C /home/ann/desk/build"]).await;
+}
+
+#[tokio::test]
+async fn a_tree_that_is_only_read_counts_unless_it_is_said_not_to() {
+    let with = |trees: &str| {
+        let text = format!(
+            "[[policy]]\nname = \"own\"\nrule = \"deny\"\ntools = [\"bash\"]\nreason = \"No.\"\n\
+             where = [{{ argument = \"/command\", touches = [\"~/.ssh\"], lenient = true{trees} }}]\n"
+        );
+        let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
+        let agent = Agent::builder("coder")
+            .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
+            .rules(toolgate::config::Rules::parse("rules.toml", &text));
+        crate::support::gate().agent(agent.build().unwrap()).built()
+    };
+    let commands = ["tar czf - ~/", "grep -r . ~/", "zip -r a.zip ~"];
+    each_is(&with(""), "deny", &commands).await;
+    each_is(&with(", trees = true"), "deny", &commands).await;
+    each_is(&with(", trees = false"), "allow", &commands).await;
+    each_is(&with(", trees = false"), "deny", &["rm -r ~/", "cat ~/.ssh/key"]).await;
+    each_is(&with(""), "allow", &["grep -rn x .", "tar czf a.tgz src", "cat \"$FILE\""]).await;
+}
+
+#[tokio::test]
+async fn who_goes_through_many_directories_may_be_anywhere() {
+    let command = format!("env {}rg key", (0..300).map(|n| format!("-C a{n} ")).collect::<String>());
+    each_is(&gate(&OWN, Some("/home/ann/desk")), "ask", &[command.as_str()]).await;
+}
+
+#[tokio::test]
 async fn a_tool_that_searches_is_told_where_not_to() {
     let places = vec!["/home/ann/.local/state/toolgate".to_owned()];
     let searches = |from: &str| {
-        let condition = Condition::Touches { places: places.clone(), lenient: true, trees: false, whole: false, from: Some(from.to_owned()) };
+        let condition =
+            Condition::Touches { places: places.clone(), lenient: true, trees: false, whole: false, from: Some(from.to_owned()) };
         let agent = Agent::builder("coder")
             .tool(Tool::external("grep", "Searches.", None).effect(toolgate::Effect::Read))
             .policy(Deny::new("own", ["grep"]).when("/path", condition).reason("Not for agents."));
