@@ -442,11 +442,25 @@ impl Shell {
 
 /// The directories that options of a command send it to, or another one; nothing for one that is not known.
 fn sent_to(command: &Command) -> Vec<Option<&str>> {
+    const VALUED: &[&str] = &["-C", "-D", "-R", "-T", "-U", "-g", "-h", "-p", "-r", "-t", "-u"];
     let words = command.words.get(1..).unwrap_or_default();
-    let sends_others = matches!(command.program(), Some("doas" | "env" | "sudo"));
-    let mut found = Vec::new();
+    // Options of these are for another program, up to where that stands.
+    let mut leads = matches!(command.program(), Some("doas" | "env" | "runuser" | "su" | "sudo"));
+    let logs_in = |text: &str| match (command.program(), text.strip_prefix("--")) {
+        (Some("runuser" | "su" | "sudo"), Some(long)) => long.starts_with("lo"),
+        (Some("sudo"), None) => text.starts_with('-') && text.contains('i'),
+        (Some("runuser" | "su"), None) => text == "-" || (text.starts_with('-') && text.contains('l')),
+        _ => false,
+    };
+    let (mut found, mut before) = (Vec::new(), None);
     for (at, word) in words.iter().enumerate() {
+        let behind = std::mem::replace(&mut before, word.text());
         let Some(text) = word.text() else { continue };
+        leads = leads && (text.starts_with('-') || text.contains('=') || behind.is_some_and(|option| VALUED.contains(&option)));
+        // The home of somebody is as good as any directory.
+        if leads && logs_in(text) {
+            found.push(Some(ANYWHERE));
+        }
         let value = match text.strip_prefix("--") {
             Some(long) => {
                 let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
@@ -455,9 +469,7 @@ fn sent_to(command: &Command) -> Vec<Option<&str>> {
             }
             None => match text.strip_prefix('-').and_then(|flags| flags.split_once(['C', 'D'])) {
                 // To most programs these letters are something else.
-                Some((before, value))
-                    if sends_others || (before.is_empty() && (value.is_empty() || value.starts_with(['/', '.', '~']))) =>
-                {
+                Some((before, value)) if leads || (before.is_empty() && (value.is_empty() || value.starts_with(['/', '.', '~']))) => {
                     Some(Some(value).filter(|value| !value.is_empty()))
                 }
                 _ => None,

@@ -345,6 +345,8 @@ async fn a_search_above_a_place_reads_it() {
         "cd ~other; rg key",
         "cd ~-; rg key",
         "cd ~other/..; rg key src",
+        "sudo -i rg key",
+        "sudo -u ann -i rg key",
         "cd /usr; cd /tmp; cd /var; cd /etc; cd /opt; cd /srv; cd /home/ann; rg key",
         "cd a; cd b; cd c; cd d; cd e; cd f; cd g; cd /home; rg key ann",
     ];
@@ -368,6 +370,8 @@ async fn a_search_above_a_place_reads_it() {
         "cd .. && ls",
         "cd /home/ann; ls; cd desk && rg x",
         "time grep -rn cd .",
+        "sudo -u ann grep -ri x .",
+        "sudo grep -rC3 x src",
         "grep -r x . < /dev/null",
         "ag x src",
         "ag -C 3 x src",
