@@ -154,7 +154,13 @@ impl Protected {
                 rule(name, name, tools, &format!("touches = {}, lenient = true, trees = false", json!(near)), reason);
             }
             if !far.is_empty() {
-                rule(&format!("{name}:elsewhere"), name, tools, &format!("touches = {}, lenient = true, trees = false, whole = true", json!(far)), reason);
+                rule(
+                    &format!("{name}:elsewhere"),
+                    name,
+                    tools,
+                    &format!("touches = {}, lenient = true, trees = false, whole = true", json!(far)),
+                    reason,
+                );
             }
         }
         for (tool, argument, instead) in tools.iter().copied().filter_map(searched) {
