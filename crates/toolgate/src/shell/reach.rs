@@ -482,19 +482,10 @@ fn sent_to(command: &Command) -> Vec<Option<&str>> {
     found
 }
 
-<<<<<<< HEAD
 /// Whether a pattern goes up again behind what it stands for: nobody knows from where.
 pub(super) fn is_detour(spelling: &[Part]) -> bool {
     let goes_up = |part: &Part| matches!(part, Part::Text(text) if text.contains("/../") || text.ends_with("/.."));
     spelling.iter().skip(1).any(goes_up)
-}
-
-/// A path from a directory.
-fn joined(directory: &str, path: &str, home: &str) -> String {
-    let path = spelled_out(path, home);
-    let whole = if path.starts_with('/') { path } else { format!("{directory}/{path}") };
-    // Whoever goes on from there is somewhere else.
-    if is_led(&whole) { "/proc/self/cwd".to_owned() } else { normal(&whole) }
 }
 
 /// Whether a path, as it is written, leads through what a process has open: another way to the same files. A descriptor by itself is
@@ -513,7 +504,8 @@ pub(super) fn is_led(path: &str) -> bool {
         }
     }
     false
-=======
+}
+
 /// Whether a command has an option that sends it, or another one, to a directory.
 pub(super) fn sends(command: &Command) -> bool {
     !sent_to(command).is_empty()
@@ -540,14 +532,13 @@ pub(super) fn goes_to(command: &Command) -> Vec<&str> {
 /// A path from a directory, as far as anybody knows where that is.
 fn joined(directory: &str, path: &str, home: &str) -> String {
     let path = spelled_out(path, home);
-    if path.starts_with('/') {
-        normal(&path)
-    } else if path.starts_with('~') || !directory.starts_with('/') {
-        ANYWHERE.to_owned()
-    } else {
-        normal(&format!("{directory}/{path}"))
-    }
->>>>>>> fc3637d (Commands reach protected files no longer by other spellings of where they go, what they search and what they unpack)
+    let whole = match path.starts_with('/') {
+        true => path,
+        false if path.starts_with('~') || !directory.starts_with('/') => return ANYWHERE.to_owned(),
+        false => format!("{directory}/{path}"),
+    };
+    // Whoever goes on from there is somewhere else.
+    if is_led(&whole) { "/proc/self/cwd".to_owned() } else { normal(&whole) }
 }
 
 impl Place<'_> {
@@ -658,24 +649,15 @@ impl Place<'_> {
         let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
         let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
         word.spellings().iter().any(|spelling| {
-<<<<<<< HEAD
+            let long = |part: &Part| if let Part::Text(text) = part { text.len() } else { 1 };
+            let is_whole = matches!(self.cleaned(spelling).first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+            // From somewhere that nobody knows it may be anything.
+            if spelling.iter().map(long).sum::<usize>() > LONGEST || !(is_whole || from.starts_with('/')) {
+                return true;
+            }
             let spelling = self.spelled_from(from, spelling);
             (!spelling.contains(&Part::Any) && is_detour(&spelling))
                 || above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
-=======
-            let mut spelling = self.cleaned(spelling);
-            let long = |part: &Part| if let Part::Text(text) = part { text.len() } else { 1 };
-            if spelling.iter().map(long).sum::<usize>() > LONGEST {
-                return true;
-            }
-            if !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~'])) {
-                if !from.starts_with('/') {
-                    return true;
-                }
-                spelling.insert(0, Part::Text(format!("{from}/")));
-            }
-            above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
->>>>>>> fc3637d (Commands reach protected files no longer by other spellings of where they go, what they search and what they unpack)
         })
     }
 

@@ -10,7 +10,7 @@ use crate::support::Built;
 /// A gate with a lenient rule about places, as toolgate protects its own; with `from`, for commands that begin there.
 fn gate(places: &[&str], from: Option<&str>) -> Toolgate {
     let places = places.iter().map(|place| (*place).to_owned()).collect();
-    let condition = Condition::Touches { places, lenient: true, whole: false, from: from.map(str::to_owned) };
+    let condition = Condition::Touches { places, lenient: true, whole: false, trees: from.is_some(), from: from.map(str::to_owned) };
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
@@ -146,7 +146,8 @@ async fn a_way_around_through_a_process_is_asked() {
     let allowed = ["diff <(sort a) <(sort b)", "cat /proc/cpuinfo", "cat /dev/stdin", "grep x /proc/meminfo"];
     each_is(&gate(&[STATE], DESK), "allow", &allowed).await;
     // A tool that searches, too.
-    let condition = Condition::Touches { places: vec![STATE.to_owned()], lenient: true, whole: false, from: DESK.map(str::to_owned) };
+    let condition =
+        Condition::Touches { places: vec![STATE.to_owned()], lenient: true, whole: false, trees: true, from: DESK.map(str::to_owned) };
     let agent = Agent::builder("coder")
         .tool(Tool::external("grep", "Searches.", None).effect(Effect::Read))
         .policy(Deny::new("own", ["grep"]).when("/path", condition).reason("Not for agents."));
