@@ -193,7 +193,6 @@ async fn words_behind_a_wrapper_are_what_they_are() {
         "git ls-files | xargs grep -n \"foo.*bar\"",
         "git ls-files -z | xargs -0 grep \"a b(c\"",
         "sudo find / -name \"*.conf\"",
-        "sudo -u ann grep \"x(\" f",
         "env A=1 timeout 5 rg \"a|b\" src",
     ];
     each_is(&gate(&OWN, None), "allow", &allowed).await;
