@@ -103,7 +103,7 @@ impl Link {
         // When to ask; and whether something may have been said that nobody heard.
         let (mut due, mut deaf) = (Some(Instant::now()), false);
         loop {
-            if due.is_some_and(|due| due <= Instant::now()) {
+            if !self.stop.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
                 let wanted: Vec<String> = if resources { lock(&self.wanted).iter().cloned().collect() } else { Vec::new() };
                 let before = heard.is_some();
                 due = None;
