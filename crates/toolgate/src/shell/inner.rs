@@ -18,7 +18,9 @@ pub(super) const DEPTH: usize = 8;
 
 /// Whether setting a variable changes what commands do.
 pub(super) fn is_powerful(name: &str, value: Option<&str>) -> bool {
-    let powerful = POWERFUL.contains(&name) || name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC");
+    const ENDS: [&str; 7] = ["PAGER", "EDITOR", "BROWSER", "ASKPASS", "_WRAPPER", "_RUNNER", "_COMMAND"];
+    let named = |name: &str| name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC") || ENDS.iter().any(|end| name.ends_with(end));
+    let powerful = POWERFUL.contains(&name) || named(name);
     if name == "PATH" {
         // A directory of this moment among those that are searched.
         return value.is_none_or(|path| path.split(':').any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp")));

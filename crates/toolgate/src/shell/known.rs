@@ -35,7 +35,7 @@ pub(super) const MODULES: &[&str] = &[
 /// What these do, nobody reads off their words.
 #[rustfmt::skip]
 pub(super) const CLOSED: &[&str] = &[
-    "alias", "at", "batch", "bind", "compgen", "complete", "coproc", "crontab", "ed", "emacs", "enable", "ex", "fc", "history", "lldb", "nvim",
+    "alias", "at", "batch", "bind", "claude", "codex", "compgen", "complete", "coproc", "crontab", "cursor-agent", "ed", "emacs", "enable", "ex", "fc", "gemini", "history", "lldb", "nvim",
     "shopt", "socat", "ssh", "telnet", "vi", "vim",
 ];
 /// Variables that change what a command does.

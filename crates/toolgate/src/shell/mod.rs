@@ -465,9 +465,22 @@ impl<'h> Place<'h> {
             // Where nobody knows from where, that says nothing.
             let again = !spelling.contains(&Part::Any) && spelling.iter().skip(1).any(goes_up);
             let up = spelling.first().is_some_and(goes_up) && self.may_end_so(spelling);
-            !is_whole && !up && !again
+            !is_whole && !up && !again && !self.goes_on(spelling)
         };
         !self.is_a_name() && word.spellings().iter().all(from_here)
+    }
+
+    /// Whether a spelling of which nobody knows how it begins goes on as it does: through it, or with its last two parts.
+    fn goes_on(&self, spelling: &[Part]) -> bool {
+        let own: Vec<&str> = self.path.split('/').collect();
+        let Some((last, above)) = own.split_last() else { return false };
+        let one = |part: &Part| {
+            let Part::Text(text) = part else { return false };
+            let given: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
+            let through = given.split_last().is_some_and(|(_, above)| above.contains(last));
+            through || given.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
+        };
+        spelling.first() == Some(&Part::Any) && spelling.iter().skip(1).any(one)
     }
 
     /// Whether it lies under a directory that a word names with its whole path.
@@ -515,7 +528,8 @@ impl<'h> Place<'h> {
         }
         let ends = |above: usize| parts.get(..parts.len().saturating_sub(above)).is_some_and(|above| above.ends_with(&given));
         match (1..parts.len()).find(|above| ends(*above)) {
-            Some(1) => Sure::Yes,
+            // Many directories are called `bin`.
+            Some(1) if given.len() > 1 || path.starts_with('.') => Sure::Yes,
             Some(_) => Sure::Maybe,
             None => Sure::No,
         }

@@ -243,7 +243,12 @@ impl<'r> Reader<'r> {
             "raw_string" | "ansi_c_string" if self.of(node).contains("$(") || self.of(node).contains('`') => {
                 // Code in quotes that some commands take out of them.
                 let evaluated = |node: &Node<'_>| match node.kind() {
-                    "variable_assignment" | "test_command" | "declaration_command" | "subscript" | "arithmetic_expansion" => true,
+                    "variable_assignment"
+                    | "test_command"
+                    | "declaration_command"
+                    | "unset_command"
+                    | "subscript"
+                    | "arithmetic_expansion" => true,
                     "command" => node.child_by_field_name("name").is_some_and(|name| {
                         ["test", "[", "printf", "read", "let", "unset", "compgen", "wait"]
                             .contains(&self.of(name).trim_matches(['"', '\'', '\\']))

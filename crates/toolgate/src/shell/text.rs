@@ -4,7 +4,7 @@ use super::word::Word;
 
 /// The words of `a{b,c}d`, where they are few and plain.
 pub(super) fn braces(text: &str) -> Option<Vec<String>> {
-    if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*".contains(c)) || text.contains("..") {
+    if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*~:+@%=".contains(c)) || text.contains("..") {
         return None;
     }
     let mut words = vec![String::new()];
@@ -32,10 +32,22 @@ pub(super) fn has_braces(text: &str) -> bool {
     text.contains('{') && text.contains('}') && (text.contains(',') || text.contains(".."))
 }
 
+/// Where the first braces open that are not those of a variable.
+fn opening(text: &str) -> Option<usize> {
+    text.match_indices('{').map(|(at, _)| at).find(|at| !text.get(..*at).is_some_and(|before| before.ends_with('$')))
+}
+
 /// A word without quotes.
 pub(super) fn bare(text: &str) -> Word {
     if has_braces(text) {
-        return Word::unknown(true);
+        // What stands before and behind them is known.
+        let before = opening(text).and_then(|at| text.get(..at)).unwrap_or_default();
+        let behind = text.rsplit_once('}').map_or("", |(_, behind)| behind);
+        let plain = |part: &str| !has_braces(part) && !part.contains('{');
+        return match plain(before) && plain(behind) {
+            true => bare(before).then(&Word::unknown(true)).then(&bare(behind)),
+            false => Word::unknown(true),
+        };
     }
     let (mut plain, mut pattern, mut letters) = (String::new(), false, text.chars());
     while let Some(letter) = letters.next() {

@@ -135,13 +135,29 @@ impl Reader<'_> {
     }
 
     pub(super) fn concatenation(&self, node: Node<'_>, depth: usize) -> Word {
-        // `{a,b}` comes to several words.
-        if has_braces(self.of(node)) {
-            return Word::unknown(true);
+        let text = self.of(node);
+        // `{a,b}` comes to several words; so may what stands between brackets, which the grammar takes to pieces.
+        let hidden = |at: usize| {
+            let is_plain = |kind: &str| matches!(kind, "word" | "number" | "extglob_pattern" | "regex");
+            let mut cursor = node.walk();
+            node.named_children(&mut cursor).any(|child| !is_plain(child.kind()) && (child.start_byte()..child.end_byte()).contains(&at))
+        };
+        let (start, braced) = (node.start_byte(), has_braces(text));
+        let opens = text.match_indices(['{', '[']).filter(|(_, sign)| braced || *sign == "[").map(|(at, _)| at);
+        let opens = opens.filter(|at| !text.get(..*at).is_some_and(|before| before.ends_with('$'))).find(|at| !hidden(start + at));
+        let end = opens.map_or(node.end_byte(), |at| start + at);
+        if opens.is_some() && !text.contains(['$', '`', '"', '\'']) {
+            return bare(text);
         }
         let (mut word, mut at) = (Word::empty(), node.start_byte());
         let mut cursor = node.walk();
         for child in node.named_children(&mut cursor) {
+            if opens.is_some() && child.end_byte() > end {
+                // Up to there it is known, and so is what follows on the last that closes.
+                let begins = bare(self.text.get(at..end).unwrap_or_default());
+                let behind = text.rfind(['}', ']']).and_then(|at| text.get(at + 1..)).unwrap_or_default();
+                return word.then(&begins).then(&Word::unknown(true)).then(&bare(behind));
+            }
             word = word.then(&bare(self.text.get(at..child.start_byte()).unwrap_or_default()));
             word = word.then(&self.word(child, depth + 1));
             at = child.end_byte();

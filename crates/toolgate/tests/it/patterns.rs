@@ -273,3 +273,41 @@ async fn a_question_about_known_words_does_not_call_them_unknown() {
         assert!(said.contains(why), "{command}: {said}");
     }
 }
+
+#[tokio::test]
+async fn brackets_and_braces_are_no_way_around() {
+    let asked = [
+        "echo x > .claude/[s]ettings.json",
+        "echo x > .claude/[s]*",
+        "echo x > toolgate.tom[l]",
+        "rm .claude/[s]*",
+        "rm .claude/[s]\"ettings\".json",
+        "sed -i s/a/b/ .claude/[s]*",
+        "rm -r .[a-z]*",
+        "rm -r /home/ann/.[a-z]*",
+        "rm [t]*",
+        "cat < /home/ann/.local/state/toolgat[e]/trusted.json",
+        "cat /home/ann/.local/state/[t]*/trusted.json",
+        "cat /home/ann/.local/state/toolgat[e]/truste*",
+        "cat /home/ann/{.local,x}/state/{\"toolgate\",x}/key",
+        "cat $D/.local/state/toolgate/ledger.db",
+        "D=$(dirname $PWD); cat $D/.local/state/toolgate/trusted.json",
+        "cat \"$XDG_STATE_HOME/toolgate/trusted.json\"",
+        "rm -rf bin",
+        "a=(1); unset 'a[$(cp x toolgate.toml)]'",
+    ];
+    each_is(&gate(&OWN, None), "ask", &asked).await;
+    let refused = ["cat /home/ann/.local/state/toolgate/{trusted.json,ledger.db}", "rm .claude/{settings.json,x}"];
+    each_is(&gate(&OWN, None), "deny", &refused).await;
+    let allowed = [
+        "cat src/[a-z]*.rs",
+        "ls src/{a,b}.rs",
+        "cat \"$D/settings.json\"",
+        "git log --format=\"[%h] %s\"",
+        "cat $D/src/main.rs",
+        "grep -n \"a[0]\" src/main.rs",
+        "cp src/{a,b}.rs /tmp/x/",
+        "echo ${a[0]} x > out.txt",
+    ];
+    each_is(&gate(&OWN, None), "allow", &allowed).await;
+}
