@@ -120,6 +120,8 @@ impl Shell {
                 .flatten();
             let named = words.iter().enumerate().filter(|(at, _)| !acts::names_no_files(command) && Some(*at) != looked_for);
             let named = named.map(|(_, word)| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
+            let specs = if changes { reach::pathspecs(command) } else { Vec::new() };
+            let named = named.max(specs.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No));
             let files = command.files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
             let best = |of: bool, f: &dyn Fn(&Word) -> Sure| if of { words.iter().map(f).max().unwrap_or(Sure::No) } else { Sure::No };
             let hidden = best(acts::runs_code(command), &|word| known(word, place.is_within(word)));

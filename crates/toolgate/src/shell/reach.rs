@@ -151,6 +151,21 @@ fn checked_out(words: &[Word]) -> Vec<Word> {
     }
 }
 
+/// Patterns that `git` reads itself, in which `*` is any text; and a list of them, of which nothing is known.
+pub(super) fn pathspecs(command: &Command) -> Vec<Word> {
+    let words = command.words.get(1..).filter(|_| command.program() == Some("git")).unwrap_or_default();
+    let one = |word: &Word| {
+        let text = word.text()?;
+        if text.starts_with("--pathspec-from") {
+            return Some(Word::unknown(false));
+        }
+        let (first, last) = (text.find(['*', '?', '['])?, text.rfind(['*', '?', ']'])?);
+        let around = (text.get(..first)?, text.get(last + 1..)?);
+        (!text.starts_with('-')).then(|| Word::known(around.0).then(&Word::unknown(false)).then(&Word::known(around.1)))
+    };
+    words.iter().filter_map(one).collect()
+}
+
 /// Whether `git` changes only what is to be committed, and no file.
 pub(super) fn only_stages(command: &Command) -> bool {
     let words = command.words.get(1..).filter(|_| command.program() == Some("git")).map(without_options).unwrap_or_default();

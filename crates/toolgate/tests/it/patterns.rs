@@ -294,6 +294,9 @@ async fn brackets_and_braces_are_no_way_around() {
         "D=$(dirname $PWD); cat $D/.local/state/toolgate/trusted.json",
         "cat \"$XDG_STATE_HOME/toolgate/trusted.json\"",
         "rm -rf bin",
+        "git rm -f '*.json'",
+        "git checkout HEAD~3 -- '*settings.json'",
+        "git restore --pathspec-from-file=list",
         "a=(1); unset 'a[$(cp x toolgate.toml)]'",
     ];
     each_is(&gate(&OWN, None), "ask", &asked).await;
@@ -301,6 +304,8 @@ async fn brackets_and_braces_are_no_way_around() {
     each_is(&gate(&OWN, None), "deny", &refused).await;
     let allowed = [
         "cat src/[a-z]*.rs",
+        "git add '*.json'",
+        "git checkout topic",
         "ls src/{a,b}.rs",
         "cat \"$D/settings.json\"",
         "git log --format=\"[%h] %s\"",
