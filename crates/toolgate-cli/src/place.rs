@@ -191,11 +191,12 @@ pub(crate) fn own() -> Option<PathBuf> {
     Some(base.join("toolgate").join(FILE))
 }
 
-/// Whether a file stands there. Where that cannot be told, nobody knows what holds.
-fn is_there(path: &Path) -> io::Result<bool> {
-    match fs::metadata(path) {
-        Ok(found) => Ok(found.is_file()),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+/// The user's own file, if there is one. Where that cannot be told, nobody knows what holds.
+fn own_there() -> io::Result<Option<PathBuf>> {
+    let Some(path) = own() else { return Ok(None) };
+    match fs::metadata(&path) {
+        Ok(found) => Ok(found.is_file().then_some(path)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
         Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
     }
 }
@@ -301,11 +302,7 @@ impl InForce {
 
     /// What would hold here, whether or not somebody has accepted it yet: the configuration of the project, and the user's own.
     pub(crate) fn tried(state: &State) -> io::Result<Self> {
-        let own = match own() {
-            Some(path) if is_there(&path)? => Some(path),
-            _ => None,
-        };
-        let (config, files) = match (here(None), own) {
+        let (config, files) = match (here(None), own_there()?) {
             (Ok(project), Some(own)) => (with_known(Config::load(&project)?.under(Config::load(&own)?), &project)?, vec![project, own]),
             (Ok(one), None) | (Err(_), Some(one)) => (with_known(Config::load(&one)?, &one)?, vec![one]),
             (Err(error), None) => return Err(error),
@@ -318,10 +315,7 @@ impl InForce {
     }
 
     fn found(directory: &Path, state: &State, since: SystemTime) -> io::Result<Self> {
-        let own = match own() {
-            Some(path) if is_there(&path)? => Some(path),
-            _ => None,
-        };
+        let own = own_there()?;
         let project = of_project(directory);
         let trusted = project.as_ref().map(|path| state.trusts(path)).transpose()?.unwrap_or(false);
         let accepted = project.clone().filter(|_| trusted);

@@ -320,17 +320,19 @@ fn a_part_of_the_traffic_is_decided_as_in_the_whole() {
     }
 }
 
+/// A gate on a ledger, with a tool that only looks.
+fn one_who_looks(ledger: &Path) -> toolgate::Toolgate {
+    use toolgate::{Agent, Effect, Tool, Toolgate};
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) }).effect(Effect::Read);
+    let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(ledger).unwrap());
+    Toolgate::builder().store(store).agent(Agent::builder("a").tool(look).build().unwrap()).build().unwrap()
+}
+
 #[tokio::test]
 async fn a_session_is_decided_again_up_to_a_turn() {
-    use toolgate::{Agent, Effect, Tool, Toolgate};
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let look = Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) }).effect(Effect::Read);
-    let gate = Toolgate::builder()
-        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap()))
-        .agent(Agent::builder("a").tool(look).build().unwrap())
-        .build()
-        .unwrap();
+    let gate = one_who_looks(&path);
     let session = gate.session("a", "b", "talk");
     for (n, turn) in [Some(1), Some(1), None, Some(2), None, Some(3), Some(4)].into_iter().enumerate() {
         let call = session.prepare("look", json!({"n": n}));
@@ -345,15 +347,9 @@ async fn a_session_is_decided_again_up_to_a_turn() {
 
 #[tokio::test]
 async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules() {
-    use toolgate::{Agent, Effect, Tool, Toolgate};
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let look = Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) }).effect(Effect::Read);
-    let gate = Toolgate::builder()
-        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap()))
-        .agent(Agent::builder("a").tool(look).build().unwrap())
-        .build()
-        .unwrap();
+    let gate = one_who_looks(&path);
     gate.session("a", "b", "s").call("look", json!({})).await;
     gate.session("nobody", "b", "s").call("look", json!({})).await;
     gate.call(gate.session("a", "b", "(turned away)").prepare("look", json!({})).turned_away("not with this token")).await;

@@ -79,13 +79,15 @@ fn a_template_keeps_agents_from_secrets_and_not_from_speaking_of_them() {
         ("write", json!({"file_path": ".gitignore", "content": ".env"}), "allow"),
         ("grep", json!({"pattern": ".env"}), "allow"),
         ("grep", json!({"pattern": "x", "path": "src", "glob": "*.rs"}), "allow"),
-        ("bash", json!({"command": "cat .env.example"}), "allow"),
         ("edit", json!({"file_path": "/a/.env", "old_string": "x", "new_string": "y"}), "deny"),
         ("write", json!({"file_path": ".env.production", "content": "x"}), "deny"),
         ("grep", json!({"pattern": "x", "path": ".env"}), "deny"),
         ("grep", json!({"pattern": "x", "glob": "**/.env*"}), "deny"),
         ("read", json!({"file_path": "/a/.env.development.local"}), "deny"),
         ("bash", json!({"command": "cat .env.staging"}), "deny"),
+        // Nobody knows all that people call theirs.
+        ("bash", json!({"command": "cat .env.backup"}), "deny"),
+        ("read", json!({"file_path": "/a/.env.example"}), "deny"),
     ] {
         let call = json!({"tool": tool, "arguments": arguments}).to_string();
         let (_, said, told) = project.run(&["check", "--config", "toolgate.toml", &call], "");

@@ -1,7 +1,7 @@
 //! Several messages at once, as 2025-03-26 knows them.
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::AsyncWriteExt;
 
 use crate::support::{Gate, with_fixture};
 
@@ -116,12 +116,7 @@ async fn bad_arguments_in_a_batch_have_their_row_and_take_no_other_along() {
     let said: Vec<Value> =
         text.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok()).collect();
     judged(&said, &gate, 3);
-    let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let (input, output) = tokio::io::split(theirs);
-    let gateway = gate.gateway.clone();
-    let serving = tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
-    let (answers, mut ask) = tokio::io::split(ours);
-    let mut answers = BufReader::new(answers).lines();
+    let (serving, mut ask, mut answers) = gate.streams(None);
     ask.write_all(format!("{}\n", hello("2025-03-26")).as_bytes()).await.unwrap();
     answers.next_line().await.unwrap().unwrap();
     ask.write_all(format!("{}\n{}\n", ready(), mixed()).as_bytes()).await.unwrap();
@@ -131,7 +126,7 @@ async fn bad_arguments_in_a_batch_have_their_row_and_take_no_other_along() {
     }
     judged(&said, &gate, 6);
     drop((ask, answers));
-    let _ = serving.await.unwrap();
+    serving.await.unwrap();
     gate.end().await;
 }
 
@@ -181,12 +176,7 @@ async fn a_batch_that_is_none_does_nothing() {
 async fn a_batch_comes_over_streams_too() {
     let gate = Gate::open(&config("")).await;
     for (version, takes) in [("2025-03-26", true), ("2025-06-18", false)] {
-        let (ours, theirs) = tokio::io::duplex(1 << 20);
-        let (input, output) = tokio::io::split(theirs);
-        let gateway = gate.gateway.clone();
-        let serving = tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
-        let (answers, mut ask) = tokio::io::split(ours);
-        let mut answers = BufReader::new(answers).lines();
+        let (serving, mut ask, mut answers) = gate.streams(None);
         let batch = json!([ready(), call(1, "calc", json!({"expression": "6 * 7"})), call(2, "calc", json!({"expression": "2 + 3"}))]);
         ask.write_all(format!("{}\n", hello(version)).as_bytes()).await.unwrap();
         let agreed = answers.next_line().await.unwrap().unwrap();
@@ -205,7 +195,7 @@ async fn a_batch_comes_over_streams_too() {
             assert!(refused.contains("only 2025-03-26 knows batches"), "{refused}");
         }
         drop((ask, answers));
-        let _ = serving.await.unwrap();
+        serving.await.unwrap();
     }
     gate.end().await;
 }

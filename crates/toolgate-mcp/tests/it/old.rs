@@ -48,6 +48,26 @@ pub(crate) fn result(asked: &Value, result: Value) -> String {
     answer("200 OK", "application/json", &json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string())
 }
 
+/// A server of an earlier revision with one tool, and what it says when that is called.
+pub(crate) async fn with_tool(tool: &'static str, called: fn(&Value) -> String) -> String {
+    listen(move |mut stream| async move {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        let said = match asked["method"].as_str().unwrap_or_default() {
+            "server/discover" => answer("404 No", "text/html", "<p>"),
+            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+            "initialize" => result(&asked, about()),
+            "tools/list" => {
+                result(&asked, json!({"tools": [{"name": tool, "description": "Does it.", "inputSchema": {"type": "object"}}]}))
+            }
+            "tools/call" => called(&asked),
+            "ping" => result(&asked, json!({})),
+            _ => answer("202 Accepted", "text/plain", ""),
+        };
+        let _ = stream.write_all(said.as_bytes()).await;
+    })
+    .await
+}
+
 pub(crate) fn about() -> Value {
     json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "old", "version": "1"}})
 }

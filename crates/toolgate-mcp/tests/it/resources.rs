@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, WriteHalf};
 use tokio::net::TcpStream;
 
 use crate::old::{about, answer, listen, request, result};
-use crate::support::{Gate, fixture, until};
+use crate::support::{Gate, Told, fixture, until};
 
 /// Serves one prompt and one resource until it is told to be gone; what it was asked for is noted.
 async fn library(name: &'static str, gone: Arc<AtomicBool>, asked_for: Arc<Mutex<Vec<Value>>>) -> String {
@@ -108,7 +108,7 @@ async fn without_a_prefix_addresses_stay_as_they_are() {
 /// A client of an earlier revision on streams.
 struct Old {
     ask: WriteHalf<DuplexStream>,
-    answers: Lines<BufReader<ReadHalf<DuplexStream>>>,
+    answers: Told,
     last: u64,
     /// What it was told without having asked.
     told: Vec<Value>,
@@ -120,12 +120,8 @@ impl Old {
     }
 
     async fn open_as(gate: &Gate, agent: Option<&str>) -> Self {
-        let (ours, theirs) = tokio::io::duplex(1 << 20);
-        let (input, output) = tokio::io::split(theirs);
-        let (gateway, agent) = (gate.gateway.clone(), agent.map(str::to_owned));
-        tokio::spawn(async move { gateway.serve_streams(input, output, agent).await });
-        let (answers, ask) = tokio::io::split(ours);
-        let mut old = Self { ask, answers: BufReader::new(answers).lines(), last: 0, told: vec![] };
+        let (_, ask, answers) = gate.streams(agent);
+        let mut old = Self { ask, answers, last: 0, told: vec![] };
         let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
         old.ask("initialize", about).await;
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
@@ -272,17 +268,12 @@ async fn nothing_is_promised_that_is_not_kept() {
     let said = listening.next().await;
     assert_eq!((&said["method"], &said["params"]["notifications"]), (&json!("notifications/subscriptions/acknowledged"), &kept), "{said}");
     // The same over streams.
-    let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let (input, output) = tokio::io::split(theirs);
-    let gateway = gate.gateway.clone();
-    tokio::spawn(async move { gateway.serve_streams(input, output, None).await });
-    let (answers, mut ask) = tokio::io::split(ours);
+    let (_, mut ask, mut answers) = gate.streams(None);
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
         "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
     let listen = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": {"_meta": meta, "notifications": wanted}});
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "server/discover", "params": {"_meta": meta}});
     ask.write_all(format!("{hello}\n{listen}\n").as_bytes()).await.unwrap();
-    let mut answers = BufReader::new(answers).lines();
     let said = loop {
         let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
         if said["method"] == "notifications/subscriptions/acknowledged" {

@@ -9,11 +9,16 @@ use rmcp::ServerHandler;
 use rmcp::transport::streamable_http_server::StreamableHttpService;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use toolgate::Store;
 use toolgate::config::Config;
 use toolgate_mcp::{Gateway, Listening, Options, Starting};
 use toolgate_store::SqliteStore;
+
+/// What a client on streams is told, line by line.
+pub(crate) type Told = Lines<BufReader<ReadHalf<DuplexStream>>>;
 
 /// The fixture: a server for upstreams to be.
 pub(crate) fn fixture() -> PathBuf {
@@ -68,6 +73,16 @@ impl Gate {
 
     pub(crate) fn client(&self) -> Client {
         Client::new(&self.url)
+    }
+
+    /// A client on streams, which has said nothing yet: what serves it, where it asks and what it is told.
+    pub(crate) fn streams(&self, agent: Option<&str>) -> (JoinHandle<()>, WriteHalf<DuplexStream>, Told) {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let (input, output) = tokio::io::split(theirs);
+        let (gateway, agent) = (self.gateway.clone(), agent.map(str::to_owned));
+        let serving = tokio::spawn(async move { drop(gateway.serve_streams(input, output, agent).await) });
+        let (answers, ask) = tokio::io::split(ours);
+        (serving, ask, BufReader::new(answers).lines())
     }
 
     pub(crate) async fn end(mut self) {

@@ -2,35 +2,11 @@
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
-use toolgate::{Agent, Effect, Tool, Toolgate};
+use toolgate::{Agent, Effect, Tool};
 
-use crate::shell::verdict;
+use crate::reach::{OWN, each_is, gate};
 use crate::support::Built;
 
-/// A gate with a lenient rule about places, as toolgate protects its own; with `from`, for commands that begin there.
-fn gate(places: &[&str], from: Option<&str>) -> Toolgate {
-    let places = places.iter().map(|place| (*place).to_owned()).collect();
-    let condition = Condition::Touches { places, lenient: true, whole: false, trees: from.is_some(), from: from.map(str::to_owned) };
-    let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
-    let agent = Agent::builder("coder")
-        .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
-        .policy(Deny::new("own", ["bash"]).when("/command", condition).reason("Not for agents."));
-    crate::support::gate().agent(agent.build().unwrap()).built()
-}
-
-async fn each_is(gate: &Toolgate, expected: &str, commands: &[&str]) {
-    let mut wrong = Vec::new();
-    for (n, command) in commands.iter().enumerate() {
-        let said = verdict(gate, n, command).await;
-        if said != expected {
-            wrong.push(format!("{said}: {command}"));
-        }
-    }
-    assert!(wrong.is_empty(), "not {expected}:\n{}", wrong.join("\n"));
-}
-
-const OWN: [&str; 4] =
-    ["/home/ann/desk/toolgate.toml", "/home/ann/desk/.claude/settings.json", "/home/ann/.local/state/toolgate", "/usr/local/bin/toolgate"];
 const STATE: &str = "/home/ann/.local/state/toolgate";
 const DESK: Option<&str> = Some("/home/ann/desk");
 

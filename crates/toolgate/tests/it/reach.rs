@@ -8,7 +8,7 @@ use crate::shell::verdict;
 use crate::support::Built;
 
 /// A gate with a lenient rule about places, as toolgate protects its own; with `from`, also against searches that begin there.
-fn gate(places: &[&str], from: Option<&str>) -> Toolgate {
+pub(crate) fn gate(places: &[&str], from: Option<&str>) -> Toolgate {
     let places = places.iter().map(|place| (*place).to_owned()).collect();
     let condition = Condition::Touches { places, lenient: true, trees: false, whole: false, from: from.map(str::to_owned) };
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
@@ -18,7 +18,7 @@ fn gate(places: &[&str], from: Option<&str>) -> Toolgate {
     crate::support::gate().agent(agent.build().unwrap()).built()
 }
 
-async fn each_is(gate: &Toolgate, expected: &str, commands: &[&str]) {
+pub(crate) async fn each_is(gate: &Toolgate, expected: &str, commands: &[&str]) {
     let mut wrong = Vec::new();
     for (n, command) in commands.iter().enumerate() {
         let said = verdict(gate, n, command).await;
@@ -29,7 +29,7 @@ async fn each_is(gate: &Toolgate, expected: &str, commands: &[&str]) {
     assert!(wrong.is_empty(), "not {expected}:\n{}", wrong.join("\n"));
 }
 
-const OWN: [&str; 4] =
+pub(crate) const OWN: [&str; 4] =
     ["/home/ann/desk/toolgate.toml", "/home/ann/desk/.claude/settings.json", "/home/ann/.local/state/toolgate", "/usr/local/bin/toolgate"];
 
 #[tokio::test]
