@@ -20,10 +20,7 @@ const TRIAL: &str = r#"fn main() {
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Another compiler, or another linker, may not do what this one does.
-    for name in ["PATH", "RUSTFLAGS"] {
-        println!("cargo::rerun-if-env-changed={name}");
-    }
+    println!("cargo::rerun-if-env-changed=RUSTFLAGS");
     let said = |name: &str| std::env::var(name).unwrap_or_default();
     let here = said("HOST") == said("TARGET") && said("CARGO_CFG_TARGET_OS") == "linux" && said("CARGO_CFG_TARGET_ENV") == "gnu";
     // Who names a linker or its flags has something in mind.

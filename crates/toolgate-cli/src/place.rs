@@ -231,8 +231,11 @@ pub(crate) fn here(given: Option<&PathBuf>) -> io::Result<PathBuf> {
     if Path::new(FILE).is_file() {
         return Ok(PathBuf::from(FILE));
     }
-    let nothing = || io::Error::other(format!("there is no {FILE} here; make one with `toolgate init`"));
-    of_project(&std::env::current_dir()?).ok_or_else(nothing)
+    of_project(&std::env::current_dir()?).ok_or_else(nothing_here)
+}
+
+fn nothing_here() -> io::Error {
+    io::Error::other(format!("there is no {FILE} here; make one with `toolgate init`"))
 }
 
 /// The directory of the project that a client works in. What the agent does to its own directory is not asked.
@@ -302,13 +305,13 @@ impl InForce {
 
     /// What would hold here, whether or not somebody has accepted it yet: the configuration of the project, and the user's own.
     pub(crate) fn tried(state: &State) -> io::Result<Self> {
-        let (config, files) = match (here(None), own_there()?) {
-            (Ok(project), Some(own)) => (with_known(Config::load(&project)?.under(Config::load(&own)?), &project)?, vec![project, own]),
-            (Ok(one), None) | (Err(_), Some(one)) => (with_known(Config::load(&one)?, &one)?, vec![one]),
-            (Err(error), None) => return Err(error),
+        let directory = project()?;
+        let (config, files) = match (of_project(&directory), own_there()?) {
+            (Some(project), Some(own)) => (with_known(Config::load(&project)?.under(Config::load(&own)?), &project)?, vec![project, own]),
+            (Some(one), None) | (None, Some(one)) => (with_known(Config::load(&one)?, &one)?, vec![one]),
+            (None, None) => return Err(nothing_here()),
         };
         let found = Self::of(config, files, None, state)?;
-        let directory = std::env::current_dir()?;
         // A file in any of these would count as well.
         let above = directory.ancestors().map(|directory| directory.join(FILE)).map(|path| (path.clone(), stamp(&path)));
         Ok(Self { looked_at: above.chain(found.looked_at).collect(), ..found })

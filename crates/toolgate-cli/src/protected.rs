@@ -30,7 +30,9 @@ impl Links {
     /// Looks at all that stands on the way to a place, and where links lead on the ways there.
     fn follow(&mut self, place: &Path) {
         let mut ways = vec![place.to_owned()];
-        while let Some(way) = ways.pop() {
+        // As many links as the system follows: one that leads under itself would go on.
+        for _ in 0..=40 {
+            let Some(way) = ways.pop() else { break };
             for step in way.ancestors() {
                 let Some(above) = step.parent() else { break };
                 let name = step.display().to_string();
@@ -81,7 +83,8 @@ const SEARCHES: [&str; 5] = ["grep", "find_in_files", "search_file_content", "se
 const SEARCHED: [&str; 6] = ["path", "paths", "dir_path", "directory", "relative_path", "root"];
 
 impl Protected {
-    pub(crate) fn of(found: &InForce, state: &State) -> Self {
+    /// Of what holds, for an agent that begins in a project.
+    pub(crate) fn of(found: &InForce, state: &State, project: &Path) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let shown = |path: PathBuf| path.display().to_string();
         // Looked at before anybody follows them: what changes meanwhile is seen the next time.
@@ -101,12 +104,11 @@ impl Protected {
             fixed.extend(crate::client::PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
             fixed.push(shown(program));
         }
-        let project = place::project().ok();
         for client in crate::client::Client::ALL {
-            fixed.extend(client.file(project.as_deref()).ok().map(shown));
+            fixed.extend(client.file(Some(project)).ok().map(shown));
             fixed.extend(client.file(None).ok().map(shown));
         }
-        for home in [project, place::home()].into_iter().flatten() {
+        for home in [project.to_owned()].into_iter().chain(place::home()) {
             fixed.extend([".claude/settings.local.json", ".codex/config.toml"].iter().map(|file| shown(home.join(file))));
         }
         fixed.sort();
@@ -118,9 +120,7 @@ impl Protected {
             let mut known = HashSet::new();
             places.retain(|place| known.insert(place.clone()));
         }
-        // Where nobody knows, it is above everything.
-        let project = place::project().map_or_else(|_| "/".to_owned(), shown);
-        Self { secret, fixed, project, links }
+        Self { secret, fixed, project: shown(project.to_owned()), links }
     }
 
     pub(crate) const fn links(&self) -> &Links {

@@ -16,7 +16,6 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) fn keep(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDuration>, tell: impl Fn(&str)) -> impl Future<Output = ()> {
     // Before anybody writes a row by the clock of this start.
     let (began, begun) = (borne_out(store.path()), Instant::now());
-    let mut first = began;
     async move {
         let mut days = tokio::time::interval(DAY);
         loop {
@@ -24,7 +23,7 @@ pub(crate) fn keep(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDura
             // Time that was waited for has passed, also where nobody wrote anything.
             let waited = SignedDuration::try_from(begun.elapsed()).ok();
             let waited = began.zip(waited).and_then(|(began, waited)| began.checked_add(waited).ok());
-            let now = first.take().or_else(|| borne_out(store.path())).max(waited).map(|now| now.min(Timestamp::now()));
+            let now = waited.or_else(|| borne_out(store.path())).map(|now| now.min(Timestamp::now()));
             // Longer ago than there was time, there was nothing.
             let Some(before) = kept().zip(now).and_then(|(kept, now)| now.checked_sub(kept).ok()) else { continue };
             match store.prune(before, before).await {

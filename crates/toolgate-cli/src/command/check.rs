@@ -124,7 +124,10 @@ impl Desk {
         if found.config.sound().is_err() {
             return Self::of(found.config.clone());
         }
-        let (protected, project) = (Protected::of(found, state), place::project()?);
+        // Who tries it may stand further down in the project than its agent.
+        let here = place::project()?;
+        let project = place::of_project(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
+        let protected = Protected::of(found, state, &project);
         let config = match undeclared {
             Some((agent, tool)) => found.config.clone().with_undeclared(agent, tool),
             None => found.config.clone(),

@@ -99,7 +99,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         (None, None) => None,
     };
     if is_new {
-        let text = template(args.client, args.user.then_some(&*config), store, import.as_deref());
+        let text = template(args.client, args.user, store, import.as_deref());
         change(&mut out, &config, "", &text, args.dry_run)?;
     } else {
         writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
@@ -287,7 +287,7 @@ pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// The configuration to begin with: of a project, or the user's `own`.
-fn template(client: Option<Client>, own: Option<&Path>, store: Option<&Path>, import: Option<&Path>) -> String {
+fn template(client: Option<Client>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
     let text = match client {
         Some(Client::ClaudeDesktop) => include_str!("init/server.toml"),
         None if import.is_some() => include_str!("init/server.toml"),
@@ -297,15 +297,12 @@ fn template(client: Option<Client>, own: Option<&Path>, store: Option<&Path>, im
         Some(Client::Vscode) => include_str!("init/vscode.toml"),
         None => include_str!("init/bare.toml"),
     };
-    // One's own file needs nobody's word, and is not found by where one stands.
-    let (whom, named) = match own {
-        None => ("the agent that works here. Every change must be accepted with `toolgate trust`.", String::new()),
-        Some(path) => (
-            "your agents, wherever they work. Every change is in force at once.",
-            format!(" --config {}", crate::client::quoted(&path.display().to_string())),
-        ),
+    // One's own file needs nobody's word.
+    let whom = match is_own {
+        false => "the agent that works here. Every change must be accepted with `toolgate trust`.",
+        true => "your agents, wherever they work. Every change is in force at once.",
     };
-    let text = text.replace("#WHOM#", whom).replace("#WHERE#", &named);
+    let text = text.replace("#WHOM#", whom);
     let line =
         import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
     // One that is for hooks has no place for servers unless there are some; they stand beside its name.

@@ -109,9 +109,10 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     let retention = tokio::spawn(crate::retention::keep(Arc::clone(&store), kept, crate::note));
     let program = std::env::current_exe()?;
     // As the files are when they are read; as they were, where they do not load.
-    let (protected, looks, project) = (Protected::of(&found, &served.state), Arc::clone(&served), place::project()?);
+    let (looks, project) = (Arc::clone(&served), place::project()?);
+    let protected = Protected::of(&found, &served.state, &project);
     let rules = move |tools: &[&toolgate::Spec]| match looks.find() {
-        Ok(found) => Protected::of(&found, &looks.state).rules(tools, Some(&project)),
+        Ok(found) => Protected::of(&found, &looks.state, &project).rules(tools, Some(&project)),
         Err(_) => protected.rules(tools, Some(&project)),
     };
     let options = Options {

@@ -507,7 +507,7 @@ fn a_projects_file_is_data_until_somebody_accepts_it() {
         |n: u32, command: &str| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": command})));
     let start = || project.hook_as(&["hook"], &json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
     // Nobody has accepted it, and there is nothing else.
-    assert!(decision(&ask(1, "ls")).1.contains("is not accepted as it is now"));
+    assert!(decision(&ask(1, "ls")).1.ends_with("is not accepted as it is now; read it, then run `toolgate trust` in a terminal"));
     // The user's own holds alone, and says so.
     let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
     project.write(".config/toolgate/toolgate.toml", own);

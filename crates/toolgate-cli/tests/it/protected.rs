@@ -1,5 +1,6 @@
 //! What is toolgate's own, and no word of a call names.
 
+use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
 use crate::hook::{Project, decision};
@@ -131,4 +132,22 @@ fn a_search_above_the_state_is_refused_and_says_what_to_do() {
         bash("git grep x", "none", ""),
     ];
     each(&project, cases);
+}
+
+#[test]
+fn who_tries_a_call_may_stand_further_down_in_the_project() {
+    let project = Project::with(CONFIG);
+    project.write("project/src/a.rs", "");
+    // A link that leads to itself does not keep anybody busy.
+    std::os::unix::fs::symlink("settings.json/x", project.path("project/src/settings.json")).unwrap();
+    let settings = project.path("project/.claude/settings.json");
+    let call = json!({"tool": "bash", "arguments": {"command": format!("echo {{}} > {}", settings.display())}});
+    for verb in ["check", "explain"] {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        command.current_dir(project.path("project/src"));
+        let output = assert_cmd::Command::from_std(command).args([verb, &call.to_string()]).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains(FILES), "{verb}: {said}");
+    }
 }

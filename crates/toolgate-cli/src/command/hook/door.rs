@@ -138,7 +138,7 @@ impl Door {
         };
         let has_hooks = found.config.has_hooks();
         let granted = found.config.granted(&agent).map(str::to_owned).collect();
-        let protected = Protected::of(&found, state);
+        let protected = Protected::of(&found, state, &place::project().map_err(plain)?);
         let beside = Some((Beside::of(&found, &agent, &protected), String::new()));
         let config = match tool.filter(|tool| settings.undeclared == Otherwise::Ask && !tool.is_empty()) {
             Some(tool) => found.config.with_undeclared(&agent, tool),

@@ -204,13 +204,12 @@ impl Service {
 
     /// The door for an agent, of the files as they are now; as they were, where they do not load any more.
     fn current(&self, agent: Option<&String>) -> Result<Arc<Door>, String> {
-        let (files, door) = {
+        let changed = {
             let now = lock(&self.now);
-            (now.files.clone(), now.doors.values().next().map(Arc::clone))
+            // All doors protect the same.
+            let moved = now.doors.values().next().is_some_and(|door| !door.links_hold());
+            moved || now.files.iter().any(|(file, was)| stamp(file) != *was)
         };
-        // All doors protect the same.
-        let moved = door.is_some_and(|door| !door.links_hold());
-        let changed = moved || files.iter().any(|(file, was)| stamp(file) != *was);
         if changed && let Err(why) = self.read() {
             anstream::eprintln!("error: {} stays in force as it was: {why}", self.config.display());
         }
