@@ -13,7 +13,7 @@ use toolgate::config::{Gateway as Settings, Jwt, Token};
 use toolgate::json::Digest;
 
 use crate::gateway::lock;
-use crate::identity::Caller;
+use crate::identity::{Caller, Proof};
 
 /// How often keys are fetched at most, however many tokens are signed by unknown ones.
 const SOONEST: Duration = Duration::from_secs(30);
@@ -96,14 +96,19 @@ impl Keys {
 
     /// Whether somebody who was let in before might be let in again. Of a token that somebody else has signed nobody knows here.
     pub(crate) fn may_know(&self, caller: &Caller) -> bool {
-        let knows = |token: &Token| token.principal == caller.principal && token.agents == caller.agents;
-        self.is_open() || if caller.signed { self.issuer.is_some() } else { self.tokens.iter().any(knows) }
+        let same = |token: &Token| token.principal == caller.principal && token.agents == caller.agents;
+        let known = match &caller.proof {
+            Proof::Nothing => false,
+            Proof::Token(sha256) => self.tokens.iter().any(|token| token.sha256 == *sha256 && same(token)),
+            Proof::Issuer(name) => self.issuer.as_ref().is_some_and(|issuer| issuer.jwt.issuer == *name),
+        };
+        known || self.is_open()
     }
 
     /// Who comes with these headers.
     pub(crate) async fn caller(&self, headers: &HeaderMap, local: &str) -> Result<Caller, NotLetIn> {
         if self.is_open() {
-            return Ok(Caller { principal: local.to_owned(), agents: None, session: None, signed: false });
+            return Ok(Caller { principal: local.to_owned(), agents: None, session: None, proof: Proof::Nothing });
         }
         let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
         let value = values.next().ok_or(NotLetIn::Missing)?;
@@ -121,7 +126,12 @@ impl Keys {
             }
         }
         if let Some(known) = found {
-            return Ok(Caller { principal: known.principal.clone(), agents: known.agents.clone(), session: None, signed: false });
+            return Ok(Caller {
+                principal: known.principal.clone(),
+                agents: known.agents.clone(),
+                session: None,
+                proof: Proof::Token(digest),
+            });
         }
         match &self.issuer {
             Some(issuer) => issuer.caller(token).await,
@@ -193,7 +203,7 @@ impl Issuer {
             Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
             _ => Vec::new(),
         });
-        Ok(Caller { principal, agents, session, signed: true })
+        Ok(Caller { principal, agents, session, proof: Proof::Issuer(self.jwt.issuer.clone()) })
     }
 
     fn key(&self, kid: &str, algorithm: Algorithm) -> Option<DecodingKey> {
@@ -250,26 +260,31 @@ mod tests {
 
     #[test]
     fn who_came_with_a_token_of_its_own_is_not_known_because_somebody_else_signs() {
-        let token = Token { principal: "ann".to_owned(), sha256: String::new(), agents: None };
-        let jwt = Jwt {
-            issuer: "https://login.example/".to_owned(),
+        let token = |sha256: &str| Token { principal: "ann".to_owned(), sha256: sha256.to_owned(), agents: None };
+        let jwt = |issuer: &str| Jwt {
+            issuer: issuer.to_owned(),
             audience: String::new(),
             keys: String::new(),
             principal: "sub".to_owned(),
             session: None,
             agents: None,
         };
-        let issuer =
-            || Issuer { jwt: jwt.clone(), keys: RwLock::default(), fetched: Mutex::default(), fetching: tokio::sync::Mutex::default() };
-        let caller = |signed: bool| Caller { principal: "ann".to_owned(), agents: None, session: None, signed };
-        for (tokens, issues, own, signed) in [
-            (vec![token.clone()], true, true, true),
-            (vec![token.clone()], false, true, false),
-            (vec![], true, false, true),
-            (vec![], false, true, true),
+        let issuer = |name: &str| {
+            Arc::new(Issuer { jwt: jwt(name), keys: RwLock::default(), fetched: Mutex::default(), fetching: tokio::sync::Mutex::default() })
+        };
+        let caller = |proof: Proof| Caller { principal: "ann".to_owned(), agents: None, session: None, proof };
+        let (own, signed) = (caller(Proof::Token("1".to_owned())), caller(Proof::Issuer("a".to_owned())));
+        for (tokens, issues, knows_own, knows_signed) in [
+            (vec![token("1")], Some("a"), true, true),
+            (vec![token("1")], None, true, false),
+            // Replaced by another.
+            (vec![token("2")], Some("b"), false, false),
+            (vec![], Some("a"), false, true),
+            (vec![], None, true, true),
         ] {
-            let keys = Keys { tokens, issuer: issues.then(|| Arc::new(issuer())) };
-            assert_eq!((keys.may_know(&caller(false)), keys.may_know(&caller(true))), (own, signed), "{issues} {:?}", keys.tokens);
+            let keys = Keys { tokens, issuer: issues.map(issuer) };
+            assert_eq!((keys.may_know(&own), keys.may_know(&signed)), (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
+            assert_eq!(keys.may_know(&caller(Proof::Nothing)), keys.is_open(), "who came when nobody was asked");
         }
     }
 }

@@ -18,6 +18,7 @@ use rmcp::model::{ClientJsonRpcMessage, ProtocolVersion};
 use serde_json::{Value, json};
 
 use crate::identity::Caller;
+use crate::misread::{self, Glimpse};
 use crate::raw::Message;
 use crate::serve::{Answer, Http, json_answer};
 use crate::straight::event_stream;
@@ -42,7 +43,12 @@ pub(crate) fn fault(messages: &[Message]) -> Option<String> {
     }
     let mut seen = HashSet::new();
     let asked = said().filter(|message| asks(message)).filter_map(|message| message.get("id"));
-    (!asked.map(ToString::to_string).all(|id| seen.insert(id))).then(|| "two requests of a batch have the same `id`".to_owned())
+    if !asked.map(ToString::to_string).all(|id| seen.insert(id)) {
+        return Some("two requests of a batch have the same `id`".to_owned());
+    }
+    // One that cannot be understood would be refused when others have been heard already.
+    let is_odd = |message: &Message| serde_json::from_slice::<ClientJsonRpcMessage>(&message.text).is_err();
+    messages.iter().any(is_odd).then(|| "one of the batch is no message of the protocol".to_owned())
 }
 
 /// Whether somebody waits for an answer.
@@ -55,16 +61,13 @@ impl Batch {
     pub(crate) fn of(parts: &Parts, messages: Vec<Message>) -> Result<Self, Box<Answer>> {
         let version = parts.headers.get("mcp-protocol-version");
         let knows = version.is_none_or(|version| version == ProtocolVersion::V_2025_03_26.as_str());
-        // One that cannot be understood would be refused when others have been heard already.
-        let is_odd = |message: &Message| serde_json::from_slice::<ClientJsonRpcMessage>(&message.text).is_err();
-        let odd = || messages.iter().any(is_odd).then(|| "one of the batch is no message of the protocol".to_owned());
         let fault = match knows {
-            true => fault(&messages).or_else(odd),
+            true => fault(&messages),
             false => Some("only 2025-03-26 knows batches; send one message a request".to_owned()),
         };
         match fault {
             None => Ok(Self(messages)),
-            Some(why) => Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &refused(&why)))),
+            Some(why) => Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &refused_as(&Value::Null, &why)))),
         }
     }
 
@@ -76,7 +79,8 @@ impl Batch {
     /// Says each of them, and what they come to. What is refused before any is heard is refused for all.
     pub(crate) async fn answer(self, http: &Http, parts: &Parts, caller: &Caller, agent: Option<&str>) -> Answer {
         let (mut open, mut said, mut heard) = (SelectAll::new(), Vec::new(), false);
-        for message in self.0 {
+        let mut rest = self.0.into_iter();
+        while let Some(message) = rest.next() {
             let mut parts = parts.clone();
             parts.headers.remove(CONTENT_LENGTH);
             if let Some(raw) = message.raw {
@@ -95,12 +99,18 @@ impl Batch {
             match events(answer).await {
                 Ok(Some(events)) => open.push(Box::pin(whole_events(events))),
                 Ok(None) => {}
-                Err(refused) if !heard => return refused,
+                Err(refused) if !heard => {
+                    // Each call that is lost with it has its row as well.
+                    for call in rest.filter_map(|message| Glimpse::of_value(&message.value)) {
+                        misread::note(&http.gateway, caller, agent, call, "the batch that this came in was refused").await;
+                    }
+                    return refused;
+                }
                 // Others were heard, and are told what they came to.
                 Err(refused) => {
                     let why = format!("this was not taken: HTTP {}", refused.status().as_u16());
                     let id = message.value.get("id").filter(|_| asks(&message.value));
-                    said.extend(id.map(|id| event(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32600, "message": why}}))));
+                    said.extend(id.map(|id| event(&refused_as(id, &why))));
                 }
             }
             heard = true;
@@ -114,8 +124,8 @@ impl Batch {
     }
 }
 
-fn refused(why: &str) -> Value {
-    json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": why}})
+fn refused_as(id: &Value, why: &str) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32600, "message": why, "data": misread::contract(why, None)}})
 }
 
 /// A message as an event.

@@ -82,7 +82,8 @@ impl Door {
         let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
         let room = self.gateway.room_to_subscribe(running, caller, self.fixed.is_some());
         let found = Place::find_each(running, agent, each.take(SUBSCRIPTIONS.min(room))).into_iter().flatten();
-        let addresses: Vec<String> = found.filter(Place::is_told_of).map(|place| place.address).collect();
+        let fitting = self.gateway.fitting(running, caller, self.fixed.is_some(), found.filter(Place::is_told_of));
+        let addresses: Vec<String> = fitting.into_iter().map(|place| place.address).collect();
         honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
         honoured
     }
@@ -465,18 +466,18 @@ impl ServerHandler for Door {
                     let _ = sink.notify_resource_list_changed().await;
                 }
                 heard = updates.recv() => {
-                    let (upstream, uri) = match heard {
-                        Ok(key) => key,
-                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
+                    let heard = match heard {
+                        Ok(key) => Some(key),
+                        // So many at once that some were missed: any may have changed.
+                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => None,
                         Err(tokio::sync::broadcast::error::RecvError::Closed) => return Ok(()),
                     };
-                    let is_meant = |place: &&Place| place.link.upstream.name == upstream && place.uri == uri;
                     // Most of it is not for this one; and what was may not be any more.
-                    if !wanted.iter().any(|place| is_meant(&place)) || !listener.hears_of(&self.gateway.running(), &upstream) {
-                        continue;
-                    }
+                    let is_meant = |place: &&Place| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
                     for place in wanted.iter().filter(is_meant) {
-                        let _ = context.sink().notify_resource_updated(place.address.clone()).await;
+                        if listener.hears_of(&self.gateway.running(), &place.link.upstream.name) {
+                            let _ = context.sink().notify_resource_updated(place.address.clone()).await;
+                        }
                     }
                 }
             }

@@ -23,8 +23,18 @@ pub(crate) struct Caller {
     pub(crate) agents: Option<Vec<String>>,
     /// The conversation that the token names.
     pub(crate) session: Option<String>,
-    /// Somebody else has signed for it.
-    pub(crate) signed: bool,
+    pub(crate) proof: Proof,
+}
+
+/// How it is known who came in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// It is not asked.
+    Nothing,
+    /// By the token of this digest.
+    Token(String),
+    /// By the word of this issuer.
+    Issuer(String),
 }
 
 /// What the address says.

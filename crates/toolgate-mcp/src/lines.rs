@@ -16,12 +16,14 @@ use rmcp::{RoleServer, ServiceExt};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use toolgate::json::Bounds;
 
 use crate::door::Door;
 use crate::gateway::Gateway;
-use crate::identity::{Caller, Fixed};
+use crate::identity::{Caller, Fixed, Proof};
 use crate::misread::{self, Glimpse};
 use crate::raw::{self, Message, Read};
 use crate::resources;
@@ -33,6 +35,10 @@ pub(crate) const fn bounds(bytes: usize) -> Bounds {
 
 /// How many calls are known that are not answered yet.
 const MOST_CALLS: usize = 10_000;
+/// How many refusals wait to be written down and told before more is read.
+const MOST_REFUSALS: usize = 256;
+/// How long the end of what a client says is kept from the rest: who has just been told that it is listened to would not notice.
+const SETTLED: Duration = Duration::from_millis(50);
 
 /// Lines in, lines out.
 struct Lines<R, W> {
@@ -49,8 +55,11 @@ struct Lines<R, W> {
     batches: Arc<AtomicBool>,
     /// Calls that were heard, and are not answered yet: they may be refused before the door has seen them.
     calls: HashMap<RequestId, Glimpse>,
-    /// Told when the client has hung up.
+    /// What is refused, and not yet told.
+    refusals: TaskTracker,
+    /// Told when the client has hung up, and when that was.
     gone: CancellationToken,
+    ended: Option<Instant>,
     /// Where it is written down who has asked for what nobody understands.
     gateway: Gateway,
     fixed: Fixed,
@@ -129,7 +138,7 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
     fn refuse(&self, unread: Unread) {
         let (output, gateway, fixed) = (Arc::clone(&self.output), self.gateway.clone(), self.fixed.clone());
         let Unread { id, code, why, call } = unread;
-        tokio::spawn(async move {
+        self.refusals.spawn(async move {
             let said = misread::refusal(&gateway, &fixed.caller, fixed.agent.as_deref(), call, id, code, &why).await;
             drop(write(&output, said.to_string().into_bytes()).await);
         });
@@ -168,11 +177,17 @@ where
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
+            // Who does not hear what it was told is not asked for more.
+            while self.refusals.len() > MOST_REFUSALS {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
             let read = match self.together.pop_front() {
                 Some(message) => Read::One(message),
                 None => match self.line().await {
                     None => {
                         self.gone.cancel();
+                        let ended = *self.ended.get_or_insert_with(Instant::now);
+                        tokio::time::sleep(SETTLED.saturating_sub(ended.elapsed())).await;
                         return None;
                     }
                     Some(Ok(read)) => read,
@@ -230,6 +245,8 @@ where
     }
 
     async fn close(&mut self) -> io::Result<()> {
+        self.refusals.close();
+        let _ = tokio::time::timeout(Duration::from_secs(5), self.refusals.wait()).await;
         self.output.lock().await.shutdown().await
     }
 }
@@ -253,7 +270,7 @@ impl Gateway {
         output: impl AsyncWrite + Send + Unpin + 'static,
         agent: Option<String>,
     ) -> io::Result<()> {
-        let caller = Caller { principal: self.principal().to_owned(), agents: None, session: None, signed: false };
+        let caller = Caller { principal: self.principal().to_owned(), agents: None, session: None, proof: Proof::Nothing };
         // The life of the process is the conversation.
         let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.running().settings.max_request;
@@ -268,7 +285,9 @@ impl Gateway {
             together: VecDeque::new(),
             batches: Arc::default(),
             calls: HashMap::new(),
+            refusals: TaskTracker::new(),
             gone: door.gone.clone(),
+            ended: None,
             gateway: self.clone(),
             fixed,
         };

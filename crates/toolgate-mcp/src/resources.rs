@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Caller};
-use crate::upstream::Link;
+use crate::upstream::{Link, MOST_WANTED};
 
 /// What an address of ours begins with.
 const OURS: &str = "toolgate://";
@@ -21,6 +21,8 @@ const OURS: &str = "toolgate://";
 pub(crate) const SUBSCRIPTIONS: usize = 1_000;
 const MOST: usize = 50_000;
 const OWN: usize = MOST / 10;
+/// How many bytes of addresses one principal may want to hear of one upstream, where there are several.
+const OWN_BYTES: usize = MOST_WANTED / 10;
 /// The longest address that is subscribed to.
 const LONGEST: usize = 2_048;
 
@@ -193,6 +195,8 @@ struct Known {
     by_key: HashMap<Key, Vec<Subscriber>>,
     by_door: HashMap<u64, usize>,
     by_principal: HashMap<String, usize>,
+    /// Bytes that a principal's addresses have, of each upstream.
+    bytes: HashMap<(String, String), usize>,
 }
 
 impl Known {
@@ -200,6 +204,12 @@ impl Known {
     fn room(&self, principal: Option<&str>) -> usize {
         let own = principal.map_or(0, |principal| self.by_principal.get(principal).copied().unwrap_or_default());
         MOST.saturating_sub(self.by_door.values().sum()).min(if principal.is_some() { OWN.saturating_sub(own) } else { MOST })
+    }
+
+    /// How many more bytes of addresses a principal may want to hear of an upstream.
+    fn bytes_left(&self, principal: Option<&str>, upstream: &str) -> usize {
+        let own = |principal: &str| self.bytes.get(&(principal.to_owned(), upstream.to_owned())).copied().unwrap_or_default();
+        principal.map_or(usize::MAX, |principal| OWN_BYTES.saturating_sub(own(principal)))
     }
 }
 
@@ -212,6 +222,23 @@ impl Gateway {
     /// How many more resources somebody may want to hear of.
     pub(crate) fn room_to_subscribe(&self, running: &Running, caller: &Caller, local: bool) -> usize {
         lock(&self.0.subscriptions.0).room(bounded(running, caller, local))
+    }
+
+    /// Those of some resources that somebody may want to hear of, and that their upstreams can be asked for.
+    pub(crate) fn fitting(&self, running: &Running, caller: &Caller, local: bool, places: impl Iterator<Item = Place>) -> Vec<Place> {
+        let principal = bounded(running, caller, local);
+        let known = lock(&self.0.subscriptions.0);
+        let mut left: HashMap<String, (usize, usize)> = HashMap::new();
+        let fits = |place: &Place| {
+            let name = &place.link.upstream.name;
+            let wanted = lock(&place.link.wanted);
+            let first = || (known.bytes_left(principal, name), MOST_WANTED.saturating_sub(wanted.bytes()));
+            let (own, all) = left.entry(name.clone()).or_insert_with(first);
+            let new = if wanted.contains(&place.uri) { 0 } else { place.uri.len() };
+            let rest = own.checked_sub(place.uri.len()).zip(all.checked_sub(new));
+            rest.map(|rest| (*own, *all) = rest).is_some()
+        };
+        places.filter(fits).collect()
     }
 
     /// A client wants to hear of a resource: it is told by itself, or listens to everything. Who listens has been promised to hear of it,
@@ -231,11 +258,13 @@ impl Gateway {
         {
             let mut known = lock(&self.0.subscriptions.0);
             let own = known.by_door.get(&door).copied().unwrap_or_default();
-            if own >= SUBSCRIPTIONS || known.room(bounded(&running, &listener.caller, listener.local)) == 0 {
-                return Err(ErrorData::invalid_request(
-                    format!("a client may subscribe to {SUBSCRIPTIONS} resources, a principal to {OWN}, and all to {MOST}"),
-                    None,
-                ));
+            let principal = bounded(&running, &listener.caller, listener.local);
+            let full = known.bytes_left(principal, &place.link.upstream.name) < place.uri.len();
+            if own >= SUBSCRIPTIONS || full || known.room(principal) == 0 {
+                let why = format!(
+                    "a client may subscribe to {SUBSCRIPTIONS} resources, a principal to {OWN}, by {OWN_BYTES} bytes of addresses of one upstream, and all to {MOST}"
+                );
+                return Err(ErrorData::invalid_request(why, None));
             }
             let subscribers = known.by_key.entry(place.key()).or_default();
             if subscribers.iter().all(|one| one.door != door) {
@@ -248,6 +277,8 @@ impl Gateway {
                 });
                 *known.by_door.entry(door).or_default() += 1;
                 *known.by_principal.entry(listener.caller.principal.clone()).or_default() += 1;
+                let of_both = (listener.caller.principal.clone(), place.link.upstream.name.clone());
+                *known.bytes.entry(of_both).or_default() += place.uri.len();
             }
         }
         drop(running);
@@ -327,15 +358,20 @@ impl Gateway {
         let mut left = Vec::new();
         {
             let mut known = lock(&self.0.subscriptions.0);
-            let Known { by_key, by_door, by_principal } = &mut *known;
+            let Known { by_key, by_door, by_principal, bytes } = &mut *known;
             by_key.retain(|key, subscribers| {
                 subscribers.retain(|one| {
-                    let goes = goes(key, one);
-                    let counted = [by_door.get_mut(&one.door), by_principal.get_mut(&one.listener.caller.principal)];
-                    for own in counted.into_iter().flatten().filter(|_| goes) {
+                    if !goes(key, one) {
+                        return true;
+                    }
+                    let principal = &one.listener.caller.principal;
+                    for own in [by_door.get_mut(&one.door), by_principal.get_mut(principal)].into_iter().flatten() {
                         *own = own.saturating_sub(1);
                     }
-                    !goes
+                    if let Some(own) = bytes.get_mut(&(principal.clone(), key.0.clone())) {
+                        *own = own.saturating_sub(key.1.len());
+                    }
+                    false
                 });
                 if subscribers.is_empty() {
                     left.push(key.clone());
@@ -344,6 +380,7 @@ impl Gateway {
             });
             by_door.retain(|_, own| *own > 0);
             by_principal.retain(|_, own| *own > 0);
+            bytes.retain(|_, own| *own > 0);
         }
         let running = self.running();
         left.into_iter().filter_map(|(name, uri)| running.upstreams.link(&name).map(|link| (Arc::clone(link), uri))).collect()
@@ -357,31 +394,38 @@ impl Gateway {
                 key = updates.recv() => key,
                 () = self.0.stop.cancelled() => return,
             };
-            let key = match key {
-                Ok(key) => key,
-                // So many at once: those who listen look again at the next.
-                Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => continue,
+            match key {
+                Ok(key) => self.tell_of(&key),
+                // So many at once that some were missed: any may have changed.
+                Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {
+                    let all: Vec<Key> = lock(&self.0.subscriptions.0).by_key.keys().cloned().collect();
+                    all.iter().for_each(|key| self.tell_of(key));
+                }
                 Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
-            };
-            let mut subscribers = lock(&self.0.subscriptions.0).by_key.get(&key).cloned().unwrap_or_default();
-            // By what holds now: the configuration may just have been read again.
-            let running = self.running();
-            subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
-            drop(running);
-            for Subscriber { peer, address, telling, .. } in subscribers {
-                // Who is still being told of it may have looked already, and is told once more; and keeps nobody else waiting.
-                let Some(peer) = peer.filter(|_| telling.swap(CHANGED, Ordering::AcqRel) == IDLE) else { continue };
-                tokio::spawn(async move {
-                    loop {
-                        telling.store(TELLING, Ordering::Release);
-                        let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address.clone()));
-                        let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
-                        if telling.compare_exchange(TELLING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                            break;
-                        }
-                    }
-                });
             }
+        }
+    }
+
+    /// Tells those who want to know that one resource has changed.
+    fn tell_of(&self, key: &Key) {
+        let mut subscribers = lock(&self.0.subscriptions.0).by_key.get(key).cloned().unwrap_or_default();
+        // By what holds now: the configuration may just have been read again.
+        let running = self.running();
+        subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
+        drop(running);
+        for Subscriber { peer, address, telling, .. } in subscribers {
+            // Who is still being told of it may have looked already, and is told once more; and keeps nobody else waiting.
+            let Some(peer) = peer.filter(|_| telling.swap(CHANGED, Ordering::AcqRel) == IDLE) else { continue };
+            tokio::spawn(async move {
+                loop {
+                    telling.store(TELLING, Ordering::Release);
+                    let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address.clone()));
+                    let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+                    if telling.compare_exchange(TELLING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                        break;
+                    }
+                }
+            });
         }
     }
 }
@@ -396,6 +440,9 @@ mod tests {
         known.by_door.insert(1, OWN);
         known.by_principal.insert("ann".to_owned(), OWN);
         assert_eq!((known.room(Some("ann")), known.room(Some("bob")), known.room(None)), (0, OWN, MOST - OWN));
+        assert_eq!((known.bytes_left(Some("ann"), "x"), known.bytes_left(None, "x")), (OWN_BYTES, usize::MAX));
+        known.bytes.insert(("ann".to_owned(), "x".to_owned()), OWN_BYTES - 5);
+        assert_eq!((known.bytes_left(Some("ann"), "x"), known.bytes_left(Some("ann"), "y")), (5, OWN_BYTES));
         known.by_door.insert(2, MOST - OWN);
         assert_eq!((known.room(Some("bob")), known.room(None)), (0, 0));
     }

@@ -568,7 +568,7 @@ mod tests {
 
     #[test]
     fn a_session_that_has_ended_takes_no_place() {
-        let caller = |who: &str| Caller { principal: who.to_owned(), agents: None, session: None, signed: false };
+        let caller = |who: &str| Caller { principal: who.to_owned(), agents: None, session: None, proof: crate::identity::Proof::Nothing };
         let owners = || -> HashMap<String, Owner> {
             ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string(), (caller(who), None, Instant::now()))).collect()
         };

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use toolgate::Row;
 use toolgate::json::{Digest, canonical, canonical_of};
 
@@ -198,18 +199,18 @@ pub(crate) fn text(thing: &impl Serialize) -> Done<String> {
 
 /// Digest over the heads of all sessions that lost rows.
 pub(crate) fn anchors(sql: &Connection) -> Done<Digest> {
-    let mut all = Vec::new();
+    let mut all = Sha256::new();
     let mut statement = sql.prepare("SELECT id, pruned, anchor, agent, principal, session FROM sessions WHERE pruned > 0 ORDER BY id")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let (id, n, anchor): (i64, i64, Vec<u8>) = (row.get(0)?, row.get(1)?, row.get(2)?);
         let key = [row.get::<_, String>(3)?, row.get(4)?, row.get(5)?];
-        all.extend(canonical(&serde_json::json!(key)));
-        all.extend(id.to_be_bytes());
-        all.extend(n.to_be_bytes());
-        all.extend(anchor);
+        all.update(canonical(&serde_json::json!(key)));
+        all.update(id.to_be_bytes());
+        all.update(n.to_be_bytes());
+        all.update(anchor);
     }
-    Ok(Digest::of(&all))
+    Ok(Digest::from_bytes(all.finalize().into()))
 }
 
 /// How many rows are taken out at once, so that others get to write in between.

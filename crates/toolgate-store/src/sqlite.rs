@@ -40,7 +40,7 @@ pub struct SqliteStore {
 }
 
 /// How long others have the file to themselves between two parts of a pruning, at most.
-const MOST_REST: Duration = Duration::from_millis(50);
+const MOST_REST: Duration = Duration::from_secs(1);
 
 /// What was taken out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 
 mod offer;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,6 +17,7 @@ use toolgate::Timestamp;
 use toolgate::config::{Credentials, Reach, Upstream};
 
 use super::connect::connect;
+use super::listen::Wanted;
 use super::pins::{Change, Pins};
 use super::route::{FromUpstream, Routes};
 use super::straight::Straight;
@@ -126,7 +126,7 @@ pub(crate) struct Link {
     /// Resources that have changed, of whatever upstream.
     pub(super) updates: Updates,
     /// Resources that somebody wants to hear of.
-    pub(crate) wanted: Mutex<BTreeSet<String>>,
+    pub(crate) wanted: Mutex<Wanted>,
     pub(super) resubscribe: Notify,
     /// One after the other tells it so.
     pub(super) heeding: tokio::sync::Mutex<()>,
@@ -135,7 +135,7 @@ pub(crate) struct Link {
     pub(super) relist: Notify,
     /// The last connection that has lost the thread.
     again: watch::Sender<u64>,
-    starts: AtomicU32,
+    pub(super) starts: AtomicU32,
     failures: AtomicU32,
     /// How often it has answered.
     answers: AtomicU64,

@@ -1,6 +1,8 @@
 //! What is said beside calls: what an upstream is asked for, and that lists or resources have changed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -18,13 +20,52 @@ const LONGEST_LIST: usize = 10_000;
 const MOST_PAGES: usize = 1_000;
 const MOST_BYTES: usize = 32 << 20;
 /// How many bytes all addresses have together that it is asked to tell of: it is asked in one message.
-const MOST_WANTED: usize = 1 << 20;
+pub(crate) const MOST_WANTED: usize = 1 << 20;
 /// How soon it is asked again to tell of changes, at first and at last; and where it does not seem to know that.
 const SOON: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(60);
 const SELDOM: Duration = Duration::from_secs(600);
 /// Who was listened to for so long can be.
 const STEADY: Duration = Duration::from_secs(10);
+/// Many servers, rmcp's among them, do not end for seconds when they are hung up on in the very moment after they have said that they
+/// will tell.
+const SETTLED: Duration = Duration::from_millis(50);
+
+/// What somebody wants to hear of, and how much that is to ask for.
+#[derive(Clone, Default)]
+pub(crate) struct Wanted {
+    uris: BTreeSet<String>,
+    bytes: usize,
+}
+
+impl Wanted {
+    pub(crate) fn contains(&self, uri: &str) -> bool {
+        self.uris.contains(uri)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &String> {
+        self.uris.iter()
+    }
+
+    /// How many bytes the addresses have.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it was not there.
+    fn insert(&mut self, uri: &str) -> bool {
+        let is_new = self.uris.insert(uri.to_owned());
+        self.bytes += if is_new { uri.len() } else { 0 };
+        is_new
+    }
+
+    /// Whether it was there.
+    fn remove(&mut self, uri: &str) -> bool {
+        let was_there = self.uris.remove(uri);
+        self.bytes -= if was_there { uri.len() } else { 0 };
+        was_there
+    }
+}
 
 /// What it is asked to tell of: resources, or its lists.
 fn filter(wanted: &[String]) -> SubscriptionFilter {
@@ -83,7 +124,9 @@ impl Link {
         let modern = is_modern(peer);
         let wanted: Vec<String> = lock(&self.wanted).iter().cloned().collect();
         for uri in wanted.into_iter().filter(|_| !modern) {
-            let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri))).await;
+            let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri.clone()))).await;
+            // It may have changed while nobody heard.
+            self.updated(uri);
         }
     }
 
@@ -100,8 +143,10 @@ impl Link {
     async fn hear_of(&self, peer: &Peer<RoleClient>, resources: bool) {
         let mut heard: Option<Subscription> = None;
         let (mut patience, mut begun) = (SOON, Instant::now());
-        // When to ask; and whether something may have been said that nobody heard.
-        let (mut due, mut deaf) = (Some(Instant::now()), false);
+        // When to ask; and whether something may have been said that nobody heard, as while it was away.
+        let (mut due, mut deaf) = (Some(Instant::now()), self.starts.load(Ordering::Relaxed) > 1);
+        // Whether it has ever let itself be listened to.
+        let mut knows = false;
         loop {
             if !self.stop.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
                 let wanted: Vec<String> = if resources { lock(&self.wanted).iter().cloned().collect() } else { Vec::new() };
@@ -117,14 +162,14 @@ impl Link {
                             break;
                         }
                     }
-                    (heard, begun) = (Some(opened), Instant::now());
+                    (heard, begun, knows) = (Some(opened), Instant::now(), true);
                     if std::mem::take(&mut deaf) {
                         self.relist.notify_one();
                         wanted.into_iter().for_each(|uri| self.updated(uri));
                     }
                 } else {
                     // It may not know this at all; then there is nothing to hear, and it is not asked often.
-                    due = Instant::now().checked_add(if resources { patience } else { SELDOM });
+                    due = Instant::now().checked_add(if resources || knows { patience } else { SELDOM });
                     patience = (patience * 2).min(LATE);
                     deaf |= heard.is_none();
                 }
@@ -135,6 +180,7 @@ impl Link {
                     // Many do not end while somebody listens.
                     if let Some(mut heard) = heard {
                         let _ = heard.cancel().await;
+                        tokio::time::sleep(SETTLED.saturating_sub(begun.elapsed())).await;
                     }
                     return;
                 }
@@ -224,11 +270,11 @@ impl Link {
     async fn tell(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
         let news = {
             let mut wanted = lock(&self.wanted);
-            if wants && !wanted.contains(uri) && wanted.iter().map(String::len).sum::<usize>() + uri.len() > MOST_WANTED {
+            if wants && !wanted.contains(uri) && wanted.bytes() + uri.len() > MOST_WANTED {
                 let full = ErrorData::internal_error("too much is wanted of the upstream already; try again later", None);
                 return Err(ServiceError::McpError(full));
             }
-            if wants { wanted.insert(uri.to_owned()) } else { wanted.remove(uri) }
+            if wants { wanted.insert(uri) } else { wanted.remove(uri) }
         };
         if !news {
             return Ok(());

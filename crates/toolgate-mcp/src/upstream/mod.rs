@@ -22,6 +22,7 @@ use toolgate::config::{Backend, Config, HttpTool, Remote, Upstream};
 
 pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
+pub(crate) use listen::MOST_WANTED;
 pub use pins::{Accepted, Change, Pins};
 pub(crate) use route::{FromUpstream, Line, is_short};
 pub use scan::Suspicion;

@@ -96,13 +96,12 @@ fn mixed() -> String {
 }
 
 /// What became of them: the gate has seen each, and each has its row.
-fn judged(said: &[Value], gate: &Gate, rows: usize) {
+fn judged(said: &[Value], gate: &Gate, many: usize) {
     for id in [1, 3] {
         assert_eq!(by_id(said, id)["result"]["_meta"]["toolgate/error"]["code"], "invalid_arguments", "{said:?}");
     }
     assert!(by_id(said, 2)["result"].to_string().contains("42"), "{said:?}");
-    let calc = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
-    assert_eq!(toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&calc).unwrap().len(), rows);
+    assert_eq!(rows(gate), many);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,6 +171,48 @@ async fn a_batch_that_is_none_does_nothing() {
     gate.end().await;
 }
 
+/// How many calls of `calc` there were.
+fn rows(gate: &Gate) -> usize {
+    let calc = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
+    toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&calc).unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_call_of_a_batch_that_is_refused_has_its_row() {
+    let gate = Gate::open(&config("")).await;
+    let old = Old::open(&gate).await;
+    let calls: Vec<Value> = (1..=3).map(|n| call(n, "calc", json!({"expression": n.to_string()}))).collect();
+    let answer = old.http.post(&old.url).header("accept", "text/plain").header("mcp-session-id", &old.session).json(&calls).send().await;
+    assert_eq!(answer.unwrap().status(), 406);
+    assert_eq!(rows(&gate), 3);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_is_answered_though_nobody_says_more() {
+    let gate = Gate::open(&config("")).await;
+    let (serving, mut ask, mut answers) = gate.streams(None);
+    ask.write_all(format!("{}\n{}\n", hello("2025-06-18"), ready()).as_bytes()).await.unwrap();
+    answers.next_line().await.unwrap().unwrap();
+    let bad: String = (0..500)
+        .map(|n| format!(r#"{{"jsonrpc":"2.0","id":{n},"method":"tools/call","params":{{"name":"calc"}},"x":1e999}}{}"#, '\n'))
+        .collect();
+    let asking = tokio::spawn(async move {
+        ask.write_all(bad.as_bytes()).await.unwrap();
+        ask.shutdown().await.unwrap();
+        ask
+    });
+    let mut refused = 0;
+    while let Ok(Some(line)) = answers.next_line().await {
+        assert!(line.contains("callId"), "{line}");
+        refused += 1;
+    }
+    assert_eq!((refused, rows(&gate)), (500, 500));
+    drop(asking.await);
+    serving.await.unwrap();
+    gate.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_comes_over_streams_too() {
     let gate = Gate::open(&config("")).await;
@@ -189,6 +230,13 @@ async fn a_batch_comes_over_streams_too() {
             }
             assert!(by_id(&said, 1)["result"].to_string().contains("42"), "{said:?}");
             assert!(by_id(&said, 2)["result"].to_string().contains('5'), "{said:?}");
+            // Where one of them is none of the protocol's, none is heard.
+            let before = rows(&gate);
+            let odd = json!([call(3, "calc", json!({"expression": "1"})), {"jsonrpc": "2.0", "id": 4, "method": 5}]);
+            ask.write_all(format!("{odd}\n").as_bytes()).await.unwrap();
+            let refused = answers.next_line().await.unwrap().unwrap();
+            assert!(refused.contains("one of the batch is no message of the protocol") && refused.contains("invalid_request"), "{refused}");
+            assert_eq!(rows(&gate), before);
         } else {
             ask.write_all(format!("{}\n{batch}\n", ready()).as_bytes()).await.unwrap();
             let refused = answers.next_line().await.unwrap().unwrap();
