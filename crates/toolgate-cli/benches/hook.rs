@@ -117,8 +117,18 @@ impl World {
         command
     }
 
+    /// A program as it is installed, by copying it: one that a linker has left lies in small pieces in the cache of the system, each of
+    /// which is mapped by itself. `/bin/true` was copied as well.
+    fn installed(&self, program: &str) -> String {
+        let copy = self.0.path().join(Path::new(program).file_name().unwrap());
+        if !copy.exists() {
+            std::fs::copy(program, &copy).unwrap();
+        }
+        copy.display().to_string()
+    }
+
     fn hook(&self, config: &Path) -> Command {
-        let mut command = self.command(env!("CARGO_BIN_EXE_toolgate-hook"), &["--config", config.to_str().unwrap()]);
+        let mut command = self.command(&self.installed(env!("CARGO_BIN_EXE_toolgate-hook")), &["--config", config.to_str().unwrap()]);
         // What is read once is kept ready; a file that has just been written is not.
         once(&mut command, 2_000_000);
         std::thread::sleep(Duration::from_millis(1_100));
@@ -220,7 +230,7 @@ fn main() {
     let mut commands = [
         world.command("/bin/true", &[]),
         world.hook(&plain),
-        world.command(env!("CARGO_BIN_EXE_toolgate-ask"), &["--socket", "hook.sock"]),
+        world.command(&world.installed(env!("CARGO_BIN_EXE_toolgate-ask")), &["--socket", "hook.sock"]),
         world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
         world.hook(&ruled),
         world.hook(&own),

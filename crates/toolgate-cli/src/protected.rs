@@ -49,8 +49,18 @@ impl Links {
 
     /// Whether all of it is as it was.
     pub(crate) fn hold(&self) -> bool {
-        let leads = |path: &str| std::fs::read_link(path).ok().map(|leads| leads.display().to_string());
-        self.0.iter().all(|(path, was)| leads(path) == *was)
+        let mut missing: Option<&str> = None;
+        self.0.iter().all(|(path, was)| {
+            // What stands under something that is not there is not looked for: it comes after it.
+            if missing.is_some_and(|missing| Path::new(path).starts_with(missing)) {
+                return was.is_none();
+            }
+            let leads = std::fs::read_link(path);
+            if leads.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+                missing = Some(path);
+            }
+            leads.ok().map(|leads| leads.display().to_string()) == *was
+        })
     }
 }
 
