@@ -158,7 +158,15 @@ pub(crate) fn decision(answer: &Value) -> (&str, &str) {
 #[test]
 fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
     let project = Project::with(CONFIG);
+    let settings = project.path("project/.claude/settings.json").display().to_string();
+    let changed = |path: String| ("Write", json!({"file_path": path, "content": ""}), "deny", "What decides about an agent");
     let cases = [
+        // Whoever opens it may read it otherwise.
+        changed(format!("{settings}\n")),
+        changed(format!(" {settings}")),
+        changed(settings.replace("/settings", "/x\n/../settings")),
+        changed(settings.replace("/.claude", &format!("/{}.claude", "./".repeat(2_100)))),
+        ("Write", json!({"file_path": "notes.md", "content": "// see\nfile=toolgate.toml, and so on\n"}), "none", ""),
         ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
         ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
         ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Ask, Fault};
 use crate::json::{Pointer, decimal_of, plain};
 use crate::names::glob;
-use crate::shell::{Place, Shell, Sure};
+use crate::shell::{Place, Shell, Sure, normal};
 
 /// A condition on one argument. Numbers compare exactly.
 #[derive(Debug, Clone)]
@@ -162,7 +162,8 @@ impl Condition {
                         };
                         let above = |place: &Place<'_>, path: &str| from.as_deref().map_or(Sure::No, |from| place.is_searched(from, path));
                         let sure = |place: &Place<'_>, path: &str| named(place, path).max(above(place, path));
-                        match places.iter().flat_map(|place| paths_in(text).map(move |path| sure(place, path))).max() {
+                        let paths: Vec<Cow<'_, str>> = paths_in(text).collect();
+                        match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, &**path))).max() {
                             Some(Sure::Yes) => Holds::Yes,
                             Some(Sure::Maybe) => Holds::Maybe("a path in it leads through something else".to_owned()),
                             _ => Holds::No,
@@ -281,9 +282,17 @@ fn may_name(text: &str, place: &str) -> bool {
     place.contains('*') || name.starts_with('~') || text.contains("/proc/") || text.contains('~') || text.contains(name)
 }
 
-/// The paths that a text names: itself, unless it is a whole page; and the files that a patch changes.
-fn paths_in(text: &str) -> impl Iterator<Item = &str> {
-    let whole = Some(text).filter(|text| text.len() <= 4_096 && !text.contains('\n'));
+/// What is longer is no path.
+const LONGEST: usize = 4_096;
+
+/// The paths that a text names: itself, unless it is a whole page; the same without the space around it and without detours, as whoever
+/// opens it may read it; and the files that a patch changes.
+fn paths_in(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let whole = Some(text).filter(|text| text.len() <= LONGEST && !text.contains('\n'));
+    let winds = text.len() > LONGEST || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
+    // Of several lines, only what says where it is can be a path.
+    let is_path = |path: &String| path.len() <= LONGEST && (!path.contains('\n') || path.starts_with(['/', '~']));
+    let plain = winds.then(|| normal(text.trim())).filter(is_path);
     let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
         let marks = [
             "*** Update File:",
@@ -303,7 +312,7 @@ fn paths_in(text: &str) -> impl Iterator<Item = &str> {
         let path = path.split('\t').next().unwrap_or(path).trim();
         path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path)
     });
-    whole.into_iter().chain(named)
+    whole.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::Owned))
 }
 
 /// Every text in a value, and where it stands.

@@ -620,7 +620,7 @@ fn spelled_out(path: &str, home: &str) -> String {
 }
 
 /// A path without `.`, `..` and doubled slashes. Links are nobody's business here: what they lead to has a name of its own.
-fn normal(path: &str) -> String {
+pub(crate) fn normal(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
