@@ -138,8 +138,9 @@ impl Shell {
             let filled = reach::fills(command).iter().map(|to| place.lies_under(&reach::from(to, stands)).min(Sure::Maybe)).max();
             let reached = read.max(written.unwrap_or(Sure::No)).max(filled.unwrap_or(Sure::No));
             // What is put into this directory, or the one above, is called by its name there.
-            let put = reach::puts_here(command);
+            let mut put = reach::puts_here(command);
             let given = if put.is_empty() { given } else { given.split_last().map_or(given, |(_, sources)| sources) };
+            put.extend(reach::links_here(command));
             let at_it = |file: &Word| place.is_named_by(file).max(place.lies_under(file)).min(Sure::Maybe);
             let put = put.iter().map(|file| at_it(&reach::from(file, stands))).max().unwrap_or(Sure::No);
             let clears = changes && !reach::only_stages(command);
