@@ -130,12 +130,14 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
             is_over = true;
         } else if let Some(long) = flags.strip_prefix('-') {
             let (name, tail) = long.split_once('=').map_or((long, None), |(name, tail)| (name, Some(tail)));
-            let known = shape.long.iter().find(|known| **known == name);
-            let known = known.or_else(|| shape.long.iter().find(|known| name.len() > 1 && known.starts_with(name)));
+            let exact = shape.long.iter().find(|known| **known == name);
+            let known = exact.or_else(|| shape.long.iter().find(|known| name.len() > 1 && known.starts_with(name)));
             let value = match tail {
                 Some(tail) => glued(tail),
                 None if !whole => Some(Word::unknown(false)),
-                None => known.and_then(|_| rest.next().cloned()),
+                None if exact.is_some() => rest.next().cloned(),
+                // Cut short, it may be another one that takes no value: what follows is looked at by itself as well.
+                None => known.and_then(|_| rest.clone().next().cloned()),
             };
             given.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
         } else if shape.style == Style::Single {
