@@ -127,7 +127,12 @@ pub(super) const PACKED: &[&str] = &[
 pub(super) const WRITERS: &[Shape] = &[
     Shape {
         programs: &["tar", "bsdtar", "gtar"], style: Style::Bundle, short: "bCfFgHIKLNTVX",
-        long: &["add-file", "directory", "exclude", "exclude-from", "file", "files-from", "strip-components", "transform", "use-compress-program"],
+        long: &[
+            "add-file", "after-date", "blocking-factor", "directory", "exclude", "exclude-from", "exclude-ignore", "exclude-ignore-recursive",
+            "exclude-tag", "exclude-tag-all", "exclude-tag-under", "file", "files-from", "format", "group", "group-map", "label", "level",
+            "listed-incremental", "mode", "mtime", "newer", "newer-mtime", "owner", "owner-map", "pax-option", "quoting-style", "record-size", "sort",
+            "starting-file", "strip-components", "suffix", "tape-length", "transform", "use-compress-program", "volno-file", "warning", "xform",
+        ],
         directories: &["-C", "--directory", "--cd", "--one-top-level"], when: When::Flags(&["-x", "--extract", "--get"]),
         spared: &["-O", "--to-stdout"], anywhere: &["-P", "--absolute-names", "--absolute-paths"], here: true, ..BASE
     },
@@ -146,7 +151,8 @@ pub(super) const WRITERS: &[Shape] = &[
     },
     Shape { programs: &["ar"], style: Style::Bundle, long: &["output"], directories: &["--output"], when: When::Flags(&["-x"]), here: true, ..BASE },
     Shape {
-        programs: &["cpio"], short: "CDEFHIMORW", long: &["directory", "file", "format", "pattern-file"], directories: &["-D", "--directory"],
+        programs: &["cpio"], short: "CDEFHIMORW", long: &["block-size", "directory", "file", "format", "io-size", "message", "owner", "pattern-file", "warning"],
+        directories: &["-D", "--directory"],
         when: When::Flags(&["-i", "-p", "--extract", "--pass-through"]), spared: &["-t", "--list", "--to-stdout"], anywhere: &["-i", "--extract"],
         here: true, last: true, ..BASE
     },

@@ -70,6 +70,8 @@ pub(super) const BASE: Shape = Shape {
 pub(super) struct Given {
     /// Options in their order, each with its value where it has one.
     options: Vec<(String, Option<Word>)>,
+    /// Which of them may be the value of a longer one that stands before them.
+    doubted: Vec<usize>,
     pub(super) operands: Vec<Word>,
 }
 
@@ -77,6 +79,12 @@ impl Given {
     /// Whether one of these options is given.
     pub(super) fn has(&self, names: &[&str]) -> bool {
         self.options.iter().any(|(given, _)| names.iter().any(|name| is_option(given, name)))
+    }
+
+    /// Whether one of these options is given, and cannot be the value of another one.
+    pub(super) fn is_sure_of(&self, names: &[&str]) -> bool {
+        let is_one = |given: &str| names.iter().any(|name| is_option(given, name));
+        self.options.iter().enumerate().any(|(at, (given, _))| is_one(given) && self.doubted.binary_search(&at).is_err())
     }
 
     /// Whether this option is given, and not a shorter one that begins like it.
@@ -105,9 +113,10 @@ fn is_option(given: &str, name: &str) -> bool {
 /// Tells the words behind a program apart.
 pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
     let mut given = Given::default();
-    let (mut rest, mut is_first, mut is_over) = (words.iter(), true, false);
+    let (mut rest, mut is_first, mut is_over, mut is_open) = (words.iter(), true, false, false);
     while let Some(word) = rest.next() {
         let first = std::mem::replace(&mut is_first, false);
+        let (may_be_value, before) = (std::mem::replace(&mut is_open, false), given.options.len());
         let (text, whole) = beginning(word);
         // What only the running shell knows may be a value.
         let glued = |tail: &str| match whole {
@@ -140,6 +149,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
                 None => known.and_then(|_| rest.clone().next().cloned()),
             };
             given.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
+            is_open = tail.is_none() && exact.is_none();
         } else if shape.style == Style::Single {
             match flags.chars().next().filter(|flag| shape.short.contains(*flag)) {
                 Some(flag) => given.options.push((format!("-{flag}"), glued(flags.get(flag.len_utf8()..).unwrap_or_default()))),
@@ -158,6 +168,9 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
                     break;
                 }
             }
+        }
+        if may_be_value {
+            given.doubted.extend(before..given.options.len());
         }
     }
     given

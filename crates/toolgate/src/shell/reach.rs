@@ -54,7 +54,9 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
             given.operands.iter().take(most).any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
         }
     };
-    if !does || given.has(shape.spared) {
+    // What `unzip` is told behind another `-`, it is told no more.
+    let is_spared = given.is_sure_of(shape.spared) && (program != "unzip" || given.bare("") == 0);
+    if !does || is_spared {
         return cleared(program, words);
     }
     let mut directories = given.values(shape.directories);
