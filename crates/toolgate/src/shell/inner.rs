@@ -178,18 +178,20 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
     if rest.len() > MOST_WORDS {
         found.opaque.push(format!("there are too many words behind `{program}`"));
     }
+    let (rest, begins) = with_what_is_read(program, rest);
+    let rest = rest.as_slice();
     let is_flag = |word: &Word| word.text().is_some_and(|text| text.starts_with('-') || text.contains('='));
     let is_wrapper = |word: &Word| word.text().is_some_and(|text| WRAPPERS.contains(&base(text)));
     let feeds = command.words.iter().any(|word| matches!(word.text().map(base), Some("xargs" | "parallel")));
     let first = rest.iter().find(|word| !is_flag(word));
-    if first.is_some_and(|word| word.text().is_none()) {
+    if first.into_iter().chain(rest.get(begins)).any(|word| word.text().is_none()) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
     // What comes in becomes the program where none stands there.
     let last = rest.iter().rposition(is_wrapper).map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
     let bare =
         |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || ".smhd".contains(c)));
-    if feeds && last.iter().all(bare) {
+    if feeds && last.iter().find(|word| !bare(word)).is_none_or(|word| word.text().is_none()) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
     // Where it stands it stays, unless something in between goes elsewhere.
@@ -262,6 +264,48 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         }
     }
     found
+}
+
+/// The words behind a wrapper, and where those begin that `xargs` runs. What it puts in the place of a text nobody knows: that of
+/// `-I R`, `-IR`, `-iR` or `--replace=R`.
+fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
+    const LONG: &[&str] = &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
+    let is_xargs = |word: &Word| word.text().map(base) == Some("xargs");
+    let behind = if program == "xargs" { Some(0) } else { rest.iter().position(is_xargs).map(|at| at + 1) };
+    let Some(mut at) = behind else { return (rest.to_vec(), 0) };
+    let mut sign = None;
+    while let Some(text) = rest.get(at).and_then(Word::text).filter(|text| text.starts_with('-')) {
+        at += 1;
+        let next = rest.get(at).and_then(Word::text).unwrap_or_default();
+        if let Some(long) = text.strip_prefix("--") {
+            let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+            if !name.is_empty() && "replace".starts_with(name) {
+                sign = Some(value.unwrap_or("{}"));
+            }
+            let is_valued = name.len() > 1 && LONG.iter().any(|known| known.starts_with(name));
+            at += usize::from(is_valued && value.is_none());
+            continue;
+        }
+        // The first letter that takes a value takes what follows.
+        let Some((flag, value)) =
+            text.find(|flag: char| "EIJLPRSadeilns".contains(flag)).and_then(|at| text.get(at..)?.split_at_checked(1))
+        else {
+            continue;
+        };
+        let is_next = value.is_empty() && !["e", "i", "l"].contains(&flag);
+        at += usize::from(is_next);
+        match flag {
+            "I" | "J" => sign = Some(if is_next { next } else { value }),
+            "i" => sign = Some(if value.is_empty() { "{}" } else { value }),
+            _ => {}
+        }
+    }
+    let fill = |(n, word): (usize, &Word)| {
+        let (before, after) =
+            word.text().filter(|_| n >= at).and_then(|text| Some((text.split_once(sign?)?.0, text.rsplit_once(sign?)?.1)))?;
+        Some(Word::known(before).then(&Word::unknown(false)).then(&Word::known(after)))
+    };
+    (rest.iter().enumerate().map(|word| fill(word).unwrap_or_else(|| word.1.clone())).collect(), at)
 }
 
 /// Where a program stands that runs none of its words, so that what follows is its own, and no text that something else runs: right

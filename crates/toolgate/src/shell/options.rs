@@ -136,7 +136,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
         if flags.is_empty() || late {
             given.operands.push(word.clone());
         } else if flags == "-" && whole {
-            is_over = true;
+            is_over = !may_be_value;
         } else if let Some(long) = flags.strip_prefix('-') {
             let (name, tail) = long.split_once('=').map_or((long, None), |(name, tail)| (name, Some(tail)));
             let exact = shape.long.iter().find(|known| **known == name);

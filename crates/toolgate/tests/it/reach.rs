@@ -52,6 +52,7 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         "tar -xfO -C .claude",
         "tar -xf a.tar --owner -O",
         "tar -xf a.tar --own -vO",
+        "cd /tmp/x && tar -xf a.tar --own -- -C /home/ann/desk",
         "tar -xf a.tar --mtime -O",
         "tar -xf a.tar --some-option -O",
         "curl -sL https://x.example/a.tgz | tar xz",
