@@ -1,8 +1,8 @@
 //! Programs that run other programs, and languages inside of commands. What is not known to be harmless is not taken for it.
 
-use super::known::{CLOSED, HARMLESS, LANGUAGES, MANAGERS, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, STAYING, WRAPPERS};
+use super::known::{CLOSED, HARMLESS, LANGUAGES, MANAGERS, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, STAYING, TAKING, WRAPPERS};
 use super::word::{Sure, Word};
-use super::{Command, Fed, Shell, base, normal, read};
+use super::{Command, Fed, Shell, base, normal, read, without_options};
 
 /// So many words behind a wrapper are looked at.
 const MOST_WORDS: usize = 64;
@@ -52,7 +52,8 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
             let given = given.split('=').next().unwrap_or_default();
             given.len() >= 3 && (long.starts_with(given) || given.starts_with(long))
         }),
-        (None, Some(short)) if short.chars().count() == 1 => {
+        // `cmake` has no clusters: `-DCMAKE_X=y`.
+        (None, Some(short)) if short.chars().count() == 1 && program != "cmake" => {
             let cluster = word
                 .strip_prefix('-')
                 .filter(|given| !given.starts_with('-'))
@@ -393,6 +394,9 @@ fn glued_to_exec(text: &str) -> Option<&str> {
     flags.get(at..)?.strip_prefix(['x', 'X']).map(|rest| rest.strip_prefix('=').unwrap_or(rest))
 }
 
+/// Verbs of `git`, beside those that take something away, that fill the directory of its files.
+const FILLING: &[&str] = &["am", "cherry-pick", "checkout-index", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
+
 /// What `git` is told to run.
 fn git(words: &[Word], depth: usize) -> Shell {
     let mut found = Shell::default();
@@ -404,19 +408,40 @@ fn git(words: &[Word], depth: usize) -> Shell {
         SETTINGS.contains(&key.as_str()) || shows || (key == "core.pager" && value.is_some_and(|value| HARMLESS.contains(&value)))
     };
     let texts: Vec<Option<&str>> = words.iter().map(Word::text).collect();
+    let own = words.len() - without_options(words).len();
+    let verb = texts.get(own).copied().flatten();
+    let may_be = |verbs: &[&str]| verb.is_none_or(|verb| verbs.contains(&verb));
+    // The files of another repository, or another place for its own.
+    let is_elsewhere = |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
+    let takes = TAKING.iter().chain(FILLING).any(|taking| may_be(&[*taking]));
+    if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
+        found.opaque.push(other());
+    }
     for (at, text) in texts.iter().enumerate() {
         let next = texts.get(at + 1).copied().flatten();
-        match text.unwrap_or_default() {
-            "-c" | "--config" if !next.is_some_and(safe) => found.opaque.push(other()),
+        let text = text.unwrap_or_default();
+        // The first letter of a cluster that takes a value.
+        let takes = |letters: &str| {
+            let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-') && at > own)?;
+            flags.chars().find(|flag| letters.contains(*flag))
+        };
+        let sets = at < own || may_be(&["clone"]);
+        match text {
+            "--config" if !next.is_some_and(safe) => found.opaque.push(other()),
+            "-c" if sets && !next.is_some_and(safe) => found.opaque.push(other()),
             long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => found.opaque.push(other()),
-            glued if glued.starts_with("-c") && glued.len() > 2 && !safe(glued.get(2..).unwrap_or_default()) => found.opaque.push(other()),
-            "-x" => match next {
+            glued if sets && glued.starts_with("-c") && glued.len() > 2 && !safe(glued.get(2..).unwrap_or_default()) => {
+                found.opaque.push(other())
+            }
+            cluster if may_be(&["clone"]) && matches!(takes("bcjou"), Some('c' | 'u')) && !cluster.starts_with("-c") => {
+                found.opaque.push(other())
+            }
+            _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => found.opaque.push(other()),
+            "-x" if may_be(&["difftool", "rebase"]) => match next {
                 Some(code) => found.add(read::read(code, depth + 1)),
                 None => found.opaque.push(other()),
             },
-            cluster if cluster.starts_with('-') && !cluster.starts_with("--") && cluster.contains('x') && cluster != "-x" => {
-                found.opaque.push(other())
-            }
+            _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => found.opaque.push(other()),
             "filter-branch" | "difftool" | "mergetool" | "for-each-repo" | "remote-ext" | "remote-fd" | "shell" => {
                 found.opaque.push(other())
             }

@@ -41,8 +41,8 @@ pub(super) const CLOSED: &[&str] = &[
 /// Variables that change what a command does.
 #[rustfmt::skip]
 pub(super) const POWERFUL: &[&str] = &[
-    "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "CDPATH", "EDITOR", "ENV", "GIT_ASKPASS", "GIT_DIR", "GIT_EDITOR", "GIT_EXTERNAL_DIFF",
-    "GIT_PAGER", "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_WORK_TREE", "GLOBIGNORE", "HOME", "IFS", "LD_AUDIT",
+    "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "CDPATH", "EDITOR", "ENV", "GIT_ASKPASS", "GIT_DIR", "GIT_EDITOR", "GIT_EXEC_PATH", "GIT_EXTERNAL_DIFF",
+    "GIT_PAGER", "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_TEMPLATE_DIR", "GIT_WORK_TREE", "GLOBIGNORE", "HOME", "IFS", "LD_AUDIT",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "LESSOPEN", "MAKEFLAGS", "NODE_OPTIONS", "PAGER", "PERL5DB", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS4",
     "PWD", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "RSYNC_RSH", "RUBYLIB", "RUBYOPT", "RUSTC_WRAPPER", "SHELL", "SSH_ASKPASS",
     "TAR_OPTIONS", "UNZIP", "UNZIPOPT", "VISUAL",
@@ -95,7 +95,7 @@ pub(super) const RUNNING: &[(&str, &[&str])] = &[
     ("mapfile", &["-C"]),
     ("readarray", &["-C"]),
     ("jobs", &["-x"]),
-    ("git", &["--upload-pack", "--receive-pack", "--exec", "-O", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "ext::"]),
+    ("git", &["--upload-pack", "--receive-pack", "--exec", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "ext::"]),
 ];
 /// Settings of `git` that run nothing.
 #[rustfmt::skip]
