@@ -1,6 +1,6 @@
 //! What programs do with the files that they are given.
 
-use super::inner::language;
+use super::inner::{is_known, language};
 use super::known::{PACKERS, SHELLS, TAKERS, TAKING};
 use super::word::Word;
 use super::{Command, without_options};
@@ -57,6 +57,13 @@ pub(super) fn changes(command: &Command) -> bool {
         Some(long) => long.starts_with("mo"),
         None => word.strip_prefix('-').is_some_and(|flags| flags.contains('m')),
     };
+    // Up to the first letter that takes a value.
+    let cluster = |word: &str, valued: &[char], flag: char| {
+        let flags = word.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
+        flags.and_then(|flags| flags.split(valued).next()).is_some_and(|flags| flags.contains(flag))
+    };
+    let is_one = |word: &str, names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name));
+    let act = || words().find(|word| !word.starts_with('-')).unwrap_or_default();
     command.program().is_none_or(|program| {
         TAKERS.contains(&program)
             || repacks(command)
@@ -65,19 +72,30 @@ pub(super) fn changes(command: &Command) -> bool {
             || (["sed", "gsed", "yq"].contains(&program) && words().any(|word| edits(word) || edits_by_name(word)))
             || (program == "zip" && words().any(moves))
             || (["tar", "bsdtar", "gtar"].contains(&program) && has("--rem"))
-            || has("-o") && program == "sort"
+            || (program == "sort" && (has("--o") || words().any(|word| cluster(word, &['S', 'T', 'k', 't'], 'o'))))
+            || ((program.starts_with("perl") || program.starts_with("ruby"))
+                && words().any(|word| cluster(word, &['C', 'D', 'E', 'F', 'I', 'M', 'e', 'm', 'r', 'x'], 'i')))
+            // What is packed is taken away.
+            || (program.starts_with("7z") && words().any(|word| is_one(word, &["-sdel"])))
+            || (program == "rar" && (is_one(act(), &["m", "mf"]) || words().any(|word| is_one(word, &["-df", "-dr", "-dw"]))))
     })
+}
+
+/// Whether it is known to leave alone what it names, or what it does with that is looked at.
+pub(super) fn leaves_alone(command: &Command) -> bool {
+    const SHOWING: &[&str] = &["bat", "column", "less", "more", "nl", "rev", "strings", "tac", "toolgate", "yq"];
+    command.program().is_some_and(|program| is_known(program) || SHOWING.contains(&program))
 }
 
 /// Whether it puts another file, packed or unpacked, in the place of the one that it names.
 pub(super) fn repacks(command: &Command) -> bool {
     let shows = |word: &str| match word.strip_prefix("--") {
         Some(long) => ["stdout", "to-stdout", "test", "list"].contains(&long),
-        // What stands behind some letters is their value.
+        // What stands behind some letters is their value; and not all of them list with `-l`.
         None => {
-            let letters =
-                |flags: &str| flags.split(['C', 'F', 'M', 'S', 'T', 'b', 'p']).next().unwrap_or_default().contains(['c', 'l', 't']);
-            word.strip_prefix('-').is_some_and(letters)
+            let lists = command.program().is_some_and(|program| !program.contains("bz") && !program.contains("lz4"));
+            let flags = word.strip_prefix('-').and_then(|flags| flags.split(['C', 'D', 'F', 'M', 'S', 'T', 'b', 'o', 'p']).next());
+            flags.is_some_and(|flags| flags.contains(['c', 't']) || (lists && flags.contains('l')))
         }
     };
     let packs = command.program().is_some_and(|program| PACKERS.contains(&program));

@@ -395,7 +395,7 @@ fn glued_to_exec(text: &str) -> Option<&str> {
 }
 
 /// Verbs of `git`, beside those that take something away, that fill the directory of its files.
-const FILLING: &[&str] = &["am", "cherry-pick", "checkout-index", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
+const FILLING: &[&str] = &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
 
 /// What `git` is told to run.
 fn git(words: &[Word], depth: usize) -> Shell {

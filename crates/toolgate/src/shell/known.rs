@@ -105,22 +105,24 @@ pub(super) const SETTINGS: &[&str] = &[
 /// Programs that take away, move, change or open up what they name.
 #[rustfmt::skip]
 pub(super) const TAKERS: &[&str] = &[
-    "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "fallocate", "install", "ln", "mmv", "mount", "mv", "patch", "prename", "rename",
-    "rm", "rmdir", "rsync", "setfacl", "shred", "sponge", "srm", "tee", "touch", "trash", "trash-put", "truncate", "unlink",
+    "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "dos2unix", "fallocate", "install", "link", "ln", "mac2unix", "mmv", "mount", "mv",
+    "patch", "prename", "rename", "rm", "rmdir", "rsync", "sd", "setfacl", "shred", "sponge", "srm", "tee", "touch", "trash", "trash-put",
+    "truncate", "unix2dos", "unlink",
 ];
 /// Verbs of `git` that do.
 #[rustfmt::skip]
 pub(super) const TAKING: &[&str] = &[
-    "apply", "checkout", "clean", "mv", "reset", "restore", "rm", "stash",
+    "apply", "checkout", "checkout-index", "clean", "merge-file", "mv", "reset", "restore", "rm", "stash",
 ];
 /// Programs that put another file in the place of the one that they name, and how those end that are packed.
 #[rustfmt::skip]
 pub(super) const PACKERS: &[&str] = &[
-    "bunzip2", "bzip2", "compress", "gunzip", "gzip", "lzma", "pigz", "uncompress", "unlzma", "unpigz", "unxz", "xz",
+    "brotli", "bunzip2", "bzip2", "compress", "gunzip", "gzip", "lbzip2", "lz4", "lzip", "lzma", "pbzip2", "pigz", "plzip", "uncompress",
+    "unlz4", "unlzma", "unpigz", "unxz", "unzstd", "xz", "zstd",
 ];
 #[rustfmt::skip]
 pub(super) const PACKED: &[&str] = &[
-    "-gz", "-z", ".bz", ".bz2", ".gz", ".lzma", ".xz", ".Z", ".z", "_z",
+    "-gz", "-z", ".br", ".bz", ".bz2", ".gz", ".lz", ".lz4", ".lzma", ".xz", ".Z", ".z", ".zst", "_z",
 ];
 /// Programs that write files which no word names, or only one behind an option.
 #[rustfmt::skip]

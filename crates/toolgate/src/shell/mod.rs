@@ -101,6 +101,8 @@ impl Shell {
         let moves = self.commands.iter().any(goes);
         let wanders = from.zip(places.first()).map(|(from, place)| self.wanders(from, place.home));
         let feeds = self.commands.iter().any(|command| matches!(command.program(), Some("xargs" | "parallel")));
+        // Behind a wrapper, who knows which word is the program.
+        let wraps = self.commands.iter().any(|command| command.program().is_some_and(|program| known::WRAPPERS.contains(&program)));
         let one = |command: &Command, place: &Place<'_>| {
             let words = command.words.get(1..).unwrap_or_default();
             // Where `git` stands is not what it changes.
@@ -112,7 +114,10 @@ impl Shell {
                 Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves && !is_here(word) => Sure::No,
                 Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
                 // Many files have the same name; but where it begins, the one that is meant may be the place.
-                Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => Sure::No,
+                Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => {
+                    let is_open = place.has_a_rare_name() && !wraps && !acts::leaves_alone(command);
+                    if is_open { Sure::Maybe } else { Sure::No }
+                }
                 sure => sure,
             };
             let looked_for = acts::looks_for(command)
@@ -458,6 +463,12 @@ impl<'h> Place<'h> {
         let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
         let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
         !self.is_a_name() && !path.split('/').any(|part| part == parent)
+    }
+
+    /// Whether few other files are called like it: it has an ending, and stands in no hidden directory.
+    fn has_a_rare_name(&self) -> bool {
+        let mut parts = self.path.rsplit('/');
+        parts.next().is_some_and(|name| name.contains('.')) && parts.next().is_some_and(|parent| !parent.starts_with('.'))
     }
 
     /// Whether it is a path, and a word is a pattern from wherever one is, and not from further up.

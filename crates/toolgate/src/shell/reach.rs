@@ -233,6 +233,9 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
         let packed = |text: &str| PACKED.iter().find_map(|end| text.strip_suffix(*end)).map(Word::known);
         return words.iter().filter_map(Word::text).filter_map(packed).collect();
     }
+    if program.starts_with("python") {
+        return rewritten(words);
+    }
     let Some(shape) = writer(program) else {
         // What `-o` is to these is no file.
         let lists = is_search(program) || names_no_files(command) || ["ls", "ps", "zgrep", "zegrep", "zfgrep"].contains(&program);
@@ -266,6 +269,13 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
         _ => {}
     }
     files
+}
+
+/// What a module of Python writes: `json.tool` its second file.
+fn rewritten(words: &[Word]) -> Vec<Word> {
+    let is_it = |word: &Word| matches!(word.text(), Some("json.tool" | "-mjson.tool"));
+    let Some(behind) = words.iter().position(is_it).and_then(|at| words.get(at + 1..)) else { return outputs(words, true) };
+    options::read(behind, &Shape { long: &["indent"], ..BASE }).operands.into_iter().skip(1).collect()
 }
 
 /// What stands behind an option that mostly names what is written; `-o` among them, or not.
