@@ -261,9 +261,11 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
     files.extend(names.iter().map(|name| if odd(name) { Word::unknown(false) } else { from(name, directory.as_ref()) }));
     match program {
         // An archive that is made is a file like any other.
-        "tar" | "bsdtar" | "gtar" if fills(command).is_empty() => {
+        "tar" | "bsdtar" | "gtar" | "jar" if fills(command).is_empty() || packs(program, &given) => {
             files.extend(given.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()));
         }
+        // It reads these as patterns.
+        "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_several) => files.push(Word::unknown(false)),
         "scp" | "sftp" => files.extend(last(&given)),
         "uniq" | "xxd" => files.extend(given.operands.get(1).cloned()),
         _ => {}
@@ -276,6 +278,12 @@ fn rewritten(words: &[Word]) -> Vec<Word> {
     let is_it = |word: &Word| matches!(word.text(), Some("json.tool" | "-mjson.tool"));
     let Some(behind) = words.iter().position(is_it).and_then(|at| words.get(at + 1..)) else { return outputs(words, true) };
     options::read(behind, &Shape { long: &["indent"], ..BASE }).operands.into_iter().skip(1).collect()
+}
+
+/// Whether an address is that of several files here.
+fn is_several(address: &Word) -> bool {
+    let is_file = |text: &str| text.trim_start().get(..5).is_some_and(|begins| begins.eq_ignore_ascii_case("file:"));
+    address.text().is_some_and(|text| is_file(text) && text.contains(['{', '[']))
 }
 
 /// What stands behind an option that mostly names what is written; `-o` among them, or not.
@@ -343,6 +351,11 @@ struct Trees {
     without: (Vec<Word>, Vec<Word>),
 }
 
+/// Whether an archive is made or added to, whatever else its options seem to say.
+fn packs(program: &str, given: &Given) -> bool {
+    (program.ends_with("tar") || program == "jar") && given.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
+}
+
 /// The trees that a command reads as a whole. With `feeds`, what is found becomes words of another command.
 fn trees(command: &Command, feeds: bool) -> Trees {
     let (Some(program), words) = (command.program().filter(|_| !command.unlikely), own_words(command)) else { return Trees::default() };
@@ -351,8 +364,11 @@ fn trees(command: &Command, feeds: bool) -> Trees {
         return searched(program, options::read(words, shape), matches!(command.fed, Some(Fed::Piped | Fed::Text(_))));
     }
     match program {
-        "tar" | "bsdtar" | "gtar" | "7z" | "7za" | "7zr" | "7zz" | "pax" if fills(command).is_empty() => {
+        "tar" | "bsdtar" | "gtar" | "jar" | "7z" | "7za" | "7zr" | "7zz" | "pax" => {
             let given = options::read(words, writer(program).unwrap_or(&BASE));
+            if !fills(command).is_empty() && !packs(program, &given) {
+                return Trees::default();
+            }
             let directories = given.values(&["-C", "--directory", "--cd"]);
             // A directory is for what stands behind it.
             let goes = |(at, word): &(usize, &Word)| {

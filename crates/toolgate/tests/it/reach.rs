@@ -364,6 +364,9 @@ async fn a_search_above_a_place_reads_it() {
         "tar czf a.tgz --anchored --exclude=.local /home/ann",
         "tar --no-wildcards --exclude='.l*' -cf x.tar /home/ann",
         "tar -cf x.tar --add-file=/home/ann",
+        "cd /opt && tar -cf o.tar --label -x /home/ann/.local",
+        "cd /opt && tar -cf o.tar --some-option -x /home/ann/.local",
+        "jar cf /opt/x.jar /home/ann/.local",
         "cd /home/ann; tar czf a.tgz . -C /tmp x",
         "diff -r --from-file=/home/ann /tmp/e",
         "git diff --no-index /tmp/e /home/ann/.local",
@@ -385,6 +388,8 @@ async fn a_search_above_a_place_reads_it() {
     each_is(&new(), "deny", &refused).await;
     let asked = [
         "grep -r x /home/ann/.*",
+        "curl 'file:///home/ann/.local/state/{toolgate}/ledger.db'",
+        "curl --url 'file:///home/ann/.local/state/tool[g-g]ate/ledger.db'",
         "find /home/ann -name key -exec cat {} +",
         "find .. -type f | xargs cat",
         "grep -r x ~other",
