@@ -56,6 +56,8 @@ pub(crate) struct Shell {
     /// The names of files that are written, and their paths.
     pub(crate) written: HashSet<String>,
     pub(crate) written_paths: Vec<String>,
+    /// What variables are set to, as it is written: a word that is not known may come to it.
+    pub(crate) kept: Vec<String>,
 }
 
 impl Shell {
@@ -79,6 +81,7 @@ impl Shell {
         self.opaque.extend(other.opaque);
         self.written.extend(other.written);
         self.written_paths.extend(other.written_paths);
+        self.kept.extend(other.kept);
     }
 
     /// The first reason why not all can be told.
@@ -158,8 +161,28 @@ impl Shell {
             let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
             named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(put).max(reached).max(patched).max(told)
         };
-        let each = |place: &Place<'_>| self.commands.iter().map(|command| one(command, place)).max().unwrap_or(Sure::No);
+        let kept = if lenient { self.handed_on() } else { Vec::new() };
+        let may_be_it = |place: &Place<'_>| kept.iter().map(|text| place.is_within(text).min(Sure::Maybe)).max().unwrap_or(Sure::No);
+        let each = |place: &Place<'_>| {
+            let named = self.commands.iter().map(|command| one(command, place)).max().unwrap_or(Sure::No);
+            named.max(may_be_it(place))
+        };
         places.iter().map(each).max().unwrap_or(Sure::No)
+    }
+
+    /// The paths in variables, and in what `xargs` and its like are given, that a word may come to which is not known.
+    fn handed_on(&self) -> Vec<Word> {
+        let is_open = |word: &Word| word.text().is_none() && !word.is_pattern();
+        let opens = |command: &Command| !acts::names_no_files(command) && command.words.iter().skip(1).any(is_open);
+        if !self.commands.iter().any(opens) {
+            return Vec::new();
+        }
+        let fed = |command: &Command| match (command.program(), &command.fed) {
+            (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(Fed::Text(text))) => text.text().map(str::to_owned),
+            _ => None,
+        };
+        let texts = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(|text| text.contains('/'));
+        texts.map(|text| Word::known(text.replace("${HOME}", "~").replace("$HOME", "~"))).collect()
     }
 
     /// Whether all of its words are known, and all that says which files it is about.
@@ -488,13 +511,16 @@ impl<'h> Place<'h> {
     fn goes_on(&self, spelling: &[Part]) -> bool {
         let own: Vec<&str> = self.path.split('/').collect();
         let Some((last, above)) = own.split_last() else { return false };
+        let rest = self.cleaned(spelling.get(1..).unwrap_or_default());
         let one = |part: &Part| {
             let Part::Text(text) = part else { return false };
             let given: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
             let through = given.split_last().is_some_and(|(_, above)| above.contains(last));
             through || given.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
         };
-        spelling.first() == Some(&Part::Any) && spelling.iter().skip(1).any(one)
+        let begins_so =
+            || long_ends(&self.path).any(|end| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/*"))));
+        spelling.first() == Some(&Part::Any) && (spelling.iter().skip(1).any(one) || begins_so())
     }
 
     /// Whether it lies under a directory that a word names with its whole path.
@@ -612,6 +638,11 @@ impl<'h> Place<'h> {
             other => other.to_vec(),
         }
     }
+}
+
+/// How a path ends, with at least two of its parts.
+fn long_ends(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').filter_map(|(at, _)| path.get(at..)).filter(|end| end.matches('/').count() > 1)
 }
 
 /// The home directory of whoever runs this, without a slash at its end; `~` where there is none.

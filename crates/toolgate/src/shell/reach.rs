@@ -7,7 +7,7 @@ use super::inner::runs_another;
 use super::known::{PACKED, SEARCHERS, WRITERS};
 use super::options::{self, BASE, Given, Shape, Style, When};
 use super::word::{Part, Sure, Word, meet, sum};
-use super::{Command, Fed, Place, Shell, base, normal, spelled_out, without_options};
+use super::{Command, Fed, Place, Shell, base, long_ends, normal, spelled_out, without_options};
 
 /// So many directories are followed; who goes through more may be anywhere.
 const MOST: usize = 64;
@@ -708,6 +708,13 @@ impl Place<'_> {
             // From somewhere that nobody knows it may be anything.
             if spelling.iter().map(long).sum::<usize>() > LONGEST || !(is_whole || from.starts_with('/')) {
                 return true;
+            }
+            // How it begins nobody knows: it may go on as one of them ends.
+            if let [Part::Any, rest @ ..] = spelling.as_slice() {
+                let rest = self.cleaned(rest);
+                let is_last = |path: &str| matches!(rest.as_slice(), [Part::Text(text)] if text.trim_matches('/') == base(path));
+                let is_end = |end: &str| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/")));
+                return above.iter().any(|path| is_last(path) || long_ends(path).any(is_end));
             }
             let spelling = self.spelled_from(from, spelling);
             (!spelling.contains(&Part::Any) && is_detour(&spelling))

@@ -267,6 +267,8 @@ impl<'r> Reader<'r> {
         let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
         let name = name.split('[').next().unwrap_or_default();
         let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
+        let kept = node.child_by_field_name("value").map(|value| self.of(value).to_owned());
+        self.found.kept.extend(kept);
         // `IFS= read` cuts a line otherwise, and nothing else.
         let reads = above.last().is_some_and(|command| {
             command.kind() == "command" && command.child_by_field_name("name").is_some_and(|name| self.of(name) == "read")

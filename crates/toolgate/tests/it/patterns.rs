@@ -97,6 +97,7 @@ async fn a_pattern_that_goes_up_is_not_about_what_is_here() {
     }
     // Whole trees.
     each_is(&gate(&[STATE], DESK), "ask", &["grep -r x ../.l*", "tar czf a.tgz ../.l*", "rg x ../*/../.local"]).await;
+    each_is(&gate(&[STATE], DESK), "ask", &["grep -ra x ${HOME:0}/.local/state", "grep -ra x ${HOME:0}/.local"]).await;
     each_is(&gate(&[STATE], DESK), "allow", &["grep -rn x ../lib/*", "grep -rn x src/*", "grep -rn x *", "grep -rn x \"$DIR/../src\""])
         .await;
 }
@@ -275,6 +276,11 @@ async fn brackets_and_braces_are_no_way_around() {
         "cat $D/.local/state/toolgate/ledger.db",
         "D=$(dirname $PWD); cat $D/.local/state/toolgate/trusted.json",
         "cat \"$XDG_STATE_HOME/toolgate/trusted.json\"",
+        "cat ${HOME:0}/.local/state/tool*/ledger.db",
+        "cat ${HOME:0}/.local/state/toolgat{e,x}/ledger.db",
+        "true && x=/home/ann/.local/state/toolgate/ledger.db; cat $x",
+        "a=(/home/ann/.local/state/toolgate/ledger.db); cat \"${a[@]}\"",
+        "xargs cat <<< /home/ann/.local/state/toolgate/ledger.db",
         "rm -rf bin",
         "git rm -f '*.json'",
         "git checkout HEAD~3 -- '*settings.json'",
@@ -292,6 +298,8 @@ async fn brackets_and_braces_are_no_way_around() {
         "cat \"$D/settings.json\"",
         "git log --format=\"[%h] %s\"",
         "cat $D/src/main.rs",
+        "cat $D/src/*",
+        "true && x=/home/ann/desk/src; cat $x",
         "grep -n \"a[0]\" src/main.rs",
         "cp src/{a,b}.rs /tmp/x/",
         "echo ${a[0]} x > out.txt",
