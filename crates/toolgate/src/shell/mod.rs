@@ -198,7 +198,9 @@ impl Shell {
         let is_fed = |command: &Command| matches!(&command.fed, Some(Fed::Text(text)) if from_home(text));
         // A bare `cd` goes there.
         let goes = |command: &Command| reach::goes_to(command).contains(&"~");
-        self.commands.iter().any(|command| command.words.iter().chain(&command.files).any(from_home) || is_fed(command) || goes(command))
+        let is_kept = || self.kept.iter().any(|text| text.contains('~') || text.contains("HOME"));
+        let is_there = |command: &Command| command.words.iter().chain(&command.files).any(from_home) || is_fed(command) || goes(command);
+        is_kept() || self.commands.iter().any(is_there)
     }
 }
 
@@ -642,7 +644,7 @@ impl<'h> Place<'h> {
 
 /// How a path ends, with at least two of its parts.
 fn long_ends(path: &str) -> impl Iterator<Item = &str> {
-    path.match_indices('/').filter_map(|(at, _)| path.get(at..)).filter(|end| end.matches('/').count() > 1)
+    path.match_indices('/').filter_map(move |(at, _)| path.get(at..)).filter(|end| end.matches('/').count() > 1)
 }
 
 /// The home directory of whoever runs this, without a slash at its end; `~` where there is none.
