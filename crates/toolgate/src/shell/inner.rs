@@ -1,6 +1,9 @@
 //! Programs that run other programs, and languages inside of commands. What is not known to be harmless is not taken for it.
 
+use std::cell::Cell;
+
 use super::known::{CLOSED, HARMLESS, LANGUAGES, MANAGERS, MODULES, PLAIN, POWERFUL, RUNNING, SETTINGS, SHELLS, STAYING, TAKING, WRAPPERS};
+use super::text::has_braces;
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read, without_options};
 
@@ -14,7 +17,43 @@ const READING: &[&str] = &[
 /// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
 /// How deep commands may stand in commands.
-pub(super) const DEPTH: usize = 8;
+const DEPTH: usize = 8;
+/// So many bytes are read in all, and what each command costs beside its own.
+const MOST_BYTES: usize = 96 << 10;
+const EACH: usize = 192;
+
+/// How deep a command stands in others, and how much may still be read of all of them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Depth<'d> {
+    level: usize,
+    left: &'d Cell<usize>,
+}
+
+impl<'d> Depth<'d> {
+    /// What may be read of one command, with all that stands in it.
+    pub(super) fn budget() -> Cell<usize> {
+        Cell::new(MOST_BYTES)
+    }
+
+    pub(super) fn top(left: &'d Cell<usize>) -> Self {
+        Self { level: 0, left }
+    }
+
+    fn down(self) -> Self {
+        Self { level: self.level + 1, ..self }
+    }
+
+    pub(super) fn is_too_deep(self) -> bool {
+        self.level > DEPTH
+    }
+
+    /// Whether a text of this length may still be read.
+    pub(super) fn affords(self, length: usize) -> bool {
+        let left = self.left.get().checked_sub(length + EACH);
+        self.left.set(left.unwrap_or(0));
+        left.is_some()
+    }
+}
 
 /// Whether setting a variable changes what commands do.
 pub(super) fn is_powerful(name: &str, value: Option<&str>) -> bool {
@@ -41,7 +80,7 @@ pub(super) fn is_known(program: &str) -> bool {
 }
 
 /// What else a command runs.
-pub(super) fn look_inside(command: &Command, depth: usize) -> Shell {
+pub(super) fn look_inside(command: &Command, depth: Depth<'_>) -> Shell {
     look(command, depth, false)
 }
 
@@ -65,13 +104,13 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
 }
 
 /// With `nested`, it stands behind a wrapper that has looked everywhere already.
-fn look(command: &Command, depth: usize, nested: bool) -> Shell {
+fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     let mut found = Shell::default();
     let Some((_, rest)) = command.words.split_first() else { return found };
     let Some(program) = command.program() else {
         return Shell::opaque("which program runs is only known when it runs");
     };
-    if depth > DEPTH {
+    if depth.is_too_deep() {
         return Shell::opaque("commands stand in commands too deeply");
     }
     if CLOSED.contains(&program) {
@@ -170,7 +209,7 @@ fn look(command: &Command, depth: usize, nested: bool) -> Shell {
 }
 
 /// A command behind another one: where it begins depends on flags of every wrapper, so it is looked for everywhere.
-fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> Shell {
+fn wrapped(program: &str, rest: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
     let mut found = Shell::default();
     // `command -v` only looks.
     if program == "command" && rest.first().and_then(Word::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
@@ -218,7 +257,10 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
     for at in 0..rest.len().min(MOST_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
         let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
-        let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end, ..Command::default() };
+        // What a package manager installs is no file.
+        let before = at.checked_sub(1).map_or(Some(program), |before| rest.get(before).and_then(Word::text).map(base));
+        let is_verb = words.first().and_then(Word::text) == Some("install") && before.is_some_and(|name| MANAGERS.contains(&name));
+        let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end || is_verb, ..Command::default() };
         if inner.words.first().is_some_and(is_flag) {
             continue;
         }
@@ -258,13 +300,20 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: usize) -> She
         let value = text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
         let glued = (2..=10).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
         let whole = Some(text).filter(|_| !text.starts_with('-'));
+        let mut known: Vec<&str> = Vec::new();
         for code in glued.chain(value).chain(whole) {
-            if code.contains(|c: char| !(c.is_alphanumeric() || "_./=:@,+%-~".contains(c))) {
-                found.add(read::read(code, depth + 1));
+            if is_code(code) && !known.contains(&code.trim_start()) {
+                known.push(code.trim_start());
+                found.add(read::read(code, depth.down()));
             }
         }
     }
     found
+}
+
+/// Whether a text may be more than one word to a shell, or another one: a pattern of file names alone is not.
+fn is_code(text: &str) -> bool {
+    text.contains(|c: char| c.is_whitespace() || c.is_control() || ";&|<>()$`\"'\\!#".contains(c)) || has_braces(text)
 }
 
 /// The words behind a wrapper, and where those begin that `xargs` runs. What it puts in the place of a text nobody knows: that of
@@ -334,11 +383,11 @@ fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
 }
 
 /// A command inside another one. Where it is only a guess that it is one, a word that is no program's name says nothing.
-fn deeper(command: Command, depth: usize, guessed: bool) -> Shell {
+fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell {
     if guessed && command.program().is_none() {
         return Shell::default();
     }
-    let mut found = look(&command, depth + 1, guessed);
+    let mut found = look(&command, depth.down(), guessed);
     found.commands.insert(0, command);
     found
 }
@@ -349,7 +398,7 @@ pub(super) fn runs_another(word: &Word) -> bool {
 }
 
 /// Commands behind `-exec` and its like.
-fn behind_flags(program: &str, words: &[Word], depth: usize) -> Shell {
+fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> Shell {
     let mut found = Shell::default();
     for (at, word) in words.iter().enumerate().take(MOST_WORDS) {
         // What is glued to the flag is the program.
@@ -398,7 +447,7 @@ fn glued_to_exec(text: &str) -> Option<&str> {
 const FILLING: &[&str] = &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
 
 /// What `git` is told to run.
-fn git(words: &[Word], depth: usize) -> Shell {
+fn git(words: &[Word], depth: Depth<'_>) -> Shell {
     let mut found = Shell::default();
     let other = || "`git` is set up to run something else".to_owned();
     let safe = |setting: &str| {
@@ -438,7 +487,7 @@ fn git(words: &[Word], depth: usize) -> Shell {
             }
             _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => found.opaque.push(other()),
             "-x" if may_be(&["difftool", "rebase"]) => match next {
-                Some(code) => found.add(read::read(code, depth + 1)),
+                Some(code) => found.add(read::read(code, depth.down())),
                 None => found.opaque.push(other()),
             },
             _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => found.opaque.push(other()),
@@ -467,14 +516,14 @@ fn git(words: &[Word], depth: usize) -> Shell {
 }
 
 /// Words that are a command when they are put together.
-fn joined(words: &[Word], depth: usize) -> Shell {
+fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
     let words = match words.split_first() {
         Some((first, rest)) if first.text() == Some("--") => rest,
         _ => words,
     };
     let texts: Option<Vec<&str>> = words.iter().map(Word::text).collect();
     match texts {
-        Some(texts) => read::read(&texts.join(" "), depth + 1),
+        Some(texts) => read::read(&texts.join(" "), depth.down()),
         None => Shell::opaque("what is evaluated is only known when it runs"),
     }
 }
@@ -486,7 +535,7 @@ fn is_device(path: &str) -> bool {
 }
 
 /// A shell inside of the shell.
-fn shell(program: &str, words: &[Word], command: &Command, depth: usize) -> Shell {
+fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
     let unknown = || Shell::opaque(format!("what `{program}` runs is only known when it runs"));
     let mut words = words.iter();
     let mut has_code = false;
@@ -526,7 +575,7 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: usize) -> Shel
             {
                 return unknown();
             }
-            _ if has_code => return read::read(text, depth + 1),
+            _ if has_code => return read::read(text, depth.down()),
             // A file: what is in it, whoever let it be written has judged.
             _ if is_device(text) => return fed(program, command, depth),
             _ => return Shell::default(),
@@ -536,10 +585,10 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: usize) -> Shel
 }
 
 /// A shell that reads its commands from somewhere.
-fn fed(program: &str, command: &Command, depth: usize) -> Shell {
+fn fed(program: &str, command: &Command, depth: Depth<'_>) -> Shell {
     match &command.fed {
         Some(Fed::Text(word)) => match word.text() {
-            Some(code) => read::read(code, depth + 1),
+            Some(code) => read::read(code, depth.down()),
             None => Shell::opaque(format!("what `{program}` reads is only known when it runs")),
         },
         // Its input may come from whoever started it.

@@ -46,6 +46,8 @@ pub(crate) enum Fed {
 
 /// So many commands are looked at.
 const MOST: usize = 4_096;
+/// So many letters of words are compared of which only a part is known; who writes more may mean anything.
+const MOST_LETTERS: usize = 4_096;
 
 /// What a shell command would do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -63,7 +65,8 @@ pub(crate) struct Shell {
 impl Shell {
     /// Reads a command.
     pub(crate) fn read(text: &str) -> Self {
-        read::read(text, 0)
+        let left = inner::Depth::budget();
+        read::read(text, inner::Depth::top(&left))
     }
 
     fn opaque(why: impl Into<String>) -> Self {
@@ -100,6 +103,13 @@ impl Shell {
     /// something is changed by them. Where it is not said in which directory the command begins, trees that are only read count if
     /// they are asked for.
     pub(crate) fn touches(&self, places: &[Place<'_>], lenient: bool, trees: bool, from: Option<&str>) -> Sure {
+        let letters = |command: &Command| {
+            let words: &[Word] = if acts::names_no_files(command) { &[] } else { &command.words };
+            words.iter().chain(&command.files).map(Word::open_letters).sum::<usize>()
+        };
+        if self.commands.iter().map(letters).sum::<usize>() > MOST_LETTERS {
+            return self.without_patterns().touches(places, lenient, trees, from).max(Sure::Maybe);
+        }
         let goes = |command: &Command| matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || reach::sends(command);
         let moves = self.commands.iter().any(goes);
         let wanders = from.zip(places.first()).map(|(from, place)| self.wanders(from, place.home));
@@ -110,7 +120,7 @@ impl Shell {
             let words = command.words.get(1..).unwrap_or_default();
             // Where `git` stands is not what it changes.
             let given = if command.program() == Some("git") { without_options(words) } else { words };
-            let changes = acts::changes(command);
+            let changes = acts::changes(command) && !command.unlikely;
             let is_here = |word: &Word| from.is_some_and(|from| place.is_named_from(from, word));
             let known = |word: &Word, sure: Sure| match sure {
                 // A pattern of file names is about files that are here.
@@ -168,6 +178,17 @@ impl Shell {
             named.max(may_be_it(place))
         };
         places.iter().map(each).max().unwrap_or(Sure::No)
+    }
+
+    /// The same, with nothing known of words of which not all is known.
+    fn without_patterns(&self) -> Self {
+        let plain = |word: &Word| if word.text().is_some() { word.clone() } else { Word::unknown(word.splits) };
+        let mut same = self.clone();
+        for command in &mut same.commands {
+            command.words = command.words.iter().map(plain).collect();
+            command.files = command.files.iter().map(plain).collect();
+        }
+        same
     }
 
     /// The paths in variables, and in what `xargs` and its like are given, that a word may come to which is not known.

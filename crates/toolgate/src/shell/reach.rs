@@ -382,6 +382,9 @@ fn trees(command: &Command, feeds: bool) -> Trees {
             };
             // What `--exclude` leaves out hangs on where it stands, and on other options.
             let added = given.values(&["--add-file"]);
+            if directories.len() > 1 && directories.len() * (given.operands.len() + added.len()) > MOST * MOST {
+                return Trees { roots: vec![Word::known(ANYWHERE)], ..Trees::default() };
+            }
             Trees { roots: given.operands.iter().chain(&added).flat_map(within).collect(), ..Trees::default() }
         }
         "zip" | "diff" => {

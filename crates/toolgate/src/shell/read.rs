@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tree_sitter::{Node, Parser, Tree};
 
-use super::inner::{self, DEPTH, is_powerful};
+use super::inner::{self, Depth, is_powerful};
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal};
 
@@ -16,8 +16,8 @@ const LARGEST: usize = 6_000;
 const DEEPEST: usize = 120;
 
 /// Reads a command that stands so deep in others.
-pub(super) fn read(text: &str, depth: usize) -> Shell {
-    if depth > DEPTH {
+pub(super) fn read(text: &str, depth: Depth<'_>) -> Shell {
+    if depth.is_too_deep() {
         return Shell::opaque("commands stand in commands too deeply");
     }
     if text.len() > LONGEST {
@@ -37,8 +37,11 @@ pub(super) fn read(text: &str, depth: usize) -> Shell {
     found
 }
 
-fn parse(text: &str, depth: usize) -> Shell {
+fn parse(text: &str, depth: Depth<'_>) -> Shell {
     let unread = || Shell::opaque("the command cannot be parsed");
+    if !depth.affords(text.len()) {
+        return Shell::opaque("there are too many commands in it");
+    }
     let mut parser = Parser::new();
     if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
         return unread();
@@ -98,7 +101,7 @@ pub(super) struct Reader<'r> {
     /// Where each is first set.
     pub(super) first_set: HashMap<String, usize>,
     pub(super) found: Shell,
-    pub(super) depth: usize,
+    pub(super) depth: Depth<'r>,
 }
 
 /// Programs that set variables in ways of their own.

@@ -178,6 +178,11 @@ impl Word {
         self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::Any])
     }
 
+    /// How many letters must be compared, where some of it is known and not all.
+    pub(crate) fn open_letters(&self) -> usize {
+        if self.text().is_some() || self.is_unknown() { 0 } else { self.spellings.iter().flatten().map(Part::len).sum() }
+    }
+
     /// Whether it stands for names of files.
     pub(crate) fn is_pattern(&self) -> bool {
         self.spellings.iter().all(|spelling| spelling.iter().all(|part| *part != Part::Any))

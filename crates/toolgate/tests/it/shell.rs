@@ -260,6 +260,7 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "x86_64 sh -c 'rm -r d'",
         "printf 'rm -r d' | x86_64 sh",
         "script -qc 'cu\"\"rl' /dev/null",
+        "script -qc '{curl,x}' /dev/null",
         "flock l -c 'cu\"\"rl'",
         "script -qefac'rm -r d' /dev/null",
         "env -vS 'rm -r d'",
@@ -430,6 +431,9 @@ async fn everyday_commands_are_let_through() {
         "kubectl get pods",
         "ls | xargs -n1 basename",
         "ls | xargs -I{} basename {}",
+        "npx eslint 'src/**/*.ts' --fix",
+        "docker ps --format '{{.Names}}'",
+        "uv pip install -e \".[dev]\"",
         "git commit -m \"$(cat <<'EOF'\nAdd a page, see docs/pushing.md\n\nIt's done.\nEOF\n)\"",
         "for i in $(seq 1 3); do echo \"$i\"; sleep 1; done",
         "echo \"built at $(date)\" >> build.log",
@@ -443,6 +447,12 @@ async fn everyday_commands_are_let_through() {
         }
     }
     assert!(stopped.is_empty(), "stopped:\n{}", stopped.join("\n"));
+}
+
+/// Each text may be a command from nine places on.
+fn nested_env() -> String {
+    let escaped = |text: String| text.replace('\\', "\\\\").replace(' ', "\\ ");
+    (0..6).fold("ls".to_owned(), |inner, _| format!("env -c{}", escaped(" ".repeat(8) + &inner)))
 }
 
 #[tokio::test]
@@ -467,14 +477,19 @@ async fn a_hostile_command_is_answered_in_time() {
         "git ".to_owned() + &"run ".repeat(6_000),
         "`a`".repeat(10_000),
         "ls>a;./b;".repeat(3_000),
+        format!("rm {}", format!("{}* ", "a".repeat(1_000)).repeat(30)),
+        format!("cat {}", "a*b*c ".repeat(1_400)),
         format!("a={}; ls {}", "x".repeat(12_000), "$a".repeat(5_000)),
     ];
     // These do no harm; they must be answered all the same.
-    for (n, long) in
-        ["cat ".to_owned() + &"[a]*".repeat(6_000), "ls ".to_owned() + &">a ".repeat(8_000), "find . ".to_owned() + &"-exec ".repeat(4_000)]
-            .iter()
-            .enumerate()
-    {
+    let long = [
+        "cat ".to_owned() + &"[a]*".repeat(6_000),
+        "ls ".to_owned() + &">a ".repeat(8_000),
+        "find . ".to_owned() + &"-exec ".repeat(4_000),
+        format!("tar cf a {}", (0..1_000).map(|n| format!("-C b{n} c{n} ")).collect::<String>()),
+        nested_env(),
+    ];
+    for (n, long) in long.iter().enumerate() {
         verdict(&gate, 900 + n, long).await;
     }
     for (n, bomb) in bombs.iter().enumerate() {
