@@ -137,6 +137,7 @@ impl Shell {
                 .then(|| words.iter().position(|word| word.text().is_none_or(|text| !text.starts_with('-'))))
                 .flatten();
             let named = words.iter().enumerate().filter(|(at, _)| !acts::names_no_files(command) && Some(*at) != looked_for);
+            let named = named.filter(|(_, word)| !reach::is_no_file(command, word));
             let named = named.map(|(_, word)| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
             let specs = if changes { reach::pathspecs(command) } else { Vec::new() };
             let named = named.max(specs.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No));
@@ -155,12 +156,16 @@ impl Shell {
             // What is unpacked may be anything.
             let filled = reach::fills(command).iter().map(|to| place.lies_under(&reach::from(to, stands)).min(Sure::Maybe)).max();
             let reached = read.max(written.unwrap_or(Sure::No)).max(filled.unwrap_or(Sure::No));
-            // What is put into this directory, or the one above, is called by its name there.
+            // What is put into a directory is called by its name there.
             let mut put = reach::puts_here(command);
             let given = if put.is_empty() { given } else { given.split_last().map_or(given, |(_, sources)| sources) };
             put.extend(reach::links_here(command));
-            let at_it = |file: &Word| place.is_named_by(file).max(place.lies_under(file)).min(Sure::Maybe);
-            let put = put.iter().map(|file| at_it(&reach::from(file, stands))).max().unwrap_or(Sure::No);
+            let at_it = |file: &Word| {
+                let is_here = file.text().is_none_or(|text| text.starts_with("./") || text.starts_with("../"));
+                let file = reach::from(file, stands);
+                place.is_named_by(&file).max(place.lies_under(&file)).min(if is_here { Sure::Maybe } else { Sure::Yes })
+            };
+            let put = put.iter().map(at_it).max().unwrap_or(Sure::No);
             let clears = changes && !reach::only_stages(command);
             let above = if clears { given.iter().map(|word| place.lies_under_given(word, stands)).max() } else { None };
             let patched = match &command.fed {
@@ -430,12 +435,13 @@ impl<'h> Place<'h> {
         } else {
             let relative = !matches!(spelling.first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
             let name = base(&self.path);
-            wanted(&self.path)
-                || wanted(&format!("{}/*", self.path))
-                || (relative
-                    && [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")]
-                        .iter()
-                        .any(|pattern| wanted(pattern)))
+            let somewhere = || {
+                let names = [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")];
+                names.iter().any(|pattern| wanted(pattern))
+            };
+            // A pattern of file names begins with how it ends; what is not known may go anywhere.
+            let from_here = || if spelling.contains(&Part::Any) { somewhere() } else { self.may_end_so(spelling) };
+            wanted(&self.path) || wanted(&format!("{}/*", self.path)) || (relative && from_here())
         };
         if here { Sure::Maybe } else { Sure::No }
     }

@@ -176,13 +176,16 @@ pub(super) fn only_stages(command: &Command) -> bool {
     rest.iter().all(|word| word.text().is_some()) && given.has(&["-S", "--staged"]) && !given.has(&["-W", "--worktree"])
 }
 
-/// What `cp` and its like put into this directory or the one above, where every file is called by its name: all of it, or nothing.
+/// What `cp` and its like put into what can only be a directory, where every file is called by its name: all of it, or nothing.
 pub(super) fn puts_here(command: &Command) -> Vec<Word> {
     // These take no directories, and name none.
     let is_plain = |flags: &str| flags.chars().all(|flag| "fimnpsuv".contains(flag));
     let texts: Option<Vec<&str>> = own_words(command).iter().map(Word::text).collect();
     let (Some("cp" | "mv" | "ln" | "install"), Some(texts)) = (command.program(), texts) else { return Vec::new() };
-    let Some((to, rest)) = texts.split_last().filter(|(to, _)| matches!(**to, "." | "./" | ".." | "../")) else { return Vec::new() };
+    // Where there is none, `mv` makes one of what it moves.
+    let is_there =
+        |to: &str| matches!(to, "." | "./" | ".." | "../" | "~" | "~/") || (to.ends_with('/') && command.program() != Some("mv"));
+    let Some((to, rest)) = texts.split_last().filter(|(to, _)| is_there(to)) else { return Vec::new() };
     let (flags, sources): (Vec<&str>, Vec<&str>) = rest.iter().copied().partition(|text| text.starts_with('-'));
     let names: Vec<&str> = sources.iter().map(|source| base(source.trim_end_matches('/'))).collect();
     let is_open = names.iter().any(|name| matches!(*name, "" | "." | ".."));
@@ -335,6 +338,15 @@ fn with_values(word: &Word) -> Vec<Word> {
     let text = word.text().filter(|text| text.starts_with('-') && !text.starts_with("--exclude")).unwrap_or_default();
     let value = if text.starts_with("--") { text.split_once('=').map(|(_, value)| value) } else { text.get(2..) };
     std::iter::once(word.clone()).chain(value.filter(|value| !value.is_empty()).map(Word::known)).collect()
+}
+
+/// Whether a word only says which files a search looks at, or is a pattern for what shows no more than names.
+pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
+    const CHOOSING: &[&str] = &["--exclude=", "--exclude-dir=", "--include="];
+    let begins =
+        |spelling: &Vec<Part>| matches!(spelling.first(), Some(Part::Text(text)) if CHOOSING.iter().any(|option| text.starts_with(option)));
+    let chooses = command.program().is_some_and(is_search) && word.spellings().iter().all(begins);
+    chooses || (matches!(command.program(), Some("du" | "ls" | "stat" | "tree")) && word.text().is_none() && word.is_pattern())
 }
 
 fn is_search(program: &str) -> bool {
@@ -602,7 +614,11 @@ impl Place<'_> {
     /// Whether it lies somewhere under what a word names that is changed, or under what is glued to an option in it.
     pub(super) fn lies_under_given(&self, word: &Word, stands: Option<&Word>) -> Sure {
         let is_here = |word: &Word| matches!(word.text(), Some("." | "./"));
-        let under = |word: &Word| self.lies_under(&if is_here(word) { from(word, stands) } else { word.clone() });
+        let under = |word: &Word| match word.text() {
+            // Nothing is no directory.
+            Some("") => Sure::No,
+            _ => self.lies_under(&if is_here(word) { from(word, stands) } else { word.clone() }),
+        };
         with_values(word).iter().map(under).max().unwrap_or(Sure::No)
     }
 

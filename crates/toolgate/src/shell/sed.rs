@@ -29,6 +29,8 @@ pub(super) fn is_plain(words: &[Word]) -> bool {
             _ => Some(text),
         };
         match script {
+            // Some take it for the ending of what is kept.
+            Some("") => {}
             Some(script) if is_plain_script(script) => has_script = true,
             _ => return false,
         }

@@ -216,6 +216,11 @@ async fn files_that_are_put_here_are_judged_by_their_names() {
         "ln -s ../lib/x",
         "ln -t build -s ../lib/x",
         "install -m 644 /tmp/x ./",
+        "cp out.txt ~/",
+        "cp out.txt /home/ann/",
+        "mv out.txt ~",
+        "cp config/*.json dist/",
+        "sed -i '' 's/a/b/' f",
         "git restore --staged .",
         "git -C sub restore -S .",
     ];
