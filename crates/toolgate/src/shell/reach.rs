@@ -343,8 +343,8 @@ fn with_values(word: &Word) -> Vec<Word> {
 /// Whether a word only says which files a search looks at, or is a pattern for what shows no more than names.
 pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
     const CHOOSING: &[&str] = &["--exclude=", "--exclude-dir=", "--include="];
-    let begins =
-        |spelling: &Vec<Part>| matches!(spelling.first(), Some(Part::Text(text)) if CHOOSING.iter().any(|option| text.starts_with(option)));
+    let is_one = |text: &str| CHOOSING.iter().any(|option| text.starts_with(*option));
+    let begins = |spelling: &Vec<Part>| matches!(spelling.first(), Some(Part::Text(text)) if is_one(text));
     let chooses = command.program().is_some_and(is_search) && word.spellings().iter().all(begins);
     chooses || (matches!(command.program(), Some("du" | "ls" | "stat" | "tree")) && word.text().is_none() && word.is_pattern())
 }

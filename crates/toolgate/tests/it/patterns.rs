@@ -235,6 +235,8 @@ async fn files_that_are_put_here_are_judged_by_their_names() {
         "cp -r /tmp/evil .",
         "cp -r /tmp/evil/. .",
         "cp /tmp/evil/.. .",
+        "rm .*/settings.json",
+        "rm */toolgate.toml",
         "ln -sf /opt/toolgate.toml",
         "ln --symbolic /opt/tool*.toml",
         "cd .claude && ln -sf /opt/settings.json",
@@ -247,8 +249,16 @@ async fn files_that_are_put_here_are_judged_by_their_names() {
         "git restore --staged --worktree .",
     ];
     each_is(&gate(&OWN, None), "ask", &asked).await;
-    each_is(&gate(&OWN, None), "deny", &["mv .claude ..", "mv /home/ann/desk .", "cd .claude && cp /tmp/settings.json settings.json"])
-        .await;
+    let refused = [
+        "mv .claude ..",
+        "mv /home/ann/desk .",
+        "cd .claude && cp /tmp/settings.json settings.json",
+        "cp /tmp/settings.json .claude/",
+        "cp x/* .claude/",
+        "mv /tmp/evil .claude/",
+        "cp toolgate /usr/local/bin/",
+    ];
+    each_is(&gate(&OWN, None), "deny", &refused).await;
 }
 
 #[tokio::test]
