@@ -163,7 +163,7 @@ impl Condition {
                         let above = |place: &Place<'_>, path: &str| from.as_deref().map_or(Sure::No, |from| place.is_searched(from, path));
                         let sure = |place: &Place<'_>, path: &str| named(place, path).max(above(place, path));
                         let paths: Vec<Cow<'_, str>> = paths_in(text).collect();
-                        match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, &**path))).max() {
+                        match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, path.as_ref()))).max() {
                             Some(Sure::Yes) => Holds::Yes,
                             Some(Sure::Maybe) => Holds::Maybe("a path in it leads through something else".to_owned()),
                             _ => Holds::No,

@@ -536,7 +536,7 @@ impl<'h> Place<'h> {
         !self.is_a_name() && word.spellings().iter().all(from_here)
     }
 
-    /// Whether a spelling of which nobody knows how it begins goes on as it does: through it, or with its last two parts.
+    /// Whether a spelling of which nobody knows how it begins goes on as it does: through it, or with at least its last two parts.
     fn goes_on(&self, spelling: &[Part]) -> bool {
         let own: Vec<&str> = self.path.split('/').collect();
         let Some((last, above)) = own.split_last() else { return false };

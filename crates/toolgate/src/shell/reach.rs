@@ -198,9 +198,12 @@ pub(super) fn puts_here(command: &Command) -> Vec<Word> {
 /// What `ln` makes here where it is told of nothing but what that leads to: it is called the same.
 pub(super) fn links_here(command: &Command) -> Option<Word> {
     const LN: Shape = Shape { short: "St", long: &["suffix", "target-directory"], ..BASE };
+    if command.program() != Some("ln") {
+        return None;
+    }
     let given = options::read(own_words(command), &LN);
     let [to] = given.operands.as_slice() else { return None };
-    if command.program() != Some("ln") || given.has(&["-t", "--target-directory"]) {
+    if given.has(&["-t", "--target-directory"]) {
         return None;
     }
     Some(to.text().map_or_else(|| called(to), |path| Word::known(format!("./{}", base(path.trim_end_matches('/'))))))
