@@ -312,7 +312,7 @@ fn paths_in(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
         let path = path.split('\t').next().unwrap_or(path).trim();
         path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path)
     });
-    whole.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::Owned))
+    whole.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::<str>::Owned))
 }
 
 /// Every text in a value, and where it stands.
