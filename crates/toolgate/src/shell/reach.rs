@@ -736,7 +736,9 @@ impl Place<'_> {
                 let rest = self.cleaned(rest);
                 let is_last = |path: &str| matches!(rest.as_slice(), [Part::Text(text)] if text.trim_matches('/') == base(path));
                 let is_end = |end: &str| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/")));
-                return above.iter().any(|path| is_last(path) || long_ends(path).any(is_end));
+                if above.iter().any(|path| is_last(path) || long_ends(path).any(is_end)) {
+                    return true;
+                }
             }
             let spelling = self.spelled_from(from, spelling);
             (!spelling.contains(&Part::Any) && is_detour(&spelling))
