@@ -21,6 +21,7 @@ const DEPTH: usize = 8;
 /// So many bytes are read in all, and what each command costs beside its own.
 const MOST_BYTES: usize = 96 << 10;
 const EACH: usize = 192;
+const WORD: usize = 8;
 
 /// How deep a command stands in others, and how much may still be read of all of them.
 #[derive(Debug, Clone, Copy)]
@@ -386,6 +387,10 @@ fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
 fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell {
     if guessed && command.program().is_none() {
         return Shell::default();
+    }
+    // Each of its words is weighed with every place.
+    if !depth.affords(command.words.len() * WORD) {
+        return Shell::opaque("there are too many commands in it");
     }
     let mut found = look(&command, depth.down(), guessed);
     found.commands.insert(0, command);
