@@ -97,6 +97,8 @@ fn intent() -> (Box<Intent>, Vec<Charge>) {
         effect: true,
         row: Some(draft),
         pass: None,
+        seen: None,
+        revokes: Vec::new(),
     };
     (Box::new(intent), vec![charge])
 }

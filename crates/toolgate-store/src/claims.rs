@@ -299,6 +299,28 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     Ok(())
 }
 
+/// What a call writes is remembered from here on; and what a client runs may take evidence away at any time from here on.
+pub(crate) fn write_ahead(tx: &Tx<'_>, intent: &mut Intent) -> Done<()> {
+    let seen = intent.seen.take();
+    let revokes = intent.is_run_by_client() && !intent.revokes.is_empty();
+    if seen.is_some() || revokes {
+        let mut session = Session::find_or_make(tx.sql, &intent.key)?;
+        session.catch_up(tx, &intent.key);
+        if let Some(seen) = seen {
+            session.see(tx.sql, &tx.shared.keys().redact, *seen)?;
+        }
+        if revokes {
+            revoke(tx, &mut session, intent)?;
+        }
+        session.save(tx.sql)?;
+    }
+    Ok(())
+}
+
+fn revoke(tx: &Tx<'_>, session: &mut Session, intent: &Intent) -> Done<()> {
+    intent.revokes.iter().try_for_each(|revoked| session.revoke(tx.sql, &revoked.clone().key()))
+}
+
 /// Takes the newest pass out that is kept under a client's name for a call.
 pub(crate) fn take_pass(tx: &Tx<'_>, key: &SessionKey, client: &str) -> Done<Option<Taken>> {
     let Some(session) = Session::find(tx.sql, key)? else { return Ok(None) };
@@ -409,6 +431,12 @@ fn sweep_these(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64>
                 // One that cannot be read does not keep the others from being told.
                 Err(error) => tracing::error!(call = %claim.call, %error, "what is known of an abandoned call cannot be read"),
             }
+        }
+        // Evidence that may not hold any more does not hold.
+        if claim.effect && !claim.intent.revokes.is_empty() {
+            let mut session = Session::find_or_make(tx.sql, &claim.intent.key)?;
+            revoke(tx, &mut session, &claim.intent)?;
+            session.save(tx.sql)?;
         }
         let settle = if claim.effect { Settle::Pending } else { Settle::Released };
         end(tx, claim, settle, None, None, now)?;

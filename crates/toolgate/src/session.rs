@@ -139,7 +139,7 @@ pub struct Changes {
 }
 
 /// Evidence that is taken away: all of a tool, or what it proved about one entity.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revoked {
     /// Whose evidence.
     pub tool: Arc<str>,

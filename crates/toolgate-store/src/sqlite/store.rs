@@ -235,7 +235,7 @@ impl Store for SqliteStore {
 
     async fn begin(
         &self,
-        intent: Box<Intent>,
+        mut intent: Box<Intent>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
@@ -268,6 +268,7 @@ impl Store for SqliteStore {
                 ledger::keep_config(tx, row.config)?;
             }
             claims::claim(tx, &intent, draft.as_deref(), &charges, &used, now)?;
+            claims::write_ahead(tx, &mut intent)?;
             Ok(Ok(used))
         })
         .await

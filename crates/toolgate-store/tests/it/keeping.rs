@@ -634,3 +634,54 @@ fn outcomes_are_answers_of_a_kind() {
         assert_eq!(other.outcome.error().unwrap().code, "key_reused");
     });
 }
+
+#[test]
+fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let open = || {
+        let agent = toolgate::Agent::builder("a")
+            .tool(plain("look").effect(toolgate::Effect::Read))
+            .tool(plain("act"))
+            .tool(Tool::external("wipe", "Wipes.", None).open().revokes("look"))
+            .tool(
+                Tool::dynamic("end", "Hangs.", json!({"type": "object"}), |_, _| async {
+                    std::future::pending::<()>().await;
+                    Ok(json!({}))
+                })
+                .open()
+                .revokes("look"),
+            )
+            .policy(toolgate::policy::Require::new("looked", ["act"], ["look"]));
+        let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
+        Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
+    };
+    let act = async |gate: &Toolgate, n: u32| {
+        gate.session("a", "al", "s").call("act", json!({"n": n})).await.outcome.error().map(|error| error.code.to_string())
+    };
+    let look = async |gate: &Toolgate, n: u32| gate.session("a", "al", "s").call("look", json!({"n": n})).await;
+    // A client runs it, and says nothing: from the moment on that it may.
+    runtime().block_on(async {
+        let gate = open();
+        look(&gate, 1).await;
+        assert_eq!(act(&gate, 1).await, None);
+        std::mem::forget(gate.session("a", "al", "s").admit("wipe", json!({})).await.ok().unwrap());
+        assert_eq!(act(&gate, 2).await.as_deref(), Some("prerequisite_missing"));
+        look(&gate, 2).await;
+        assert_eq!(act(&gate, 3).await, None);
+    });
+    // Its process is gone in the middle of it.
+    let dying = runtime();
+    dying.block_on(async {
+        let gate = open();
+        tokio::spawn(async move { gate.session("a", "al", "s").call("end", json!({})).await });
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    });
+    dying.shutdown_background();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    runtime().block_on(async {
+        let gate = open();
+        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        assert_eq!(act(&gate, 4).await.as_deref(), Some("prerequisite_missing"));
+    });
+}

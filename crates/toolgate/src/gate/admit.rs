@@ -14,7 +14,7 @@ use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, Judged, SessionKey};
 use crate::code;
 use crate::context::Remaining;
-use crate::error::{FieldError, ToolError};
+use crate::error::{Effects, FieldError, ToolError};
 use crate::json::{self, Digest, Pointer};
 use crate::ledger::Gate;
 use crate::limits::{Charge, Over, Unit};
@@ -86,12 +86,12 @@ impl Toolgate {
         let known = self.0.store.approval(id).await?;
         trail.facts.approval = known.as_ref().map(|approval| ApprovalFact { named: true, ..approval.fact() });
         match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
-            Some(approval) if approval.state == ApprovalState::Approved && trail.started <= approval.expires => {
-                Ok(Some(Box::new(approval)))
-            }
+            Some(approval) if approval.is_usable(trail.started) => Ok(Some(Box::new(approval))),
             Some(approval) if approval.state == ApprovalState::Waiting && trail.started <= approval.expires => {
                 Err(waiting(&approval).into())
             }
+            // What was made under it may be recalled; nothing else comes of it.
+            Some(approval) if call.idempotency_key.is_some() || tool.spec.once => Ok(Some(Box::new(approval))),
             Some(approval) => Err(unusable(&approval).into()),
             None => {
                 Err(ToolError::of(code::APPROVAL_DENIED, format!("there is no approval `{}` for this tool in this session", shown(id)))
@@ -201,7 +201,11 @@ impl Toolgate {
         match &entered.recalled {
             None => Ok(None),
             Some(Recalled::Settled(Some(outcome))) => {
-                self.still_permitted(agent, call, tool, arguments, &entered.state, trail).await?;
+                // Whatever is withheld, it happened.
+                let done = if tool.spec.effect == Effect::Read { Effects::None } else { Effects::Done };
+                let effects = outcome.error().map_or(done, |error| error.effects);
+                let permitted = self.still_permitted(agent, call, tool, arguments, &entered.state, trail).await;
+                permitted.map_err(|stop| Stop { error: Box::new(stop.error.with_effects(effects)), ..stop })?;
                 Ok(Some(outcome.clone()))
             }
             Some(other) => Err(recalled_error(other).into()),

@@ -266,7 +266,9 @@ pub(super) fn authorize(
                 terms
             }
             Said::Deny(error) | Said::Fault(error) => {
-                if forbids.is_none() && error.category == Category::Permission {
+                // A limit that cannot be told speaks of new acts, as every limit does.
+                let is_limit = policy.outline(&tool.spec).caps.is_some();
+                if forbids.is_none() && error.category == Category::Permission && !is_limit {
                     forbids = Some((name.to_owned(), error.clone()));
                 }
                 denial.get_or_insert_with(|| (name.to_owned(), error));

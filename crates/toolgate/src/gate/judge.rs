@@ -207,7 +207,9 @@ impl Toolgate {
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
         let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
-        if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() {
+        let seen =
+            self.0.agents.get(&call.key.agent).and_then(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
+        if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() && seen.is_none() {
             return Ok(Claim::Held);
         }
         let watched = self.watch(permit, trail).await?;
@@ -237,6 +239,8 @@ impl Toolgate {
             // Who dies before the end leaves a row all the same.
             row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, trail)),
             pass,
+            seen,
+            revokes: tool.spec.takes_away(&trail.arguments, None),
         });
         let begun = self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await?;
         let used = match &begun {

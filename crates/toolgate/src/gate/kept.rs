@@ -133,9 +133,9 @@ impl Toolgate {
                     let result = if as_admitted { result } else { Err(other_than_admitted()) };
                     self.settle(passed, Ran::ended(result, Txn::default()), trail).await
                 }
-                Err((stop, trail)) => self.refuse(stop, trail).await,
+                Err((stop, trail)) => self.refuse_unadmitted(stop, call, trail).await,
             },
-            _ => self.refuse(never_admitted(&call.tool), trail).await,
+            _ => self.refuse_unadmitted(never_admitted(&call.tool), call, trail).await,
         }
     }
 

@@ -12,6 +12,7 @@ mod pass;
 mod reconcile;
 mod replay;
 mod run;
+mod seen;
 mod session;
 mod settle;
 mod shape;
@@ -140,6 +141,9 @@ impl Toolgate {
         let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
         if let Some(replay) = self.recall(&agent, call, &tool, &arguments, &entered, trail).await? {
             return Ok(Admitted::Replay(replay));
+        }
+        if let Some(approval) = resumed.as_deref().filter(|approval| !approval.is_usable(trail.started)) {
+            return Err(Stop::at(Gate::Approval, approve::unusable(approval)));
         }
         trail.at(Gate::Progress);
         self.progress(call, &tool, &entered, resumed.is_some(), trail).await?;

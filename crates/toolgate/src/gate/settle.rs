@@ -8,8 +8,8 @@ use jiff::SignedDuration;
 use super::pass::Passed;
 use super::run::{Failed, Ran, rolled_back, weigh};
 use super::trail::Trail;
-use super::{Stop, Toolgate};
-use crate::call::CallId;
+use super::{Stop, Toolgate, seen};
+use crate::call::{Arguments, Call, CallId};
 use crate::code;
 use crate::context::Txn;
 use crate::error::{Effects, ToolError};
@@ -17,13 +17,13 @@ use crate::event::Event;
 use crate::json;
 use crate::ledger::{Decision, Gate, Latency, Recorded, Row};
 use crate::outcome::{Answer, Outcome};
-use crate::policy::{Ask, Facts, Observation};
+use crate::policy::{Ask, Facts};
 use crate::progress::Ended;
 use crate::registry::Registered;
 use crate::session::{Changes, Revoked};
 use crate::store::{Conflict, Finish, Settle, StoreError};
 use crate::tool::Effect;
-use crate::values::{self, Carrier, Seen};
+use crate::values::{Carrier, Seen};
 
 /// How a call ends.
 struct End {
@@ -193,7 +193,7 @@ impl Toolgate {
             version: passed.version,
             changes: end.changes.take(),
             revoked: revoked(passed, end, row),
-            seen: seen(passed, end, txn),
+            seen: seen::seen(passed, (&end.outcome, end.whole.as_ref()), end.settle, txn),
             // A race may be lost, and logs survive that.
             logs: txn.logs.clone(),
             settle: end.settle,
@@ -208,7 +208,26 @@ impl Toolgate {
     pub(super) async fn refuse(&self, stop: Stop, trail: Box<Trail>) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
         let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
-        self.conclude(end, None, trail).await
+        self.conclude(end, None, Vec::new(), trail).await
+    }
+
+    /// A client says that it ran what nobody let through: it proves nothing, and may have written and changed what it names all the same.
+    pub(super) async fn refuse_unadmitted(&self, stop: Stop, call: &Call, trail: Box<Trail>) -> Answer {
+        let gate = stop.gate.unwrap_or_else(|| trail.gate());
+        let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
+        let agent = self.0.agents.get(&call.key.agent);
+        let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
+            Some((agent, tool)) => {
+                let given = match &call.arguments {
+                    Arguments::Value(value) => Some(value.clone()),
+                    Arguments::Text(text) => json::parse(text, &agent.bounds).ok(),
+                };
+                let given = given.filter(|value| json::value_over_bounds(value, &agent.bounds).is_none());
+                (given.and_then(|given| seen::intended(agent, &tool.spec, &given)), tool.spec.takes_away(&trail.arguments, None))
+            }
+            None => (None, Vec::new()),
+        };
+        self.conclude(end, seen, revoked, trail).await
     }
 
     /// A call that was made before ends with what it came to then.
@@ -232,7 +251,7 @@ impl Toolgate {
             seen.read_from(entities);
             // Which files it was read from then, nobody knows any more.
             seen.read_from(files.then_some(Carrier::SomeFile));
-            seen.distrust(&said(&outcome, None), tool.spec.untrusted);
+            seen.distrust(&seen::said(&outcome, None), tool.spec.untrusted);
             Box::new(seen)
         });
         let end = End {
@@ -246,11 +265,11 @@ impl Toolgate {
             whole: None,
             result: None,
         };
-        self.conclude(end, seen, trail).await
+        self.conclude(end, seen, Vec::new(), trail).await
     }
 
-    /// Records an end that changes nothing.
-    async fn conclude(&self, end: End, seen: Option<Box<Seen>>, mut trail: Box<Trail>) -> Answer {
+    /// Records an end that changes nothing here.
+    async fn conclude(&self, end: End, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, mut trail: Box<Trail>) -> Answer {
         trail.at(Gate::Record);
         let row = self.row(&end, &mut trail);
         let finish = Box::new(Finish {
@@ -258,7 +277,7 @@ impl Toolgate {
             row: Arc::clone(&row),
             version: 0,
             changes: None,
-            revoked: Vec::new(),
+            revoked,
             seen,
             logs: Vec::new(),
             settle: end.settle,
@@ -418,53 +437,6 @@ fn revoked(passed: &Passed, end: &End, row: &Row) -> Vec<Revoked> {
         return Vec::new();
     }
     passed.permit.tool().spec.takes_away(&row.arguments, end.outcome.success().map(|output| &output.value))
-}
-
-/// What is to be remembered of the values in a call and its answer, where rules ask where values come from. What an
-/// untrusted tool says when it fails is read by the model as well.
-fn seen(passed: &Passed, end: &End, txn: &Txn) -> Option<Box<Seen>> {
-    let sources = passed.agent.watched.as_ref()?;
-    let spec = &passed.permit.tool().spec;
-    let given = passed.permit.arguments().value();
-    let declared = |place: &str, name: &str| {
-        let parent = json::Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
-        crate::schema::declares(spec, &parent, name)
-    };
-    let mut seen = Seen::new(&passed.agent.name);
-    let answer = said(&end.outcome, end.whole.as_ref());
-    let result = end.whole.as_ref().or_else(|| end.outcome.success().map(|output| &output.value));
-    let entity = |(name, path): &(Arc<str>, json::Pointer)| {
-        let given = path.all(given).into_iter().filter(|value| !value.is_null()).collect::<Vec<_>>();
-        let named = if given.is_empty() { result.map(|result| path.all(result)).unwrap_or_default() } else { given };
-        Carrier::entities(name, named)
-    };
-    let files = |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).cloned().map(Carrier::File);
-    seen.read_from(files(|seen| if let Observation::Read(path, _) | Observation::Listed(path) = seen { Some(path) } else { None }));
-    seen.read_from(spec.entities.iter().flat_map(entity));
-    // What provably did not happen was not written.
-    if end.settle != Settle::Released {
-        let kept = matches!(end.outcome, Outcome::Success(_));
-        seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }), kept);
-        seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).flat_map(entity), kept);
-    }
-    if spec.untrusted || seen.has_read() {
-        seen.distrust(&answer, spec.untrusted);
-    }
-    if sources.contains(spec.name()) && matches!(end.outcome, Outcome::Success(_)) {
-        let source = if passed.reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
-        seen.trust(source, &answer, given, &declared);
-    }
-    seen.write(given, &declared);
-    Some(Box::new(seen))
-}
-
-/// Everything that the model reads of an outcome.
-fn said(outcome: &Outcome, whole: Option<&serde_json::Value>) -> serde_json::Value {
-    match outcome {
-        Outcome::Success(output) => serde_json::json!([whole.unwrap_or(&output.value), output.message]),
-        Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
-        Outcome::Signal(signal) => serde_json::json!([format!("{signal:?}")]),
-    }
 }
 
 fn unrecorded(error: &StoreError) -> ToolError {

@@ -179,6 +179,15 @@ impl Inner {
         counter.fits(now, charge).map(|()| counter.used(now, charge.window))
     }
 
+    /// Takes in what a call has brought.
+    fn see(&mut self, key: &SessionKey, seen: values::Seen) {
+        let mut carriers = std::mem::take(&mut self.carriers);
+        let state = Arc::make_mut(&mut self.session(key).state);
+        state.stamp += 1;
+        values::take_in(&mut state.values, seen, &mut carriers);
+        self.carriers = carriers;
+    }
+
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         // What somebody has settled stays settled.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
@@ -317,7 +326,7 @@ impl Store for MemoryStore {
 
     async fn begin(
         &self,
-        intent: Box<Intent>,
+        mut intent: Box<Intent>,
         charges: &[Charge],
         approval: Option<&str>,
         now: Timestamp,
@@ -348,6 +357,12 @@ impl Store for MemoryStore {
             inner.recalls.insert(key.clone(), (intent.asked, intent.call));
         }
         let call = intent.call;
+        if let Some(seen) = intent.seen.take() {
+            inner.see(&intent.key, *seen);
+        }
+        for revoked in intent.revokes.iter().filter(|_| intent.is_run_by_client()) {
+            Arc::make_mut(&mut inner.session(&intent.key).state).revoke(revoked.clone());
+        }
         let before = charges.iter().zip(&used).map(|(charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
         inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), used: before, settled: None, pending: false });
         Ok(Ok(used))
@@ -373,11 +388,7 @@ impl Store for MemoryStore {
             session.progress.ended(ended);
         }
         if let Some(seen) = finish.seen {
-            let mut carriers = std::mem::take(&mut inner.carriers);
-            let state = Arc::make_mut(&mut inner.session(&finish.row.key).state);
-            state.stamp += 1;
-            values::take_in(&mut state.values, *seen, &mut carriers);
-            inner.carriers = carriers;
+            inner.see(&finish.row.key, *seen);
         }
         inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome);
         for (handle, text) in finish.outputs {

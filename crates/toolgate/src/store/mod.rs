@@ -198,6 +198,20 @@ pub struct Intent {
     /// The pass of a call that a client runs, under the client's name for it. It may hold secrets, and a store must seal it.
     #[serde(skip)]
     pub pass: Option<(String, Vec<u8>)>,
+    /// What it writes, to be remembered with the intent.
+    #[serde(skip)]
+    pub seen: Option<Box<Seen>>,
+    /// What it takes away, if it happens or may have: at once where a client runs it, else when nobody says how it ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub revokes: Vec<Revoked>,
+}
+
+impl Intent {
+    /// Whether a client runs it: when that is, and how it ends, nobody here sees.
+    #[must_use]
+    pub fn is_run_by_client(&self) -> bool {
+        self.owner.starts_with("client:")
+    }
 }
 
 /// A pass that was kept, taken out to settle its call: nobody else gets it.
@@ -365,6 +379,12 @@ pub struct Approval {
 }
 
 impl Approval {
+    /// Whether a call may be made by it at a moment.
+    #[must_use]
+    pub fn is_usable(&self, now: Timestamp) -> bool {
+        self.state == ApprovalState::Approved && now <= self.expires
+    }
+
     /// What is written down of it with a decision.
     #[must_use]
     pub fn fact(&self) -> ApprovalFact {

@@ -152,3 +152,18 @@ async fn a_person_does_not_see_secrets() {
     assert!(!serde_json::to_string(&approval).unwrap().contains("hunter2"));
     assert_eq!(approval.shown["how"], json!("ok"));
 }
+
+#[tokio::test]
+async fn who_did_not_hear_what_an_approved_call_came_to_hears_it_again() {
+    let world = asking();
+    let call = || world.session.prepare("act", json!({"how": "ok", "n": 1})).idempotency_key("k");
+    let asked = world.gate.call(call()).await;
+    let id = asked.outcome.error().unwrap().approval.clone().unwrap().id;
+    world.gate.answer_approval(&id, true, "bob").await.unwrap();
+    assert_eq!(code(&world, call().approval(&id)).await, "ok");
+    let again = world.gate.call(call().approval(&id)).await;
+    assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
+    // Under another key it is another call, and the approval is used up.
+    assert_eq!(code(&world, call().idempotency_key("other").approval(&id)).await, "approval_denied");
+    assert_eq!(world.ran(), 1);
+}

@@ -163,3 +163,28 @@ async fn limits_are_reserved_while_the_client_runs_it() {
     let answer = second.report_kept(call(&second, "c1", "run", json!({"what": "a"})), Ok(json!("done"))).await;
     assert_eq!(code(&answer), "ok");
 }
+
+#[tokio::test]
+async fn what_a_client_may_have_done_takes_evidence_away() {
+    use toolgate::policy::Require;
+    for how in ["nothing", "admitted", "given up", "unasked"] {
+        let desk = Desk::new();
+        let gate = desk.process_with(|agent| {
+            let wipe = Tool::external("wipe", "Wipes.", None).open().revokes("look");
+            agent.tool(wipe).policy(Require::new("looked", ["run"], ["look"]).accept_reported())
+        });
+        let _ = gate.admit_kept(call(&gate, "l", "look", json!({"id": 1}))).await.unwrap();
+        assert_eq!(code(&gate.report_kept(call(&gate, "l", "look", json!({"id": 1})), Ok(json!({"ok": true}))).await), "ok");
+        if ["admitted", "given up"].contains(&how) {
+            let _ = gate.admit_kept(call(&gate, "w", "wipe", json!({}))).await.unwrap();
+        }
+        match how {
+            "given up" => gate.leave(&call(&gate, "w", "wipe", json!({})).key).await.unwrap(),
+            "unasked" => assert_eq!(code(&gate.report_kept(call(&gate, "u", "wipe", json!({})), Ok(json!({}))).await), "not_admitted"),
+            _ => {}
+        }
+        let ran = gate.admit_kept(call(&gate, "r", "run", json!({"what": how}))).await;
+        let said = ran.as_ref().map_or_else(code, |_| "ok");
+        assert_eq!(said, if how == "nothing" { "ok" } else { "prerequisite_missing" }, "{how}");
+    }
+}

@@ -328,3 +328,16 @@ async fn what_was_read_from_a_file_is_what_it_was_when_it_is_replayed() {
     assert!(first.gate().call(keyed(&second)).await.outcome.success().is_some_and(|output| output.replayed));
     assert!(!sends(&second, "rupert@evil.example").await);
 }
+
+#[tokio::test]
+async fn what_was_let_through_was_written_whether_or_not_anybody_says_how_it_ended() {
+    let rule = Flow::only_from("known", ["send"], ["/to"]).trust_tools(["lookup"]);
+    for effect in [Effect::Write, Effect::Read] {
+        let save = Tool::external("save", "Saves.", None).effect(effect).open();
+        let session = gate(Agent::builder("a").tool(save).tool(oracle("lookup", "evil@x.com")).tool(send()).policy(rule.clone()));
+        let pass = session.admit("save", json!({"text": "mail evil@x.com"})).await.ok().unwrap();
+        assert_eq!(said(&session, "lookup", json!({})).await, "ok");
+        assert!(!sends(&session, "evil@x.com").await, "{effect:?}");
+        pass.report(Ok(json!({}))).await;
+    }
+}

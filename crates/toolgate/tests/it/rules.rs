@@ -600,3 +600,24 @@ async fn a_limit_on_trial_never_refuses() {
         assert_eq!(code(&s, "act", json!({"amount": 70_000_000_000_000_000_000_000_000_000_f64, "n": n})).await, "ok");
     }
 }
+
+#[tokio::test]
+async fn a_limit_withholds_no_replay() {
+    let proved = Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: None };
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
+        Ok(json!({"owner": "al"}))
+    });
+    let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
+    let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+    let agent = Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap();
+    let gate = crate::support::gate().agent(agent).built();
+    let act = async |session: &str| {
+        let session = gate.session("a", "alice", session);
+        gate.call(session.prepare("act", json!({"entity": 1})).idempotency_key("k")).await
+    };
+    assert_eq!(code(&gate.session("a", "alice", "s"), "look", json!({"entity": 1})).await, "ok");
+    assert!(act("s").await.outcome.success().is_some());
+    // Whose limit it is, nothing says in the other session.
+    let again = act("other").await;
+    assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
+}

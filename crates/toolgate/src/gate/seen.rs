@@ -1,0 +1,78 @@
+//! What is to be remembered of the values in a call, where rules ask where values come from.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::pass::Passed;
+use crate::context::Txn;
+use crate::json;
+use crate::outcome::Outcome;
+use crate::policy::Observation;
+use crate::registry::Agent;
+use crate::store::Settle;
+use crate::tool::Spec;
+use crate::values::{self, Carrier, Seen};
+
+/// Whether a tool declares a member of its arguments: then its name is nothing that anybody wrote.
+fn is_declared(spec: &Spec, place: &str, name: &str) -> bool {
+    let parent = json::Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
+    crate::schema::declares(spec, &parent, name)
+}
+
+/// What a call writes from the moment on that it is let through: whether anybody ever says how it ended or not.
+pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> Option<Box<Seen>> {
+    agent.watched.as_ref()?;
+    let mut seen = Seen::new(&agent.name);
+    // One that only its result names is known when that is there.
+    let named = |(name, path): &(Arc<str>, json::Pointer)| {
+        let values: Vec<&Value> = path.all(given).into_iter().filter(|value| !value.is_null()).collect();
+        if values.is_empty() { Vec::new() } else { Carrier::entities(name, values) }
+    };
+    seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).flat_map(named), false);
+    seen.write(given, &|place, name| is_declared(spec, place, name));
+    Some(Box::new(seen))
+}
+
+/// What a call that has ended wrote, and what its answer says. What an untrusted tool says when it fails is read by the model as well.
+pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>), settle: Settle, txn: &Txn) -> Option<Box<Seen>> {
+    let sources = passed.agent.watched.as_ref()?;
+    let spec = &passed.permit.tool().spec;
+    let given = passed.permit.arguments().value();
+    let declared = |place: &str, name: &str| is_declared(spec, place, name);
+    let mut seen = Seen::new(&passed.agent.name);
+    let answer = said(outcome, whole);
+    let result = whole.or_else(|| outcome.success().map(|output| &output.value));
+    let entity = |(name, path): &(Arc<str>, json::Pointer)| {
+        let given = path.all(given).into_iter().filter(|value| !value.is_null()).collect::<Vec<_>>();
+        let named = if given.is_empty() { result.map(|result| path.all(result)).unwrap_or_default() } else { given };
+        Carrier::entities(name, named)
+    };
+    let files = |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).cloned().map(Carrier::File);
+    seen.read_from(files(|seen| if let Observation::Read(path, _) | Observation::Listed(path) = seen { Some(path) } else { None }));
+    seen.read_from(spec.entities.iter().flat_map(entity));
+    // What provably did not happen was not written.
+    if settle != Settle::Released {
+        let kept = matches!(outcome, Outcome::Success(_));
+        seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }), kept);
+        seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).flat_map(entity), kept);
+    }
+    if spec.untrusted || seen.has_read() {
+        seen.distrust(&answer, spec.untrusted);
+    }
+    if sources.contains(spec.name()) && matches!(outcome, Outcome::Success(_)) {
+        let source = if passed.reported { Arc::from(values::reported(spec.name())) } else { Arc::clone(&spec.name) };
+        seen.trust(source, &answer, given, &declared);
+    }
+    seen.write(given, &declared);
+    Some(Box::new(seen))
+}
+
+/// Everything that the model reads of an outcome.
+pub(super) fn said(outcome: &Outcome, whole: Option<&Value>) -> Value {
+    match outcome {
+        Outcome::Success(output) => serde_json::json!([whole.unwrap_or(&output.value), output.message]),
+        Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
+        Outcome::Signal(signal) => serde_json::json!([format!("{signal:?}")]),
+    }
+}
