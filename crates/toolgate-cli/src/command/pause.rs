@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use toolgate::SessionKey;
+use toolgate::names::{is_tool_name, of_client};
 use toolgate::store::{Store, Target};
 use toolgate_store::SqliteStore;
 
@@ -55,7 +56,7 @@ impl What {
 
     fn target(&self) -> io::Result<Target> {
         Ok(match (&self.tool, &self.agent, &self.principal, &self.session) {
-            (Some(tool), ..) => Target::Tool(tool.as_str().into()),
+            (Some(tool), ..) => Target::Tool(own_name(tool).into()),
             (_, Some(agent), Some(principal), Some(session)) => {
                 Target::Session(SessionKey::new(agent.as_str(), principal.as_str(), session.as_str()))
             }
@@ -89,19 +90,34 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
         crate::note(&format!("note: this ledger has never heard of {}; it is paused all the same", clean(&called(&target))));
     }
     set(&target, Some(reason), store)?;
-    writeln!(out, "{} is paused", clean(&called(&target)))?;
+    match args.target.tool.as_deref().filter(|tool| own_name(tool) != **tool) {
+        Some(tool) => writeln!(out, "the tool `{}` is paused as `{}`", clean(tool), own_name(tool))?,
+        None => writeln!(out, "{} is paused", clean(&called(&target)))?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<ExitCode> {
-    let target = args.target.target()?;
-    let was = open(store)?.paused().map_err(io::Error::other)?.iter().any(|(paused, _)| *paused == target);
-    if !was {
+    let (mut target, paused) = (args.target.target()?, open(store)?.paused().map_err(io::Error::other)?);
+    let is_paused = |target: &Target| paused.iter().any(|(paused, _)| paused == target);
+    // One that was paused by the name as it was given is let go by it.
+    if let Some(given) = args.target.tool.as_deref().map(|tool| Target::Tool(tool.into()))
+        && !is_paused(&target)
+        && is_paused(&given)
+    {
+        target = given;
+    }
+    if !is_paused(&target) {
         return Err(io::Error::other(format!("{} is not paused; `toolgate pause` lists what is", clean(&called(&target)))));
     }
     set(&target, None, store)?;
     writeln!(io::stdout().lock(), "{} goes on", clean(&called(&target)))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The name that a tool has here. What cannot be one is a client's name for it, as in an event of a hook.
+fn own_name(tool: &str) -> String {
+    if is_tool_name(tool) { tool.to_owned() } else { of_client(tool) }
 }
 
 /// A target as a person calls it.

@@ -386,3 +386,22 @@ fn a_kill_switch_is_pulled_and_let_go() {
     let (code, _, stderr) = crate::toolgate(&["pause", "--session", "monday", "--because", "x", "--store", store]);
     assert!(code == 2 && stderr.contains("--principal"), "{stderr}");
 }
+
+#[test]
+fn a_tool_is_paused_by_the_name_that_its_client_has_for_it() {
+    use crate::hook::{CONFIG, Project, decision};
+    let project = Project::with(CONFIG);
+    let asked = |id: &str| decision(&project.before(id, "Read", json!({"file_path": format!("/tmp/{id}")}))).0.to_owned();
+    assert_eq!(asked("t1"), "allow");
+    let (code, stdout, stderr) = project.run(&["pause", "--tool", "Read", "--because", "x", "--store", "ledger.db"], "");
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "the tool `Read` is paused as `read`\n", ""));
+    assert_eq!(asked("t2"), "deny");
+    let (code, stdout, stderr) = project.run(&["resume", "--tool", "Read", "--store", "ledger.db"], "");
+    assert_eq!((code, stdout.as_str()), (0, "the tool `read` goes on\n"), "{stderr}");
+    assert_eq!(asked("t3"), "allow");
+    // What could be taken for another tool has a name of its own.
+    let (code, stdout, stderr) = project.run(&["pause", "--tool", "READ.ALL", "--because", "x", "--store", "ledger.db"], "");
+    assert!(code == 0 && stdout.contains("is paused as `read_all_4c4a413de6c5e658`"), "{stdout}{stderr}");
+    assert!(stderr.contains("never heard of the tool `read_all_4c4a413de6c5e658`"), "{stderr}");
+    assert_eq!(asked("t4"), "allow");
+}
