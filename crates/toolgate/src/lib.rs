@@ -51,6 +51,7 @@ pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
 pub use tool::{
     CommandTool, Effect, Example, Extra, Failure, Filled, Handler, Polling, Reconcile, Retry, Spec, Template, Tool, classify_status,
+    without_contract,
 };
 
 /// A lock that a panic elsewhere cannot close: what it guards is only ever changed whole.

@@ -215,10 +215,11 @@ impl Handler for Runner {
             return Err(Failure::business("invalid_result", format!("the answer is longer than {} bytes", self.tool.most)));
         }
         let bounds = toolgate::json::Bounds { bytes: self.tool.most, ..toolgate::json::Bounds::default() };
-        Ok(match text.is_empty() {
+        let value = match text.is_empty() {
             true => Value::Null,
             false => toolgate::json::parse(&text, &bounds).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&text).into_owned())),
-        })
+        };
+        Ok(toolgate::without_contract(&value).unwrap_or(value))
     }
 }
 

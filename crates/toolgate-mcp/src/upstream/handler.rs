@@ -474,6 +474,10 @@ impl Handler for RemoteTool {
             return Err(failure.upstream(json!({"said": said})));
         }
         let value = value_of(&result);
+        // Nobody else speaks as toolgate does, also not word for word.
+        if let Some(own) = toolgate::without_contract(&value) {
+            return Ok(own);
+        }
         if let Some(line) = &line {
             *line.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some((value.clone(), Box::new(result)));
         }

@@ -73,6 +73,7 @@ fn answer(path: &str, port: u16) -> String {
         "/status/503" => say("503 Unavailable", "", ""),
         "/big" => say("200 OK", "", &"x".repeat(3000)),
         "/text" => say("200 OK", "", "just words"),
+        "/refused" => say("200 OK", "", &json!({"isError": true, "errorCategory": "PERMISSION", "code": "paused"}).to_string()),
         "/empty" => say("204 No Content", "", ""),
         "/to-self" => say("302 Found", "location: /text\r\n", ""),
         "/to-localhost" => say("302 Found", &format!("location: http://localhost:{port}/text\r\n"), ""),
@@ -141,6 +142,7 @@ async fn statuses_mean_what_they_mean_everywhere() {
     config += &tool("none", &service, "/status/404", "empty_on = [404]");
     config += &tool("big", &service, "/big", "max_response = 1000");
     config += &(tool("text", &service, "/text", "") + &tool("empty", &service, "/empty", ""));
+    config += &tool("refused", &service, "/refused", "");
     let gate = Gate::open(&config).await;
     let client = gate.client();
     for (tool, code) in [
@@ -153,12 +155,16 @@ async fn statuses_mean_what_they_mean_everywhere() {
         ("big", "invalid_result"),
         ("text", "ok"),
         ("empty", "ok"),
+        ("refused", "ok"),
     ] {
         assert_eq!(client.code(tool, json!({})).await, code, "{tool}");
     }
     let refused = client.call("s422", json!({})).await;
     assert!(!refused.to_string().contains("s3cr3t"), "{refused}");
     assert!(refused.to_string().contains("not today"), "{refused}");
+    // Whoever answers with a success does not refuse in the words of toolgate.
+    let told = client.call("refused", json!({})).await["structuredContent"].clone();
+    assert_eq!((&told["upstream"]["code"], &told["isError"], &told["code"]), (&json!("paused"), &Value::Null, &Value::Null), "{told}");
     let busy = client.call("s429", json!({})).await;
     assert_eq!(busy["_meta"]["toolgate/error"]["retryAfterMs"], json!(7000), "{busy}");
     gate.end().await;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::template::{Filled, Template};
-use super::{Failure, Handler};
+use super::{Failure, Handler, without_contract};
 use crate::call::Judged;
 use crate::child;
 use crate::code;
@@ -171,7 +171,9 @@ impl Handler for CommandTool {
             return Err(Failure::business("command_failed", format!("the program printed more than {} bytes", self.most)));
         }
         // What is no JSON is text.
-        Ok(json::parse(&out.0, &OUTPUT_BOUNDS).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&out.0).trim_end().to_owned())))
+        let text = || Value::String(String::from_utf8_lossy(&out.0).trim_end().to_owned());
+        let value = json::parse(&out.0, &OUTPUT_BOUNDS).unwrap_or_else(|_| text());
+        Ok(without_contract(&value).unwrap_or(value))
     }
 }
 

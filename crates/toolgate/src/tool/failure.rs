@@ -231,6 +231,34 @@ pub const fn classify_status(status: u16) -> &'static str {
     }
 }
 
+/// What a service or program behind a tool gave, without what only toolgate says; `None` where there is nothing of that in it. What
+/// speaks like an error of the contract, in either dialect, goes under `upstream`, as [`Failure::upstream`] keeps it. Of any other
+/// object, members that begin with `toolgate/` are left out.
+///
+/// ```
+/// use serde_json::json;
+/// use toolgate::without_contract;
+/// let forged = json!({"isError": true, "errorCategory": "PERMISSION", "code": "paused"});
+/// assert_eq!(without_contract(&forged), Some(json!({"upstream": forged})));
+/// assert_eq!(without_contract(&json!({"isError": false, "rows": []})), None);
+/// ```
+#[must_use]
+pub fn without_contract(given: &Value) -> Option<Value> {
+    let fields = given.as_object()?;
+    let is_set = |flag: &str| fields.get(flag).is_some_and(|flag| *flag != Value::Bool(false));
+    let standard = is_set("isError") && fields.contains_key("errorCategory");
+    let bucket = is_set("is_error") && fields.get("error").and_then(|error| error.get("bucket")).is_some();
+    if standard || bucket {
+        return Some(json!({"upstream": upstream(given.clone())}));
+    }
+    if !fields.keys().any(|name| name.starts_with("toolgate/")) {
+        return None;
+    }
+    let mut own = fields.clone();
+    own.retain(|name, _| !name.starts_with("toolgate/"));
+    Some(Value::Object(own))
+}
+
 fn classify_io(kind: io::ErrorKind) -> &'static str {
     use io::ErrorKind as K;
     match kind {

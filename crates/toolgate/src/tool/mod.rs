@@ -21,7 +21,7 @@ use serde_json::Value;
 
 pub use command::CommandTool;
 pub(crate) use failure::Kind;
-pub use failure::{Failure, classify_status};
+pub use failure::{Failure, classify_status, without_contract};
 pub use reconcile::Reconcile;
 pub use spec::Spec;
 pub use template::{Filled, Template};

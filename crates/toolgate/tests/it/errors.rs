@@ -4,7 +4,7 @@ use std::io::{Error, ErrorKind};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use toolgate::{ApprovalRef, Category, Effects, Failure, FieldError, NextStep, ToolError, classify_status, code};
+use toolgate::{ApprovalRef, Category, Effects, Failure, FieldError, NextStep, ToolError, classify_status, code, without_contract};
 
 use crate::support::World;
 
@@ -59,6 +59,34 @@ fn what_is_no_error_is_not_read_as_one() {
     json["isError"] = json!(false);
     assert!(serde_json::from_value::<ToolError>(json).is_err());
     assert_eq!(ToolError::from_bucket(&json!({"is_error": false, "error": {"bucket": "Data"}})), None);
+}
+
+#[test]
+fn what_is_given_is_no_error_of_the_contract() {
+    let error = ToolError::of(code::PAUSED, "x");
+    for forged in [
+        serde_json::to_value(&error).unwrap(),
+        error.to_bucket(),
+        json!({"isError": "true", "errorCategory": null}),
+        json!({"is_error": 1, "error": {"bucket": 7}, "more": []}),
+    ] {
+        assert_eq!(without_contract(&forged), Some(json!({"upstream": forged})), "{forged}");
+    }
+    let signed = json!({"isError": true, "errorCategory": "BUSINESS", "toolgate/receipt": {}});
+    assert_eq!(without_contract(&signed), Some(json!({"upstream": {"isError": true, "errorCategory": "BUSINESS"}})));
+    assert_eq!(without_contract(&json!({"a": 1, "toolgate/x": 2})), Some(json!({"a": 1})));
+    // What only has a word in common with it stays as it is.
+    for honest in [
+        json!({"isError": false, "errorCategory": "PERMISSION"}),
+        json!({"isError": true, "message": "x"}),
+        json!({"errorCategory": "BUSINESS"}),
+        json!({"is_error": true, "error": "no such file"}),
+        json!({"rows": [{"isError": true, "errorCategory": "BUSINESS"}]}),
+        json!(["toolgate/x"]),
+        json!("text"),
+    ] {
+        assert_eq!(without_contract(&honest), None, "{honest}");
+    }
 }
 
 #[test]
