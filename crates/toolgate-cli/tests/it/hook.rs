@@ -965,6 +965,28 @@ fn an_agent_chooses_the_dialect_of_its_errors() {
     }
 }
 
+#[test]
+fn a_call_that_was_made_before_is_refused_as_such() {
+    let once = CONFIG.replace("[tools.write]\n", "[tools.write]\nonce = true\n");
+    let input = json!({"file_path": "/tmp/x", "content": "y"});
+    for (setting, place) in [("", ""), ("dialect = \"bucket\"\n", "/error")] {
+        let project = Project::with(&format!("{setting}{once}"));
+        assert_eq!(project.before("t1", "Write", input.clone()), json!({}));
+        assert_eq!(project.hook(&after("t1", "Write", input.clone(), json!({"written": 7}))), json!({}));
+        let said = project.before("t2", "Write", input.clone());
+        let (word, reason) = decision(&said);
+        assert_eq!(word, "deny", "{said}");
+        let told: Value = serde_json::from_str(reason.lines().last().unwrap()).unwrap();
+        let told = told.pointer(place).unwrap();
+        for (field, value) in
+            [("code", json!("duplicate_call")), ("effects", json!("done")), ("replayed", json!(true)), ("upstream", json!({"written": 7}))]
+        {
+            assert_eq!(told[field], value, "{said}");
+        }
+        assert!(told["callId"].is_string(), "{said}");
+    }
+}
+
 /// A client takes a program that a signal has ended for one that has no objection.
 #[test]
 fn a_limit_of_the_process_is_a_refusal_and_not_its_end() {

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use toolgate::config::{Client as Settings, Otherwise};
 use toolgate::names::of_client;
-use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, Toolgate};
+use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, ToolError, Toolgate, code};
 use toolgate_store::SqliteStore;
 
 use super::Args;
@@ -258,11 +258,7 @@ impl Door {
     }
 
     fn refused(&self, refused: &Outcome) -> Answer {
-        let Some(error) = refused.outcome.error() else {
-            // It was made before, and there is no way to hand its result to a client that wants to run it.
-            let told = "the same call was made before and is not made again";
-            return Answer::deny(format!("{told}: {}", json!(refused.outcome.success().map(|output| &output.value))));
-        };
+        let Some(error) = refused.outcome.error() else { return Answer::deny(made_before(refused).for_model_in(self.dialect)) };
         match error.code.as_ref() {
             "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(error.for_model_in(self.dialect)),
             _ => Answer::deny(error.for_model_in(self.dialect)),
@@ -283,6 +279,15 @@ impl Door {
         let Some(error) = answer.outcome.error() else { return Answer::default() };
         Answer::withhold(event, error.for_model_in(self.dialect))
     }
+}
+
+/// A call that was made before: there is no way to hand its result to a client that wants to run it.
+fn made_before(answer: &Outcome) -> ToolError {
+    let told = "the same call was made before and is not made again; what it came to stands under `upstream`";
+    let mut error = ToolError::of(code::DUPLICATE_CALL, told).with_effects(Effects::Done);
+    error.upstream = answer.outcome.success().filter(|output| !output.hidden).map(|output| output.value.clone());
+    (error.replayed, error.call_id) = (true, Some(answer.call));
+    error
 }
 
 fn canonical(text: &str) -> String {
