@@ -289,6 +289,20 @@ fn no_result_is_shown_that_could_not_be_looked_at() {
     let answer: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &shown(&answer)["stdout"], &answer["decision"]), (0, &json!("(withheld)"), &json!("block")));
     assert_eq!(project.said_of(), [("failed".to_owned(), "unreadable_result".to_owned())]);
+    // Of two keys of one name, another reader takes the other; so it is in the words of other clients.
+    let twice = r#"{"ok":false,"ok":true}"#;
+    for (id, name, result) in [
+        ("d1", r#""hook_event_name":"PostToolUse","#, format!(r#""tool_response":{twice}"#)),
+        ("d2", r#""hook_event_name":"PostToolUse","#, format!(r#""tool_result":{twice}"#)),
+        ("d3", r#""hook_event_name":"postToolUse","#, format!(r#""tool_output":{}"#, json!(twice))),
+        ("d4", "", format!(r#""tool_result":{twice}"#)),
+    ] {
+        assert_eq!(project.before(id, "lookup", json!({"id": id})), json!({}), "{id}");
+        let told = format!(r#"{{{name}"session_id":"s1","tool_name":"lookup","tool_input":{{"id":"{id}"}},"tool_use_id":"{id}",{result}}}"#);
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &told);
+        assert!(code == 0 && stdout.contains("(withheld)"), "{id}: {stdout}{stderr}");
+        assert_eq!(project.said_of().last(), Some(&("failed".to_owned(), "unreadable_result".to_owned())), "{id}");
+    }
     // Nobody let it in, the store is gone, the configuration is gone, the service is not there.
     let response = json!({"stdout": "secret"});
     let never = project.hook(&after("t9", "Bash", json!({"command": "id"}), response.clone()));

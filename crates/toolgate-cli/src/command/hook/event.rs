@@ -3,6 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use toolgate::json::{Bounds, parse};
+
+/// How a result is read. An event is not longer than it may be, and how much a result may hold is the gate's to say.
+const RESULT: Bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
 
 /// Whose words are spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -84,12 +88,15 @@ impl Event {
         }
         let told: Told<'_> = serde_json::from_str(text).map_err(|error| no_event(&error))?;
         let name = told.hook_event_name;
-        let value = |raw: Option<&RawValue>| raw.map_or(Ok(Value::Null), |raw| serde_json::from_str(raw.get()));
-        let unread = |error: serde_json::Error| format!("the result of the tool cannot be read: {error}");
+        // Strictly: what has two keys of one name says something else to whoever reads it otherwise.
+        let result = |raw: Option<&RawValue>| match raw.map(|raw| parse(raw.get().as_bytes(), &RESULT)) {
+            None => Kind::After(Value::Null),
+            Some(read) => read.map_or(Kind::Unread, Kind::After),
+        };
         let kind = match name.as_deref() {
             Some("PreToolUse" | "preToolUse") => Kind::Before,
-            Some("PostToolUse") => value(told.tool_response.or(told.tool_result)).map_or(Kind::Unread, Kind::After),
-            Some("postToolUse") => Kind::After(nested(told.tool_output.as_deref().unwrap_or("null"))),
+            Some("PostToolUse") => result(told.tool_response.or(told.tool_result)),
+            Some("postToolUse") => nested(told.tool_output.as_deref().unwrap_or("null")),
             Some("PostToolUseFailure" | "postToolUseFailure") => {
                 let text = |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
                 let error = told.error_message.or(told.error.map(text)).unwrap_or_else(|| "the tool failed".to_owned());
@@ -100,7 +107,7 @@ impl Event {
             Some("UserPromptSubmit") => Kind::Says(told.prompt.unwrap_or_default()),
             Some(other) => return Err(format!("there is nothing to say to the event `{}`", other.escape_debug())),
             // The plain protocol: what has a result is over.
-            None if told.tool_result.is_some() => Kind::After(value(told.tool_result).map_err(unread)?),
+            None if told.tool_result.is_some() => result(told.tool_result),
             None => Kind::Before,
         };
         let about_a_tool = matches!(kind, Kind::Before | Kind::After(_) | Kind::Unread | Kind::Failed { .. });
@@ -124,6 +131,10 @@ impl Event {
 }
 
 /// JSON inside of a text, or the text.
-fn nested(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+fn nested(text: &str) -> Kind {
+    match parse(text.as_bytes(), &RESULT) {
+        Ok(value) => Kind::After(value),
+        Err(_) if serde_json::from_str::<Value>(text).is_ok() => Kind::Unread,
+        Err(_) => Kind::After(Value::String(text.to_owned())),
+    }
 }
