@@ -513,6 +513,36 @@ fn whatever_is_wrong_is_a_refusal() {
 }
 
 #[test]
+fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
+    let project = Project::with(CONFIG);
+    let event = r#""hook_event_name":"PreToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"ls"},"tool_use_id":"t1""#;
+    let nobody = r#""hook_event_name":"PreToolUse","session_id":7,"tool_name":"Bash""#;
+    for (n, (event, more, session)) in [
+        (event, r#""tool_input":{"command":"pwd"}"#, "s1"),
+        (event, r#""session_id":"s2""#, "s1"),
+        (event, r#""tool_name":"Read""#, "s1"),
+        (event, r#""hook_event_name":"PostToolUse""#, "s1"),
+        (event, r#""is_interrupt":"no""#, "s1"),
+        (nobody, r#""cwd":"/""#, "(turned away)"),
+        (r#""tool_name":"bash","tool_input":{}"#, r#""tool_input":{}"#, "plain"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{more}}}"));
+        assert!(code == 2 && stdout.is_empty() && stderr.contains("invalid_request"), "{more}: {stdout}{stderr}");
+        assert_eq!(project.said_of().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
+        let rows = project.rows();
+        assert_eq!(rows.len(), n + 1, "{more}");
+        let row = &rows[n]["row"];
+        assert_eq!((&row["tool"], &row["session"], &row["gate"]), (&json!("bash"), &json!(session), &json!("admit")), "{more}");
+    }
+    // What does not say of which tool it is, is no call.
+    let (code, ..) = project.run(&["hook", "--config", "toolgate.toml"], r#"{"tool_input":{},"tool_input":{}}"#);
+    assert_eq!((code, project.rows().len()), (2, 7));
+}
+
+#[test]
 fn a_failure_can_be_asked_about_and_never_passes() {
     let project = Project::with(&format!("{CONFIG}\n[client]\non_failure = \"ask\"\nundeclared = \"ask\"\n"));
     assert_eq!(decision(&project.before("t0", "NewTool", json!({}))).0, "ask");

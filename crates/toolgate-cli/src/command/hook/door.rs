@@ -194,6 +194,7 @@ impl Door {
                     Err(refused) => self.refused(&refused),
                 }
             }
+            Kind::Misread(why) => self.refused(&gate.call(self.call(&session, event).misread(why)).await),
             Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
             Kind::Unread => {
                 let failure = Failure::business("unreadable_result", "what the tool gave cannot be read").effects(Effects::Done);
@@ -239,7 +240,7 @@ impl Door {
         let reason = format!("toolgate cannot do its work: {reason}");
         match event.kind {
             Kind::Before if self.settings.on_failure == Otherwise::Ask => Answer::ask(reason),
-            Kind::Before => Answer::deny(reason),
+            Kind::Before | Kind::Misread(_) => Answer::deny(reason),
             Kind::After(_) | Kind::Unread => Answer::withhold(event, reason),
             Kind::Ends => Answer { notice: Some(reason), ..Answer::default() },
             _ => Answer::block(reason),

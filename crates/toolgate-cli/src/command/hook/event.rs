@@ -1,12 +1,17 @@
 //! What a client tells: one JSON object on standard input.
 
-use serde::Deserialize;
+use std::fmt;
+
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use toolgate::json::{Bounds, parse};
 
 /// How a result is read. An event is not longer than it may be, and how much a result may hold is the gate's to say.
 const RESULT: Bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
+/// How many letters of why an event cannot be read are written down: it may quote what the client sent.
+const REASON: usize = 300;
 
 /// Whose words are spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -48,6 +53,8 @@ pub(crate) enum Kind {
     Begins,
     Ends,
     Says(String),
+    /// It is about a tool, and cannot be understood: why.
+    Misread(String),
 }
 
 #[derive(Deserialize)]
@@ -73,11 +80,53 @@ struct Told<'t> {
 }
 
 /// A result that is `null` was given all the same.
-fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
+/// All members of an object, also those of one name.
+struct Members<'t>(Vec<(String, &'t RawValue)>);
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Each;
+        impl<'de> Visitor<'de> for Each {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry::<String, &'de RawValue>()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Each)
+    }
+}
+
 impl Event {
+    /// An event that cannot be read, where it says of which tool it is: of two names, the first. It is a call all the same, and is
+    /// refused by the gate, which writes it down.
+    fn misread(text: &str, why: String) -> Result<Self, String> {
+        let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Err(why) };
+        let first = |name: &str| {
+            let (_, raw) = members.iter().find(|(key, _)| key == name)?;
+            serde_json::from_str::<String>(raw.get()).ok().filter(|text| !text.is_empty())
+        };
+        let Some(tool) = first("tool_name") else { return Err(why) };
+        // As the gateway has it where no session can be told.
+        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { "(turned away)" };
+        let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
+        let why = why.chars().take(REASON).collect();
+        // It has no name that an answer could repeat: whoever sent it hears the exit code.
+        Ok(Self { kind: Kind::Misread(why), name: None, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
+    }
+
     /// Reads an event.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
@@ -86,7 +135,10 @@ impl Event {
         if text.trim_start().starts_with('[') {
             return Err(no_event(&"it is a list, not a JSON object"));
         }
-        let told: Told<'_> = serde_json::from_str(text).map_err(|error| no_event(&error))?;
+        let told: Told<'_> = match serde_json::from_str(text) {
+            Ok(told) => told,
+            Err(error) => return Self::misread(text, no_event(&error)),
+        };
         let name = told.hook_event_name;
         // Strictly: what has two keys of one name says something else to whoever reads it otherwise.
         let result = |raw: Option<&RawValue>| match raw.map(|raw| parse(raw.get().as_bytes(), &RESULT)) {
