@@ -199,15 +199,17 @@ impl Asked {
 
 /// A call that is not to be made.
 fn refused(answer: &Answer) -> Value {
-    let decision = match answer.outcome.error() {
+    let error = answer.outcome.error();
+    // It was made before: what it came to is here, success or error.
+    let replayed = error.is_none_or(|error| error.replayed);
+    let decision = match error {
+        _ if replayed => "replay",
         Some(error) if error.code == "approval_required" => "ask",
-        Some(_) => "deny",
-        // It was made before: what it came to is here.
-        None => "replay",
+        _ => "deny",
     };
     json!({
         "decision": decision, "callId": answer.call.to_string(), "gate": answer.gate.name(), "rule": answer.rule,
-        "error": answer.outcome.error(), "outcome": answer.outcome.success().map(|_| answer.outcome.to_json()), "receipt": answer.receipt(),
+        "error": error, "outcome": replayed.then(|| answer.outcome.to_json()), "receipt": answer.receipt(),
     })
 }
 

@@ -312,6 +312,24 @@ async fn the_two_halves_of_the_path() {
     assert_eq!(told["outcome"]["isError"], json!(false), "{told}");
     let (_, again) = post("report", report).await;
     assert_eq!(again["outcome"]["code"], "not_admitted", "{again}");
+    // What was made before is told again, success or error.
+    let failed = json!({"message": "half of it", "effects": "done"});
+    for (amount, what, came, code) in
+        [(6, "result", json!({"paid": true}), Value::Null), (7, "error", failed, json!("client_tool_failed"))]
+    {
+        let keyed = |id: &str| {
+            let mut call = call(&format!("{id}{amount}"), amount);
+            call["idempotencyKey"] = json!(what);
+            call
+        };
+        assert_eq!(post("check", keyed("first")).await.1["decision"], "allow", "{what}");
+        let mut report = keyed("first");
+        report[what] = came;
+        post("report", report).await;
+        let (_, again) = post("check", keyed("again")).await;
+        assert_eq!((&again["decision"], &again["outcome"]["replayed"]), (&json!("replay"), &json!(true)), "{again}");
+        assert_eq!((&again["outcome"]["isError"], &again["outcome"]["code"]), (&json!(what == "error"), &code), "{again}");
+    }
     for (verb, body, status) in [
         ("check", json!({"id": "3", "tool": "pay"}), 400),
         ("check", json!({"id": "", "session": "s", "tool": "pay"}), 400),
