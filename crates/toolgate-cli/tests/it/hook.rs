@@ -298,7 +298,8 @@ fn no_result_is_shown_that_could_not_be_looked_at() {
         ("d4", "", format!(r#""tool_result":{twice}"#)),
     ] {
         assert_eq!(project.before(id, "lookup", json!({"id": id})), json!({}), "{id}");
-        let told = format!(r#"{{{name}"session_id":"s1","tool_name":"lookup","tool_input":{{"id":"{id}"}},"tool_use_id":"{id}",{result}}}"#);
+        let told =
+            format!(r#"{{{name}"session_id":"s1","tool_name":"lookup","tool_input":{{"id":"{id}"}},"tool_use_id":"{id}",{result}}}"#);
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &told);
         assert!(code == 0 && stdout.contains("(withheld)"), "{id}: {stdout}{stderr}");
         assert_eq!(project.said_of().last(), Some(&("failed".to_owned(), "unreadable_result".to_owned())), "{id}");

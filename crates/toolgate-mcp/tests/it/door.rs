@@ -314,8 +314,7 @@ async fn the_two_halves_of_the_path() {
     assert_eq!(again["outcome"]["code"], "not_admitted", "{again}");
     // What was made before is told again, success or error.
     let failed = json!({"message": "half of it", "effects": "done"});
-    for (amount, what, came, code) in
-        [(6, "result", json!({"paid": true}), Value::Null), (7, "error", failed, json!("client_tool_failed"))]
+    for (amount, what, came, code) in [(6, "result", json!({"paid": true}), Value::Null), (7, "error", failed, json!("client_tool_failed"))]
     {
         let keyed = |id: &str| {
             let mut call = call(&format!("{id}{amount}"), amount);
