@@ -272,8 +272,10 @@ impl Toolgate {
     async fn conclude(&self, end: End, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, mut trail: Box<Trail>) -> Answer {
         trail.at(Gate::Record);
         let row = self.row(&end, &mut trail);
+        // A poll that keeps being refused is not getting anywhere; that it loops is no result of its own.
+        let polls = end.gate != Gate::Progress && self.registered(&trail).is_some_and(|tool| tool.spec.polling.is_some());
         let finish = Box::new(Finish {
-            ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, trail.asked, None) },
+            ended: if end.decision == Decision::Replayed { None } else { self.ended(&row, trail.asked, end.result.filter(|_| polls)) },
             row: Arc::clone(&row),
             version: 0,
             changes: None,

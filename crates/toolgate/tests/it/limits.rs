@@ -316,6 +316,23 @@ async fn a_poll_that_keeps_failing_ends_too() {
 }
 
 #[tokio::test]
+async fn a_poll_that_keeps_being_refused_ends_too() {
+    let schema = json!({"type": "object", "properties": {"job": {"type": "string"}}});
+    let poll = Tool::dynamic("poll", "Polls.", schema, |_, args: Value| async move { Ok(args) })
+        .effect(Effect::Read)
+        .polling(Duration::from_secs(1), 3);
+    let closed = toolgate::policy::Deny::new("closed", ["poll"]).when("/job", toolgate::policy::Condition::one_of([json!("shut")]));
+    let world = World::new(|a| a.tool(poll).policy(closed));
+    let mut codes = Vec::new();
+    // What is said of the loop does not begin the count anew; another call does.
+    for job in ["shut", "shut", "shut", "shut", "shut", "open", "shut"] {
+        codes.push(code(&world, "poll", json!({ "job": job })).await);
+        world.advance(SignedDuration::from_secs(2));
+    }
+    assert_eq!(codes, ["closed", "closed", "closed", "loop_detected", "loop_detected", "ok", "closed"]);
+}
+
+#[tokio::test]
 async fn what_an_earlier_run_may_have_done_is_not_forgotten_by_a_later_one() {
     let runs = Arc::new(AtomicU32::new(0));
     let seen = Arc::clone(&runs);
