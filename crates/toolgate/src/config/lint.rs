@@ -16,7 +16,7 @@ use crate::tool::Spec;
 pub const LINTS: [(&str, &str); 13] = [
     ("load", "the configuration does not load"),
     ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
-    ("never_true", "a condition that no argument can meet, by what its schema says; it was meant otherwise, or a value is misspelt"),
+    ("never_true", "a condition that no argument or result can meet, by its schema; it was meant otherwise, or a value is misspelt"),
     ("too_many_tools", "past five tools a model chooses worse; give each specialist an agent of its own"),
     ("thin_description", "a model chooses by four lines: what it does, when to use it, its edge cases, and what must come first"),
     ("ordering_untold", "the description does not name a tool that must come first, so the model learns it by being refused"),

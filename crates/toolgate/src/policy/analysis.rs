@@ -27,7 +27,15 @@ fn enforced(rules: &[Attached]) -> impl Iterator<Item = &Attached> + Clone {
 
 fn is_always_denied(tool: &Spec, rules: &[Attached]) -> bool {
     let always = |f: Forbids<'_>| f.conditions.is_empty() && !f.more && !f.asks;
-    enforced(rules).any(|rule| rule.policy.outline(tool).forbids.is_some_and(always))
+    enforced(rules).any(|rule| {
+        let outline = rule.policy.outline(tool);
+        outline.forbids.is_some_and(always) || outline.caps.is_some_and(|caps| leaves_none(&caps))
+    })
+}
+
+/// Whether a limit lets no call pass at all.
+fn leaves_none(caps: &Caps<'_>) -> bool {
+    caps.amount.is_none() && caps.most < Decimal::ONE
 }
 
 /// Tools that nothing leads to.
@@ -240,7 +248,7 @@ fn contradictions(tool: &Spec, rules: &[Attached]) -> Vec<Problem> {
             problems.push(Problem::at("most", message).of(rule).help("raise the limit, or let smaller amounts pass"));
         }
     }
-    for (rule, _) in caps.iter().filter(|(_, caps)| caps.amount.is_none() && caps.most < Decimal::ONE) {
+    for (rule, _) in caps.iter().filter(|(_, caps)| leaves_none(caps)) {
         let problem = Problem::at("calls", format!("`{name}` can never be called: the limit is 0 calls")).of(rule);
         problems.push(problem.help("if that is meant, take the tool out of the agent instead").warning());
     }

@@ -119,6 +119,8 @@ pub struct Outline<'a> {
     pub forbids: Option<Forbids<'a>>,
     /// What it caps.
     pub caps: Option<Caps<'a>>,
+    /// Whether it looks at files.
+    pub files: bool,
 }
 
 /// What a rule forbids: calls for which all conditions hold.

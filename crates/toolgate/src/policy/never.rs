@@ -1,12 +1,12 @@
-//! Conditions that no argument can meet, by what the schemas of the tools say.
+//! Conditions that no argument, and no result, can meet, by what the schemas of the tools say.
 
 use serde_json::Value;
 
 use super::cel::{Ty, of_schema};
 use super::{Condition, Problem};
 use crate::json::{Pointer, decimal_of};
-use crate::schema::{At, at};
-use crate::tool::Spec;
+use crate::schema::{At, at, at_in};
+use crate::tool::{Extra, Spec};
 
 /// How `lint` calls them.
 pub(super) const NEVER_TRUE: &str = "never_true";
@@ -40,6 +40,24 @@ pub(super) fn never(field: &str, path: &Pointer, condition: &Condition, governed
         }
         other if kinds.iter().all(|kind| rules_out(kind, other)) => vec![told(word(other), &other.describe())],
         _ => Vec::new(),
+    }
+}
+
+/// A proved field that is never what a rule wants of it, by what the tool says of its results.
+pub(super) fn never_proved(field: &str, path: &Pointer, wanted: &Value, source: &Spec) -> Option<Problem> {
+    let root = source.output_schema()?;
+    let told = |what: &str| {
+        let problem = Problem::at(field, format!("`{path}` in a result of `{}` is never {what}", source.name()));
+        problem.warning().found_as(NEVER_TRUE)
+    };
+    match at_in(root, Extra::Pass, path) {
+        At::Open => None,
+        At::Missing(..) => Some(told("there").help("its output schema lets nothing stand there")),
+        At::Known(schema) => {
+            let kind = of_schema(schema, root, Extra::Pass);
+            let never = || told(&wanted.to_string()).help(format!("the schema lets it be {}", allowed(&kind)));
+            (!may_be(&kind, wanted)).then(never)
+        }
     }
 }
 

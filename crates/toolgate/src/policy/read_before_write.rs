@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::problem::{ToolNames, not_one, unknown_tool};
-use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Policy, Problem, Remedy, Severity, Terms, Verdict};
+use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Outline, Policy, Problem, Remedy, Severity, Terms, Verdict};
 use crate::code;
 use crate::error::ToolError;
 use crate::json::{Digest, Pointer};
@@ -92,6 +92,10 @@ impl Policy for ReadBeforeWrite {
             ),
         }
         problems
+    }
+
+    fn outline(&self, _: &Spec) -> Outline<'_> {
+        Outline { files: true, ..Outline::default() }
     }
 
     fn definition(&self) -> String {

@@ -6,6 +6,7 @@ use jiff::SignedDuration;
 use serde_json::Value;
 
 use super::cel::Expression;
+use super::never::never_proved;
 use super::problem::{not_one, secret_key};
 use super::refusal::{expression_setters, refusal_setters};
 use super::{Ask, Condition, Deny, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, ToolNames, Verdict};
@@ -200,8 +201,12 @@ impl Policy for Require {
             if let Some((entity, _)) = &self.same {
                 problems.extend(source.lacks_entity(&format!("same.{entity}"), entity));
             }
-            for (path, _) in &self.fields {
-                problems.extend(source.lacks_proof(&format!("fields.{path}"), &Pointer::from(path.as_str())));
+            for (path, wanted) in &self.fields {
+                let (field, path) = (format!("fields.{path}"), Pointer::from(path.as_str()));
+                problems.extend(source.lacks_proof(&field, &path));
+                if let Wanted::Value(value) = wanted {
+                    problems.extend(never_proved(&field, &path, value, source));
+                }
             }
             problems.extend(source.run_by_client("any_of").filter(|_| !self.reported));
         }

@@ -112,6 +112,11 @@ impl Policy for Sequence {
                 }
             }
         }
+        // What a client reports proves nothing here: the tool would be refused for ever.
+        for (tool, first) in self.edges.iter().filter(|_| !self.reported) {
+            let sources = tools.iter().filter(|source| first.contains(source.name()));
+            problems.extend(sources.filter_map(|source| source.run_by_client(&format!("after.{tool}"))));
+        }
         problems
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::json::Pointer;
 use crate::tool::{Extra, Spec};
 
-/// What stands at a path of the arguments.
+/// What stands at a path.
 pub(crate) enum At<'s> {
     /// This schema.
     Known(&'s Value),
@@ -20,7 +20,11 @@ const MAX_REFERENCES: usize = 8;
 
 /// Looks a path up in the arguments of a tool.
 pub(crate) fn at<'s>(tool: &'s Spec, path: &Pointer) -> At<'s> {
-    let Some(root) = tool.input_schema() else { return At::Open };
+    tool.input_schema().map_or(At::Open, |root| at_in(root, tool.extra, path))
+}
+
+/// Looks a path up in a schema.
+pub(crate) fn at_in<'s>(root: &'s Value, extra: Extra, path: &Pointer) -> At<'s> {
     let mut schema = root;
     for part in path.parts() {
         let Some(map) = resolve(schema, root) else { return At::Open };
@@ -37,7 +41,7 @@ pub(crate) fn at<'s>(tool: &'s Spec, path: &Pointer) -> At<'s> {
         };
         match next {
             Some(next) => schema = next,
-            None if any || (index && !map.contains_key("properties")) || is_open(map, tool.extra) => return At::Open,
+            None if any || (index && !map.contains_key("properties")) || is_open(map, extra) => return At::Open,
             None => {
                 let known = map.get("properties").and_then(Value::as_object).map(|p| p.keys().cloned().collect()).unwrap_or_default();
                 return At::Missing(part.clone(), known);

@@ -225,6 +225,45 @@ fn conditions_that_no_argument_can_meet_are_told() {
     let require = toolgate::policy::Require::new("r", ["act"], ["other"]).only_when("/status", one_of(json!(["zzz"])));
     let agent = Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider).effect(Effect::Read)).policy(require);
     assert_eq!(told(agent), format!("`/status` of `act` is never \"zzz\"; {status}"));
+    // So is what a field of a result must be.
+    let of = |what: &str, help: &str| format!("`/ok` in a result of `proof` is never {what}; the schema lets it be {help}");
+    for (output, wanted, expected) in [
+        (json!({"properties": {"ok": {"type": "boolean"}}}), json!(true), String::new()),
+        (json!({"properties": {"ok": {"type": "string"}}}), json!(true), of("true", "text")),
+        (json!({"properties": {"ok": {"const": false}}}), json!(true), of("true", "false")),
+        (json!({"properties": {"ok": {"enum": ["yes", "no"]}}}), json!("yes"), String::new()),
+        (json!({"properties": {"ok": {"enum": ["yes", "no"]}}}), json!("on"), of("\"on\"", "one of \"yes\", \"no\"")),
+        (json!({"properties": {"ok": {"type": "integer", "maximum": 3}}}), json!(4), of("4", "at most 3")),
+        (
+            json!({"properties": {"good": {}}, "additionalProperties": false}),
+            json!(true),
+            "`/ok` in a result of `proof` is never there; its output schema lets nothing stand there".to_owned(),
+        ),
+        // Where nobody can tell, nothing is said.
+        (json!({"properties": {"good": {}}}), json!(true), String::new()),
+        (json!({"properties": {"ok": {"anyOf": [{"type": "string"}, {"type": "number"}]}}}), json!(true), String::new()),
+    ] {
+        let shown = format!("{output} {wanted}");
+        let proof = act("proof", &wider).effect(Effect::Read).proves("/ok").output_schema(output);
+        let rule = toolgate::policy::Require::new("r", ["act"], ["proof"]).field("/ok", wanted);
+        assert_eq!(told(Agent::builder("a").tool(act("act", &schema)).tool(proof).policy(rule)), expected, "{shown}");
+    }
+}
+
+#[test]
+fn what_only_a_client_says_is_told_where_its_word_does_not_count() {
+    use toolgate::config::Config;
+    let tools = "[tools.look]\nkind = \"client\"\neffect = \"read\"\n[tools.act]\nkind = \"client\"\n";
+    for rule in ["rule = \"require\"\ntools = [\"act\"]\nany_of = [\"look\"]", "rule = \"sequence\"\nafter = { act = [\"look\"] }"] {
+        for reported in [false, true] {
+            let text = format!("{tools}[[policy]]\nname = \"r\"\n{rule}\nreported = {reported}\n");
+            let agents = Config::parse("toolgate.toml", &text).agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
+            let told: Vec<&str> = agents.iter().flat_map(|agent| agent.warnings()).map(|problem| problem.message.as_str()).collect();
+            let expected: &[&str] =
+                if reported { &[] } else { &["`look` is run by the client, and what a client reports does not count here"] };
+            assert_eq!(told, expected, "{text}");
+        }
+    }
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Config, ConfigError, Entry};
+use super::{Config, ConfigError, Declared, Entry};
+use crate::config::Written;
 use crate::policy::{Place, Problem, Severity};
 use crate::registry::{Agent, Section};
-use crate::tool::Handler;
+use crate::tool::{Handler, Spec};
 
 impl Config {
     /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
@@ -17,6 +18,7 @@ impl Config {
         let (mut problems, mut built) = (self.problems, Vec::new());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
         for declared in self.agents {
+            problems.extend(without_files(&declared));
             let places: Vec<(String, Place)> = declared
                 .tools
                 .iter()
@@ -55,6 +57,19 @@ impl Config {
         }
         if problems.iter().any(|problem| problem.severity == Severity::Error) { Err(ConfigError { problems }) } else { Ok(built) }
     }
+}
+
+/// Rules that look at files: an agent out of a file has none, so what they govern would always be refused.
+fn without_files(declared: &Declared) -> Vec<Problem> {
+    let told = |written: &Written| {
+        let looks = |spec: &&Spec| written.policy.governs(spec) && written.policy.outline(spec).files;
+        let tool = declared.tools.iter().map(|entry| entry.tool.spec()).find(looks)?;
+        let message = format!("`{}` can never be called: the rule looks at files, and there is no file system to ask here", tool.name());
+        let help = "`require` the tool that reads, with the `same` path; in Rust, `AgentBuilder::files` gives the rule a file system";
+        let problem = Problem::at("rule", message).of(written.policy.name()).help(help);
+        Some(Problem { place: written.place("rule", None), ..problem })
+    };
+    declared.rules.written().filter_map(told).collect()
 }
 
 /// A problem that speaks of a tool stands where the tool is declared.
