@@ -70,6 +70,11 @@ impl Toolgate {
         trail.facts.observed = observed;
         let ask = Ask::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
         let remedies = helped(&ask, by.iter().map(AsRef::as_ref));
+        // The first is the one that is shown.
+        let error = match by.first() {
+            Some(rule) => discreet(error, &**rule, &ask, agent),
+            None => error,
+        };
         self.advise(error, &arguments, remedies, agent, tool, state, trail).await.into()
     }
 
@@ -366,6 +371,40 @@ impl Search<'_> {
         let arguments = arguments.map(|(name, value)| (name.clone(), value.clone())).collect();
         NextStep { tool: step.tool.spec.name.to_string(), arguments: Value::Object(arguments) }
     }
+}
+
+/// The tools that a rule wants to have succeeded first: of each group, one.
+fn wanted(rule: &dyn Policy, ask: &Ask<'_>) -> Vec<Vec<String>> {
+    let groups = || {
+        let after: Vec<Vec<String>> =
+            rule.outline(ask.tool).after.into_iter().map(|(_, group)| group.into_iter().map(str::to_owned).collect()).collect();
+        // What only some calls need is no part of the outline.
+        if after.is_empty() {
+            let remedies = rule.remedies(ask).unwrap_or_default();
+            return vec![remedies.into_iter().map(|remedy| remedy.tool.to_string()).collect()];
+        }
+        after
+    };
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(groups)).unwrap_or_default()
+}
+
+/// A refusal that names no tool which must come first and which the caller cannot see: following it would be `unknown_tool`.
+fn discreet(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agent) -> ToolError {
+    let is_seen = |tool: &String| agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal));
+    let names = |message: &str, tool: &str| message.contains(&format!("`{tool}`"));
+    let mut groups = wanted(rule, ask);
+    groups.retain(|group| group.iter().any(|tool| names(&error.message, tool)));
+    if !groups.iter().flatten().any(|tool| !is_seen(tool) && names(&error.message, tool)) {
+        return error;
+    }
+    groups.iter_mut().for_each(|group| group.retain(is_seen));
+    let one_of = |group: &Vec<String>| group.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
+    error.message = if groups.iter().any(Vec::is_empty) {
+        "something that this caller cannot do must come first; tell the user".to_owned()
+    } else {
+        format!("{} must have succeeded first in this session", groups.iter().map(one_of).collect::<Vec<_>>().join(" and "))
+    };
+    error
 }
 
 /// What would help with each of those who said no: nothing where one of them cannot be helped, `None` where one of them

@@ -223,6 +223,35 @@ async fn where_nothing_helps_that_is_said() {
 }
 
 #[tokio::test]
+async fn nobody_is_told_to_call_first_what_they_cannot_see() {
+    let cannot = "something that this caller cannot do must come first; tell the user";
+    let require = |any_of: &str, more: &str| format!("rule = \"require\"\ntools = [\"act\"]\nany_of = {any_of}\n{more}");
+    let sequence = |first: &str| format!("rule = \"sequence\"\nafter = {{ act = {first} }}");
+    for (rule, message, advised) in [
+        (require("[\"hidden\"]", ""), cannot, None),
+        (require("[\"hidden\"]", "code = \"other\""), cannot, None),
+        (require("[\"hidden\"]", "reason = \"Call `hidden` first.\""), cannot, None),
+        (require("[\"hidden\"]", "reason = \"A manager must look at it.\""), "A manager must look at it.", None),
+        (require("[\"hidden\"]", "where = [{ argument = \"/amount\", above = 5 }]"), cannot, None),
+        (require("[\"hidden\", \"proof\"]", ""), "`proof` must have succeeded first in this session", Some("proof")),
+        (require("[\"proof\"]", ""), "`proof` must have succeeded first in this session", Some("proof")),
+        (sequence("[\"hidden\"]"), cannot, None),
+        (sequence("[\"hidden\", \"proof\"]"), cannot, None),
+        (sequence("[\"proof\"]"), "`act` needs `proof` to have succeeded first in this session", Some("proof")),
+    ] {
+        let agent = Agent::builder("a")
+            .tool(tool("act"))
+            .tool(tool("proof").effect(Effect::Read))
+            .tool(tool("hidden").effect(Effect::Read).visible_to(["bob"]))
+            .rules(Rules::parse("policy.toml", &format!("[[policy]]\nname = \"r\"\n{rule}\n")));
+        let answer = start(agent).call("act", json!({"entity": 1, "amount": 9})).await;
+        let error = answer.outcome.error().unwrap();
+        assert_eq!((error.message.as_str(), error.next.as_ref().map(|n| n.tool.as_str())), (message, advised), "{rule}");
+        assert!(!serde_json::to_string(&answer.outcome.to_json()).unwrap().contains("hidden"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn advice_fits_the_tool_it_names() {
     let strange = Tool::dynamic(
         "strange",
