@@ -203,10 +203,11 @@ impl Policy for Require {
             }
             for (path, wanted) in &self.fields {
                 let (field, path) = (format!("fields.{path}"), Pointer::from(path.as_str()));
-                problems.extend(source.lacks_proof(&field, &path));
-                if let Wanted::Value(value) = wanted {
-                    problems.extend(never_proved(&field, &path, value, source));
-                }
+                let never = || match wanted {
+                    Wanted::Value(value) => never_proved(&field, &path, value, source),
+                    Wanted::Argument(_) => None,
+                };
+                problems.extend(source.lacks_proof(&field, &path).or_else(never));
             }
             problems.extend(source.run_by_client("any_of").filter(|_| !self.reported));
         }
