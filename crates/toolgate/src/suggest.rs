@@ -5,6 +5,8 @@ use std::collections::HashMap;
 
 /// How alike two names must be.
 pub const CUTOFF: f64 = 0.5;
+/// How alike they must be for the one to be written instead of the other.
+pub const NEARLY: f64 = 0.8;
 /// Longer texts are not names: they get no suggestion (and difflib changes its rules at 200).
 const MAX_CHARS: usize = 128;
 
@@ -37,6 +39,16 @@ fn chars_order(a: &str, b: &str) -> std::cmp::Ordering {
 pub fn ratio(name: &str, word: &str) -> f64 {
     let word: Vec<char> = word.chars().collect();
     Matcher::new(&word).ratio(name).unwrap_or(0.0)
+}
+
+/// Whether a word is a name but for a slip, so that nobody needs to be asked what was meant.
+///
+/// ```
+/// assert!(toolgate::suggest::is_nearly("effect", "efect") && !toolgate::suggest::is_nearly("any_of", "all_of"));
+/// ```
+#[must_use]
+pub fn is_nearly(name: &str, word: &str) -> bool {
+    closest(word, [name]).is_some() && ratio(name, word) >= NEARLY
 }
 
 struct Matcher<'w> {

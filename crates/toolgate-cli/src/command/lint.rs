@@ -12,7 +12,7 @@ use toolgate::config::{Config, ConfigError, Finding, LINTS, Usage};
 use toolgate::policy::{Place, Problem, Severity};
 use toolgate_store::Ledger;
 
-use super::ledger::{BOLD, GREEN, counted};
+use super::ledger::{BOLD, GREEN, clean, counted};
 use crate::place;
 
 /// Look for what a configuration could say better: for the model that reads its descriptions, and for whoever relies on its rules.
@@ -47,24 +47,24 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
-    let mut mended = 0;
+    let mut mended = Vec::new();
     let path = crate::place::here(args.config.as_ref())?;
     let mut found = look(&path, store)?;
     if args.fix {
         // Mending one thing may show another.
         for _ in 0..16 {
             let now = mend(&found)?;
-            mended += now;
-            if now == 0 {
+            if now.is_empty() {
                 break;
             }
+            mended.extend(now);
             found = look(&path, store)?;
         }
     }
     let mut out = anstream::stdout().lock();
     match args.format {
-        Format::Text => text(&mut out, &found, mended)?,
-        Format::Json => writeln!(out, "{}", json!({"findings": found.iter().map(described).collect::<Vec<_>>(), "mended": mended}))?,
+        Format::Text => text(&mut out, &found, &mended)?,
+        Format::Json => writeln!(out, "{}", json!({"findings": found.iter().map(described).collect::<Vec<_>>(), "mended": mended.len()}))?,
         Format::Github => found.iter().try_for_each(|finding| writeln!(out, "{}", annotation(finding)))?,
         Format::Sarif => writeln!(out, "{:#}", sarif(&found))?,
     }
@@ -107,34 +107,40 @@ fn usage(store: &Path) -> io::Result<Usage> {
     Ok(usage)
 }
 
-/// Writes what would mend things into their files; says how many.
-fn mend(found: &[Finding]) -> io::Result<usize> {
-    let mut files: BTreeMap<String, Vec<(Range<usize>, &str)>> = BTreeMap::new();
+/// Writes what would mend things into their files; says what was written where.
+fn mend(found: &[Finding]) -> io::Result<Vec<String>> {
+    let mut files: BTreeMap<String, Vec<(Range<usize>, &str, usize)>> = BTreeMap::new();
     for finding in found {
         if let (Some(place), Some((span, text))) = (&finding.problem.place, &finding.fix) {
-            files.entry(place.file.to_string()).or_default().push((span.clone(), text));
+            files.entry(place.file.to_string()).or_default().push((span.clone(), text, place.line_column().0));
         }
     }
-    let mut mended = 0;
+    let mut mended = Vec::new();
     for (path, mut fixes) in files {
         let mut text = fs::read_to_string(&path)?;
+        let mut told = Vec::new();
         // From behind, so that what comes before stays where it is.
-        fixes.sort_by_key(|(span, _)| std::cmp::Reverse(span.start));
+        fixes.sort_by_key(|(span, ..)| std::cmp::Reverse(span.start));
         fixes.dedup_by(|a, b| a.0.start == b.0.start);
-        for (span, new) in fixes {
-            if text.get(span.clone()).is_some() {
+        for (span, new, line) in fixes {
+            if let Some(old) = text.get(span.clone()).map(str::to_owned) {
                 text.replace_range(span, new);
-                mended += 1;
+                told.push(format!("{path}:{line}: {old} -> {new}"));
             }
         }
         super::init::put(Path::new(&path), &text)?;
+        mended.extend(told.into_iter().rev());
     }
     Ok(mended)
 }
 
-fn text(out: &mut impl Write, found: &[Finding], mended: usize) -> io::Result<()> {
-    if mended > 0 {
-        writeln!(out, "{GREEN}mended{GREEN:#} {}\n", counted(mended as u64, "thing"))?;
+fn text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Result<()> {
+    if !mended.is_empty() {
+        writeln!(out, "{GREEN}mended{GREEN:#} {}", counted(mended.len() as u64, "thing"))?;
+        for one in mended {
+            writeln!(out, "  {}", clean(one))?;
+        }
+        writeln!(out)?;
     }
     for finding in found {
         let mut problem = finding.problem.clone();

@@ -408,6 +408,27 @@ where = [{ argument = "/ordr/amount", above = 5 }]
     project.run(&["lint", "--fix"], "");
     // Of a longer path nobody knows which part was meant: a person looks at it.
     assert_eq!(project.read("project/toolgate.toml"), config.replace("\"/amuont\"", "\"/amount\""));
+    // What is merely like something, or says what is allowed, is a person's to mend.
+    let pay = "[tools.pay]\ninput = { type = \"object\", properties = { amount = { type = \"number\" } } }\n";
+    let rule = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"pay\"]\n";
+    for (wrong, help) in [
+        (format!("{pay}policy = \"deny\"\n"), "there is only `open`"),
+        (format!("{pay}policy = \"opn\"\n"), "did you mean `open`?"),
+        (format!("{pay}effect = \"reads\"\n"), "did you mean `read`?"),
+        (format!("{pay}\"effect\" = \"reads\"\n"), "did you mean `read`?"),
+        (format!("{pay}{}", rule.replace("\"deny\"", "\"allow\"")), "there are `require`, `deny`, "),
+        (format!("{pay}{}any_off = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
+        (format!("{pay}{}all_of = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
+        (format!("{pay}{rule}when = \"amount > 10\"\n"), "arguments are written `input.amount`; there are `input`"),
+        (format!("{pay}{rule}when = \"tools > 10\"\n"), "did you mean `tool`? If not, arguments are written `input.tools`"),
+        (format!("{pay}{rule}after = {{ pay = [\"pay\"] }}\n"), "did you mean `category`?"),
+        (format!("{pay}[gateway]\nport = 7070\n"), "did you mean `rate`?"),
+    ] {
+        project.write("project/toolgate.toml", &wrong);
+        let said = project.said(&["lint", "--fix"], "");
+        assert!(said.starts_with("exit 1\nerror") && said.contains(help), "{wrong}: {said}");
+        assert_eq!(project.read("project/toolgate.toml"), wrong);
+    }
 }
 
 #[test]

@@ -35,6 +35,8 @@ const TOOLS: usize = 5;
 const ALIKE: f64 = 0.6;
 /// So many sessions must have been recorded before their number says something.
 const SESSIONS: u64 = 20;
+/// Keys whose values say what is allowed: a person writes them.
+const BY_HAND: [&str; 6] = ["policy", "rule", "mode", "effect", "undeclared", "on_failure"];
 
 /// Something that could be better.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +86,7 @@ pub(super) fn silences(table: &Table<'_>) -> Vec<Silence> {
 }
 
 impl Finding {
-    /// A problem as a finding. One that names what was meant can be mended.
+    /// A problem as a finding. One that names what was meant can be mended, where the two are nearly the same.
     #[must_use]
     pub fn of(code: &'static str, problem: Problem) -> Self {
         let fix = problem.place.as_ref().and_then(|place| meant(&problem, place));
@@ -101,14 +103,22 @@ fn meant(problem: &Problem, place: &Place) -> Option<(Range<usize>, String)> {
     // In a longer path nobody knows which part was meant.
     let (before, word) = inner.strip_prefix('/').map_or(("", inner), |word| ("/", word));
     let is_one_word = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
-    // What is written may not be what is wrong.
-    let is_like = crate::suggest::closest(word, [name]).is_some();
-    if !is_one_word || !is_like || name.contains(['/', '"', '\'', '\\']) {
+    // What is written may not be what is wrong, and a word that is merely like it may mean something else.
+    let is_slip = crate::suggest::is_nearly(name, word);
+    let is_by_hand = BY_HAND.contains(&key_of(place)) || word.ends_with("_of") || name.ends_with("_of");
+    if !is_one_word || !is_slip || is_by_hand || name.contains(['/', '"', '\'', '\\']) {
         return None;
     }
     let quote = quote.map(String::from).unwrap_or_default();
     let text = format!("{quote}{before}{name}{quote}");
     Some((place.span.clone(), text))
+}
+
+/// The key that a value stands behind; nothing where it is no value.
+fn key_of(place: &Place) -> &str {
+    let before = place.text.get(..place.span.start).unwrap_or_default().trim_end();
+    let key = before.strip_suffix('=').unwrap_or_default().trim_end().trim_end_matches(['"', '\'']);
+    key.rsplit(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).next().unwrap_or_default()
 }
 
 impl Config {

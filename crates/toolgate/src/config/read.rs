@@ -150,8 +150,11 @@ impl<'t> Table<'t> {
         let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
         if found.is_none() {
             let known = words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(", ");
-            let problem = Problem::new(format!("there is no {key} `{}`", crate::names::shown(text))).help(format!("there are {known}"));
-            self.wrong(key, problem.did_you_mean(text, words.iter().map(|(word, _)| *word)));
+            let help = if words.len() == 1 { format!("there is only {known}") } else { format!("there are {known}") };
+            let problem = Problem::new(format!("there is no {key} `{}`", crate::names::shown(text))).help(help);
+            // Of a few words, another one that is merely like it means something else.
+            let slips = words.iter().map(|(word, _)| *word).filter(|word| crate::suggest::is_nearly(word, text));
+            self.wrong(key, problem.did_you_mean(text, slips));
         }
         found
     }

@@ -209,17 +209,12 @@ impl Lowering<'_> {
             "now" => Kind::Name(Name::Now),
             _ => {
                 let problem = self.at(tree, format!("there is no variable `{}`", crate::names::shown(name)));
-                let guess = crate::suggest::closest(name, VARIABLES);
-                let help = guess.map_or_else(
-                    || {
-                        format!(
-                            "arguments are written `input.{}`; there are {}",
-                            crate::names::shown(name),
-                            VARIABLES.map(|v| format!("`{v}`")).join(", ")
-                        )
-                    },
-                    |guess| format!("did you mean `{guess}`?"),
-                );
+                let guess = VARIABLES.into_iter().find(|known| crate::suggest::is_nearly(known, name));
+                let arguments = format!("arguments are written `input.{}`", crate::names::shown(name));
+                let help = match guess {
+                    Some(guess) => format!("did you mean `{guess}`? If not, {arguments}"),
+                    None => format!("{arguments}; there are {}", VARIABLES.map(|v| format!("`{v}`")).join(", ")),
+                };
                 return Err(problem.help(help));
             }
         })
