@@ -379,6 +379,27 @@ reason = "Not so."
 }
 
 #[test]
+fn an_agent_that_lets_nothing_through_is_found() {
+    let project = Project::new();
+    let tool = "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n";
+    for (head, place) in [
+        ("principals = []", Some("1:14")),
+        ("limits = { session = { calls = 0 } }", Some("1:32")),
+        ("limits = { principal = { calls = 0 } }", Some("1:34")),
+        ("limits = { rate = { calls = 0, per = \"1s\" } }", Some("1:29")),
+        ("principals = [\"ann\"]\nlimits = { session = { calls = 1 } }", None),
+    ] {
+        project.write("project/toolgate.toml", &format!("{head}\n{tool}"));
+        let said = project.said(&["lint"], "");
+        let wanted = place.map_or_else(
+            || "exit 0\nnothing found\n".to_owned(),
+            |place| format!("exit 0\nwarning: every call of the agent `default` is refused [dead_rule]\n --> toolgate.toml:{place}\n"),
+        );
+        assert!(said.starts_with(&wanted), "{head}: {said}");
+    }
+}
+
+#[test]
 fn what_is_mended_means_what_was_meant() {
     let project = Project::new();
     let config = r#"

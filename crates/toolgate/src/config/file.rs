@@ -6,7 +6,6 @@ mod build;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use jiff::SignedDuration;
 use toml::de::DeTable;
@@ -77,6 +76,8 @@ pub(super) struct Declared {
     pub(super) name: String,
     principals: Option<Vec<String>>,
     limits: Limits,
+    /// What lets no call through at all.
+    pub(super) shut: Vec<Place>,
     max_output: Option<usize>,
     dialect: Option<Dialect>,
     pub(super) tools: Vec<Entry>,
@@ -439,15 +440,11 @@ fn retention(table: &Table<'_>) -> Option<SignedDuration> {
 /// So many in so long.
 pub(super) fn rate(table: &Table<'_>) -> Option<Rate> {
     table.table("rate").and_then(|inner| {
-        let (calls, per) = (inner.count("calls"), inner.duration("per").and_then(positive));
+        let (calls, per) = (inner.count("calls"), inner.length("per"));
         inner.finish("a rate");
         if !inner.has("calls") || !inner.has("per") {
             table.wrong("rate", Problem::new("a rate is so many `calls` `per` so long").help("like `rate = { calls = 10, per = \"1s\" }`"));
         }
         Some(Rate { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })
     })
-}
-
-pub(super) fn positive(length: SignedDuration) -> Option<Duration> {
-    Duration::try_from(length).ok()
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::file::{Reader, positive};
+use super::file::Reader;
 use super::read::Table;
 use super::reference::Reference;
 use crate::limits::Rate;
@@ -121,7 +121,7 @@ impl Reader<'_> {
             gateway.concurrency = most.max(1);
         }
         gateway.rate = super::file::rate(table);
-        gateway.idle = table.duration("idle").and_then(positive).unwrap_or(gateway.idle);
+        gateway.idle = table.length("idle").unwrap_or(gateway.idle);
         gateway.tokens = table.tables("tokens").iter().filter_map(token).collect();
         gateway.jwt = table.table("jwt").and_then(|table| jwt(&table, self));
         gateway.tls = table.table("tls").and_then(|tls| {

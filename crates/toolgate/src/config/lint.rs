@@ -128,6 +128,7 @@ impl Config {
     pub fn lint(&self, usage: Option<&Usage>) -> Vec<Finding> {
         let mut found = Vec::new();
         for declared in &self.agents {
+            found.extend(shut(declared));
             found.extend(size(declared));
             found.extend(descriptions(declared));
             found.extend(ordering(declared));
@@ -161,6 +162,14 @@ fn warning(code: &'static str, of: &str, place: Option<&Place>, message: String,
 /// The tools whose descriptions are this file's to write: a client's own are not.
 fn own(declared: &Declared) -> impl Iterator<Item = (&Spec, &Place)> {
     declared.tools.iter().map(|entry| (entry.tool.spec(), &entry.place)).filter(|(spec, _)| !spec.is_run_by_client())
+}
+
+fn shut(declared: &Declared) -> Vec<Of> {
+    let told = |place: &Place| {
+        let message = format!("every call of the agent `{}` is refused", declared.name);
+        warning("dead_rule", &declared.name, Some(place), message, "let something through, or take the agent out")
+    };
+    declared.shut.iter().map(told).collect()
 }
 
 fn size(declared: &Declared) -> Option<Of> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::file::{Reader, positive};
+use super::file::Reader;
 use super::read::Table;
 use crate::hook::CommandHook;
 use crate::policy::Problem;
@@ -41,7 +41,7 @@ impl Reader<'_> {
         if let Some(tools) = table.names("tools") {
             hook = hook.tools(&tools.join("|"));
         }
-        if let Some(timeout) = table.duration("timeout").and_then(positive) {
+        if let Some(timeout) = table.length("timeout") {
             hook = hook.timeout(timeout);
         }
         match table.word("when", &[("before", (true, false)), ("after", (false, true)), ("both", (true, true))]) {

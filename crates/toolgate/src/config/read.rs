@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::SignedDuration;
 use rust_decimal::Decimal;
@@ -138,6 +139,20 @@ impl<'t> Table<'t> {
 
     pub(super) fn duration(&self, key: &str) -> Option<SignedDuration> {
         self.typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), |value| value.as_str().and_then(crate::clock::duration))
+    }
+
+    /// A duration that is longer than nothing: without length, a limit would hold nothing back.
+    pub(super) fn lasting(&self, key: &str) -> Option<SignedDuration> {
+        let length = self.duration(key)?;
+        if !length.is_positive() {
+            self.wrong(key, Problem::new(format!("`{key}` must be longer than nothing")).help(format!("like `{key} = \"1s\"`")));
+        }
+        Some(length).filter(SignedDuration::is_positive)
+    }
+
+    /// The same, for what is timed.
+    pub(super) fn length(&self, key: &str) -> Option<Duration> {
+        self.lasting(key).and_then(|length| Duration::try_from(length).ok())
     }
 
     pub(super) fn value(&self, key: &str) -> Option<Value> {

@@ -278,7 +278,7 @@ fn require(table: &Table<'_>, name: &str) -> Option<Draft> {
     if let Some(when) = table.text("when") {
         rule = rule.when_cel(when);
     }
-    if let Some(age) = table.duration("within") {
+    if let Some(age) = table.lasting("within") {
         rule = rule.within(age);
     }
     if table.bool("reported") == Some(true) {
@@ -420,7 +420,7 @@ fn limit(table: &Table<'_>, name: &str) -> Option<Draft> {
     if table.has("per") {
         rule = rule.per(per(table)?);
     }
-    if let Some(window) = table.duration("within") {
+    if let Some(window) = table.lasting("within") {
         rule = rule.within(window);
     }
     Some(Draft::Limit(refusal!(table, rule)))

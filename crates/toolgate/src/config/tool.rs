@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::backend::Behind;
-use super::file::{Reader, positive};
+use super::file::Reader;
 use super::read::Table;
 use crate::builtin;
 use crate::limits::Spend;
@@ -79,7 +79,7 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
             tool = set(tool);
         }
     }
-    match table.duration("timeout").and_then(positive) {
+    match table.length("timeout") {
         Some(timeout) => tool = tool.timeout(timeout),
         // A client takes its time, and asks its user in between.
         None if kind == Some(Kind::Client) => tool = tool.timeout(Duration::from_secs(600)),
@@ -131,9 +131,10 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
         tool = tool.reconcile(reconcile);
     }
     if let Some(polling) = table.table("polling") {
-        let (interval, most) = (polling.duration("interval").and_then(positive), polling.count("max_unchanged"));
+        // Without an interval it may be polled at once.
+        let (interval, most) = (polling.duration("interval").unwrap_or_default(), polling.count("max_unchanged"));
         polling.finish("`polling`");
-        tool = tool.polling(interval.unwrap_or_default(), most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10));
+        tool = tool.polling(Duration::try_from(interval).unwrap_or_default(), most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10));
     }
     if let Some(bytes) = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok()) {
         tool = tool.max_output(bytes);
@@ -295,7 +296,7 @@ fn sandbox(table: &Table<'_>, reader: &Reader<'_>) -> Sandbox {
     for (key, slot) in [("processes", &mut room.processes), ("files", &mut room.files)] {
         *slot = table.count(key).unwrap_or(*slot);
     }
-    if let Some(cpu) = table.duration("cpu").and_then(positive) {
+    if let Some(cpu) = table.length("cpu") {
         room.cpu = cpu.as_secs().max(1);
     }
     table.finish("`sandbox`");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::file::{Reader, positive};
+use super::file::Reader;
 use super::read::Table;
 use super::reference::Reference;
 use crate::error::{Category, Effects};
@@ -285,7 +285,7 @@ impl Reader<'_> {
         let shares = upstream.undeclared != Undeclared::Deny;
         upstream.prompts = table.bool("prompts").unwrap_or(shares);
         upstream.resources = table.bool("resources").unwrap_or(shares);
-        upstream.timeout = table.duration("timeout").and_then(positive).unwrap_or(upstream.timeout);
+        upstream.timeout = table.length("timeout").unwrap_or(upstream.timeout);
         if let Some(most) = table.count("concurrency") {
             upstream.concurrency = usize::try_from(most).unwrap_or(usize::MAX).clamp(1, 4096);
         }

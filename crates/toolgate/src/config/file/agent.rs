@@ -1,19 +1,22 @@
 //! Reading one agent.
 
-use super::{Declared, Entry, Reader, positive, rate};
+use super::{Declared, Entry, Reader, rate};
 use crate::config::read::Table;
 use crate::config::rule;
 use crate::config::tool::read_tool;
 use crate::error::Dialect;
 use crate::limits::{Budget, Limits};
-use crate::policy::Problem;
+use crate::policy::{Place, Problem};
 
 impl Reader<'_> {
     pub(super) fn agent(&self, name: String, table: &Table<'_>) -> Declared {
-        let principals = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
+        let principals: Option<Vec<String>> = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
         let dialect = table.word("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
-        let limits = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
+        let (limits, mut shut) = table.table("limits").map(|limits| read_limits(&limits)).unwrap_or_default();
+        if principals.as_ref().is_some_and(Vec::is_empty) {
+            shut.push(table.place_of("principals"));
+        }
         // At the top, `upstreams` are the servers themselves.
         let upstreams = match table.is_table("upstreams") {
             true => None,
@@ -66,18 +69,19 @@ impl Reader<'_> {
         let tables = table.tables("hooks");
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
-        Declared { name, principals, limits, max_output, dialect, tools, upstreams, grants, hooks, hook_places, rules }
+        Declared { name, principals, limits, shut, max_output, dialect, tools, upstreams, grants, hooks, hook_places, rules }
     }
 }
 
-fn read_limits(table: &Table<'_>) -> Limits {
+/// The limits, and where one of them is none at all.
+fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
     let budget = |key: &str| {
         let budget = table.table(key).map(|inner| {
             let budget = Budget {
                 calls: inner.count("calls"),
                 tokens: inner.count("tokens"),
                 money: inner.number("money"),
-                wall: inner.duration("wall").and_then(positive),
+                wall: inner.length("wall"),
             };
             inner.finish("a budget");
             budget
@@ -93,5 +97,8 @@ fn read_limits(table: &Table<'_>) -> Limits {
     }
     let rate = rate(table);
     table.finish("limits");
-    Limits { session, principal, rate }
+    let most = [("session", session.calls), ("principal", principal.calls), ("rate", rate.map(|rate| u64::from(rate.calls)))];
+    let none = most.into_iter().filter(|(_, calls)| *calls == Some(0));
+    let shut = none.filter_map(|(key, _)| table.table(key).map(|inner| inner.place_of("calls"))).collect();
+    (Limits { session, principal, rate }, shut)
 }
