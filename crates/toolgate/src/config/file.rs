@@ -170,13 +170,7 @@ impl Config {
             whole: file.place(0..0),
         };
         let (document, errors) = DeTable::parse_recoverable(text);
-        config.problems.extend(errors.iter().map(|error| {
-            let problem = Problem::new(format!("this is no TOML: {}", error.message()));
-            Problem {
-                place: Some(file.place(error.span().unwrap_or(0..0))),
-                ..problem.help("text stands in quotes, a list in `[ ]`, a table in `{ }`")
-            }
-        }));
+        config.problems.extend(errors.iter().map(|error| file.broken(error)));
         if !config.problems.is_empty() {
             return config;
         }

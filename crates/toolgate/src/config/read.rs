@@ -25,7 +25,32 @@ impl File {
     pub(super) fn place(&self, span: Range<usize>) -> Place {
         Place { file: Arc::clone(&self.name), text: Arc::clone(&self.text), span }
     }
+
+    /// It cannot be parsed.
+    pub(super) fn broken(&self, error: &toml::de::Error) -> Problem {
+        let span = error.span().unwrap_or(0..0);
+        let help = match error.message() {
+            "duplicate key" => self.twice(&span),
+            _ => "text stands in quotes, a list in `[ ]`, a table in `{ }`".to_owned(),
+        };
+        let problem = Problem::new(format!("this is no TOML: {}", error.message())).help(help);
+        Problem { place: Some(self.place(span)), ..problem }
+    }
+
+    /// What to do about a name that stands twice.
+    fn twice(&self, span: &Range<usize>) -> String {
+        let before = self.text.get(..span.start).and_then(|before| before.rsplit('\n').next()).unwrap_or_default().trim_start();
+        let name = self.text.get(span.clone()).unwrap_or_default();
+        match before.strip_prefix('[').map(|above| above.trim_start_matches('[')) {
+            Some(above) if LISTS.contains(&name) => format!("there may be several: write `[[{above}{name}]]`, each time"),
+            Some(_) => "write the two tables of this name as one".to_owned(),
+            None => "take one of the two out".to_owned(),
+        }
+    }
 }
+
+/// Tables of which there may be several.
+const LISTS: [&str; 9] = ["policy", "where", "hooks", "lint", "normalize", "examples", "errors", "tokens", "test"];
 
 /// A table that is being read.
 pub(super) struct Table<'t> {
@@ -34,6 +59,8 @@ pub(super) struct Table<'t> {
     span: Range<usize>,
     /// What this table is called in the rule: `where.0.`, or nothing.
     prefix: String,
+    /// What stands before its parts in a line of their own: `policy.`, or nothing.
+    header: String,
     read: RefCell<BTreeSet<String>>,
     shared: &'t Shared,
 }
@@ -54,7 +81,12 @@ impl Shared {
 impl<'t> Table<'t> {
     pub(super) fn new(file: &'t File, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t Shared) -> Self {
         shared.parts.borrow_mut().insert(String::new(), span.clone());
-        Self { file, table, span, prefix: String::new(), read: RefCell::default(), shared }
+        Self { file, table, span, prefix: String::new(), header: String::new(), read: RefCell::default(), shared }
+    }
+
+    /// Read by itself, it stands in the file under a name.
+    pub(super) fn under(self, name: &str) -> Self {
+        Self { header: format!("{name}."), ..self }
     }
 
     /// Something is wrong with a part, or with the whole where the part is not there.
@@ -107,7 +139,7 @@ impl<'t> Table<'t> {
     }
 
     pub(super) fn count(&self, key: &str) -> Option<u64> {
-        self.typed(key, ("a whole number", "3"), |value| match value {
+        self.typed(key, ("a whole number, not less than 0", "3"), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),
             _ => None,
         })
@@ -212,10 +244,11 @@ impl<'t> Table<'t> {
     pub(super) fn table(&self, key: &str) -> Option<Table<'t>> {
         let value = self.part(key)?;
         match value.get_ref() {
-            DeValue::Table(table) => Some(self.inner(format!("{}{key}.", self.prefix), table, value.span())),
+            DeValue::Table(table) => Some(self.inner(key, format!("{}{key}.", self.prefix), table, value.span())),
             other => {
                 let problem = Problem::new(format!("`{key}` must be a table, and is {}", kind(other)));
-                self.say(value.span(), problem.help(format!("like `{key} = {{ … }}`, or with a line `[{key}]` of its own")));
+                let line = self.line(key);
+                self.say(value.span(), problem.help(format!("like `{key} = {{ … }}`, or with a line `[{line}]` of its own")));
                 None
             }
         }
@@ -226,7 +259,7 @@ impl<'t> Table<'t> {
         let Some(value) = self.part(key) else { return Vec::new() };
         let wrong = |span, other: &DeValue<'_>| {
             let problem = Problem::new(format!("`{key}` must be a list of tables, and there is {}", kind(other)));
-            self.say(span, problem.help(format!("like `[[{key}]]`, or `{key} = [{{ … }}]`")));
+            self.say(span, problem.help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.line(key))));
         };
         let Some(items) = value.get_ref().as_array() else {
             wrong(value.span(), value.get_ref());
@@ -236,7 +269,7 @@ impl<'t> Table<'t> {
             DeValue::Table(table) => {
                 let prefix = format!("{}{key}.{index}", self.prefix);
                 self.shared.parts.borrow_mut().insert(prefix.clone(), item.span());
-                Some(self.inner(format!("{prefix}."), table, item.span()))
+                Some(self.inner(key, format!("{prefix}."), table, item.span()))
             }
             other => {
                 wrong(item.span(), other);
@@ -246,8 +279,15 @@ impl<'t> Table<'t> {
         tables.collect()
     }
 
-    fn inner(&self, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> Table<'t> {
-        Table { file: self.file, table, span, prefix, read: RefCell::default(), shared: self.shared }
+    fn inner(&self, key: &str, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> Table<'t> {
+        let header = format!("{}.", self.line(key));
+        Table { file: self.file, table, span, prefix, header, read: RefCell::default(), shared: self.shared }
+    }
+
+    /// What a line of its own says for a part that is a table: `policy.same`.
+    fn line(&self, key: &str) -> String {
+        let is_bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        if is_bare { format!("{}{key}", self.header) } else { format!("{}{key:?}", self.header) }
     }
 
     pub(super) fn is_table(&self, key: &str) -> bool {
@@ -314,6 +354,8 @@ impl<'t> Table<'t> {
 pub(super) fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "text",
+        DeValue::Float(written) if written.as_str().ends_with(['n', 'f']) => "no number that one can count with",
+        DeValue::Integer(written) if written.as_str().starts_with('-') => "a number below 0",
         DeValue::Integer(_) | DeValue::Float(_) => "a number",
         DeValue::Boolean(_) => "true or false",
         DeValue::Datetime(_) => "a date",

@@ -113,13 +113,7 @@ impl Draft {
 
 fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, problems: &mut Vec<Problem>) {
     let (document, errors) = DeTable::parse_recoverable(&file.text);
-    for error in &errors {
-        let span = error.span().unwrap_or(0..0);
-        problems.push(Problem {
-            place: Some(file.place(span)),
-            ..Problem::new(format!("this is no TOML: {}", error.message())).help("text stands in quotes, a list in `[ ]`, a table in `{ }`")
-        });
-    }
+    problems.extend(errors.iter().map(|error| file.broken(error)));
     // What could be saved from a broken file is not a rule that anybody wrote.
     if !errors.is_empty() {
         return;
@@ -143,7 +137,7 @@ fn read_file(file: &File, drafts: &mut Vec<(Draft, Mode, Scope, Source)>, proble
                 continue;
             };
             let shared = Shared::default();
-            let read = rule(&Table::new(file, table, item.span(), &shared));
+            let read = rule(&Table::new(file, table, item.span(), &shared).under("policy"));
             let (wrong, parts) = shared.into_parts();
             if let (Some((draft, mode, scope)), true) = (read, wrong.is_empty()) {
                 let source = Source { file: Arc::clone(&file.name), text: Arc::clone(&file.text), parts };

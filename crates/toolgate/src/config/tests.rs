@@ -73,11 +73,7 @@ pub fn read_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, ConfigError
     let file = File { name: name.into(), text: text.into() };
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        let told = errors.iter().map(|error| Problem {
-            place: Some(file.place(error.span().unwrap_or(0..0))),
-            ..Problem::new(format!("this is no TOML: {}", error.message()))
-        });
-        return Err(ConfigError { problems: told.collect() });
+        return Err(ConfigError { problems: errors.iter().map(|error| file.broken(error)).collect() });
     }
     let shared = Shared::default();
     let table = Table::new(&file, document.get_ref(), 0..0, &shared);
