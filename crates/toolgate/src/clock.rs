@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Mutex;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp};
 
 /// What time it is.
 pub trait Clock: Send + Sync + fmt::Debug {
@@ -50,12 +50,31 @@ impl Clock for ManualClock {
     }
 }
 
-/// A length of time as people write it: `15m`, `24h`, `7d`.
+/// What to write instead of what is no length of time.
+pub(crate) const LENGTHS: &str = "write `90d`, `1h` or `30s`";
+
+/// A length of time as people write it: `30s`, `15 minutes`, `1.5h`, `1h 30m`, `7d`, `2 weeks`. A day has 24 hours. It has no sign.
+///
+/// ```
+/// assert_eq!(toolgate::clock::duration("2 weeks"), toolgate::clock::duration("336h"));
+/// assert_eq!(toolgate::clock::duration("-5s"), None);
+/// ```
 #[must_use]
-pub fn duration(text: &str) -> Option<jiff::SignedDuration> {
+pub fn duration(text: &str) -> Option<SignedDuration> {
     let text = text.trim();
-    match text.strip_suffix('d').and_then(|days| days.trim().parse::<i64>().ok()) {
-        Some(days) => days.checked_mul(24 * 60 * 60).map(jiff::SignedDuration::from_secs),
-        None => text.parse().ok(),
+    if text.starts_with(['+', '-']) || text.ends_with("ago") {
+        return None;
     }
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let days = match unit.trim() {
+        "d" | "day" | "days" => 1,
+        "w" | "week" | "weeks" => 7,
+        _ => {
+            return text
+                .parse::<SignedDuration>()
+                .ok()
+                .or_else(|| text.parse::<Span>().ok()?.to_duration(SpanRelativeTo::days_are_24_hours()).ok());
+        }
+    };
+    number.parse::<i64>().ok()?.checked_mul(days * 24 * 60 * 60).map(SignedDuration::from_secs)
 }

@@ -107,18 +107,14 @@ pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
     if let Some(at) = day.and_then(|day| day.to_zoned(jiff::tz::TimeZone::UTC).ok()) {
         return Ok(at.timestamp());
     }
-    let weeks = text.strip_suffix('w').and_then(|weeks| weeks.parse::<u32>().ok()).map(|weeks| format!("{}d", u64::from(weeks) * 7));
-    let ago = toolgate::clock::duration(weeks.as_deref().unwrap_or(text))
-        .filter(|length| !length.is_negative())
+    let ago = toolgate::clock::duration(text)
         .ok_or("a time is like 2026-11-15T09:00:00Z, 2026-11-15, today or yesterday; a length of time like 90s, 15m, 2h, 7d or 3w")?;
     // Longer ago than there was time is from the beginning.
     Ok(Timestamp::now().checked_sub(ago).unwrap_or(Timestamp::MIN))
 }
 
 pub(crate) fn duration(text: &str) -> Result<toolgate::SignedDuration, String> {
-    toolgate::clock::duration(text)
-        .filter(|length| !length.is_negative())
-        .ok_or_else(|| "a length of time is like 90s, 15m, 2h or 7d".to_owned())
+    toolgate::clock::duration(text).ok_or_else(|| "a length of time is like 90s, 15m, 2h, 7d or 3w".to_owned())
 }
 
 fn decision(text: &str) -> Result<Decision, String> {

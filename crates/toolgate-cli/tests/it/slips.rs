@@ -48,7 +48,7 @@ fn what_is_said_wrong_is_told_in_its_own_words() {
     $ audit query --since 999999999d --tool nothing [0]
     nothing is recorded that fits
     $ audit prune --older-than MOMENT [2]
-    error: invalid value 'MOMENT' for '--older-than <TIME>': a length of time is like 90s, 15m, 2h or 7d
+    error: invalid value 'MOMENT' for '--older-than <TIME>': a length of time is like 90s, 15m, 2h, 7d or 3w
     For more information, try '--help'.
     $ pause --agent a --principal p --because x [2]
     error: of which session? Say it with `--session`, or leave out one of `--agent` and `--principal`
@@ -179,7 +179,11 @@ fn a_call_is_found_by_a_part_of_its_name_and_a_day_by_its_name() {
     }
     let count = |args: &[&str]| project.run(&[&["audit", "query", "--json", "--store", "ledger.db"], args].concat(), "").1.lines().count();
     assert_eq!((count(&["--since", "yesterday"]), count(&["--since", "2w"]), count(&["--until", "yesterday"])), (31, 31, 0));
-    assert_eq!(count(&["--since", "2020-01-01"]), 31);
+    assert_eq!((count(&["--since", "2020-01-01"]), count(&["--since", "3 weeks"])), (31, 31));
+    for (kept, wanted) in [("3w", 0), ("90 days", 0), ("1 day ago", 2), ("+3w", 2)] {
+        let (code, _, stderr) = project.run(&["audit", "prune", "--dry-run", "--older-than", kept, "--store", "ledger.db"], "");
+        assert_eq!(code, wanted, "{kept}: {stderr}");
+    }
     let (_, said, _) = project.run(&["audit", "query", "--entity", "customer=C-1001", "--store", "ledger.db"], "");
     assert!(said.contains("no row is about a `customer`, but about customer_id, order_id"), "{said}");
 }

@@ -170,7 +170,13 @@ impl<'t> Table<'t> {
     }
 
     pub(super) fn duration(&self, key: &str) -> Option<SignedDuration> {
-        self.typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), |value| value.as_str().and_then(crate::clock::duration))
+        let text = self.typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
+        let length = crate::clock::duration(text);
+        if length.is_none() {
+            let problem = Problem::new(format!("`{}` is no length of time", crate::names::shown(text)));
+            self.wrong(key, problem.help(crate::clock::LENGTHS));
+        }
+        length
     }
 
     /// A duration that is longer than nothing: without length, a limit would hold nothing back.

@@ -278,3 +278,37 @@ fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
     assert_eq!(project().under(of("store = \"own.db\"\n")).retention, None);
     assert_eq!(project().under(of("store = \"own.db\"\nretention = \"90d\"\n")).retention, days(90));
 }
+
+#[test]
+fn a_length_of_time_is_written_one_way_everywhere() {
+    for (text, seconds) in [
+        ("30s", Some(30)),
+        ("15 minutes", Some(900)),
+        ("1 hour", Some(3_600)),
+        ("1.5h", Some(5_400)),
+        ("1h 30m", Some(5_400)),
+        ("7d", Some(604_800)),
+        ("1 day", Some(86_400)),
+        ("90 days", Some(7_776_000)),
+        ("1d 12h", Some(129_600)),
+        ("2w", Some(1_209_600)),
+        (" 2 weeks ", Some(1_209_600)),
+        // More than there was time.
+        ("999999999d", Some(86_399_999_913_600)),
+        ("0s", Some(0)),
+        ("-5s", None),
+        ("+5s", None),
+        ("- 5s", None),
+        ("-1d", None),
+        ("1h ago", None),
+        ("7 days ago", None),
+        ("90 dayz", None),
+        ("1 month", None),
+        ("d", None),
+        ("90", None),
+        ("", None),
+        ("99999999999999999999d", None),
+    ] {
+        assert_eq!(toolgate::clock::duration(text).map(|length| length.as_secs()), seconds, "{text}");
+    }
+}

@@ -258,5 +258,5 @@ pub(super) fn decimal(text: &str) -> Result<Decimal, Fault> {
 }
 
 pub(super) fn duration(text: &str) -> Result<SignedDuration, Fault> {
-    crate::clock::duration(text).ok_or_else(|| Fault::new("this is no duration, like `15m` or `24h`"))
+    crate::clock::duration(text).ok_or_else(|| Fault::new(format!("this is no length of time; {}", crate::clock::LENGTHS)))
 }

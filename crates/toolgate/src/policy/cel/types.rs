@@ -357,7 +357,7 @@ impl Checking<'_> {
         };
         match function {
             Function::Decimal => literal(&|t| decimal(t).is_ok(), ("number", "12.50")),
-            Function::Duration => literal(&|t| duration(t).is_ok(), ("duration", "15m` or `24h")),
+            Function::Duration => literal(&|t| duration(t).is_ok(), ("length of time", "90d`, `1h` or `30s")),
             Function::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), ("RFC 3339 time", "2026-01-31T12:00:00Z")),
             _ => {}
         }
