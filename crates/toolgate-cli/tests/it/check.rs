@@ -179,7 +179,7 @@ fn a_call_that_was_not_made_is_explained_as_it_would_be() {
         rules
           deny      verified
                     - `verify_customer` succeeded about the same `customer_id`: never in this session
-          pass      daily
+          -         daily not reached (claim)
                     + at most 500: 100 more
           pass      big
                     - /amount above 400: 100

@@ -458,7 +458,7 @@ async fn a_call_is_explained_on_what_it_was_decided_on() {
         rules
           deny      cap
                     + /amount above 500: 600
-          pass      daily
+          deny      daily the limit `daily` of 500 in all would be passed
                     - at most 500: 600 more
     "#);
     insta::assert_snapshot!(explain(&[calls[0].as_str()]), @r#"

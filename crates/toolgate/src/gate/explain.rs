@@ -14,7 +14,7 @@ use crate::call::{Call, Judged};
 use crate::error::ToolError;
 use crate::ledger::Gate;
 use crate::limits::Charge;
-use crate::policy::{Ask, Level, Mode, Note, Trace};
+use crate::policy::{Ask, Level, Mode, Note, Terms, Trace};
 use crate::registry::{Agent, Registered};
 use crate::store::{ApprovalState, Enter, Entered, Recalled, over_error, recalled_error};
 
@@ -226,7 +226,7 @@ impl Toolgate {
                     let said = format!("{} of {} used", so_far.normalize(), charge.cap.normalize());
                     used.push(said.clone());
                     if let Some(note) = note {
-                        note.why = Some(said);
+                        (note.said, note.why) = (Said::Pass, Some(said));
                     }
                 }
                 Err(over) => {
@@ -240,8 +240,12 @@ impl Toolgate {
         }
         let watched: Vec<Charge> = permit.watched().iter().map(|(_, charge, _)| charge.clone()).collect();
         for (room, (rule, _, error)) in self.0.store.room(&watched, trail.started).await?.into_iter().zip(permit.watched()) {
-            if let (Err(over), Some(note)) = (room, walk.rules.iter_mut().find(|note| note.rule == *rule)) {
-                (note.said, note.why) = (Said::Deny, Some(over_error(error.clone(), &over).message));
+            if let Some(note) = walk.rules.iter_mut().find(|note| note.rule == *rule) {
+                match room {
+                    Ok(_) if note.said == Said::NotReached => (note.said, note.why) = (Said::Pass, None),
+                    Ok(_) => {}
+                    Err(over) => (note.said, note.why) = (Said::Deny, Some(over_error(error.clone(), &over).message)),
+                }
             }
         }
         walk.gates.push(GateNote { gate: Gate::Claim, said: Said::Pass, why: (!used.is_empty()).then(|| used.join("; ")) });
@@ -268,7 +272,7 @@ impl Toolgate {
             let trace = Trace::default();
             let ask = Ask::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts).traced(&trace);
             let (said, why) = match verdict(&*attached.policy, &ask) {
-                authorize::Said::Allow(_) => (Said::Pass, None),
+                authorize::Said::Allow(terms) => counted(&terms),
                 authorize::Said::Ask(reason, _) => (Said::Ask, Some(reason)),
                 authorize::Said::Deny(error) => (Said::Deny, Some(error.message)),
                 authorize::Said::Fault(error) => (Said::Fault, Some(error.message)),
@@ -284,6 +288,15 @@ impl Toolgate {
             }
         }
         notes
+    }
+}
+
+/// What a rule says that lets the call pass by itself: where it counts something, the claim has the last word.
+fn counted(terms: &Terms) -> (Said, Option<String>) {
+    match terms.charges.iter().find(|(charge, _)| charge.amount > charge.cap) {
+        Some((_, error)) => (Said::Deny, Some(error.message.clone())),
+        None if terms.charges.is_empty() => (Said::Pass, None),
+        None => (Said::NotReached, Some("not reached (claim)".to_owned())),
     }
 }
 

@@ -99,7 +99,8 @@ impl Deny {
             let shown = |place: Option<&serde_json::Value>| place.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
             ask.note(|| {
                 let found = shown(guilty.unwrap_or_else(|| ask.argument(path)));
-                Note { what: format!("{path} {}", condition.describe()), found, holds: guilty.is_some() }
+                let whole = if path.parts().is_empty() { "arguments" } else { "" };
+                Note { what: format!("{whole}{path} {}", condition.describe()), found, holds: guilty.is_some() }
             });
             match guilty {
                 Some(place) => errors.push(FieldError {

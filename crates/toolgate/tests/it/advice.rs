@@ -366,6 +366,10 @@ async fn why_is_told_gate_by_gate_and_rule_by_rule() {
     assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == Said::Deny), "{why}");
     let why = session.explain("person", json!({"entity": 6})).await;
     assert_eq!((why.would, why.gates[8].gate, why.gates[8].said), (Would::Ask, Gate::Approval, Said::Ask));
+    // What is too much by itself is told, whoever refuses first.
+    let why = session.explain("act", json!({"entity": 1, "amount": 601})).await;
+    assert!(matches!(&why.would, Would::Refuse(error) if error.code == "cap"));
+    assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == Said::Deny), "{why}");
     // Looking leaves no trace.
     assert_eq!(session.rows().await.unwrap().len(), 2);
     for _ in 0..5 {
@@ -374,6 +378,15 @@ async fn why_is_told_gate_by_gate_and_rule_by_rule() {
     let strange = session.explain("atc", json!({})).await;
     assert!(matches!(&strange.would, Would::Refuse(error) if error.code == "unknown_tool"));
     assert_eq!(strange.gates[1].said, Said::Deny);
+}
+
+#[tokio::test]
+async fn what_is_looked_at_has_a_name() {
+    let text = "[[policy]]\nname = \"keys\"\nrule = \"deny\"\ntools = [\"act\"]\nwhere = [{ touches = [\"/keys\"] }]\n";
+    let session = start(Agent::builder("a").tool(tool("act")).rules(Rules::parse("policy.toml", text)));
+    let why = session.explain("act", json!({"entity": 1})).await;
+    let looked_at: Vec<&str> = why.rules.iter().flat_map(|note| note.looked_at.iter().map(|look| look.what.as_str())).collect();
+    assert_eq!(looked_at, ["arguments naming `/keys`"], "{why}");
 }
 
 #[tokio::test]
