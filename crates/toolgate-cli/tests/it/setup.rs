@@ -297,7 +297,7 @@ fn every_code_can_be_found() {
     let config = format!(
         "store = \"ledger.db\"\nretention = \"1d\"\n{many}[agents.a.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n[agents.a.tools.search]\ndescription = \"{words} too\"\neffect = \"read\"\n\
          [agents.a.tools.pay]\ndescription = \"Pays. Call find first.\"\npolicy = \"open\"\n\
-         [agents.a.tools.send]\ndescription = \"Sends.\"\n\
+         [agents.a.tools.send]\ndescription = \"Sends.\"\ninput = {{ type = \"object\", propertes = {{ to = {{}} }} }}\n\
          [agents.a.tools.close]\ndescription = \"Closes.\"\ninput = {{ type = \"object\", properties = {{ status = {{ enum = [\"open\", \"closed\"] }} }} }}\n\
          [[agents.a.policy]]\nname = \"vain\"\nrule = \"deny\"\ntools = [\"close\"]\nwhere = [{{ argument = \"/status\", in = [\"gone\"] }}]\nreason = \"Gone.\"\n\
          [[agents.a.policy]]\nname = \"found\"\nrule = \"require\"\ntools = [\"send\"]\nany_of = [\"find\"]\nreason = \"Find it first.\"\n\
@@ -324,6 +324,7 @@ fn every_code_can_be_found() {
         "silent_rule",
         "thin_description",
         "too_many_tools",
+        "unknown_keyword",
     ];
     assert_eq!(codes, wanted.into_iter().collect(), "{json}");
 }
@@ -376,6 +377,53 @@ reason = "Not so."
     let left = format!("lint = [{{ allow = \"never_true\", of = \"vain\", reason = \"they are coming\" }}]\n{config}");
     project.write("project/toolgate.toml", &left);
     assert_eq!(found(), Vec::<String>::new());
+}
+
+#[test]
+fn a_schema_that_is_misspelt_is_found() {
+    let project = Project::new();
+    for (schema, wanted) in [
+        ("{ propertes = { a = {} } }", Some("has `propertes`, which is no keyword of JSON Schema (did you mean `properties`?)")),
+        ("{ require = [] }", Some("has `require`, which is no keyword of JSON Schema (did you mean `required`?)")),
+        ("{ zzz = 1 }", Some("has `zzz`, which is no keyword of JSON Schema (take it out, or let its name begin with `x-`)")),
+        (
+            "{ properties = { a = { typ = \"string\" } } }",
+            Some("has `typ` in `/properties/a`, which is no keyword of JSON Schema (did you mean `type`?)"),
+        ),
+        (
+            "{ properties = { a = { items = { maximun = 1 } } } }",
+            Some("has `maximun` in `/properties/a/items`, which is no keyword of JSON Schema (did you mean `maximum`?)"),
+        ),
+        (
+            "{ anyOf = [{ minimun = 1 }] }",
+            Some("has `minimun` in `/anyOf/0`, which is no keyword of JSON Schema (did you mean `minimum`?)"),
+        ),
+        (
+            "{ properties = { customer_id = {} }, required = [\"custmer_id\"] }",
+            Some("requires `custmer_id`, which is none of its properties (did you mean `customer_id`?)"),
+        ),
+        ("{ properties = { typ = {}, require = {} }, required = [\"typ\"] }", None),
+        ("{ required = [\"a\"] }", None),
+        ("{ properties = { a = {} }, required = [\"b\"], additionalProperties = true }", None),
+        ("{ properties = { a = {}, b = {} }, anyOf = [{ properties = { a = { const = 1 } }, required = [\"b\"] }] }", None),
+        ("{ enum = [{ typ = 1 }], default = { typ = 1 }, x-mine = 1, \"$comment\" = \"x\" }", None),
+    ] {
+        for key in ["input", "output"] {
+            // What a tool gives may be anything; what it takes is an object.
+            let schema = schema.replacen('{', "{ type = \"object\",", 1);
+            let text = format!("[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n{key} = {schema}\n");
+            project.write("project/toolgate.toml", &text);
+            let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
+            let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
+            let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+                assert_eq!(finding["code"], "unknown_keyword", "{text}{json}");
+                format!("{} ({})", finding["message"].as_str().unwrap(), finding["help"].as_str().unwrap())
+            });
+            let told: Vec<String> = told.collect();
+            let wanted: Vec<String> = wanted.iter().map(|wanted| format!("the {key} of `look` {wanted}")).collect();
+            assert_eq!((code, told), (0, wanted), "{text}");
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use jiff::SignedDuration;
 
+use super::backend::Behind;
 use super::file::{Config, Declared, Entry};
+use super::keywords::misspelt;
 use super::read::Table;
 use super::reference::Reference;
 use super::upstream::Upstream;
@@ -13,7 +15,7 @@ use crate::policy::{Mode, Place, Problem, Severity};
 use crate::tool::Spec;
 
 /// What can be found, and why it matters.
-pub const LINTS: [(&str, &str); 13] = [
+pub const LINTS: [(&str, &str); 14] = [
     ("load", "the configuration does not load"),
     ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
     ("never_true", "a condition that no argument or result can meet, by its schema; it was meant otherwise, or a value is misspelt"),
@@ -27,6 +29,7 @@ pub const LINTS: [(&str, &str); 13] = [
     ("rarely_used", "a tool that is used in under one of ten sessions costs every other one attention"),
     ("short_retention", "a rule looks back further than rows are kept, so a backtest of it begins with less than the rule knows"),
     ("missing_reference", "an upstream refers to something that is not there, and stays away until it is"),
+    ("unknown_keyword", "a schema says something that no schema can say, or requires what it does not declare; it was misspelt"),
 ];
 
 /// At most so many tools an agent.
@@ -131,6 +134,7 @@ impl Config {
             found.extend(shut(declared));
             found.extend(size(declared));
             found.extend(descriptions(declared));
+            found.extend(schemas(declared));
             found.extend(ordering(declared));
             found.extend(overlaps(declared));
             found.extend(silent_rules(declared));
@@ -201,6 +205,21 @@ fn descriptions(declared: &Declared) -> Vec<Of> {
         )
     };
     own(declared).filter(thin).map(told).collect()
+}
+
+/// An upstream's schemas are its own.
+fn schemas(declared: &Declared) -> Vec<Of> {
+    let mut found = Vec::new();
+    for Entry { tool, place, .. } in declared.tools.iter().filter(|entry| !matches!(entry.behind, Some(Behind::Mcp { .. }))) {
+        let spec = tool.spec();
+        for (what, schema) in [("input", spec.input_schema()), ("output", spec.output_schema())] {
+            for (wrong, help) in schema.map(misspelt).unwrap_or_default() {
+                let message = format!("the {what} of `{}` {wrong}", spec.name());
+                found.push(warning("unknown_keyword", spec.name(), Some(place), message, &help));
+            }
+        }
+    }
+    found
 }
 
 /// The tools that must come first, by the rules that are enforced.

@@ -18,6 +18,7 @@ mod backend;
 mod file;
 mod gateway;
 mod http;
+mod keywords;
 mod lint;
 mod program;
 mod read;

@@ -1,0 +1,114 @@
+//! Schemas that are misspelt: what is no keyword of JSON Schema says nothing, and nobody is told.
+
+use serde_json::{Map, Value};
+
+use crate::names::shown;
+use crate::suggest::closest;
+
+/// Keywords that say something by themselves.
+const PLAIN: [&str; 30] = [
+    "type",
+    "enum",
+    "const",
+    "multipleOf",
+    "maximum",
+    "exclusiveMaximum",
+    "minimum",
+    "exclusiveMinimum",
+    "maxLength",
+    "minLength",
+    "pattern",
+    "maxItems",
+    "minItems",
+    "uniqueItems",
+    "maxContains",
+    "minContains",
+    "maxProperties",
+    "minProperties",
+    "required",
+    "dependentRequired",
+    "title",
+    "description",
+    "default",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "examples",
+    "format",
+    "contentEncoding",
+    "contentMediaType",
+];
+/// Keywords that hold schemas, of which some are about the same value as the schema they stand in.
+const OF_SAME: [&str; 7] = ["allOf", "anyOf", "oneOf", "not", "if", "then", "else"];
+const OF_PARTS: [&str; 9] = [
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "unevaluatedItems",
+    "contains",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "contentSchema",
+];
+/// Keywords that hold schemas by free names. What depends on a property is about the same value.
+const BY_NAME: [&str; 6] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+
+/// What is wrong with a schema, and what to do about it.
+pub(super) fn misspelt(schema: &Value) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    look(schema, "", true, &mut found);
+    found
+}
+
+/// Looks at a schema that stands somewhere, and at all within. One that is part of another may require what that one declares.
+fn look(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, String)>) {
+    let Value::Object(members) = schema else { return };
+    if whole {
+        undeclared(members, at, found);
+    }
+    for (key, value) in members {
+        let place = format!("{at}/{key}");
+        let name = key.as_str();
+        if BY_NAME.contains(&name) {
+            let whole = !matches!(name, "dependentSchemas" | "dependencies");
+            for (part, inner) in value.as_object().into_iter().flatten() {
+                look(inner, &format!("{place}/{part}"), whole, found);
+            }
+        } else if OF_SAME.contains(&name) || OF_PARTS.contains(&name) {
+            let whole = OF_PARTS.contains(&name);
+            look(value, &place, whole, found);
+            for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
+                look(inner, &format!("{place}/{index}"), whole, found);
+            }
+        } else if !PLAIN.contains(&name) && !name.starts_with('$') && !name.starts_with("x-") {
+            let known = PLAIN.into_iter().chain(OF_SAME).chain(OF_PARTS).chain(BY_NAME);
+            let help = closest(name, known)
+                .map_or_else(|| "take it out, or let its name begin with `x-`".to_owned(), |guess| format!("did you mean `{guess}`?"));
+            found.push((format!("has `{}`{}, which is no keyword of JSON Schema", shown(name), within(at)), help));
+        }
+    }
+}
+
+/// Properties that are required, and that nothing declares.
+fn undeclared(members: &Map<String, Value>, at: &str, found: &mut Vec<(String, String)>) {
+    let (Some(properties), Some(required)) =
+        (members.get("properties").and_then(Value::as_object), members.get("required").and_then(Value::as_array))
+    else {
+        return;
+    };
+    // Others may be declared elsewhere, or be let in as they are.
+    let is_open = members.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
+    if is_open || members.keys().any(|key| OF_SAME.contains(&key.as_str()) || ["$ref", "patternProperties"].contains(&key.as_str())) {
+        return;
+    }
+    for name in required.iter().filter_map(Value::as_str).filter(|name| !properties.contains_key(*name)) {
+        let help = closest(name, properties.keys().map(String::as_str))
+            .map_or_else(|| "declare it in `properties`".to_owned(), |guess| format!("did you mean `{guess}`?"));
+        found.push((format!("requires `{}`{}, which is none of its properties", shown(name), within(at)), help));
+    }
+}
+
+fn within(at: &str) -> String {
+    if at.is_empty() { String::new() } else { format!(" in `{}`", shown(at)) }
+}
