@@ -31,8 +31,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
     after_help = "Examples:\n  toolgate demo                             watch a refund desk hold\n  toolgate demo --store ledger.db           the same, and keep its ledger\n  toolgate check --config toolgate.toml     what would become of calls\n  toolgate audit query --store ledger.db    what happened\n  toolgate explain CALL --store ledger.db   why it was let through or not\n  toolgate audit verify --store ledger.db   whether anybody has changed it since\n  toolgate init --for claude-code           put it before a coding agent\n  toolgate doctor                           is the gate really on?\n  toolgate completions bash                 > /etc/bash_completion.d/toolgate\n\nExit codes: 0 done; 1 something was found (a difference, a failed test, an ill gate); 2 it could not be done, or a call was refused."
 )]
 struct Cli {
-    /// The SQLite file that holds the ledger. Verbs that look into one use, without it, the `store` of ./toolgate.toml, else your
-    /// own ledger.
+    /// The SQLite file that holds the ledger. Verbs that look into one use, without it, the `store` of your own toolgate.toml, else of
+    /// the project's, here or further up, else your own ledger.
     #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE", help_heading = "Everywhere")]
     store: Option<PathBuf>,
     /// Tell more of what goes on, on standard error.
@@ -148,14 +148,6 @@ impl Telling {
     }
 }
 
-/// The store of the configuration that stands here, if one does; else the user's own, if there is one.
-fn configured() -> io::Result<Option<PathBuf>> {
-    let path = place::of_project(&std::env::current_dir()?);
-    let named = path.map(toolgate::config::Config::load).transpose()?.and_then(|config| config.store);
-    let own = || place::State::path_of().ok().map(|state| state.join(place::LEDGER)).filter(|ledger| ledger.exists());
-    Ok(named.or_else(own))
-}
-
 fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
     if let Some(path) = &cli.store {
         place::name_store(path);
@@ -181,7 +173,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         ) => None,
         (None, Verb::Audit(args)) if args.is_offline() => None,
         (None, Verb::Explain(args)) if args.is_offline() => None,
-        (None, _) => configured()?,
+        (None, _) => place::store_of(&std::env::current_dir()?)?,
         (given, _) => given,
     };
     let store = store.as_deref();

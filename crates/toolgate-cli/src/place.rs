@@ -72,6 +72,11 @@ impl State {
         self.0.join(LEDGER)
     }
 
+    /// The user's own ledger, if there is one.
+    fn ledger_there() -> Option<PathBuf> {
+        Self::unopened().ok().map(|state| state.ledger()).filter(|ledger| ledger.exists())
+    }
+
     /// The key that what is kept here is known by.
     pub(crate) fn key(&self) -> io::Result<[u8; 32]> {
         let path = self.0.join("key");
@@ -286,6 +291,31 @@ pub(crate) fn name_store(path: &Path) {
 pub(crate) fn named_store() -> Option<PathBuf> {
     let environment = || std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
     NAMED.get().cloned().or_else(environment)
+}
+
+/// The ledger of what holds in a directory, for who only looks into it: the one that its files name, else the user's own where there
+/// is one. A file that cannot be read may name any.
+pub(crate) fn store_of(directory: &Path) -> io::Result<Option<PathBuf>> {
+    let store = |path: &Path| -> io::Result<Option<PathBuf>> {
+        let say = "name the ledger with `--store`";
+        let config = Config::load(path).map_err(|error| io::Error::new(error.kind(), format!("{error}; {say}")))?;
+        match config.tells_store() {
+            true => Ok(config.store),
+            false => Err(io::Error::other(format!("{}: it cannot be read which ledger it names; mend it, or {say}", path.display()))),
+        }
+    };
+    let own = own_there()?;
+    if let Some(named) = own.as_deref().map(store).transpose()?.flatten() {
+        return Ok(Some(named));
+    }
+    if let Some(project) = of_project(directory) {
+        let named = store(&project)?;
+        // Beside the user's own, one that nobody has accepted has no say.
+        if own.is_none() || State::unopened()?.trusts(&project)? {
+            return Ok(named.or_else(State::ledger_there));
+        }
+    }
+    Ok(State::ledger_there())
 }
 
 impl InForce {

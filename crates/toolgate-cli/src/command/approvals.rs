@@ -78,7 +78,7 @@ fn list(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
         writeln!(out, "  {DIM}for {}; say `toolgate approvals approve {}`, or `deny`{DIM:#}", clean(&caller), approval.id)?;
     }
     if waiting.is_empty() && !as_json {
-        writeln!(out, "nothing waits")?;
+        writeln!(out, "nothing waits in {}", named(store)?.display())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -99,6 +99,7 @@ fn say(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode>
     }
     let mut out = anstream::stdout().lock();
     let (style, word) = if yes { (GREEN, "approved") } else { (RED, "denied") };
-    writeln!(out, "{style}{word}{style:#} {} {}", clean(&approval.tool), clean(&approval.shown.to_string()))?;
+    let (shown, ledger) = (clean(&approval.shown.to_string()), named(store)?.display());
+    writeln!(out, "{style}{word}{style:#} {} {shown} in {ledger}", clean(&approval.tool))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -79,7 +79,7 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
             writeln!(out, "{}: {}", clean(&called(target)), clean(why))?;
         }
         if paused.is_empty() {
-            writeln!(out, "nothing is paused")?;
+            writeln!(out, "nothing is paused in {}", named(store)?.display())?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -90,9 +90,10 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
         crate::note(&format!("note: this ledger has never heard of {}; it is paused all the same", clean(&called(&target))));
     }
     set(&target, Some(reason), store)?;
+    let ledger = named(store)?;
     match args.target.tool.as_deref().filter(|tool| own_name(tool) != **tool) {
-        Some(tool) => writeln!(out, "the tool `{}` is paused as `{}`", clean(tool), own_name(tool))?,
-        None => writeln!(out, "{} is paused", clean(&called(&target)))?,
+        Some(tool) => writeln!(out, "the tool `{}` is paused as `{}` in {}", clean(tool), own_name(tool), ledger.display())?,
+        None => writeln!(out, "{} is paused in {}", clean(&called(&target)), ledger.display())?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -111,7 +112,7 @@ pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<Exit
         return Err(io::Error::other(format!("{} is not paused; `toolgate pause` lists what is", clean(&called(&target)))));
     }
     set(&target, None, store)?;
-    writeln!(io::stdout().lock(), "{} goes on", clean(&called(&target)))?;
+    writeln!(io::stdout().lock(), "{} goes on in {}", clean(&called(&target)), named(store)?.display())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -363,13 +363,13 @@ fn a_kill_switch_is_pulled_and_let_go() {
     let store = path.to_str().unwrap();
     assert_eq!(crate::toolgate(&["demo", "--store", store]).0, 0);
     let (code, stdout, _) = crate::toolgate(&["pause", "--tool", "crm_lookup", "--because", "the CRM is down", "--store", store]);
-    assert_eq!((code, stdout.as_str()), (0, "the tool `crm_lookup` is paused\n"));
+    assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` is paused in {store}\n")));
     // Another desk on the same ledger hears of it.
     crate::toolgate(&["demo", "--store", store]);
     let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3, "{stdout}");
     let (code, stdout, _) = crate::toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
-    assert_eq!((code, stdout.as_str()), (0, "the tool `crm_lookup` goes on\n"));
+    assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` goes on in {store}\n")));
     crate::toolgate(&["demo", "--store", store]);
     let (_, stdout, _) = crate::toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3);

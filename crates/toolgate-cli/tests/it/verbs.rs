@@ -87,7 +87,7 @@ fn each(project: &Project, args: &[&str], field: &str) -> Vec<String> {
 fn calls_that_wait_are_listed_and_answered() {
     let project = Project::with(CODER);
     tell(&project, "PreToolUse", "ls", &json!({}));
-    assert_eq!(told(&project, "approvals list"), "$ approvals list [0]\nnothing waits\n");
+    assert_eq!(told(&project, "approvals list"), "$ approvals list [0]\nnothing waits in HOME/project/ledger.db\n");
     tell(&project, "PreToolUse", "rm x", &json!({}));
     tell(&project, "PreToolUse", "rm y", &json!({}));
     let [one, two] = each(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
@@ -122,11 +122,11 @@ fn calls_that_wait_are_listed_and_answered() {
     Usage: toolgate approvals deny <ID>
     For more information, try '--help'.
     $ approvals approve apr_CALL --as boss [0]
-    approved bash {"command":"rm x"}
+    approved bash {"command":"rm x"} in HOME/project/ledger.db
     $ approvals approve apr_CALL --as boss [2]
     error: `apr_CALL` does not wait; `toolgate approvals list` lists what does
     $ approvals deny apr_CALL --as ann [0]
-    denied bash {"command":"rm y"}
+    denied bash {"command":"rm y"} in HOME/project/ledger.db
     $ approvals list --json [0]
     $ approvals list --store none.db [2]
     error: the ledger none.db: there is no such file; `--store` names the ledger that toolgate wrote
@@ -146,25 +146,25 @@ fn whoever_is_stopped_is_listed_and_let_go() {
     );
     insta::assert_snapshot!(said, @"
     $ pause [0]
-    nothing is paused
+    nothing is paused in HOME/project/ledger.db
     $ pause --agent refund-desk --because incident-7 [0]
-    the agent `refund-desk` is paused
+    the agent `refund-desk` is paused in HOME/project/ledger.db
     $ pause --principal agent-7 --because on-leave [0]
-    the principal `agent-7` is paused
+    the principal `agent-7` is paused in HOME/project/ledger.db
     $ pause --agent refund-desk --principal agent-7 --session monday --because it-loops [0]
-    the session `monday` of `agent-7` as `refund-desk` is paused
+    the session `monday` of `agent-7` as `refund-desk` is paused in HOME/project/ledger.db
     $ pause [0]
     the agent `refund-desk`: incident-7
     the principal `agent-7`: on-leave
     the session `monday` of `agent-7` as `refund-desk`: it-loops
     $ resume --agent refund-desk [0]
-    the agent `refund-desk` goes on
+    the agent `refund-desk` goes on in HOME/project/ledger.db
     $ resume --agent refund-desk [2]
     error: the agent `refund-desk` is not paused; `toolgate pause` lists what is
     $ resume --principal agent-7 [0]
-    the principal `agent-7` goes on
+    the principal `agent-7` goes on in HOME/project/ledger.db
     $ resume --agent refund-desk --principal agent-7 --session monday [0]
-    the session `monday` of `agent-7` as `refund-desk` goes on
+    the session `monday` of `agent-7` as `refund-desk` goes on in HOME/project/ledger.db
     $ resume [2]
     error: say what: `--agent`, `--tool`, `--principal`, or `--session` with its agent and principal
     $ pause --store none.db [2]
@@ -449,4 +449,35 @@ fn a_receipt_is_held_against_the_ledger_or_its_key() {
     the receipt holds: `issue_refund` succeeded at TIME, row 17
     its row was pruned since
     "#);
+}
+
+#[test]
+fn the_kill_switch_goes_to_the_ledger_that_the_hook_uses() {
+    let project = Project::with(CODER);
+    let own = ".config/toolgate/toolgate.toml";
+    let mut call = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": "Bash", "tool_use_id": "t1"});
+    call["tool_input"] = json!({"command": "ls"});
+    let stop = ["pause", "--tool", "bash", "--because", "x"];
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    assert_eq!(project.run(&["hook"], &call.to_string()).0, 0);
+    // The user's own file counts for more, and names another.
+    project.write(own, "store = \"mine.db\"\nname = \"coder\"\n[tools.other]\nkind = \"client\"\npolicy = \"open\"\n");
+    assert_eq!(project.run(&["hook"], &call.to_string()).0, 0);
+    let (code, stdout, stderr) = project.run(&stop, "");
+    assert!(code == 0 && stdout.ends_with("/.config/toolgate/mine.db\n"), "{stdout}{stderr}");
+    assert!(project.run(&["hook"], &call.to_string()).1.contains("\"deny\""));
+    // Which one a file names that cannot be read, nobody knows.
+    project.write(own, "[client]\n");
+    for broken in ["store = [", "store = 5"] {
+        project.write("project/toolgate.toml", broken);
+        let (code, stdout, stderr) = project.run(&stop, "");
+        assert!(code == 2 && stdout.is_empty() && stderr.contains("name the ledger with `--store`"), "{stdout}{stderr}");
+    }
+    project.write("project/toolgate.toml", CODER);
+    std::fs::remove_file(project.path(own)).unwrap();
+    std::fs::create_dir(project.path("project/deep")).unwrap();
+    let mut below = std::process::Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut below);
+    let output = Command::from_std(below).current_dir(project.path("project/deep")).args(stop).output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));
 }

@@ -63,6 +63,7 @@ pub struct Config {
     pub(super) agents: Vec<Declared>,
     pub(super) problems: Vec<Problem>,
     files: Vec<PathBuf>,
+    tells_store: bool,
     pub(super) silences: Vec<Silence>,
     /// The tools of upstreams, once they are connected.
     pub(super) exposed: Vec<Exposed>,
@@ -165,6 +166,7 @@ impl Config {
             agents: Vec::new(),
             problems: Vec::new(),
             files: Vec::new(),
+            tells_store: false,
             silences: Vec::new(),
             exposed: Vec::new(),
             whole: file.place(0..0),
@@ -178,6 +180,7 @@ impl Config {
         let table = Table::new(&file, document.get_ref(), 0..0, &shared);
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         config.store = table.text("store").map(|path| beside.join(path));
+        config.tells_store = config.store.is_some() || !table.has("store");
         config.retention = retention(&table);
         config.redact = config.patterns(&table);
         config.silences = super::lint::silences(&table);
@@ -291,6 +294,12 @@ impl Config {
             true => Err(ConfigError { problems: self.problems.clone() }),
             false => Ok(()),
         }
+    }
+
+    /// Whether it can be told which ledger the file names, or that it names none: else `store` says nothing.
+    #[must_use]
+    pub const fn tells_store(&self) -> bool {
+        self.tells_store
     }
 
     /// Whether it has tools, or upstreams that have some.
