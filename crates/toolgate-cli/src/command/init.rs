@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::ledger::{BOLD, DIM, GREEN, RED, counted};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unstopped, counted};
 use crate::client::Client;
 use crate::place::{self, FILE, InForce, State};
 use crate::servers;
@@ -65,7 +65,7 @@ pub(crate) struct TrustArgs {
 
 pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
-    let mut out = anstream::stdout().lock();
+    let mut out = Unstopped(anstream::stdout().lock());
     let config = if args.user { place::own().ok_or_else(|| io::Error::other("there is no home directory"))? } else { project.join(FILE) };
     // A client that cannot be registered is known before anything is written.
     let settings = match args.client {
@@ -151,7 +151,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
 
 pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
-    let mut out = anstream::stdout().lock();
+    let mut out = Unstopped(anstream::stdout().lock());
     let clients = args.client.map_or_else(|| Client::HOOKED.into_iter().chain([Client::ClaudeDesktop]).collect(), |client| vec![client]);
     let mut found = false;
     for client in clients {
@@ -224,15 +224,20 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        Err(error) => Err(named(path, &error)),
         text => text,
     }
 }
 
-/// Shows what changes in a file, and changes it: whole, or not at all. One in which nothing is left is removed.
+/// Changes a file, whole or not at all, and shows what changed. One in which nothing is left is removed.
 fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run: bool) -> io::Result<()> {
     if before == after {
         return writeln!(out, "{DIM}{} stays as it is{DIM:#}", path.display());
+    }
+    match (dry_run, after.is_empty()) {
+        (true, _) => {}
+        (false, true) => remove(path)?,
+        (false, false) => put(path, after)?,
     }
     let verb = match (dry_run, before.is_empty(), after.is_empty()) {
         (true, true, _) => "would write",
@@ -255,13 +260,12 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
     } else {
         writeln!(out, "  {DIM}({} lines, commented){DIM:#}", after.lines().count())?;
     }
-    if dry_run {
-        return Ok(());
-    }
-    if !after.is_empty() {
-        return put(path, after);
-    }
-    fs::remove_file(path)?;
+    Ok(())
+}
+
+/// Removes a file.
+fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path).map_err(|error| named(path, &error))?;
     // The directory too, if it was there for this alone.
     if let Some(directory) = path.parent() {
         let _ = fs::remove_dir(directory);
@@ -271,19 +275,27 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
 
 /// Writes a file: whole, or not at all.
 pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
     // A link stays a link: what it leads to is changed.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let draft = target.with_extension("toolgate-new");
-    let mut file = fs::File::create(&draft)?;
-    if let Ok(old) = fs::metadata(&target) {
-        file.set_permissions(old.permissions())?;
-    }
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(draft, target)
+    let write = || -> io::Result<()> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let mut file = fs::File::create(&draft)?;
+        if let Ok(old) = fs::metadata(&target) {
+            file.set_permissions(old.permissions())?;
+        }
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&draft, &target)
+    };
+    write().map_err(|error| named(path, &error))
+}
+
+/// What went wrong, and with which file.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// The configuration to begin with: of a project, or the user's `own`.

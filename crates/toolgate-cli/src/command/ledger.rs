@@ -25,6 +25,21 @@ pub(crate) fn open(store: Option<&Path>) -> io::Result<Ledger> {
     Ledger::open(named(store)?).map_err(io::Error::other)
 }
 
+/// The output of a verb that changes things: that nobody reads it any more is no reason to stop half way.
+pub(crate) struct Unstopped<W>(pub(crate) W);
+
+impl<W: Write> Write for Unstopped<W> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let _ = self.0.write_all(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let _ = self.0.flush();
+        Ok(())
+    }
+}
+
 /// Which rows are wanted.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Wanted {

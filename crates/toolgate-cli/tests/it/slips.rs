@@ -1,5 +1,6 @@
 //! Things that are easily said wrong, or done to the wrong file.
 
+use assert_cmd::cargo::CommandCargoExt;
 use serde_json::json;
 
 use crate::hook::Project;
@@ -303,4 +304,25 @@ fn a_tool_is_not_taken_for_one_that_is_spelled_almost_like_it() {
     both.write("project/two.toml", &format!("store = \"two.db\"\n{}{}", declared(&told_apart), declared("write_all")));
     let seen = both.said(&["doctor", "--config", "two.toml"], "");
     assert!(seen.contains("✓ canary"), "{seen}");
+}
+
+#[test]
+fn what_is_begun_is_done_whether_or_not_anybody_reads_of_it() {
+    let project = Project::new();
+    let unread = |args: &[&str]| {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.args(args).stdout(writer).status().unwrap().code()
+    };
+    assert_eq!(unread(&["init", "--for", "claude-code"]), Some(0));
+    let (code, stdout, _) = project.run(&["doctor"], "");
+    assert_eq!(code, 0, "{stdout}");
+    assert_eq!(unread(&["eject"]), Some(0));
+    assert!(!project.path("project/.claude").exists());
+    // What cannot be done is not said to be done.
+    project.write("project/.claude/settings.toolgate-new/in", "the way");
+    let (code, stdout, stderr) = project.run(&["init", "--for", "claude-code"], "");
+    assert!(code == 2 && !stdout.contains("wrote") && stderr.contains(".claude/settings.json: "), "{stdout}{stderr}");
 }
