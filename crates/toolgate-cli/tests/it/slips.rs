@@ -32,6 +32,34 @@ fn an_export_takes_no_file_that_is_there_for_its_draft() {
 }
 
 #[test]
+fn an_export_is_written_to_what_stands_there_and_replaces_no_pipe_or_link() {
+    let project = desk();
+    let at = |name: &str| project.path("project").join(name);
+    let export = |out: &str| project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
+    project.write("project/real.jsonl", "old");
+    for (link, to) in [("link.jsonl", "real.jsonl"), ("ahead.jsonl", "later.jsonl")] {
+        std::os::unix::fs::symlink(to, at(link)).unwrap();
+        assert_eq!(export(link).0, 0, "{link}");
+        assert!(at(link).is_symlink(), "{link}");
+        assert_eq!(project.read(&format!("project/{to}")).lines().count(), 31, "{link}");
+    }
+    assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = at("pipe");
+        move || std::fs::read_to_string(pipe).unwrap().lines().count()
+    });
+    assert_eq!(export("pipe").0, 0);
+    // Where it was replaced, whoever reads it waits for ever.
+    assert!(!at("pipe").is_file());
+    assert_eq!(reader.join().unwrap(), 31);
+    for (out, why) in [(".", ".: it is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")] {
+        let (code, _, stderr) = export(out);
+        assert!(code == 2 && stderr.contains(why), "{stderr}");
+    }
+    assert_eq!(project.read("project/toolgate.toml"), "store = \"ledger.db\"\n");
+}
+
+#[test]
 fn what_is_said_wrong_is_told_in_its_own_words() {
     let project = desk();
     std::fs::write(project.path("project/file"), "").unwrap();

@@ -1,11 +1,13 @@
 //! Looking.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use indicatif::ProgressBar;
 use serde_json::json;
 use toolgate::store::StoreError;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
@@ -210,26 +212,50 @@ pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) 
         return file.flush().map(|()| ExitCode::SUCCESS);
     };
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-    is_not_the_ledger(path, store)?;
+    is_not_ours(path, store)?;
+    let is_straight = is_straight(path).map_err(named)?;
     let total = if io::stderr().is_terminal() { ledger.count(&filter).map_err(io::Error::other)? } else { 0 };
     let bar = bar(total, "exporting");
-    // Whole or not at all, and for nobody else's eyes.
-    let beside = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::metadata(beside).map_err(named)?;
-    let mut file = BufWriter::new(tempfile::NamedTempFile::new_in(beside).map_err(named)?);
-    let mut count = 0_u64;
+    let count = if is_straight {
+        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map_err(named)?;
+        write_rows(&ledger, &filter, file, &bar).map_err(named)?.1
+    } else {
+        // Whole or not at all, and for nobody else's eyes. A link stays a link.
+        let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let beside = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::metadata(beside).map_err(named)?;
+        let draft = tempfile::NamedTempFile::new_in(beside).map_err(named)?;
+        let (draft, count) = write_rows(&ledger, &filter, draft, &bar).map_err(named)?;
+        draft.persist(&target).map_err(|error| named(error.error))?;
+        count
+    };
+    bar.finish_and_clear();
+    writeln!(io::stdout().lock(), "{} in {}", counted(count, "row"), path.display())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a path is written to as it stands, and not put in its place: a device, a pipe, a link to what is not there yet.
+fn is_straight(path: &Path) -> io::Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_dir() => Err(io::Error::other("it is a directory; name a file")),
+        Ok(there) => Ok(!there.is_file()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(std::fs::symlink_metadata(path).is_ok()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the rows that are wanted; gives back what they were written to, and how many there are.
+fn write_rows<W: Write>(ledger: &Ledger, filter: &Filter, file: W, bar: &ProgressBar) -> io::Result<(W, u64)> {
+    let (mut file, mut count) = (BufWriter::new(file), 0_u64);
     ledger
-        .query(&filter, |entry| {
+        .query(filter, |entry| {
             count += 1;
             bar.set_position(count);
             write_entry(&mut file, &entry)
         })
         .map_err(told)?;
-    let draft = file.into_inner().map_err(|error| named(error.into_error()))?;
-    draft.persist(path).map_err(|error| named(error.error))?;
-    bar.finish_and_clear();
-    writeln!(io::stdout().lock(), "{} in {}", counted(count, "row"), path.display())?;
-    Ok(ExitCode::SUCCESS)
+    let file = file.into_inner().map_err(|error| error.into_error())?;
+    Ok((file, count))
 }
 
 fn write_entry(file: &mut impl Write, entry: &Entry) -> Result<bool, StoreError> {
@@ -238,8 +264,12 @@ fn write_entry(file: &mut impl Write, entry: &Entry) -> Result<bool, StoreError>
     Ok(true)
 }
 
-/// An export is not written over what it is taken from.
-fn is_not_the_ledger(out: &Path, store: Option<&Path>) -> io::Result<()> {
+/// An export is written neither over what it is taken from, nor over a configuration.
+fn is_not_ours(out: &Path, store: Option<&Path>) -> io::Result<()> {
+    let is_config = |path: &Path| path.file_name().is_some_and(|name| name == crate::place::FILE);
+    if is_config(out) || std::fs::canonicalize(out).is_ok_and(|there| is_config(&there)) {
+        return Err(io::Error::other(format!("{} is a configuration; name another file", out.display())));
+    }
     let (Some(store), Ok(there)) = (store, std::fs::canonicalize(out)) else { return Ok(()) };
     let store = std::fs::canonicalize(store)?;
     let beside = |end: &str| Path::new(&format!("{}{end}", store.display())) == there;
