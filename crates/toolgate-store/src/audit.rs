@@ -15,6 +15,7 @@ use toolgate::store::StoreError;
 use toolgate::{BacktestPlace, CallId, Decision, Row, SessionKey};
 
 use crate::fault::{Done, Fault};
+use crate::flaw::Flaw;
 use crate::home::Home;
 use crate::keys::Keys;
 use crate::ledger::{digest, nanos, signed, spelling, unsigned};
@@ -84,6 +85,21 @@ impl Ledger {
         // What stands beside it stands beside the file, not beside a link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         Self::open_beside(&path, &Home::beside(&path))
+    }
+
+    /// Opens a ledger to check it: one that merely cannot be read is told from one that does not hold.
+    ///
+    /// # Errors
+    /// As for [`Ledger::open`].
+    pub fn open_to_verify(path: impl AsRef<Path>) -> Result<Self, Flaw> {
+        let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        match open::reading(&path) {
+            Ok(sql) => Ok(Self { home: Home::visit(&Home::beside(&path)), path, sql }),
+            Err(fault) => {
+                let what = format!("the ledger {}: {fault}", path.display());
+                Err(Flaw { what, ..Flaw::from(fault) })
+            }
+        }
     }
 
     /// Opens a ledger whose keys and mark stand elsewhere than beside it.

@@ -14,6 +14,25 @@ pub(crate) enum Fault {
 
 pub(crate) type Done<T> = Result<T, Fault>;
 
+impl Fault {
+    /// Whether somebody merely may not read the file now: that says nothing about what is in it.
+    pub(crate) fn is_unread(&self) -> bool {
+        let Self::Sql(error) = self else { return false };
+        matches!(
+            error.sqlite_error_code(),
+            Some(
+                ErrorCode::PermissionDenied
+                    | ErrorCode::CannotOpen
+                    | ErrorCode::ReadOnly
+                    | ErrorCode::SystemIoFailure
+                    | ErrorCode::OutOfMemory
+                    | ErrorCode::DatabaseBusy
+                    | ErrorCode::DatabaseLocked
+            )
+        )
+    }
+}
+
 impl From<rusqlite::Error> for Fault {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sql(error)

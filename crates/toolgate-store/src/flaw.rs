@@ -81,7 +81,7 @@ pub struct Flaw {
     pub session: Option<SessionKey>,
     /// What is wrong.
     pub what: String,
-    /// Whether it could not even be checked, because something to check it with is missing.
+    /// Whether it could not even be checked, because it cannot be read, or something to check it with is missing.
     pub unchecked: bool,
 }
 
@@ -117,7 +117,7 @@ impl Flaw {
 
 impl From<Fault> for Flaw {
     fn from(fault: Fault) -> Self {
-        Self::of(fault.to_string())
+        Self { unchecked: fault.is_unread(), ..Self::of(fault.to_string()) }
     }
 }
 

@@ -87,10 +87,14 @@ pub(crate) fn reading(path: &Path) -> Done<Connection> {
         return Err(Fault::Said("there is no such file; `--store` names the ledger that toolgate wrote".to_owned()));
     }
     let open = |uri: &str| -> Done<Connection> {
-        let sql = Connection::open_with_flags(
-            uri,
-            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI,
-        )?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+        let sql = Connection::open_with_flags(uri, flags).map_err(|error| match error {
+            // How it was asked for is nobody's business; whoever tells of it names the file.
+            rusqlite::Error::SqliteFailure(code, Some(why)) => {
+                rusqlite::Error::SqliteFailure(code, Some(why.replace(&format!(": {uri}"), "")))
+            }
+            other => other,
+        })?;
         sql.busy_timeout(BUSY)?;
         sql.set_prepared_statement_cache_capacity(64);
         check(&sql)?;

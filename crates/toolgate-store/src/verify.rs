@@ -9,7 +9,7 @@ use toolgate::{CallId, Receipt, Row, SessionKey};
 
 use crate::audit::Ledger;
 use crate::chain;
-use crate::fault::{Done, Fault};
+use crate::fault::Done;
 use crate::flaw::{Anchor, Flaw, Trust, Verified};
 use crate::home::Mark;
 use crate::keys::{Keys, is_signed};
@@ -45,7 +45,10 @@ impl Ledger {
             },
         };
         // First the mark, because it only moves forward; then all of the ledger as of one moment, while others may write.
-        let mark = self.home.mark().map_err(Fault::from)?;
+        let mark = self.home.mark().map_err(|error| match error.kind() {
+            std::io::ErrorKind::Other => Flaw::of(error.to_string()),
+            _ => Flaw::unchecked(format!("{}: {error}", self.home.path().join("mark.json").display())),
+        })?;
         self.sql.execute_batch("BEGIN")?;
         let verified = self.check(trust, &keys, mark.as_ref(), &mut progress);
         self.sql.execute_batch("COMMIT")?;

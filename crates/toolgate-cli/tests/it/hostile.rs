@@ -240,3 +240,21 @@ fn somebody_whom_no_file_lists_is_answered() {
     assert_eq!((code, decision(&answer).0), (0, "deny"), "{stdout}{stderr}");
     assert!(decision(&answer).1.contains("there is no home directory"), "{stdout}");
 }
+
+#[test]
+fn a_ledger_that_may_not_be_read_is_not_said_to_be_changed() {
+    let project = crate::verbs::desk();
+    if sh(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
+        eprintln!("SKIPPED: this is tried as root, with `setpriv`");
+        return;
+    }
+    std::fs::copy(assert_cmd::cargo::cargo_bin("toolgate"), project.path("toolgate")).unwrap();
+    std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let as_other = |verb: &str| {
+        let line = format!("setpriv --reuid 54321 --clear-groups '{}' {verb} --store ledger.db", project.path("toolgate").display());
+        sh(&project, &line, "")
+    };
+    let (code, stdout, stderr) = as_other("audit verify");
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert!(stderr.contains("the ledger cannot be checked") && !stderr.contains("file:/"), "{stderr}");
+}

@@ -27,23 +27,17 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
     if !path.is_file() {
         return Err(io::Error::other(format!("there is no ledger {}", path.display())));
     }
-    let checked = match Ledger::open(path) {
-        Ok(ledger) => {
-            let rows = if io::stderr().is_terminal() { ledger.count(&Filter::default()).unwrap_or(0) } else { 0 };
-            let bar = bar(rows, "verifying");
-            let checked = ledger.verify(&Trust { anchor, key }, |count| bar.set_position(count));
-            bar.finish_and_clear();
-            match checked {
-                // Something to check it with is missing: that says nothing about the ledger.
-                Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("the ledger cannot be checked: {flaw}"))),
-                checked => checked.map_err(|flaw| (flaw.to_string(), json!(flaw))),
-            }
-        }
-        // What cannot even be opened does not hold.
-        Err(error) => Err((error.to_string(), json!({ "what": error.to_string() }))),
-    };
+    let checked = Ledger::open_to_verify(path).and_then(|ledger| {
+        let rows = if io::stderr().is_terminal() { ledger.count(&Filter::default()).unwrap_or(0) } else { 0 };
+        let bar = bar(rows, "verifying");
+        let checked = ledger.verify(&Trust { anchor, key }, |count| bar.set_position(count));
+        bar.finish_and_clear();
+        checked
+    });
     let mut out = anstream::stdout().lock();
     match checked {
+        // It may not be read, or something to check it with is missing: that says nothing about the ledger.
+        Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("the ledger cannot be checked: {flaw}"))),
         Ok(verified) if json => writeln!(out, "{}", json!({ "holds": true, "verified": verified }))?,
         Ok(verified) => {
             let (rows, sessions, signatures) =
@@ -57,10 +51,10 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
             writeln!(out, "{DIM}anchor{DIM:#}   {}", verified.anchor)?;
             writeln!(out, "{DIM}         note it down elsewhere: `--anchor` will tell whether this ledger was put back{DIM:#}")?;
         }
-        Err((what, flaw)) => {
+        Err(flaw) => {
             match json {
                 true => writeln!(out, "{}", json!({ "holds": false, "flaw": flaw }))?,
-                false => writeln!(out, "{RED}the ledger does not hold{RED:#}: {}", clean(&what))?,
+                false => writeln!(out, "{RED}the ledger does not hold{RED:#}: {}", clean(&flaw.to_string()))?,
             }
             return Ok(ExitCode::FAILURE);
         }
