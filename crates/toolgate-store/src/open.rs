@@ -103,11 +103,14 @@ pub(crate) fn reading(path: &Path) -> Done<Connection> {
     let escaped = path.display().to_string().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
     match open(&format!("file:{escaped}")) {
         // A copy in a directory that nobody may write to: nobody else writes it either.
-        Err(Fault::Sql(error)) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::CannotOpen) && !has_wal(path) => {
-            open(&format!("file:{escaped}?immutable=1"))
-        }
+        Err(Fault::Sql(error)) if is_kept_out(&error) && !has_wal(path) => open(&format!("file:{escaped}?immutable=1")),
         other => other,
     }
+}
+
+/// Whether SQLite could not make the files that it wants beside the database.
+fn is_kept_out(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly))
 }
 
 fn has_wal(path: &Path) -> bool {

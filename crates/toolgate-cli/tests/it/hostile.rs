@@ -257,4 +257,8 @@ fn a_ledger_that_may_not_be_read_is_not_said_to_be_changed() {
     let (code, stdout, stderr) = as_other("audit verify");
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     assert!(stderr.contains("the ledger cannot be checked") && !stderr.contains("file:/"), "{stderr}");
+    // Who may read it and write nothing beside it reads it.
+    std::fs::set_permissions(project.path("project/ledger.db"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    let (code, stdout, stderr) = as_other("audit query --json");
+    assert_eq!((code, stdout.lines().count()), (0, 31), "{stderr}");
 }
