@@ -147,13 +147,10 @@ impl State {
         Ok(self.list("ledgers.json")?.remove(&key(store)))
     }
 
-    /// Remembers which ledger is at a path; with `None`, forgets it.
-    pub(crate) fn know_ledger(&self, store: &Path, id: Option<&str>) -> io::Result<()> {
+    /// Remembers which ledger is at a path.
+    pub(crate) fn know_ledger(&self, store: &Path, id: &str) -> io::Result<()> {
         self.change("ledgers.json", |list| {
-            match id {
-                Some(id) => list.insert(key(store), id.to_owned()),
-                None => list.remove(&key(store)),
-            };
+            list.insert(key(store), id.to_owned());
         })
     }
 }
@@ -291,6 +288,13 @@ pub(crate) fn name_store(path: &Path) {
 pub(crate) fn named_store() -> Option<PathBuf> {
     let environment = || std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
     NAMED.get().cloned().or_else(environment)
+}
+
+/// The directory beside a ledger, with its keys and how far it had come.
+pub(crate) fn beside(store: &Path) -> PathBuf {
+    let mut name = store.as_os_str().to_owned();
+    name.push(".state");
+    name.into()
 }
 
 /// The ledger of what holds in a directory, for who only looks into it: the one that its files name, else the user's own where there

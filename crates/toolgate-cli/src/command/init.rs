@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use toolgate_store::SqliteStore;
+
 use super::ledger::{BOLD, DIM, GREEN, RED, Unstopped, counted};
 use crate::client::Client;
 use crate::place::{self, FILE, InForce, State};
@@ -192,16 +194,19 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         writeln!(out, "{} {}", config.display(), if was { "is not in force any more" } else { "was not accepted before" })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let found = InForce::find(Some(&config), &directory, &state)?;
     if args.new_ledger {
-        if found.store.exists() {
-            return Err(io::Error::other(format!("{} is there; move it away first", found.store.display())));
-        }
-        state.know_ledger(&found.store, None)?;
-        super::hook::open_store(&found.store, &state)?;
-        writeln!(out, "a new ledger begins at {}", found.store.display())?;
+        let store = match &args.config {
+            Some(path) => InForce::find(Some(path), &directory, &state)?.store,
+            None => match place::named_store() {
+                Some(named) => std::path::absolute(named)?,
+                None => place::store_of(&directory)?.unwrap_or_else(|| state.ledger()),
+            },
+        };
+        begin(&store, &state)?;
+        writeln!(out, "a new ledger begins at {}", store.display())?;
         return Ok(ExitCode::SUCCESS);
     }
+    let found = InForce::find(Some(&config), &directory, &state)?;
     let files = found.config.files().len();
     let agents = place::with_known(found.config, &config)?.agents(None).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
@@ -218,6 +223,19 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     }
     writeln!(out, "{DIM}any change to it must be accepted anew{DIM:#}")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Begins a ledger where nothing is left of another; leaves nothing behind where that cannot be done.
+fn begin(store: &Path, state: &State) -> io::Result<()> {
+    let beside = place::beside(store);
+    if let Some(left) = [store, beside.as_path()].into_iter().find(|path| path.exists()) {
+        return Err(io::Error::other(format!("{} is there; move it away first", left.display())));
+    }
+    let begun = SqliteStore::open(store).map_err(io::Error::other).and_then(|new| state.know_ledger(store, new.id()));
+    if begun.is_err() {
+        let _ = (fs::remove_file(store), fs::remove_dir_all(beside));
+    }
+    begun
 }
 
 /// The text of a file; nothing where there is none.

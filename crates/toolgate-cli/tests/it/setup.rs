@@ -558,6 +558,12 @@ fn a_new_ledger_is_begun_on_purpose_only() {
     for name in ["ledger.db", "ledger.db-wal", "ledger.db-shm"] {
         let _ = std::fs::remove_file(project.path(&format!(".local/state/toolgate/{name}")));
     }
+    // What is left of the old one is in the way, and nothing is begun before it is gone.
+    let known = project.read(".local/state/toolgate/ledgers.json");
+    let said = project.said(&["trust", "--new-ledger"], "");
+    assert!(said.starts_with("exit 2\n") && said.contains("ledger.db.state is there; move it away first"), "{said}");
+    assert!(!project.path(".local/state/toolgate/ledger.db").exists());
+    assert_eq!(project.read(".local/state/toolgate/ledgers.json"), known);
     std::fs::remove_dir_all(project.path(".local/state/toolgate/ledger.db.state")).unwrap();
     assert!(project.said(&["doctor"], "").starts_with("exit 1\n"));
     assert!(project.said(&["trust", "--new-ledger"], "").contains("a new ledger begins"));

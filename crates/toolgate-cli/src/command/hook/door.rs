@@ -39,8 +39,10 @@ pub(crate) struct Door {
 pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> {
     let known = state.known_ledger(path)?;
     let gone = |what: &str| {
+        let beside = place::beside(path);
+        let also = if beside.exists() { format!(", once {} is moved away too", beside.display()) } else { String::new() };
         io::Error::other(format!(
-            "the ledger {} {what}; put it back, or begin a new one with `toolgate trust --new-ledger`",
+            "the ledger {} {what}; put it back, or begin a new one with `toolgate trust --new-ledger`{also}",
             path.display()
         ))
     };
@@ -56,7 +58,7 @@ pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> 
         Some(known) if known != store.id() => Err(gone("is another one than before")),
         Some(_) => Ok(store),
         None => {
-            state.know_ledger(path, Some(store.id()))?;
+            state.know_ledger(path, store.id())?;
             Ok(store)
         }
     }
