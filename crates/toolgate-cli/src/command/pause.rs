@@ -86,10 +86,11 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
     let reason = args.because.clone().filter(|why| !why.trim().is_empty());
     let reason = reason.ok_or_else(|| io::Error::other("say why, with `--because`: the model and the ledger are told"))?;
     let target = args.target.target()?;
-    if !ledger.knows(&target).map_err(io::Error::other)? {
+    let is_known = ledger.knows(&target).map_err(io::Error::other)?;
+    set(&target, Some(reason), store)?;
+    if !is_known {
         crate::note(&format!("note: this ledger has never heard of {}; it is paused all the same", clean(&called(&target))));
     }
-    set(&target, Some(reason), store)?;
     let ledger = named(store)?;
     match args.target.tool.as_deref().filter(|tool| own_name(tool) != **tool) {
         Some(tool) => writeln!(out, "the tool `{}` is paused as `{}` in {}", clean(tool), own_name(tool), ledger.display())?,

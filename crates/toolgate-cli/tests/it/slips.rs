@@ -354,3 +354,12 @@ fn what_is_begun_is_done_whether_or_not_anybody_reads_of_it() {
     let (code, stdout, stderr) = project.run(&["init", "--for", "claude-code"], "");
     assert!(code == 2 && !stdout.contains("wrote") && stderr.contains(".claude/settings.json: "), "{stdout}{stderr}");
 }
+
+#[test]
+fn what_could_not_be_paused_is_not_said_to_be() {
+    let project = desk();
+    // Its keys are not there: it can be read, and not written.
+    std::fs::rename(project.path("project/ledger.db.state"), project.path("project/away")).unwrap();
+    let (code, stdout, stderr) = project.run(&["pause", "--tool", "unheard_of", "--because", "x"], "");
+    assert!(code == 2 && !stdout.contains("paused") && !stderr.contains("paused"), "{stdout}{stderr}");
+}
