@@ -25,7 +25,7 @@ use crate::protected::Protected;
 /// returned, so that evidence builds up; a call without one is taken to have happened and to have proved nothing.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Exit code: 0 if every line was a call, whatever became of it, or all tests passed; 1 if a test failed; 2 if the configuration does not load or a line is no call.\n\nExamples:\n  toolgate check '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'\n  toolgate check --config toolgate.toml --explain calls.jsonl\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
+    after_help = "Exit code: 0 if every line was a call, whatever became of it, or all tests passed; 1 if a test failed; 2 if the configuration does not load, a line is no call, or there is no call or test at all.\n\nExamples:\n  toolgate check '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'\n  toolgate check --config toolgate.toml --explain calls.jsonl\n  toolgate check --config toolgate.toml --json < calls.jsonl\n  toolgate check --config toolgate.toml --tests tests.toml"
 )]
 pub(crate) struct Args {
     /// Calls, each a JSON object, or files of calls; standard input unless said.
@@ -191,12 +191,16 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     }
     let desk = Desk::open_here(args.config.as_ref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut out = anstream::stdout().lock();
+    let (mut out, mut is_empty) = (anstream::stdout().lock(), true);
     for given in calls(args) {
         let (place, line) = given?;
         if !line.trim().is_empty() {
+            is_empty = false;
             tell(&mut out, &desk, &runtime, (place.as_str(), line.as_str()), args.explain, args.json)?;
         }
+    }
+    if is_empty {
+        return Err(io::Error::other("no call is given, so nothing was checked; one is like {\"tool\": \"…\", \"arguments\": {…}}"));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -437,6 +441,9 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
                 writeln!(out, "{}\n", ConfigError { problems: vec![problem] }.render(colours))?;
             }
         }
+    }
+    if passed + failed == 0 {
+        return Err(io::Error::other("there is no test in it, so nothing was checked; one begins with `[[test]]`"));
     }
     let silent: Vec<&String> = rules.difference(&spoke).collect();
     if args.json {

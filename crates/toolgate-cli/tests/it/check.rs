@@ -319,6 +319,13 @@ fn check_tests(tests: &str, more: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
+fn where_nothing_is_checked_that_is_said() {
+    for said in [check(CONFIG, " \n\n", &[]), check_tests("", &[]), check_tests("# none yet\n", &["--json"])] {
+        assert!(said.0 == 2 && said.1.is_empty() && said.2.contains("so nothing was checked"), "{said:?}");
+    }
+}
+
+#[test]
 fn a_configuration_has_tests_of_its_own() {
     let (code, stdout, stderr) = check_tests(TESTS, &[]);
     assert_eq!((code, stderr.as_str()), (0, ""));

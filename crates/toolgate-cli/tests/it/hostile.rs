@@ -242,6 +242,16 @@ fn somebody_whom_no_file_lists_is_answered() {
 }
 
 #[test]
+fn a_demonstration_without_its_ledger_ends_with_one_error() {
+    let project = crate::verbs::desk();
+    let line = format!("trap '' XFSZ; ulimit -f 128; exec {} demo --store ledger.db", program("toolgate"));
+    let (code, stdout, stderr) = sh(&project, &line, "");
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
+    assert!(errors == 1 && stderr.lines().count() < 6, "{stderr}");
+}
+
+#[test]
 fn a_ledger_that_may_not_be_read_is_not_said_to_be_changed() {
     let project = crate::verbs::desk();
     if sh(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {

@@ -99,6 +99,10 @@ async fn play(enforced: rules::Enforced, store: Option<&Path>) -> io::Result<(Ve
 
 async fn make(gate: &Toolgate, session: &Session, step: &'static Step) -> io::Result<Played> {
     let answer = gate.call(session.prepare(step.tool, step.arguments)).await;
+    // A desk without its ledger shows nothing.
+    if let Some(error) = answer.outcome.error().filter(|error| error.code == "store_unavailable") {
+        return Err(io::Error::other(format!("the demonstration cannot go on: {}", error.message)));
+    }
     let rows = session.rows().await.map_err(io::Error::other)?;
     let decision = rows.iter().find(|row| row.call == answer.call).map(|row| row.decision);
     let ran = matches!(decision, Some(Decision::Succeeded | Decision::Failed | Decision::Signalled));
