@@ -55,14 +55,15 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Said(what) => f.write_str(what),
+            Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::NotADatabase) => {
+                write!(f, "it is no ledger of toolgate: {error}; if it was one, put back a good copy")
+            }
             Self::Sql(error) => {
                 let help = match error.sqlite_error_code() {
                     Some(ErrorCode::DiskFull) => "; make room on the disk",
                     Some(ErrorCode::ReadOnly) => "; the file or its directory cannot be written to by this user",
                     Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "; another process has been writing to it for too long",
-                    Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-                        "; run `toolgate audit verify` to see what is damaged, and put back a good copy"
-                    }
+                    Some(ErrorCode::DatabaseCorrupt) => "; run `toolgate audit verify` to see what is damaged, and put back a good copy",
                     Some(ErrorCode::CannotOpen) => "; look whether the directory is there and can be written to",
                     _ => "",
                 };

@@ -29,15 +29,17 @@ pub(crate) const BUSY: Duration = Duration::from_secs(10);
 /// Whether a file that is there may be opened at all. What is somebody else's is not touched.
 pub(crate) fn is_ours(path: &Path) -> Done<()> {
     let Ok(file) = std::fs::metadata(path) else { return Ok(()) };
-    if file.is_dir() {
-        return Err(Fault::Said("it is a directory; name a file".to_owned()));
-    }
+    is_no_directory(path)?;
     if file.len() == 0 {
         return Ok(());
     }
     let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     sql.busy_timeout(BUSY)?;
     shape(&sql).map(|_| ())
+}
+
+fn is_no_directory(path: &Path) -> Done<()> {
+    if path.is_dir() { Err(Fault::Said("it is a directory; name a file".to_owned())) } else { Ok(()) }
 }
 
 /// A connection that writes.
@@ -86,6 +88,7 @@ pub(crate) fn reading(path: &Path) -> Done<Connection> {
     if !path.exists() {
         return Err(Fault::Said("there is no such file; `--store` names the ledger that toolgate wrote".to_owned()));
     }
+    is_no_directory(path)?;
     let open = |uri: &str| -> Done<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
         let sql = Connection::open_with_flags(uri, flags).map_err(|error| match error {

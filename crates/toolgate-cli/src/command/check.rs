@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
@@ -253,7 +253,12 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
         lines: impl Iterator<Item = io::Result<String>> + 'l,
         of: String,
     ) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + 'l> {
-        Box::new(lines.enumerate().map(move |(number, line)| Ok((format!("{of}line {}", number + 1), line?))))
+        Box::new(lines.enumerate().map(move |(number, line)| -> io::Result<(String, String)> {
+            let place = format!("{of}line {}", number + 1);
+            let line = line.map_err(|error| io::Error::new(error.kind(), format!("{place}: {error}")))?;
+            // Some programs begin a file with a mark.
+            Ok((place, if number == 0 { line.trim_start_matches('\u{feff}').to_owned() } else { line }))
+        }))
     }
     if args.calls.is_empty() {
         return numbered(io::stdin().lock().lines(), String::new());
@@ -263,7 +268,8 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
             return numbered(std::iter::once(Ok(given.clone())), String::new());
         }
         match std::fs::File::open(given) {
-            Ok(file) => numbered(io::BufReader::new(file).lines(), format!("{given}, ")),
+            Ok(file) if !Path::new(given).is_dir() => numbered(io::BufReader::new(file).lines(), format!("{given}, ")),
+            Ok(_) => Box::new(std::iter::once(Err(io::Error::other(format!("{given}: it is a directory; name a file"))))),
             Err(error) => Box::new(std::iter::once(Err(io::Error::new(error.kind(), format!("{given}: {error}"))))),
         }
     };
@@ -272,8 +278,10 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
 
 /// A line as it is written: arguments stay the text they are, so that two keys of one name are seen.
 fn read(line: &str) -> Result<Tried, String> {
-    let mut tried: Tried =
-        serde_json::from_str(line).map_err(|e| format!("this is no call: {e}; like {{\"tool\": \"…\", \"arguments\": {{…}}}}"))?;
+    let mut tried: Tried = serde_json::from_str(line).map_err(|e| {
+        let how = if e.is_eof() { "write one object a line, like" } else { "like" };
+        format!("this is no call: {e}; {how} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
+    })?;
     // As a client may call it.
     if !toolgate::names::is_tool_name(&tried.tool) {
         tried.tool = toolgate::names::of_client(&tried.tool);

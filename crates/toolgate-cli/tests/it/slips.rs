@@ -94,6 +94,33 @@ fn what_is_said_wrong_is_told_in_its_own_words() {
 }
 
 #[test]
+fn a_file_that_is_something_else_is_named() {
+    let project = Project::with(crate::verbs::CODER);
+    project.write("project/some.toml", &"x = \"no ledger, and long enough to have a header\"\n".repeat(40));
+    project.write("project/empty.json", "");
+    project.write("project/pretty.jsonl", "{\n  \"tool\": \"bash\"\n}\n");
+    std::fs::write(project.path("project/wide.jsonl"), b"\xff\xfe{\0\n\0").unwrap();
+    let key = "a".repeat(64);
+    let wrong: [(&[&str], &str); 9] = [
+        (&["audit", "query", "--store", "."], "it is a directory; name a file"),
+        (&["audit", "verify", "--store", "."], "it is a directory; name a file"),
+        (&["pause", "--store", "."], "it is a directory; name a file"),
+        (&["audit", "query", "--store", "some.toml"], "it is no ledger of toolgate"),
+        (&["demo", "--store", "some.toml"], "it is no ledger of toolgate"),
+        (&["audit", "receipt", "empty.json", "--key", &key], "empty.json: this is no JSON"),
+        (&["check", "."], ".: it is a directory; name a file"),
+        (&["check", "wide.jsonl"], "wide.jsonl, line 1: "),
+        (&["check", "pretty.jsonl"], "one object a line"),
+    ];
+    for (args, why) in wrong {
+        let (code, _, stderr) = project.run(args, "");
+        assert!(code == 2 && stderr.contains(why), "{args:?}: {stderr}");
+    }
+    let (code, stdout, stderr) = project.run(&["check"], "\u{feff}{\"tool\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n");
+    assert!(code == 0 && stdout.starts_with("allow"), "{stdout}{stderr}");
+}
+
+#[test]
 fn a_list_is_no_event() {
     let project = Project::with(crate::verbs::CODER);
     for event in ["[]", " [1]", r#"["PreToolUse", "s", null, "Bash", {"command": "ls"}, null, null, null, null, null, null, false, null]"#]

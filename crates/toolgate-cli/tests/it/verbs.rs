@@ -438,7 +438,7 @@ fn a_receipt_is_held_against_the_ledger_or_its_key() {
     $ audit receipt forged.json --store ledger.db [1]
     this receipt is not one of this ledger: its signature does not hold
     $ audit receipt junk.json --store ledger.db [2]
-    error: this is no receipt: missing field `call`
+    error: junk.json: this is no receipt: missing field `call`
     $ audit receipt none.json --store ledger.db [2]
     error: none.json: No such file or directory (os error 2)
     $ audit receipt receipt.json [2]

@@ -25,7 +25,8 @@ fn open_store(store: Option<&Path>) -> io::Result<SqliteStore> {
 pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
     let path = named(store)?;
     if !path.is_file() {
-        return Err(io::Error::other(format!("there is no ledger {}", path.display())));
+        // Whoever opens it says what it is instead.
+        open_ledger(store)?;
     }
     let checked = Ledger::open_to_verify(path).and_then(|ledger| {
         let rows = if io::stderr().is_terminal() { ledger.count(&Filter::default()).unwrap_or(0) } else { 0 };
@@ -182,14 +183,18 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
     } else {
         text = std::fs::read_to_string(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
     }
-    let value: Value = serde_json::from_str(&text).map_err(|e| io::Error::other(format!("this is no JSON: {e}")))?;
+    let wrong = |why: String| match file == Path::new("-") {
+        true => io::Error::other(why),
+        false => io::Error::other(format!("{}: {why}", file.display())),
+    };
+    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(format!("this is no JSON: {e}")))?;
     // On its own, or as part of an answer.
     let value = ["receipt", "toolgate/receipt"]
         .iter()
         .find_map(|name| value.get(name))
         .or_else(|| value.get("_meta")?.get("toolgate/receipt"))
         .unwrap_or(&value);
-    let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| io::Error::other(format!("this is no receipt: {e}")))?;
+    let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| wrong(format!("this is no receipt: {e}")))?;
     let ledger = store.map(|path| open_ledger(Some(path))).transpose()?;
     let mut out = anstream::stdout().lock();
     let keys = match (key, &ledger) {
