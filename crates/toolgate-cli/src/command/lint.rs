@@ -47,7 +47,7 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
-    let mut mended = Vec::new();
+    let mut mended: Vec<String> = Vec::new();
     let path = crate::place::here(args.config.as_ref())?;
     let mut found = look(&path, store)?;
     if args.fix {
