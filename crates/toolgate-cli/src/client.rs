@@ -195,7 +195,12 @@ pub(crate) fn parse(text: &str) -> Result<CstRootNode, String> {
 
 /// Whether nothing is in a file of settings that somebody would miss.
 pub(crate) fn says_nothing(text: &str) -> bool {
-    let empty = |file: &Value| file.as_object().is_some_and(|file| file.iter().all(|(key, value)| key == "version" && *value == 1));
+    let nothing = |(key, value): (&String, &Value)| match key.as_str() {
+        "version" => *value == 1,
+        "mcpServers" => value.as_object().is_some_and(serde_json::Map::is_empty),
+        _ => false,
+    };
+    let empty = |file: &Value| file.as_object().is_some_and(|file| file.iter().all(nothing));
     !text.contains("//") && !text.contains("/*") && json(text).is_ok_and(|file| empty(&file))
 }
 

@@ -284,9 +284,13 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
 /// Removes a file.
 fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path).map_err(|error| named(path, &error))?;
-    // The directory too, if it was there for this alone.
-    if let Some(directory) = path.parent() {
-        let _ = fs::remove_dir(directory);
+    // The directory too, if it was there for this alone; and the one around it, where hooks have one of their own.
+    if let Some(directory) = path.parent()
+        && fs::remove_dir(directory).is_ok()
+        && directory.ends_with("hooks")
+        && let Some(around) = directory.parent()
+    {
+        let _ = fs::remove_dir(around);
     }
     Ok(())
 }

@@ -146,7 +146,12 @@ fn nothing_is_left_of_what_was_only_for_toolgate() {
         assert_ne!(files(), before, "{client}");
         assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
         assert_eq!(files(), before, "{client}");
+        assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 1, "{client}: no empty directory is left");
     }
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-desktop"], "").0, 0);
+    assert_eq!(project.run(&["eject", "--for", "claude-desktop"], "").0, 0);
+    assert!(!project.path(".config/Claude").exists());
     // What somebody else has said there stays.
     let project = Project::new();
     project.write("project/.claude/settings.json", "{\n  // mine\n}\n");
