@@ -55,6 +55,9 @@ fn answer() -> Result<(u8, String), String> {
         if word == "--help" || word == "-h" {
             return Ok((0, HELP.to_owned()));
         }
+        if word == "--version" || word == "-V" {
+            return Ok((0, format!("toolgate-ask {}\n", env!("CARGO_PKG_VERSION"))));
+        }
         let value = words.next().ok_or_else(|| format!("`{word}` wants a value; see `toolgate-ask --help`"))?;
         match word.as_str() {
             "--socket" => socket = Some(PathBuf::from(value)),

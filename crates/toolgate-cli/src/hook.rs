@@ -33,6 +33,10 @@ fn main() -> ExitCode {
         let _ = std::io::stdout().write_all(HELP.as_bytes());
         return ExitCode::SUCCESS;
     }
+    if words().any(|word| word == "--version" || word == "-V") {
+        let _ = writeln!(std::io::stdout(), "toolgate-hook {}", env!("CARGO_PKG_VERSION"));
+        return ExitCode::SUCCESS;
+    }
     let _ =
         writeln!(std::io::stderr(), "toolgate: the command line cannot be understood, so the call is refused; see `toolgate-hook --help`");
     ExitCode::from(2)

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
@@ -330,6 +330,11 @@ impl Http {
                     .await
                     .map(|answer| json_answer(StatusCode::OK, &answer))
                     .map_err(|(status, told)| Box::new(json_answer(status, &told)))
+            }
+            ["v1", "calls", "check" | "report"] => {
+                let mut answer = refusal(StatusCode::METHOD_NOT_ALLOWED, "this is asked with POST", None);
+                answer.headers_mut().insert(ALLOW, http::HeaderValue::from_static("POST"));
+                Err(answer)
             }
             _ => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp", None)),
         }

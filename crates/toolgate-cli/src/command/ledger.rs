@@ -136,6 +136,11 @@ pub(crate) fn duration(text: &str) -> Result<toolgate::SignedDuration, String> {
     toolgate::clock::duration(text).ok_or_else(|| "a length of time is like 90s, 15m, 2h, 7d or 3w".to_owned())
 }
 
+/// A whole number.
+pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "a whole number is wanted, like 20".to_owned())
+}
+
 fn decision(text: &str) -> Result<Decision, String> {
     let names = || Decision::ALL.map(Decision::name).join(", ");
     Decision::ALL.into_iter().find(|decision| decision.name() == text).ok_or_else(|| format!("there are {}", names()))

@@ -10,7 +10,7 @@ use toolgate::json::Digest;
 use toolgate::{Compared, Definition, Replay, Ruling};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted, open, time, why};
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted, number, open, time, why};
 
 /// Decide a recorded session again, call by call, without running any tool.
 ///
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long)]
     principal: Option<String>,
     /// Only up to this turn of the model; where turns are not told, up to this call of the session.
-    #[arg(long, value_name = "TURN")]
+    #[arg(long, value_name = "TURN", value_parser = number::<u64>)]
     until: Option<u64>,
     /// One JSON object a line.
     #[arg(long)]

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "listen")]
     stdio: bool,
     /// Where to listen; `listen` of the configuration unless said, else 127.0.0.1:7070.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
     listen: Option<SocketAddr>,
     /// The agent of those who name none.
     #[arg(long)]
@@ -43,6 +43,11 @@ pub(crate) struct Args {
 
 /// Where clients are listened to, unless somebody says otherwise.
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.trim_start_matches(':').parse::<u16>().unwrap_or(HERE.port());
+    text.parse().map_err(|_| format!("an address and a port are wanted, like 127.0.0.1:{port}"))
+}
 
 /// Where it is kept what the tools of upstreams looked like.
 pub(crate) fn pins(state: &State, found: &InForce) -> PathBuf {

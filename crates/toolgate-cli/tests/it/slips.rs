@@ -94,6 +94,25 @@ fn what_is_said_wrong_is_told_in_its_own_words() {
 }
 
 #[test]
+fn every_program_says_its_version_and_every_number_what_is_wanted() {
+    let project = desk();
+    for name in ["toolgate-hook", "toolgate-ask"] {
+        let said = program(&project, name, &["--version"], b"");
+        assert_eq!(said, (0, format!("{name} {}\n", env!("CARGO_PKG_VERSION")), String::new()));
+    }
+    let wrong: [(&[&str], &str); 4] = [
+        (&["serve", "--listen", "7381"], "an address and a port are wanted, like 127.0.0.1:7381"),
+        (&["audit", "query", "-n", "abc"], "a whole number is wanted"),
+        (&["audit", "tail", "-n", "1.5"], "a whole number is wanted"),
+        (&["replay", "monday", "--until", "x"], "a whole number is wanted"),
+    ];
+    for (args, why) in wrong {
+        let (code, _, stderr) = project.run(args, "");
+        assert!(code == 2 && stderr.contains(why), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
 fn a_file_that_is_something_else_is_named() {
     let project = Project::with(crate::verbs::CODER);
     project.write("project/some.toml", &"x = \"no ledger, and long enough to have a header\"\n".repeat(40));

@@ -339,6 +339,8 @@ async fn the_two_halves_of_the_path() {
     ] {
         assert_eq!(post(verb, body.clone()).await.0, status, "{verb} {body}");
     }
+    let got = http.get(format!("{}/v1/calls/check", gate.url)).send().await.unwrap();
+    assert_eq!((got.status().as_u16(), got.headers().get("allow").unwrap().to_str().unwrap()), (405, "POST"));
     for page in ["healthz", "readyz", "metrics", "openapi.json"] {
         assert_eq!(http.get(format!("{}/{page}", gate.url)).send().await.unwrap().status().as_u16(), 200, "{page}");
     }

@@ -13,7 +13,7 @@ use clap::Subcommand;
 use toolgate::{CallId, SignedDuration};
 use toolgate_store::{Anchor, Ledger};
 
-use super::ledger::{Wanted, duration};
+use super::ledger::{Wanted, duration, number};
 
 /// Look into the ledger: query, show, verify, export, prune, stats, settle, tail, receipt, key.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ enum Verb {
         #[command(flatten)]
         wanted: Wanted,
         /// The newest so many.
-        #[arg(long, short = 'n', default_value_t = 50)]
+        #[arg(long, short = 'n', default_value_t = 50, value_parser = number::<usize>)]
         limit: usize,
         /// One JSON object a line.
         #[arg(long)]
@@ -133,7 +133,7 @@ enum Verb {
         #[arg(long, short)]
         follow: bool,
         /// How many to begin with.
-        #[arg(long, short = 'n', default_value_t = 10)]
+        #[arg(long, short = 'n', default_value_t = 10, value_parser = number::<usize>)]
         limit: usize,
         /// One JSON object a line.
         #[arg(long)]
