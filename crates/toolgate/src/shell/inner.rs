@@ -16,6 +16,9 @@ const READING: &[&str] = &[
 ];
 /// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
+/// Wrappers that hand their words to a shell as a text.
+const EVALUATING: &[&str] =
+    &["entr", "flock", "hyperfine", "nix-shell", "parallel", "runuser", "screen", "script", "sg", "su", "tmux", "watch"];
 /// How deep commands may stand in commands.
 const DEPTH: usize = 8;
 /// So many bytes are read in all, and what each command costs beside its own.
@@ -255,12 +258,20 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: Depth<'_>) ->
     let is_clear =
         |end: &usize| (STAYING.contains(&program) || MANAGERS.contains(&program)) && rest.get(..*end).unwrap_or_default().iter().all(leads);
     let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
+    // Right behind a package manager that really runs, and is no option's value.
+    let is_managed = |at: usize| match at.checked_sub(1).map(|before| rest.split_at_checked(before).unwrap_or_default()) {
+        None => MANAGERS.contains(&program),
+        Some((before, behind)) => {
+            let is_value = before.last().and_then(Word::text).is_none_or(|text| text.starts_with('-')) && !before.is_empty();
+            let name = behind.first().and_then(Word::text).map(base);
+            name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
+        }
+    };
     for at in 0..rest.len().min(MOST_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
         let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
         // What a package manager installs is no file.
-        let before = at.checked_sub(1).map_or(Some(program), |before| rest.get(before).and_then(Word::text).map(base));
-        let is_verb = words.first().and_then(Word::text) == Some("install") && before.is_some_and(|name| MANAGERS.contains(&name));
+        let is_verb = words.first().and_then(Word::text) == Some("install") && is_managed(at);
         let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end || is_verb, ..Command::default() };
         if inner.words.first().is_some_and(is_flag) {
             continue;
@@ -302,8 +313,11 @@ fn wrapped(program: &str, rest: &[Word], command: &Command, depth: Depth<'_>) ->
         let glued = (2..=10).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
         let whole = Some(text).filter(|_| !text.starts_with('-'));
         let mut known: Vec<&str> = Vec::new();
+        // A pattern of file names may be a program's name where a shell reads it again.
+        let reads = |name: &str| EVALUATING.contains(&name);
+        let again = reads(program) || rest.iter().take(at).filter_map(Word::text).map(base).any(reads);
         for code in glued.chain(value).chain(whole) {
-            if is_code(code) && !known.contains(&code.trim_start()) {
+            if (is_code(code) || (again && code.contains(['*', '?', '[']))) && !known.contains(&code.trim_start()) {
                 known.push(code.trim_start());
                 found.add(read::read(code, depth.down()));
             }
@@ -390,7 +404,8 @@ fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell {
     }
     // Each of its words is weighed with every place.
     if !depth.affords(command.words.len() * WORD) {
-        return Shell::opaque("there are too many commands in it");
+        let short = command.words.len() <= MOST_WORDS;
+        return Shell { commands: Some(command).filter(|_| short).into_iter().collect(), ..Shell::opaque("there are too many commands in it") };
     }
     let mut found = look(&command, depth.down(), guessed);
     found.commands.insert(0, command);

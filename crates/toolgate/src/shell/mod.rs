@@ -47,7 +47,7 @@ pub(crate) enum Fed {
 /// So many commands are looked at.
 const MOST: usize = 4_096;
 /// So many letters of words are compared of which only a part is known; who writes more may mean anything.
-const MOST_LETTERS: usize = 4_096;
+const MOST_LETTERS: usize = 1_024;
 
 /// What a shell command would do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -305,7 +305,7 @@ fn outputs(words: &[Word], short: bool) -> Vec<Word> {
         let glued = || text.strip_prefix("-o").filter(|_| short);
         OPTIONS.iter().find_map(value).or_else(glued).filter(|value| !value.is_empty()).map(Word::known)
     });
-    behind.chain(glued).filter(|value| value.text().is_some()).collect()
+    behind.chain(glued).filter(|value| value.text().is_some() || value.is_pattern()).collect()
 }
 
 /// What something is called that an address leads to.
@@ -345,11 +345,16 @@ fn with_values(word: &Word) -> Vec<Word> {
 
 /// Whether a word only says which files a search looks at, or is a pattern for what shows no more than names.
 pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
-    const CHOOSING: &[&str] = &["--exclude=", "--exclude-dir=", "--include="];
-    let is_one = |text: &str| CHOOSING.iter().any(|option| text.starts_with(*option));
+    const CHOOSING: &[&str] = &["--exclude=", "--exclude-dir="];
+    // One that is named by its own name is a file that is read.
+    let is_pattern = word.text().is_none_or(|text| text.contains(['*', '?', '[']));
+    let is_one = |text: &str| CHOOSING.iter().any(|option| text.starts_with(*option)) || (is_pattern && text.starts_with("--include="));
     let begins = |spelling: &Vec<Part>| matches!(spelling.first(), Some(Part::Text(text)) if is_one(text));
-    let chooses = command.program().is_some_and(is_search) && word.spellings().iter().all(begins);
-    chooses || (matches!(command.program(), Some("du" | "ls" | "stat" | "tree")) && word.text().is_none() && word.is_pattern())
+    // What falls into several words may be more than a value.
+    let falls_apart = word.splits && word.text().is_none() && !word.is_pattern();
+    let named = word.spellings().len() > 1 && word.spellings().iter().all(|spelling| matches!(spelling.as_slice(), [Part::Text(_)]));
+    let chooses = command.program().is_some_and(is_search) && !falls_apart && !named && word.spellings().iter().all(begins);
+    chooses || (matches!(command.program(), Some("du" | "ls" | "stat")) && word.text().is_none() && word.is_pattern())
 }
 
 fn is_search(program: &str) -> bool {
