@@ -313,7 +313,7 @@ pub(crate) fn store_of(directory: &Path) -> io::Result<Option<PathBuf>> {
         return Ok(Some(named));
     }
     if let Some(project) = of_project(directory) {
-        let named = store(&project)?;
+        let named = store(project.as_path())?;
         // Beside the user's own, one that nobody has accepted has no say.
         if own.is_none() || State::unopened()?.trusts(&project)? {
             return Ok(named.or_else(State::ledger_there));
