@@ -43,8 +43,8 @@ struct Step {
 /// What the rules say of a step.
 enum Ruling {
     Admitted,
-    /// For each denial, calls any of which would help with it; none at all where one of them cannot be helped.
-    Denied(Vec<Vec<Remedy>>),
+    /// Any of these would help with the first of the denials; none where one of them cannot be helped.
+    Denied(Vec<Remedy>),
 }
 
 struct Search<'a> {
@@ -58,8 +58,6 @@ struct Search<'a> {
     id: CallId,
     now: Timestamp,
     considered: AtomicU32,
-    /// Whether any tool takes evidence away. Where none does, it does not matter which denial is helped with first.
-    takes_away: bool,
 }
 
 impl Toolgate {
@@ -113,7 +111,7 @@ impl Toolgate {
         &self,
         error: ToolError,
         arguments: &Judged,
-        remedies: Option<Vec<Vec<Remedy>>>,
+        remedies: Option<Vec<Remedy>>,
         agent: &Agent,
         tool: &Arc<Registered>,
         state: &State,
@@ -136,11 +134,10 @@ impl Toolgate {
             id: trail.id,
             now: trail.started,
             considered: AtomicU32::new(0),
-            takes_away: agent.tools.values().any(|tool| !tool.spec.revokes.is_empty()),
         };
         let target = Step { tool: Arc::clone(tool), arguments: asked.clone(), sketch: false, comes_to: Vec::new() };
         let nothing_helps = remedies.as_ref().is_some_and(Vec::is_empty);
-        let way = search.by_any(&target, &remedies.unwrap_or_default(), &[], usize::MAX, &mut Vec::new()).await;
+        let way = search.by_any(&target, remedies.unwrap_or_default(), &[], &mut Vec::new()).await;
         let step = match way.and_then(|steps| steps.into_iter().next()) {
             Some(step) => Some(step),
             None => search.hand_over(error.redirect_tool.as_deref()).await,
@@ -164,56 +161,44 @@ impl Toolgate {
 }
 
 impl Search<'_> {
-    /// The shortest way to make a call legal, of at most so many calls: those to make before it, none where it is legal already.
+    /// The shortest way to make a call legal: the calls to make before it, none where it is legal already.
     fn way<'s>(
         &'s self,
         target: &'s Step,
         assumed: &'s [Assumed],
-        most: usize,
         stack: &'s mut Vec<(Arc<str>, Map<String, Value>)>,
     ) -> std::pin::Pin<Box<dyn Future<Output = Option<Vec<Step>>> + Send + 's>> {
         Box::pin(async move {
-            let denials = match self.judge(target, assumed).await? {
+            let remedies = match self.judge(target, assumed).await? {
                 Ruling::Admitted => return Some(Vec::new()),
-                Ruling::Denied(denials) => denials,
+                Ruling::Denied(remedies) => remedies,
             };
-            self.by_any(target, &denials, assumed, most, stack).await
+            self.by_any(target, remedies, assumed, stack).await
         })
     }
 
-    /// The shortest way to a denied call that begins with what helps with one of the denials.
+    /// The shortest way to a denied call that begins with one of these.
     async fn by_any(
         &self,
         target: &Step,
-        denials: &[Vec<Remedy>],
+        remedies: Vec<Remedy>,
         assumed: &[Assumed],
-        mut most: usize,
         stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
     ) -> Option<Vec<Step>> {
-        let least = least(denials);
-        let mut best = None;
-        let mut tried: Vec<&Remedy> = Vec::new();
-        for remedy in denials.iter().take(if self.takes_away { denials.len() } else { 1 }).flatten() {
-            if least > most || self.considered.load(Ordering::Relaxed) >= MAX_CONSIDERED {
-                break;
-            }
-            if tried.contains(&remedy) {
-                continue;
-            }
-            tried.push(remedy);
-            let Some(step) = self.step(remedy) else { continue };
+        let mut best: Option<Vec<Step>> = None;
+        for remedy in remedies {
+            let Some(step) = self.step(&remedy) else { continue };
             let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
             if stack.len() >= MAX_STEPS || stack.contains(&this) {
                 continue;
             }
             stack.push(this);
-            let found = self.through(target, step, assumed, most, stack).await;
+            let found = self.through(target, step, assumed, stack).await;
             stack.pop();
-            if let Some(found) = found {
-                // Another would have to be shorter.
-                most = found.len().saturating_sub(1);
-                best = Some(found);
-            }
+            best = match (best, found) {
+                (Some(best), Some(found)) if best.len() <= found.len() => Some(best),
+                (best, found) => found.or(best),
+            };
         }
         best
     }
@@ -224,22 +209,20 @@ impl Search<'_> {
         target: &Step,
         step: Step,
         assumed: &[Assumed],
-        most: usize,
         stack: &mut Vec<(Arc<str>, Map<String, Value>)>,
     ) -> Option<Vec<Step>> {
-        let mut steps = self.way(&step, assumed, most.checked_sub(1)?, stack).await?;
+        let mut steps = self.way(&step, assumed, stack).await?;
         steps.push(step);
-        let left = most.checked_sub(steps.len())?;
         let mut assumed = assumed.to_vec();
         assumed.extend(steps.iter().flat_map(|step| step.comes_to.iter().cloned()));
-        steps.extend(self.way(target, &assumed, left, stack).await?);
+        steps.extend(self.way(target, &assumed, stack).await?);
         Some(steps)
     }
 
     /// The tool that takes such requests, or the first step towards it.
     async fn hand_over(&self, redirect: Option<&str>) -> Option<Step> {
         let step = self.step(&Remedy { tool: redirect?.into(), ..Remedy::default() })?;
-        let steps = self.way(&step, &[], usize::MAX, &mut Vec::new()).await?;
+        let steps = self.way(&step, &[], &mut Vec::new()).await?;
         Some(steps.into_iter().next().unwrap_or(step))
     }
 
@@ -407,26 +390,13 @@ fn discreet(mut error: ToolError, rule: &dyn Policy, ask: &Ask<'_>, agent: &Agen
     error
 }
 
-/// What would help with each of those who said no: nothing where one of them cannot be helped, `None` where one of them
-/// does not know.
-fn helped<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Vec<Remedy>>> {
+/// What would help with the first of those who said no: nothing where one of them cannot be helped, `None` where one
+/// of them does not know.
+fn helped<'p>(ask: &Ask<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Remedy>> {
     let remedies =
         |policy: &dyn Policy| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.remedies(ask))).unwrap_or_default();
     let all: Vec<Vec<Remedy>> = deniers.map(remedies).collect::<Option<_>>()?;
-    Some(if all.iter().any(Vec::is_empty) { Vec::new() } else { all })
-}
-
-/// How many calls it takes at least to help with all denials: one for each that has no tool in common with those before.
-fn least(denials: &[Vec<Remedy>]) -> usize {
-    let mut counted: Vec<&str> = Vec::new();
-    let mut least = 0;
-    for remedies in denials {
-        if !remedies.iter().any(|remedy| counted.contains(&&*remedy.tool)) {
-            counted.extend(remedies.iter().map(|remedy| &*remedy.tool));
-            least += 1;
-        }
-    }
-    least
+    if all.iter().any(Vec::is_empty) { Some(Vec::new()) } else { all.into_iter().next() }
 }
 
 /// What a step comes to, if all goes well.

@@ -64,52 +64,6 @@ async fn the_next_step_is_the_first_of_the_shortest_way() {
 }
 
 #[tokio::test]
-async fn what_takes_evidence_away_comes_before_what_gives_it() {
-    for order in [["proof", "prepare"], ["prepare", "proof"]] {
-        let build = || {
-            let agent = Agent::builder("a")
-                .tool(tool("act"))
-                .tool(tool("proof").effect(Effect::Read))
-                .tool(tool("prepare").effect(Effect::Read).revokes("proof"));
-            order.iter().fold(agent, |agent, first| agent.policy(Require::new(&format!("{first}_first"), ["act"], [*first])))
-        };
-        for proved in [false, true] {
-            let session = start(build());
-            if proved {
-                assert_eq!(next(&session, "proof", json!({"entity": 7})).await.0, "ok");
-            }
-            for (n, first) in ["prepare", "proof"].into_iter().enumerate() {
-                let (code, advice) = next(&session, "act", json!({"entity": 7, "n": n})).await;
-                assert_eq!((code.as_str(), advice), ("prerequisite_missing", step(first, json!({"entity": 7}))), "{order:?} {proved}");
-                assert_eq!(next(&session, first, json!({"entity": 7})).await.0, "ok", "{order:?} {proved}");
-            }
-            assert_eq!(next(&session, "act", json!({"entity": 7, "n": 2})).await.0, "ok", "{order:?} {proved}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn many_denials_are_helped_with_one_after_the_other() {
-    for revoking in [false, true] {
-        let names: Vec<String> = (0..10).map(|n| format!("first_{n}")).collect();
-        let mut agent = Agent::builder("a").tool(tool("act")).tool(tool("end").effect(Effect::Read));
-        if revoking {
-            agent = agent.tool(tool("logout").effect(Effect::Read).revokes("end"));
-        }
-        for name in &names {
-            let rule = Require::new(&format!("needs_{name}"), ["act"], [name.as_str()]);
-            agent = agent.tool(tool(name).effect(Effect::Read)).policy(rule);
-        }
-        let session = start(agent);
-        for (n, name) in names.iter().enumerate() {
-            assert_eq!(next(&session, "act", json!({"entity": 7, "n": n})).await.1, step(name, json!({"entity": 7})), "{revoking}");
-            assert_eq!(next(&session, name, json!({"entity": 7})).await.0, "ok");
-        }
-        assert_eq!(next(&session, "act", json!({"entity": 7, "n": 10})).await.0, "ok");
-    }
-}
-
-#[tokio::test]
 async fn what_was_answered_otherwise_is_not_asked_again() {
     let check = Tool::dynamic("check", "Checks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
         Ok(json!({"ok": false}))
