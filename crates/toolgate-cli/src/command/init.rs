@@ -52,7 +52,7 @@ pub(crate) struct EjectArgs {
 /// Accept a project's configuration as it is now: until then only the user's own is in force.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate trust                accept the project's toolgate.toml with all that it includes\n  toolgate trust --revoke       do not accept it any more\n  toolgate trust --new-ledger   begin a new ledger; the old one was moved away"
+    after_help = "Examples:\n  toolgate trust                accept the project's toolgate.toml and its files\n  toolgate trust --revoke       do not accept it any more\n  toolgate trust --new-ledger   begin a new ledger; the old one was moved away"
 )]
 pub(crate) struct TrustArgs {
     /// The configuration; that of the project here unless said.

@@ -401,10 +401,10 @@ fn a_tool_is_paused_by_the_name_that_its_client_has_for_it() {
     let asked = |id: &str| decision(&project.before(id, "Read", json!({"file_path": format!("/tmp/{id}")}))).0.to_owned();
     assert_eq!(asked("t1"), "allow");
     let (code, stdout, stderr) = project.run(&["pause", "--tool", "Read", "--because", "x", "--store", "ledger.db"], "");
-    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "the tool `Read` is paused as `read`\n", ""));
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "the tool `Read` is paused as `read` in ledger.db\n", ""));
     assert_eq!(asked("t2"), "deny");
     let (code, stdout, stderr) = project.run(&["resume", "--tool", "Read", "--store", "ledger.db"], "");
-    assert_eq!((code, stdout.as_str()), (0, "the tool `read` goes on\n"), "{stderr}");
+    assert_eq!((code, stdout.as_str()), (0, "the tool `read` goes on in ledger.db\n"), "{stderr}");
     assert_eq!(asked("t3"), "allow");
     // What could be taken for another tool has a name of its own.
     let (code, stdout, stderr) = project.run(&["pause", "--tool", "READ.ALL", "--because", "x", "--store", "ledger.db"], "");

@@ -104,7 +104,7 @@ fn a_gateway_says_where_it_serves_or_why_not() {
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [2]
     error: 127.0.0.1:PORT: Address already in use (os error 98); listen elsewhere with `--listen`
     $ serve --config toolgate.toml --listen here [2]
-    error: invalid value 'here' for '--listen <ADDR>': invalid socket address syntax
+    error: invalid value 'here' for '--listen <ADDR>': an address and a port are wanted, like 127.0.0.1:PORT
     For more information, try '--help'.
     $ serve --stdio --listen 127.0.0.1:PORT [2]
     error: the argument '--stdio' cannot be used with '--listen <ADDR>'

@@ -405,7 +405,10 @@ fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell {
     // Each of its words is weighed with every place.
     if !depth.affords(command.words.len() * WORD) {
         let short = command.words.len() <= MOST_WORDS;
-        return Shell { commands: Some(command).filter(|_| short).into_iter().collect(), ..Shell::opaque("there are too many commands in it") };
+        return Shell {
+            commands: Some(command).filter(|_| short).into_iter().collect(),
+            ..Shell::opaque("there are too many commands in it")
+        };
     }
     let mut found = look(&command, depth.down(), guessed);
     found.commands.insert(0, command);
