@@ -107,9 +107,12 @@ fn usage(store: &Path) -> io::Result<Usage> {
     Ok(usage)
 }
 
+/// What is written instead of what, and on which line that stands.
+type Fix<'f> = (Range<usize>, &'f str, usize);
+
 /// Writes what would mend things into their files; says what was written where.
 fn mend(found: &[Finding]) -> io::Result<Vec<String>> {
-    let mut files: BTreeMap<String, Vec<(Range<usize>, &str, usize)>> = BTreeMap::new();
+    let mut files: BTreeMap<String, Vec<Fix<'_>>> = BTreeMap::new();
     for finding in found {
         if let (Some(place), Some((span, text))) = (&finding.problem.place, &finding.fix) {
             files.entry(place.file.to_string()).or_default().push((span.clone(), text, place.line_column().0));
