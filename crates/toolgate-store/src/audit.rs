@@ -56,8 +56,6 @@ pub struct Filter {
     pub agent: Option<String>,
     /// Not of this agent.
     pub without_agent: Option<String>,
-    /// Not what was refused in sessions whose names begin so.
-    pub without_probes: Option<String>,
     /// Of this principal.
     pub principal: Option<String>,
     /// Of sessions of this name.
@@ -193,11 +191,6 @@ impl Ledger {
         if let Some(agent) = &filter.without_agent {
             wanted.push("l.session NOT IN (SELECT id FROM sessions WHERE agent = ?)".to_owned());
             values.push(agent.clone().into());
-        }
-        if let Some(begins) = &filter.without_probes {
-            let refused = Decision::Refused.name();
-            wanted.push(format!("NOT (l.decision = '{refused}' AND l.session IN (SELECT id FROM sessions WHERE instr(session, ?) = 1))"));
-            values.push(begins.clone().into());
         }
         let wanted = if wanted.is_empty() { "1".to_owned() } else { wanted.join(" AND ") };
         let order = if filter.newest_first { "DESC" } else { "ASC" };

@@ -14,7 +14,7 @@ use toolgate::config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
 use super::init::read;
-use super::ledger::{BOLD, DIM, GREEN, PROBE, RED, YELLOW, clean, counted};
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 use super::serve::{Served, pins};
 use crate::client::{Client, is_hook};
 use crate::place::{self, InForce, State};
@@ -238,7 +238,7 @@ fn asked_for<'t>(tools: impl Iterator<Item = &'t Spec>, state: &Path) -> Option<
 /// Whether a hook, started so, refuses a call for toolgate's own state: by the rule that protects it, and not because something
 /// else is wrong. Says how long that took, or what it did instead.
 fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Result<Duration, String> {
-    let session = format!("{PROBE}{}", jiff::Timestamp::now().as_millisecond());
+    let session = format!("toolgate-doctor-{}", jiff::Timestamp::now().as_millisecond());
     let event = json!({"hook_event_name": event, "session_id": session, "tool_use_id": "canary", "tool_name": tool, "tool_input": input});
     let begun = Instant::now();
     let mut run = || -> io::Result<std::process::Output> {

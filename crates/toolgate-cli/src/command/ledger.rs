@@ -16,9 +16,6 @@ pub(crate) const RED: Style = AnsiColor::Red.on_default();
 pub(crate) const CYAN: Style = AnsiColor::Cyan.on_default();
 pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
 
-/// How the sessions begin in which `doctor` tries whether a call is refused.
-pub(crate) const PROBE: &str = "toolgate-doctor-";
-
 /// The ledger that was named.
 pub(crate) fn named(store: Option<&Path>) -> io::Result<&Path> {
     store.ok_or_else(|| io::Error::other("no ledger is named; say which one with `--store PATH`, or with `store` in toolgate.toml"))
@@ -58,7 +55,7 @@ pub(crate) struct Wanted {
     /// Of this agent.
     #[arg(long)]
     agent: Option<String>,
-    /// Also toolgate's own: the canary that a gateway has refused every minute, and what `doctor` tries.
+    /// Also toolgate's own: the canary that a gateway has refused every minute.
     #[arg(long)]
     all: bool,
     /// Of this principal.
@@ -89,7 +86,6 @@ impl Wanted {
             tool: self.tool.clone(),
             agent: self.agent.clone(),
             without_agent: (!self.all && self.agent.is_none()).then(|| toolgate_mcp::CANARY.to_owned()),
-            without_probes: (!self.all && self.session.is_none()).then(|| PROBE.to_owned()),
             principal: self.principal.clone(),
             session: self.session.clone(),
             decision: self.decision,

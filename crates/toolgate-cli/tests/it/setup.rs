@@ -550,17 +550,6 @@ fn every_verb_helps_with_examples() {
 }
 
 #[test]
-fn what_the_doctor_tries_is_not_among_the_calls() {
-    let project = Project::new();
-    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
-    assert_eq!(project.run(&["doctor"], "").0, 0);
-    let rows = |more: &[&str]| project.run(&[&["audit", "query", "--json"], more].concat(), "").1.lines().count();
-    assert_eq!(rows(&[]), 0);
-    assert!(rows(&["--all"]) > 0);
-    assert_eq!(project.run(&["audit", "export"], "").1.lines().count(), rows(&["--all"]));
-}
-
-#[test]
 fn a_new_ledger_is_begun_on_purpose_only() {
     let project = Project::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);

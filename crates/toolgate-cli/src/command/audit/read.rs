@@ -205,7 +205,7 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
 pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open(store)?;
     // Nothing is left out: the rows are what somebody else will count.
-    let filter = Filter { without_agent: None, without_probes: None, ..wanted.filter() };
+    let filter = Filter { without_agent: None, ..wanted.filter() };
     let Some(path) = out else {
         let mut file = BufWriter::new(io::stdout().lock());
         ledger.query(&filter, |entry| write_entry(&mut file, &entry)).map_err(told)?;
