@@ -173,7 +173,7 @@ fn run(cli: Cli, telling: Telling) -> io::Result<ExitCode> {
         ) => None,
         (None, Verb::Audit(args)) if args.is_offline() => None,
         (None, Verb::Explain(args)) if args.is_offline() => None,
-        (None, _) => place::store_of(&std::env::current_dir()?)?,
+        (None, _) => place::store_of(&place::project()?)?,
         (given, _) => given,
     };
     let store = store.as_deref();

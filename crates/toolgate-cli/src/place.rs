@@ -236,7 +236,7 @@ pub(crate) fn here(given: Option<&PathBuf>) -> io::Result<PathBuf> {
     of_project(&std::env::current_dir()?).ok_or_else(nothing_here)
 }
 
-fn nothing_here() -> io::Error {
+pub(crate) fn nothing_here() -> io::Error {
     io::Error::other(format!("there is no {FILE} here; make one with `toolgate init`"))
 }
 
@@ -290,13 +290,6 @@ pub(crate) fn named_store() -> Option<PathBuf> {
     NAMED.get().cloned().or_else(environment)
 }
 
-/// The directory beside a ledger, with its keys and how far it had come.
-pub(crate) fn beside(store: &Path) -> PathBuf {
-    let mut name = store.as_os_str().to_owned();
-    name.push(".state");
-    name.into()
-}
-
 /// The ledger of what holds in a directory, for who only looks into it: the one that its files name, else the user's own where there
 /// is one. A file that cannot be read may name any.
 pub(crate) fn store_of(directory: &Path) -> io::Result<Option<PathBuf>> {
@@ -312,14 +305,12 @@ pub(crate) fn store_of(directory: &Path) -> io::Result<Option<PathBuf>> {
     if let Some(named) = own.as_deref().map(store).transpose()?.flatten() {
         return Ok(Some(named));
     }
-    if let Some(project) = of_project(directory) {
-        let named = store(project.as_path())?;
-        // Beside the user's own, one that nobody has accepted has no say.
-        if own.is_none() || State::unopened()?.trusts(&project)? {
-            return Ok(named.or_else(State::ledger_there));
-        }
-    }
-    Ok(State::ledger_there())
+    // Beside the user's own, one that nobody has accepted has no say.
+    let project = match (of_project(directory), own) {
+        (Some(project), Some(_)) if !State::unopened()?.trusts(&project)? => None,
+        (project, _) => project,
+    };
+    Ok(project.as_deref().map(store).transpose()?.flatten().or_else(State::ledger_there))
 }
 
 impl InForce {

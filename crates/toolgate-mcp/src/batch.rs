@@ -17,6 +17,7 @@ use hyper::body::Frame;
 use rmcp::model::{ClientJsonRpcMessage, ProtocolVersion};
 use serde_json::{Value, json};
 
+use crate::gateway::Gateway;
 use crate::identity::Caller;
 use crate::misread::{self, Glimpse};
 use crate::raw::Message;
@@ -57,8 +58,8 @@ fn asks(message: &Value) -> bool {
 }
 
 impl Batch {
-    /// The messages of a request that holds several; else what is wrong with them.
-    pub(crate) fn of(parts: &Parts, messages: Vec<Message>) -> Result<Self, Box<Answer>> {
+    /// The messages of a request that holds several; else these, and what is wrong with them.
+    pub(crate) fn of(parts: &Parts, messages: Vec<Message>) -> Result<Self, (Vec<Message>, String)> {
         let version = parts.headers.get("mcp-protocol-version");
         let knows = version.is_none_or(|version| version == ProtocolVersion::V_2025_03_26.as_str());
         let fault = match knows {
@@ -67,8 +68,12 @@ impl Batch {
         };
         match fault {
             None => Ok(Self(messages)),
-            Some(why) => Err(Box::new(json_answer(StatusCode::BAD_REQUEST, &refused_as(&Value::Null, &why)))),
+            Some(why) => Err((messages, why)),
         }
+    }
+
+    pub(crate) fn into_messages(self) -> Vec<Message> {
+        self.0
     }
 
     /// How many there are.
@@ -100,10 +105,7 @@ impl Batch {
                 Ok(Some(events)) => open.push(Box::pin(whole_events(events))),
                 Ok(None) => {}
                 Err(refused) if !heard => {
-                    // Each call that is lost with it has its row as well.
-                    for call in rest.filter_map(|message| Glimpse::of_value(&message.value)) {
-                        misread::note(&http.gateway, caller, agent, call, "the batch that this came in was refused").await;
-                    }
+                    lost(&http.gateway, caller, agent, rest, "the batch that this came in was refused").await;
                     return refused;
                 }
                 // Others were heard, and are told what they came to.
@@ -122,6 +124,24 @@ impl Batch {
         }
         event_stream(stream::iter(said).chain(open).map(|event| Ok::<_, Infallible>(Frame::data(event))))
     }
+}
+
+/// Writes down the calls of a batch that is refused as such.
+pub(crate) async fn lost(
+    gateway: &Gateway,
+    caller: &Caller,
+    agent: Option<&str>,
+    messages: impl IntoIterator<Item = Message, IntoIter: Send>,
+    why: &str,
+) {
+    for call in messages.into_iter().take(MOST).filter_map(|message| Glimpse::of_value(&message.value)) {
+        misread::note(gateway, caller, agent, call, why).await;
+    }
+}
+
+/// What a batch is told that is refused as such.
+pub(crate) fn refused(why: &str) -> Answer {
+    json_answer(StatusCode::BAD_REQUEST, &refused_as(&Value::Null, why))
 }
 
 fn refused_as(id: &Value, why: &str) -> Value {

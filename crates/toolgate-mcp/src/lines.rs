@@ -15,7 +15,7 @@ use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -57,6 +57,8 @@ struct Lines<R, W> {
     calls: HashMap<RequestId, Glimpse>,
     /// What is refused, and not yet told.
     refusals: TaskTracker,
+    /// Places for more of that.
+    room: Arc<Semaphore>,
     /// Told when the client has hung up, and when that was.
     gone: CancellationToken,
     ended: Option<Instant>,
@@ -71,6 +73,8 @@ struct Unread {
     code: ErrorCode,
     why: String,
     call: Option<Glimpse>,
+    /// The messages of a batch that is refused as such.
+    batch: Vec<Message>,
 }
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
@@ -106,13 +110,22 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
             let line = match self.next().await? {
                 Ok(line) => Bytes::from(line),
                 Err(why) => {
-                    return Some(Err(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why: why.to_owned(), call: None }));
+                    return Some(Err(Unread {
+                        id: Value::Null,
+                        code: ErrorCode::INVALID_REQUEST,
+                        why: why.to_owned(),
+                        call: None,
+                        batch: Vec::new(),
+                    }));
                 }
             };
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let unread = |why| Unread { id: raw::id(&line), code: ErrorCode::PARSE_ERROR, why, call: Glimpse::of_message(&line) };
+            let unread = |why| {
+                let call = Glimpse::of_message(&line);
+                Unread { id: raw::id(&line), code: ErrorCode::PARSE_ERROR, why, call, batch: Vec::new() }
+            };
             return Some(raw::read(line.clone(), &bounds(self.most)).map_err(unread));
         }
     }
@@ -137,10 +150,13 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
     /// Said by a task of its own: whoever reads may be interrupted, and nobody would be told.
     fn refuse(&self, unread: Unread) {
         let (output, gateway, fixed) = (Arc::clone(&self.output), self.gateway.clone(), self.fixed.clone());
-        let Unread { id, code, why, call } = unread;
+        let Unread { id, code, why, call, batch } = unread;
+        let place = Arc::clone(&self.room).try_acquire_owned();
         self.refusals.spawn(async move {
+            crate::batch::lost(&gateway, &fixed.caller, fixed.agent.as_deref(), batch, &why).await;
             let said = misread::refusal(&gateway, &fixed.caller, fixed.agent.as_deref(), call, id, code, &why).await;
             drop(write(&output, said.to_string().into_bytes()).await);
+            drop(place);
         });
     }
 }
@@ -178,9 +194,7 @@ where
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
             // Who does not hear what it was told is not asked for more.
-            while self.refusals.len() > MOST_REFUSALS {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            drop(self.room.acquire().await);
             let read = match self.together.pop_front() {
                 Some(message) => Read::One(message),
                 None => match self.line().await {
@@ -206,7 +220,9 @@ where
                     };
                     match fault {
                         None => self.together.extend(messages),
-                        Some(why) => self.refuse(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why, call: None }),
+                        Some(why) => {
+                            self.refuse(Unread { id: Value::Null, code: ErrorCode::INVALID_REQUEST, why, call: None, batch: messages });
+                        }
                     }
                     continue;
                 }
@@ -237,7 +253,7 @@ where
                     if value.get("id").is_some() || value.get("method").is_none() {
                         let id = value.get("id").cloned().unwrap_or_default();
                         let (why, call) = ("this is no message of the protocol".to_owned(), Glimpse::of_value(&value));
-                        self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why, call });
+                        self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why, call, batch: Vec::new() });
                     }
                 }
             }
@@ -286,6 +302,7 @@ impl Gateway {
             batches: Arc::default(),
             calls: HashMap::new(),
             refusals: TaskTracker::new(),
+            room: Arc::new(Semaphore::new(MOST_REFUSALS)),
             gone: door.gone.clone(),
             ended: None,
             gateway: self.clone(),

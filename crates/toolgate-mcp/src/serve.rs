@@ -31,7 +31,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::auth::NotLetIn;
-use crate::batch::Batch;
+use crate::batch::{self, Batch};
 use crate::door::Door;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{Asked, Caller};
@@ -277,7 +277,14 @@ impl Http {
                 };
                 let (mut message, batch) = match read {
                     Ok(Read::One(message)) => (message, None),
-                    Ok(Read::Several(messages)) => (Message::default(), Some(Batch::of(&parts, messages)?)),
+                    Ok(Read::Several(messages)) => match Batch::of(&parts, messages) {
+                        Ok(batch) => (Message::default(), Some(batch)),
+                        Err((messages, why)) => {
+                            let _seat = seats(1)?;
+                            batch::lost(&self.gateway, &caller, asked.agent.as_deref(), messages, &why).await;
+                            return Err(Box::new(batch::refused(&why)));
+                        }
+                    },
                     Err(why) => {
                         let _seat = seats(1)?;
                         return Err(self.unread(&caller, asked.agent.as_deref(), &text, ErrorCode::PARSE_ERROR, &why).await);
@@ -291,7 +298,10 @@ impl Http {
                 let many = batch.as_ref().map_or(1, Batch::len);
                 let room = running.settings.rate.map_or(u64::MAX, |rate| u64::from(rate.calls)).min(running.settings.concurrency as u64);
                 if u64::from(many) > room {
-                    return Err(refusal(StatusCode::BAD_REQUEST, &format!("no more than {room} messages are taken at once"), None));
+                    let why = format!("no more than {room} messages are taken at once");
+                    let messages = batch.map(Batch::into_messages).unwrap_or_default();
+                    batch::lost(&self.gateway, &caller, asked.agent.as_deref(), messages, &why).await;
+                    return Err(refusal(StatusCode::BAD_REQUEST, &why, None));
                 }
                 self.hold_rate(&running, &caller, many - 1)?;
                 let seat = seats(many)?;

@@ -84,7 +84,7 @@ impl Ledger {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         // What stands beside it stands beside the file, not beside a link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
-        Self::open_beside(&path, &Home::beside(&path))
+        Self::open_beside(&path, &crate::home::beside(&path))
     }
 
     /// Opens a ledger to check it: one that merely cannot be read is told from one that does not hold.
@@ -94,7 +94,7 @@ impl Ledger {
     pub fn open_to_verify(path: impl AsRef<Path>) -> Result<Self, Flaw> {
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         match open::reading(&path) {
-            Ok(sql) => Ok(Self { home: Home::visit(&Home::beside(&path)), path, sql }),
+            Ok(sql) => Ok(Self { home: Home::visit(&crate::home::beside(&path)), path, sql }),
             Err(fault) => {
                 let what = format!("the ledger {}: {fault}", path.display());
                 Err(Flaw { what, ..Flaw::from(fault) })

@@ -43,14 +43,15 @@ pub(crate) struct Home {
     holds: Option<File>,
 }
 
-impl Home {
-    /// The directory of a database, unless another is said.
-    pub(crate) fn beside(database: &Path) -> PathBuf {
-        let mut name = database.as_os_str().to_owned();
-        name.push(".state");
-        name.into()
-    }
+/// The directory beside a database, with its keys and how far it had come, unless another is said.
+#[must_use]
+pub fn beside(database: &Path) -> PathBuf {
+    let mut name = database.as_os_str().to_owned();
+    name.push(".state");
+    name.into()
+}
 
+impl Home {
     /// Enters the directory as a process that owns things.
     pub(crate) fn enter(path: &Path) -> io::Result<Self> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("owners"))?;

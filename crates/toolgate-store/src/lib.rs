@@ -20,6 +20,7 @@ mod writer;
 
 pub use audit::{Entry, Filter, Ledger};
 pub use flaw::{Anchor, Flaw, Trust, Verified};
+pub use home::beside;
 pub use sqlite::{Gone, SqliteStore};
 pub use stats::Stats;
 pub use verify::check_receipt;

@@ -65,7 +65,7 @@ impl SqliteStore {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         // What stands beside it stands beside the file, not beside a link to it.
         let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
-        let (path, state) = (path.as_path(), Home::beside(&path));
+        let (path, state) = (path.as_path(), crate::home::beside(&path));
         let state = state.as_path();
         let open = || -> Done<Self> {
             let there = |error: std::io::Error| Fault::Said(format!("{}: {error}", state.display()));
@@ -100,8 +100,8 @@ impl SqliteStore {
         let Ok(path) = std::fs::canonicalize(path) else { return Ok(None) };
         let open = || -> Done<Option<Self>> {
             let Some(sql) = open::ready(&path)? else { return Ok(None) };
-            let home =
-                Home::pass(&Home::beside(&path)).map_err(|error| Fault::Said(format!("{}: {error}", Home::beside(&path).display())))?;
+            let home = Home::pass(&crate::home::beside(&path))
+                .map_err(|error| Fault::Said(format!("{}: {error}", crate::home::beside(&path).display())))?;
             let Some((id, keys)) = open::known(&sql, &home)? else { return Ok(None) };
             open::is_newest(&sql, &home, &id)?;
             let shared = Shared::new(home, id, keys);

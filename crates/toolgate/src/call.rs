@@ -12,6 +12,9 @@ use uuid::Uuid;
 use crate::json::Digest;
 use crate::shell::Shell;
 
+/// How many letters are written down of why a request cannot be understood.
+const REASON: usize = 300;
+
 /// A call's name in the ledger. Sorts by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -216,7 +219,8 @@ impl Call {
     #[must_use]
     pub fn misread(mut self, why: impl Into<String>) -> Self {
         self.misread = true;
-        self.turned_away(why)
+        // It may quote what the client sent.
+        self.turned_away(why.into().chars().take(REASON).collect::<String>())
     }
 
     /// Uses an approval.

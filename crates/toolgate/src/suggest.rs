@@ -6,7 +6,7 @@ use std::collections::HashMap;
 /// How alike two names must be.
 pub const CUTOFF: f64 = 0.5;
 /// How alike they must be for the one to be written instead of the other.
-pub const NEARLY: f64 = 0.8;
+const NEARLY: f64 = 0.8;
 /// Longer texts are not names: they get no suggestion (and difflib changes its rules at 200).
 const MAX_CHARS: usize = 128;
 

@@ -184,10 +184,11 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     let state = State::open()?;
     let mut out = anstream::stdout().lock();
     let directory = std::env::current_dir()?;
-    let nothing = || io::Error::other(format!("there is no {FILE} here; make one with `toolgate init`"));
     let config = match &args.config {
         Some(path) => path.clone(),
-        None => place::of_project(&directory).or_else(|| place::own().filter(|own| args.new_ledger && own.exists())).ok_or_else(nothing)?,
+        None => place::of_project(&directory)
+            .or_else(|| place::own().filter(|own| args.new_ledger && own.exists()))
+            .ok_or_else(place::nothing_here)?,
     };
     if args.revoke {
         let was = state.distrust(&config)?;
@@ -199,7 +200,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
             Some(path) => InForce::find(Some(path), &directory, &state)?.store,
             None => match place::named_store() {
                 Some(named) => std::path::absolute(named)?,
-                None => place::store_of(&directory)?.unwrap_or_else(|| state.ledger()),
+                None => place::store_of(&place::project()?)?.unwrap_or_else(|| state.ledger()),
             },
         };
         begin(&store, &state)?;
@@ -227,7 +228,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
 
 /// Begins a ledger where nothing is left of another; leaves nothing behind where that cannot be done.
 fn begin(store: &Path, state: &State) -> io::Result<()> {
-    let beside = place::beside(store);
+    let beside = toolgate_store::beside(store);
     if let Some(left) = [store, beside.as_path()].into_iter().find(|path| path.exists()) {
         return Err(io::Error::other(format!("{} is there; move it away first", left.display())));
     }

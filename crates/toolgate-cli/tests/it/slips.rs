@@ -52,6 +52,20 @@ fn an_export_is_written_to_what_stands_there_and_replaces_no_pipe_or_link() {
     // Where it was replaced, whoever reads it waits for ever.
     assert!(!at("pipe").is_file());
     assert_eq!(reader.join().unwrap(), 31);
+    // Whoever goes before it has all of it has not got it. What fits into the pipe may be written before that.
+    let cut_off = || {
+        let (pipe, reader) = (
+            at("pipe"),
+            std::thread::spawn({
+                let pipe = at("pipe");
+                move || drop(std::fs::File::open(pipe).unwrap())
+            }),
+        );
+        let said = export("pipe");
+        reader.join().unwrap();
+        said.0 == 2 && said.2.contains(&pipe.display().to_string().rsplit('/').next().unwrap().to_owned())
+    };
+    assert!((0..20).any(|_| cut_off()));
     for (out, why) in [(".", ".: it is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")] {
         let (code, _, stderr) = export(out);
         assert!(code == 2 && stderr.contains(why), "{stderr}");

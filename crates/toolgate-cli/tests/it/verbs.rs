@@ -467,17 +467,28 @@ fn the_kill_switch_goes_to_the_ledger_that_the_hook_uses() {
     assert!(code == 0 && stdout.ends_with("/.config/toolgate/mine.db\n"), "{stdout}{stderr}");
     assert!(project.run(&["hook"], &call.to_string()).1.contains("\"deny\""));
     // Which one a file names that cannot be read, nobody knows.
-    project.write(own, "[client]\n");
+    std::fs::remove_file(project.path(own)).unwrap();
     for broken in ["store = [", "store = 5"] {
         project.write("project/toolgate.toml", broken);
         let (code, stdout, stderr) = project.run(&stop, "");
         assert!(code == 2 && stdout.is_empty() && stderr.contains("name the ledger with `--store`"), "{stdout}{stderr}");
     }
+    // Beside one's own, a file that nobody has accepted has no say.
+    project.write(own, &CODER.replace("store = \"ledger.db\"\n", ""));
+    project.run(&["hook"], &call.to_string());
+    let (code, stdout, stderr) = project.run(&stop, "");
+    assert!(code == 0 && stdout.ends_with("/.local/state/toolgate/ledger.db\n"), "{stdout}{stderr}");
     project.write("project/toolgate.toml", CODER);
     std::fs::remove_file(project.path(own)).unwrap();
     std::fs::create_dir(project.path("project/deep")).unwrap();
     let mut below = std::process::Command::cargo_bin("toolgate").unwrap();
     project.environment(&mut below);
     let output = Command::from_std(below).current_dir(project.path("project/deep")).args(stop).output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));
+    // As for the hook, the client's word for where the project is counts for more.
+    let mut elsewhere = std::process::Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut elsewhere);
+    elsewhere.env("CLAUDE_PROJECT_DIR", project.path("project"));
+    let output = Command::from_std(elsewhere).current_dir("/").args(stop).output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));
 }

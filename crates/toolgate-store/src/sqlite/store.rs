@@ -256,9 +256,7 @@ impl Store for SqliteStore {
             };
             if let Some(id) = approval {
                 match find_approval(tx.sql, tx.shared, &id)? {
-                    Some(a)
-                        if a.state == ApprovalState::Approved && a.digest == intent.digest && a.key == intent.key && now <= a.expires =>
-                    {
+                    Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
                         save_approval(tx.sql, &Approval { state: ApprovalState::Used, ..a })?;
                     }
                     _ => return Ok(Err(NotClaimed::ApprovalGone)),

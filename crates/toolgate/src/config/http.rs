@@ -113,7 +113,7 @@ impl Reader<'_> {
         let most = table.bytes("max_response").and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
         let empty = table.values("empty_on").unwrap_or_default().iter().filter_map(|status| status.as_u64()?.try_into().ok()).collect();
         let retry = table.table("retry").map(|retry| {
-            let (times, delay) = (retry.count("times"), retry.length("delay"));
+            let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
             retry.finish("`retry`");
             (times.and_then(|times| u32::try_from(times).ok()).unwrap_or(2), delay.unwrap_or(Duration::from_millis(200)))
         });

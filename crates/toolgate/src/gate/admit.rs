@@ -14,7 +14,7 @@ use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, Judged, SessionKey};
 use crate::code;
 use crate::context::Remaining;
-use crate::error::{Effects, FieldError, ToolError};
+use crate::error::{FieldError, ToolError};
 use crate::json::{self, Digest, Pointer};
 use crate::ledger::Gate;
 use crate::limits::{Charge, Over, Unit};
@@ -201,11 +201,7 @@ impl Toolgate {
         match &entered.recalled {
             None => Ok(None),
             Some(Recalled::Settled(Some(outcome))) => {
-                // Whatever is withheld, it happened.
-                let done = if tool.spec.effect == Effect::Read { Effects::None } else { Effects::Done };
-                let effects = outcome.error().map_or(done, |error| error.effects);
-                let permitted = self.still_permitted(agent, call, tool, arguments, &entered.state, trail).await;
-                permitted.map_err(|stop| Stop { error: Box::new(stop.error.with_effects(effects)), ..stop })?;
+                self.still_permitted(agent, call, tool, (arguments, outcome), &entered.state, trail).await?;
                 Ok(Some(outcome.clone()))
             }
             Some(other) => Err(recalled_error(other).into()),
@@ -218,11 +214,14 @@ impl Toolgate {
         call: &Call,
         tool: &Registered,
         entered: &Entered,
-        resumed: bool,
+        resumed: Option<&Approval>,
         trail: &mut Trail,
     ) -> Result<(), Stop> {
-        if resumed {
-            return Ok(());
+        // Nothing was made under an approval that is used up, over or refused: then nothing comes of it.
+        match resumed {
+            Some(approval) if approval.is_usable(trail.started) => return Ok(()),
+            Some(approval) => return Err(Stop::at(Gate::Approval, unusable(approval))),
+            None => {}
         }
         let Err(error) = entered.progress.judge(&tool.spec.name, tool.spec.polling.as_ref()) else { return Ok(()) };
         // A call that was told to come back once it is approved is no repetition when it does.
@@ -231,7 +230,7 @@ impl Toolgate {
             _ => None,
         };
         trail.facts.approval = approved.as_ref().map(Approval::fact);
-        if approved.is_some_and(|a| a.state == ApprovalState::Approved && trail.started <= a.expires) { Ok(()) } else { Err(error.into()) }
+        if approved.is_some_and(|approval| approval.is_usable(trail.started)) { Ok(()) } else { Err(error.into()) }
     }
 
     /// Gate 6. There is time and budget left. What is counted is reserved at the claim.

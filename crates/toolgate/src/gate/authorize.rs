@@ -12,6 +12,7 @@ use crate::policy::{Ask, Attached, Facts, Mode, Observed, Policy, Terms, Verdict
 use crate::registry::Registered;
 use crate::resource::Expect;
 use crate::store::{Approval, ApprovalState};
+use crate::tool::Spec;
 
 /// Permission to run one tool once with exactly these arguments. Only the policy gate makes one, so
 /// no code can run a tool unasked.
@@ -233,6 +234,10 @@ pub(super) struct Denied {
     pub(super) observed: Vec<Observed>,
 }
 
+fn is_limit(policy: &dyn Policy, tool: &Spec) -> bool {
+    catch_unwind(AssertUnwindSafe(|| policy.outline(tool).caps.is_some())).unwrap_or(false)
+}
+
 /// Evaluates every policy of the tool. Deny beats ask beats allow; of several denials the closest
 /// attachment, then the first declared, is shown. A fault or panic is a denial. A rule that only
 /// observes is asked like the others, and its word is taken down.
@@ -265,10 +270,11 @@ pub(super) fn authorize(
                 asked.push(Asked { by: name.to_owned(), reason, approvers: std::mem::take(&mut terms.approvers) });
                 terms
             }
-            Said::Deny(error) | Said::Fault(error) => {
+            Said::Deny(ref error) | Said::Fault(ref error) => {
+                let error = error.clone();
                 // A limit that cannot be told speaks of new acts, as every limit does.
-                let is_limit = policy.outline(&tool.spec).caps.is_some();
-                if forbids.is_none() && error.category == Category::Permission && !is_limit {
+                let is_untold = || matches!(said, Said::Fault(_)) && is_limit(&**policy, &tool.spec);
+                if forbids.is_none() && error.category == Category::Permission && !is_untold() {
                     forbids = Some((name.to_owned(), error.clone()));
                 }
                 denial.get_or_insert_with(|| (name.to_owned(), error));

@@ -165,8 +165,8 @@ impl Toolgate {
         walk.rules = self.ask_rules(&agent, call, &tool, &arguments, trail);
         trail.at(Gate::Recall);
         match &entered.recalled {
-            Some(Recalled::Settled(Some(_))) => {
-                self.still_permitted(&agent, call, &tool, &arguments, &entered.state, trail).await?;
+            Some(Recalled::Settled(Some(outcome))) => {
+                self.still_permitted(&agent, call, &tool, (&arguments, outcome), &entered.state, trail).await?;
                 walk.gates.push(GateNote {
                     gate: Gate::Recall,
                     said: Said::Pass,
@@ -178,7 +178,7 @@ impl Toolgate {
             None => walk.pass(Gate::Recall, trail),
         }
         trail.at(Gate::Progress);
-        self.progress(call, &tool, &entered, resumed.is_some(), trail).await?;
+        self.progress(call, &tool, &entered, resumed.as_deref(), trail).await?;
         walk.pass(Gate::Progress, trail);
         trail.at(Gate::Limits);
         let (budget, _) = self.limits(&agent, call, &tool, &entered, trail).await?;

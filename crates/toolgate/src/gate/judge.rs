@@ -12,11 +12,12 @@ use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, Judged, SessionKey};
 use crate::code;
-use crate::error::{Category, ToolError};
+use crate::error::{Category, Effects, ToolError};
 use crate::hook::{Before, HookCall, HookDecision, HookFault};
 use crate::json::{self, Digest, Pointer};
 use crate::limits::Charge;
 use crate::names::shown;
+use crate::outcome::Outcome;
 use crate::policy::{Ask, Facts, FileFact, HookFact, Mode, Needs, Observed, RecalledBy};
 use crate::registry::{Agent, Registered};
 use crate::session::State;
@@ -181,7 +182,7 @@ impl Toolgate {
         agent: &Agent,
         call: &Call,
         tool: &Arc<Registered>,
-        arguments: &Judged,
+        (arguments, outcome): (&Judged, &Outcome),
         state: &State,
         trail: &mut Trail,
     ) -> Result<(), Stop> {
@@ -191,6 +192,9 @@ impl Toolgate {
         let judged = super::authorize::authorize(trail.id, &call.key, tool, arguments.clone(), &trail.facts, Vec::new());
         let Some((rule, error)) = judged.err().and_then(|denied| denied.forbids) else { return Ok(()) };
         trail.rule = Some(rule);
+        // Whatever is withheld, it happened.
+        let done = if tool.spec.effect == Effect::Read { Effects::None } else { Effects::Done };
+        let error = error.with_effects(outcome.error().map_or(done, |error| error.effects));
         Err(self.signposted(error, agent, &call.key).await.into())
     }
 
@@ -207,8 +211,10 @@ impl Toolgate {
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
         let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
-        let seen =
-            self.0.agents.get(&call.key.agent).and_then(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
+        // A read that is run here writes nothing that anybody could read back, and ends here.
+        let ahead = effect || tool.spec.external || trail.kept.is_some();
+        let agent = self.0.agents.get(&call.key.agent).filter(|_| ahead);
+        let seen = agent.and_then(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
         if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() && seen.is_none() {
             return Ok(Claim::Held);
         }

@@ -10,6 +10,7 @@ use tracing::Instrument;
 use super::authorize::{Granted, Permit};
 use super::pass::Passed;
 use super::run::Ran;
+use super::seen::{self, Otherwise};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, CallId, Judged};
@@ -125,22 +126,35 @@ impl Toolgate {
         }
         match (taken, agent) {
             (Some(taken), Some(agent)) => match self.unpark(call, taken, &agent, trail) {
-                Ok((passed, mut trail)) => {
-                    let as_admitted = told.is_some_and(|told| told == passed.permit.arguments().digest());
+                Ok((mut passed, mut trail)) => {
+                    let as_admitted = told.as_ref().is_some_and(|told| told.digest() == passed.permit.arguments().digest());
                     if !as_admitted {
-                        trail.facts.ran = told.map(|_| (*ran).clone());
+                        trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
+                        passed.ran = Some(Otherwise(told.map(|told| told.value().clone())));
                     }
                     let result = if as_admitted { result } else { Err(other_than_admitted()) };
                     self.settle(passed, Ran::ended(result, Txn::default()), trail).await
                 }
-                Err((stop, trail)) => self.refuse_unadmitted(stop, call, trail).await,
+                Err((stop, trail)) => self.refuse_unadmitted(stop, call, told.as_ref(), trail).await,
             },
-            _ => self.refuse_unadmitted(never_admitted(&call.tool), call, trail).await,
+            _ => self.refuse_unadmitted(never_admitted(&call.tool), call, told.as_ref(), trail).await,
         }
     }
 
-    /// The digest of what the client says that it ran.
-    fn told(&self, call: &Call, trail: &mut Trail) -> Option<Digest> {
+    /// A client says that it ran what nobody let through: it proves nothing, and may have written and changed what it names all the same.
+    async fn refuse_unadmitted(&self, stop: Stop, call: &Call, told: Option<&Judged>, trail: Box<Trail>) -> Answer {
+        let agent = self.0.agents.get(&call.key.agent);
+        let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
+            Some((agent, tool)) => {
+                (seen::unadmitted(agent, &tool.spec, told.map(Judged::value)), tool.spec.takes_away(&trail.arguments, None))
+            }
+            None => (None, Vec::new()),
+        };
+        self.refuse_with(stop, seen, revoked, trail).await
+    }
+
+    /// What the client says that it ran.
+    fn told(&self, call: &Call, trail: &mut Trail) -> Option<Judged> {
         let agent = self.0.agents.get(&call.key.agent)?;
         let mut value = match &call.arguments {
             Arguments::Text(text) => json::parse(text, &agent.bounds).ok()?,
@@ -155,7 +169,7 @@ impl Toolgate {
             Some(tool) => self.0.redactor.redact_shared(told.shared(), &tool.secrets),
             None => Arc::new(self.0.redactor.mark(told.value())),
         };
-        trail.digest
+        Some(told)
     }
 
     /// The pass again, as it was when the call was admitted.
@@ -197,6 +211,7 @@ impl Toolgate {
             recallable: !intent.recall.is_empty(),
             key: call.key.clone(),
             reported: true,
+            ran: None,
         };
         Ok((Box::new(passed), trail))
     }

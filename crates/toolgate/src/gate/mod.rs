@@ -142,11 +142,8 @@ impl Toolgate {
         if let Some(replay) = self.recall(&agent, call, &tool, &arguments, &entered, trail).await? {
             return Ok(Admitted::Replay(replay));
         }
-        if let Some(approval) = resumed.as_deref().filter(|approval| !approval.is_usable(trail.started)) {
-            return Err(Stop::at(Gate::Approval, approve::unusable(approval)));
-        }
         trail.at(Gate::Progress);
-        self.progress(call, &tool, &entered, resumed.is_some(), trail).await?;
+        self.progress(call, &tool, &entered, resumed.as_deref(), trail).await?;
         trail.at(Gate::Limits);
         let (budget, remaining) = self.limits(&agent, call, &tool, &entered, trail).await?;
         trail.at(Gate::Hooks);
@@ -184,6 +181,7 @@ impl Toolgate {
             recallable,
             key: call.key.clone(),
             reported: false,
+            ran: None,
         })))
     }
 
@@ -192,7 +190,9 @@ impl Toolgate {
         let trail = Trail::open(self, call, Some(id));
         let error = ToolError::of(code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat it")
             .with_effects(Effects::Unknown);
-        self.refuse(Stop::new(error), trail).await
+        let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
+        let revoked = tool.map(|tool| tool.spec.takes_away(&trail.arguments, None)).unwrap_or_default();
+        self.refuse_with(Stop::new(error), None, revoked, trail).await
     }
 }
 

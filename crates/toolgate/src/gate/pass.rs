@@ -8,6 +8,7 @@ use tracing::Instrument;
 use super::Toolgate;
 use super::authorize::Granted;
 use super::run::Ran;
+use super::seen::Otherwise;
 use super::trail::Trail;
 use crate::call::{Call, CallId, Judged, SessionKey};
 use crate::code;
@@ -46,6 +47,8 @@ pub(super) struct Passed {
     pub(super) key: SessionKey,
     /// A client ran it and says so.
     pub(super) reported: bool,
+    /// What it ran instead.
+    pub(super) ran: Option<Otherwise>,
 }
 
 impl Passed {

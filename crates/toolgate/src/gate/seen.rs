@@ -34,6 +34,19 @@ pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> Option<Box<
     Some(Box::new(seen))
 }
 
+/// What a client says that it ran, where that is something else than was admitted; nothing where nobody can read it.
+pub(super) struct Otherwise(pub(super) Option<Value>);
+
+/// What a client may have written that ran what nobody let through.
+pub(super) fn unadmitted(agent: &Agent, spec: &Spec, ran: Option<&Value>) -> Option<Box<Seen>> {
+    agent.watched.as_ref()?;
+    ran.and_then(|ran| intended(agent, spec, ran)).or_else(|| {
+        let mut seen = Seen::new(&agent.name);
+        seen.lose();
+        Some(Box::new(seen))
+    })
+}
+
 /// What a call that has ended wrote, and what its answer says. What an untrusted tool says when it fails is read by the model as well.
 pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>), settle: Settle, txn: &Txn) -> Option<Box<Seen>> {
     let sources = passed.agent.watched.as_ref()?;
@@ -65,6 +78,11 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
         seen.trust(source, &answer, given, &declared);
     }
     seen.write(given, &declared);
+    match &passed.ran {
+        Some(Otherwise(Some(ran))) => seen.write(ran, &declared),
+        Some(Otherwise(None)) => seen.lose(),
+        None => {}
+    }
     Some(Box::new(seen))
 }
 

@@ -9,7 +9,7 @@ use super::pass::Passed;
 use super::run::{Failed, Ran, rolled_back, weigh};
 use super::trail::Trail;
 use super::{Stop, Toolgate, seen};
-use crate::call::{Arguments, Call, CallId};
+use crate::call::CallId;
 use crate::code;
 use crate::context::Txn;
 use crate::error::{Effects, ToolError};
@@ -206,27 +206,13 @@ impl Toolgate {
 
     /// A call that was not let through ends.
     pub(super) async fn refuse(&self, stop: Stop, trail: Box<Trail>) -> Answer {
-        let gate = stop.gate.unwrap_or_else(|| trail.gate());
-        let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
-        self.conclude(end, None, Vec::new(), trail).await
+        self.refuse_with(stop, None, Vec::new(), trail).await
     }
 
-    /// A client says that it ran what nobody let through: it proves nothing, and may have written and changed what it names all the same.
-    pub(super) async fn refuse_unadmitted(&self, stop: Stop, call: &Call, trail: Box<Trail>) -> Answer {
+    /// The same, where it may have written something and taken evidence away all the same.
+    pub(super) async fn refuse_with(&self, stop: Stop, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, trail: Box<Trail>) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
         let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
-        let agent = self.0.agents.get(&call.key.agent);
-        let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
-            Some((agent, tool)) => {
-                let given = match &call.arguments {
-                    Arguments::Value(value) => Some(value.clone()),
-                    Arguments::Text(text) => json::parse(text, &agent.bounds).ok(),
-                };
-                let given = given.filter(|value| json::value_over_bounds(value, &agent.bounds).is_none());
-                (given.and_then(|given| seen::intended(agent, &tool.spec, &given)), tool.spec.takes_away(&trail.arguments, None))
-            }
-            None => (None, Vec::new()),
-        };
         self.conclude(end, seen, revoked, trail).await
     }
 
@@ -438,7 +424,12 @@ fn revoked(passed: &Passed, end: &End, row: &Row) -> Vec<Revoked> {
     if end.settle == Settle::Released {
         return Vec::new();
     }
-    passed.permit.tool().spec.takes_away(&row.arguments, end.outcome.success().map(|output| &output.value))
+    let spec = &passed.permit.tool().spec;
+    let mut revoked = spec.takes_away(&row.arguments, end.outcome.success().map(|output| &output.value));
+    if passed.ran.is_some() {
+        revoked.extend(spec.takes_away(row.facts.ran.as_ref().unwrap_or(&serde_json::Value::Null), None));
+    }
+    revoked
 }
 
 fn unrecorded(error: &StoreError) -> ToolError {

@@ -344,7 +344,7 @@ impl Store for MemoryStore {
         };
         if let Some(id) = approval {
             match inner.approvals.get_mut(id) {
-                Some(a) if a.state == ApprovalState::Approved && a.digest == intent.digest && a.key == intent.key && now <= a.expires => {
+                Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
                     a.state = ApprovalState::Used;
                 }
                 _ => return Ok(Err(NotClaimed::ApprovalGone)),

@@ -320,7 +320,13 @@ impl Seen {
         }
         written.sort_unstable();
         written.dedup();
-        (self.written, self.lost) = (written, lost);
+        self.written.extend(written);
+        self.lost |= lost;
+    }
+
+    /// The model put something into a call that nobody can read.
+    pub(crate) fn lose(&mut self) {
+        self.lost = true;
     }
 
     /// Where it was read from.

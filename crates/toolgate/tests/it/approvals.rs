@@ -3,7 +3,7 @@
 use jiff::SignedDuration;
 use serde_json::json;
 use toolgate::policy::Verdict;
-use toolgate::{Category, ToolError};
+use toolgate::{Category, ToolError, Would};
 
 use crate::support::{World, rule};
 
@@ -163,7 +163,10 @@ async fn who_did_not_hear_what_an_approved_call_came_to_hears_it_again() {
     assert_eq!(code(&world, call().approval(&id)).await, "ok");
     let again = world.gate.call(call().approval(&id)).await;
     assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
+    assert!(matches!(world.gate.explain(&call().approval(&id)).await.would, Would::Replay));
     // Under another key it is another call, and the approval is used up.
+    let other = world.gate.explain(&call().idempotency_key("other").approval(&id)).await.would;
+    assert!(matches!(&other, Would::Refuse(error) if error.code == "approval_denied"), "{other:?}");
     assert_eq!(code(&world, call().idempotency_key("other").approval(&id)).await, "approval_denied");
     assert_eq!(world.ran(), 1);
 }

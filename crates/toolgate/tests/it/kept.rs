@@ -188,3 +188,31 @@ async fn what_a_client_may_have_done_takes_evidence_away() {
         assert_eq!(said, if how == "nothing" { "ok" } else { "prerequisite_missing" }, "{how}");
     }
 }
+
+#[tokio::test]
+async fn what_was_run_instead_counts_as_written_and_takes_away() {
+    use toolgate::policy::{Flow, Require};
+    let desk = Desk::new();
+    let gate = desk.process_with(|agent| {
+        let wipe = Tool::external("wipe", "Wipes.", None).open().entity("id", "/id").revokes_about("look", "id");
+        let rule = Require::new("looked", ["run"], ["look"]).same("id", "/what").accept_reported();
+        agent.tool(wipe).policy(rule).policy(Flow::only_from("known", ["run"], ["/key"]).trust_tools(["look"]).accept_reported())
+    });
+    let reported = async |id: &str, tool: &str, admitted: Value, ran: Value, said: Value| {
+        let _ = gate.admit_kept(call(&gate, id, tool, admitted)).await.unwrap();
+        code(&gate.report_kept(call(&gate, id, tool, ran), Ok(said)).await).to_owned()
+    };
+    for id in ["A", "B"] {
+        assert_eq!(reported(id, "look", json!({"id": id}), json!({"id": id}), json!({"ok": true, "x": "known"})).await, "ok");
+    }
+    let run = async |n: &str, what: &str, key: &str| {
+        let ran = gate.admit_kept(call(&gate, n, "run", json!({"what": what, "key": key}))).await;
+        ran.map_or_else(|refused| code(&refused).to_owned(), |_| "ok".to_owned())
+    };
+    assert_eq!(run("r1", "B", "known").await, "ok");
+    let other = json!({"id": "B", "note": "evil@x.com"});
+    assert_eq!(reported("w", "wipe", json!({"id": "C"}), other, json!({})).await, "not_as_admitted");
+    assert_eq!(run("r2", "B", "known").await, "prerequisite_missing");
+    assert_eq!(reported("l", "look", json!({"id": "B"}), json!({"id": "B"}), json!({"ok": true, "x": "evil@x.com"})).await, "ok");
+    assert_eq!(run("r3", "B", "evil@x.com").await, "untrusted_value");
+}

@@ -118,7 +118,8 @@ async fn an_old_result_is_not_for_those_who_may_not_call_any_more() {
     MODE.store(1, Ordering::SeqCst);
     assert!(keyed(&world, "k", json!({"how": "ok"})).await.outcome.success().is_some(), "a rule about new acts does not hide an old one");
     MODE.store(2, Ordering::SeqCst);
-    assert_eq!(keyed(&world, "k", json!({"how": "ok"})).await.outcome.error().map(|e| &*e.code), Some("revoked"));
+    let withheld = keyed(&world, "k", json!({"how": "ok"})).await;
+    assert_eq!(withheld.outcome.error().map(|e| (&*e.code, e.effects)), Some(("revoked", toolgate::Effects::Done)), "it happened");
 }
 
 #[tokio::test]

@@ -211,7 +211,8 @@ pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) 
         ledger.query(&filter, |entry| write_entry(&mut file, &entry)).map_err(told)?;
         return file.flush().map(|()| ExitCode::SUCCESS);
     };
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    // Whoever reads a pipe that was named, and goes, has not got all of it.
+    let named = |e: io::Error| io::Error::other(format!("{}: {e}", path.display()));
     is_not_ours(path, store)?;
     let is_straight = is_straight(path).map_err(named)?;
     let total = if io::stderr().is_terminal() { ledger.count(&filter).map_err(io::Error::other)? } else { 0 };
@@ -273,7 +274,7 @@ fn is_not_ours(out: &Path, store: Option<&Path>) -> io::Result<()> {
     let (Some(store), Ok(there)) = (store, std::fs::canonicalize(out)) else { return Ok(()) };
     let store = std::fs::canonicalize(store)?;
     let beside = |end: &str| Path::new(&format!("{}{end}", store.display())) == there;
-    if ["", "-wal", "-shm"].iter().any(|end| beside(end)) || there.starts_with(format!("{}.state", store.display())) {
+    if ["", "-wal", "-shm"].iter().any(|end| beside(end)) || there.starts_with(toolgate_store::beside(&store)) {
         return Err(io::Error::other(format!("{} is the ledger itself; name another file", out.display())));
     }
     Ok(())

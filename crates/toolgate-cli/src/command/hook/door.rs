@@ -39,7 +39,7 @@ pub(crate) struct Door {
 pub(crate) fn open_store(path: &Path, state: &State) -> io::Result<SqliteStore> {
     let known = state.known_ledger(path)?;
     let gone = |what: &str| {
-        let beside = place::beside(path);
+        let beside = toolgate_store::beside(path);
         let also = if beside.exists() { format!(", once {} is moved away too", beside.display()) } else { String::new() };
         io::Error::other(format!(
             "the ledger {} {what}; put it back, or begin a new one with `toolgate trust --new-ledger`{also}",
@@ -196,7 +196,10 @@ impl Door {
                     Err(refused) => self.refused(&refused),
                 }
             }
-            Kind::Misread(why) => self.refused(&gate.call(self.call(&session, event).misread(why)).await),
+            Kind::Misread(why) => {
+                let refused = gate.call(self.call(&session, event).misread(why)).await;
+                Answer::deny(refused.outcome.error().map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)))
+            }
             Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
             Kind::Unread => {
                 let failure = Failure::business("unreadable_result", "what the tool gave cannot be read").effects(Effects::Done);

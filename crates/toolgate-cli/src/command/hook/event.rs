@@ -10,8 +10,6 @@ use toolgate::json::{Bounds, parse};
 
 /// How a result is read. An event is not longer than it may be, and how much a result may hold is the gate's to say.
 const RESULT: Bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
-/// How many letters of why an event cannot be read are written down: it may quote what the client sent.
-const REASON: usize = 300;
 
 /// Whose words are spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -122,7 +120,6 @@ impl Event {
         // As the gateway has it where no session can be told.
         let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { "(turned away)" };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
-        let why = why.chars().take(REASON).collect();
         // It has no name that an answer could repeat: whoever sent it hears the exit code.
         Ok(Self { kind: Kind::Misread(why), name: None, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Config, ConfigError, Declared, Entry};
 use crate::config::Written;
-use crate::policy::{Place, Problem, Severity};
+use crate::policy::{Mode, Place, Problem, Severity};
 use crate::registry::{Agent, Section};
 use crate::tool::{Handler, Spec};
 
@@ -62,7 +62,8 @@ impl Config {
 /// Rules that look at files: an agent out of a file has none, so what they govern would always be refused.
 fn without_files(declared: &Declared) -> Vec<Problem> {
     let told = |written: &Written| {
-        let looks = |spec: &&Spec| written.policy.governs(spec) && written.policy.outline(spec).files;
+        let enforced = written.policy.mode() == Mode::Enforce;
+        let looks = |spec: &&Spec| enforced && written.policy.governs(spec) && written.policy.outline(spec).files;
         let tool = declared.tools.iter().map(|entry| entry.tool.spec()).find(looks)?;
         let message = format!("`{}` can never be called: the rule looks at files, and there is no file system to ask here", tool.name());
         let help = "`require` the tool that reads, with the `same` path; in Rust, `AgentBuilder::files` gives the rule a file system";
