@@ -352,23 +352,28 @@ impl Link {
         }
     }
 
-    /// Asks what it offers. One that answers calls meanwhile may have no time for questions; one that answers nothing is ill.
+    /// Asks what it offers. One that answers calls meanwhile may have no time for questions, and one answer may be lost among what a
+    /// talkative one says; one that answers nothing, asked twice, is ill.
     async fn list_or_work(&self, peer: &Peer<RoleClient>) -> Result<(), String> {
         let before = self.answers.load(Ordering::Relaxed);
-        let listed = tokio::select! {
-            listed = self.list(peer) => listed,
-            () = self.stop.cancelled() => return Ok(()),
-        };
-        match listed {
-            Err(_) if self.is_busy() && self.answers.load(Ordering::Relaxed) != before => {
+        let mut listed = Ok(());
+        for _ in 0..2 {
+            listed = tokio::select! {
+                listed = self.list(peer) => listed,
+                () = self.stop.cancelled() => return Ok(()),
+            };
+            if listed.is_ok() {
+                return Ok(());
+            }
+            if self.answers.load(Ordering::Relaxed) != before {
                 // That something has changed is still to be seen.
                 if self.told.load(Ordering::Relaxed) {
                     self.relist.notify_one();
                 }
-                Ok(())
+                return Ok(());
             }
-            other => other,
         }
+        listed
     }
 
     /// Whether calls are under way.
