@@ -151,7 +151,8 @@ async fn a_batch_that_is_none_does_nothing() {
         assert!(said.iter().any(|said| said["error"]["message"].as_str().is_some_and(|said| said.contains(why))), "{why}: {said:?}");
     }
     // No call of them ran, and each that could be told has its row: as many as a batch may hold of the first, then 1, 2, 1, 1, 1 and 1.
-    let refused = toolgate_store::Filter { tool: Some("calc".to_owned()), decision: Some(toolgate::Decision::Refused), ..Default::default() };
+    let refused =
+        toolgate_store::Filter { tool: Some("calc".to_owned()), decision: Some(toolgate::Decision::Refused), ..Default::default() };
     assert_eq!(toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&refused).unwrap().len(), 71);
     assert_eq!(rows(&gate), 71);
     // Nine messages take nine seats, which there are not; and each counts as one of those that may come in an hour. One that is refused
