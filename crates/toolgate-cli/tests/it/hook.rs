@@ -541,6 +541,22 @@ fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
     // What does not say of which tool it is, is no call.
     let (code, ..) = project.run(&["hook", "--config", "toolgate.toml"], r#"{"tool_input":{},"tool_input":{}}"#);
     assert_eq!((code, project.rows().len()), (2, 7));
+    // An event of a tool is one, also where it names none, or no session.
+    for (config, event, tool, session) in [
+        ("", r#"{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{}}"#, "bash", "(turned away)"),
+        ("", r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_input":{}}"#, "(unnamed)", "s1"),
+        ("", r#"{"tool_input":{}}"#, "(unnamed)", "plain"),
+        ("\n[client]\nundeclared = \"ask\"\n", r#"{"hook_event_name":"PostToolUse","tool_response":{}}"#, "(unnamed)", "(turned away)"),
+    ] {
+        project.write("project/toolgate.toml", &format!("{CONFIG}{config}"));
+        let before = project.rows().len();
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
+        assert!(code == 2 && stdout.is_empty() && stderr.contains("invalid_request"), "{event}: {stdout}{stderr}");
+        let rows = project.rows();
+        assert_eq!(rows.len(), before + 1, "{event}");
+        let row = &rows[before]["row"];
+        assert_eq!((&row["tool"], &row["session"], &row["gate"]), (&json!(tool), &json!(session), &json!("admit")), "{event}");
+    }
 }
 
 #[test]

@@ -107,16 +107,19 @@ impl<'de> Deserialize<'de> for Members<'de> {
     }
 }
 
+/// A tool in the ledger of which nobody said the name.
+const UNNAMED: &str = "(unnamed)";
+
 impl Event {
-    /// An event that cannot be read, where it says of which tool it is: of two names, the first. It is a call all the same, and is
-    /// refused by the gate, which writes it down.
-    fn misread(text: &str, why: String) -> Result<Self, String> {
+    /// An event that cannot be read, where it says of which tool it is, or is known to be of one: of two names, the first. It is a
+    /// call all the same, and is refused by the gate, which writes it down.
+    fn misread(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
         let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Err(why) };
         let first = |name: &str| {
             let (_, raw) = members.iter().find(|(key, _)| key == name)?;
             serde_json::from_str::<String>(raw.get()).ok().filter(|text| !text.is_empty())
         };
-        let Some(tool) = first("tool_name") else { return Err(why) };
+        let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED.to_owned())) else { return Err(why) };
         // As the gateway has it where no session can be told.
         let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { "(turned away)" };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
@@ -134,7 +137,7 @@ impl Event {
         }
         let told: Told<'_> = match serde_json::from_str(text) {
             Ok(told) => told,
-            Err(error) => return Self::misread(text, no_event(&error)),
+            Err(error) => return Self::misread(text, false, no_event(&error)),
         };
         let name = told.hook_event_name;
         // Strictly: what has two keys of one name says something else to whoever reads it otherwise.
@@ -162,7 +165,7 @@ impl Event {
         let about_a_tool = matches!(kind, Kind::Before | Kind::After(_) | Kind::Unread | Kind::Failed { .. });
         let tool = match told.tool_name {
             Some(tool) if !tool.is_empty() => tool,
-            _ if about_a_tool => return Err("the event names no tool: `tool_name` is missing".to_owned()),
+            _ if about_a_tool => return Self::misread(text, true, "the event names no tool: `tool_name` is missing".to_owned()),
             _ => String::new(),
         };
         let input = told.tool_input.map_or("{}", RawValue::get);
@@ -173,7 +176,7 @@ impl Event {
         };
         let session = told.session_id.or(told.conversation_id).filter(|id| !id.is_empty());
         if session.is_none() && name.is_some() {
-            return Err("the event names no session: `session_id` is missing".to_owned());
+            return Self::misread(text, about_a_tool, "the event names no session: `session_id` is missing".to_owned());
         }
         Ok(Self { kind, name, session: session.unwrap_or_else(|| "plain".to_owned()), tool, input, id: told.tool_use_id })
     }
