@@ -110,6 +110,11 @@ fn is_option(given: &str, name: &str) -> bool {
     given == name || (given.len() >= 4 && given.starts_with("--") && name.starts_with(given))
 }
 
+/// What stands before the first `=`, and what stands behind it where there is one.
+pub(super) fn name_and_value(text: &str) -> (&str, Option<&str>) {
+    text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)))
+}
+
 /// Tells the words behind a program apart.
 pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
     let mut given = Given::default();
@@ -138,7 +143,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
         } else if flags == "-" && whole {
             is_over = !may_be_value;
         } else if let Some(long) = flags.strip_prefix('-') {
-            let (name, tail) = long.split_once('=').map_or((long, None), |(name, tail)| (name, Some(tail)));
+            let (name, tail) = name_and_value(long);
             let exact = shape.long.iter().find(|known| **known == name);
             let known = exact.or_else(|| shape.long.iter().find(|known| name.len() > 1 && known.starts_with(name)));
             let value = match tail {

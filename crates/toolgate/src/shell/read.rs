@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use tree_sitter::{Node, Parser, Tree};
 
 use super::inner::{self, Depth, is_powerful};
+use super::options::name_and_value;
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal};
 
@@ -210,7 +211,7 @@ impl<'r> Reader<'r> {
                 let words: Vec<Word> = self.of(node).split_whitespace().map(Word::known).collect();
                 let powerful = |word: &str| {
                     let word = word.trim_matches(['"', '\'']);
-                    let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+                    let (name, value) = name_and_value(word);
                     is_powerful(name, value) && name != "PATH"
                 };
                 if words.iter().skip(1).filter_map(Word::text).any(powerful) {

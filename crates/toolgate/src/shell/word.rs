@@ -13,7 +13,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         if let Self::Text(text) = self { text.len() } else { 1 }
     }
 }

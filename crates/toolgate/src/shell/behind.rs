@@ -1,0 +1,327 @@
+//! Commands that stand behind another program: a wrapper, `find -exec`, or `git` that is told to run something.
+
+use super::inner::{Depth, MOST_WORDS, deeper, is_powerful, joined};
+use super::known::{HARMLESS, MANAGERS, PLAIN, SETTINGS, STAYING, TAKING, WRAPPERS};
+use super::options::name_and_value;
+use super::text::has_braces;
+use super::word::Word;
+use super::{Command, Shell, base, read, without_options};
+
+/// Programs behind which a shell may read a file as commands.
+#[rustfmt::skip]
+const READING: &[&str] = &[
+    "builtin", "command", "doas", "exec", "hyperfine", "parallel", "runuser", "screen", "script", "sg", "su", "sudo", "time", "tmux", "watch",
+];
+/// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
+const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
+/// Wrappers that hand their words to a shell as a text.
+const EVALUATING: &[&str] =
+    &["entr", "flock", "hyperfine", "nix-shell", "parallel", "runuser", "screen", "script", "sg", "su", "tmux", "watch"];
+
+/// A command behind another one: where it begins depends on flags of every wrapper, so it is looked for everywhere.
+pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
+    let mut found = Shell::default();
+    // `command -v` only looks.
+    if program == "command" && rest.first().and_then(Word::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
+        return found;
+    }
+    if rest.len() > MOST_WORDS {
+        found.opaque.push(format!("there are too many words behind `{program}`"));
+    }
+    let (rest, begins) = with_what_is_read(program, rest);
+    let rest = rest.as_slice();
+    let is_flag = |word: &Word| word.text().is_some_and(|text| text.starts_with('-') || text.contains('='));
+    let is_wrapper = |word: &Word| word.text().is_some_and(|text| WRAPPERS.contains(&base(text)));
+    let feeds = command.words.iter().any(|word| matches!(word.text().map(base), Some("xargs" | "parallel")));
+    let first = rest.iter().find(|word| !is_flag(word));
+    if first.into_iter().chain(rest.get(begins)).any(|word| word.text().is_none()) {
+        found.opaque.push("which program runs is only known when it runs".to_owned());
+    }
+    // What comes in becomes the program where none stands there.
+    let last = rest.iter().rposition(is_wrapper).map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
+    let bare =
+        |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || ".smhd".contains(c)));
+    if feeds && last.iter().find(|word| !bare(word)).is_none_or(|word| word.text().is_none()) {
+        found.opaque.push("which program runs is only known when it runs".to_owned());
+    }
+    // Where it stands it stays, unless something in between goes elsewhere.
+    let stays = |word: &Word| {
+        // To another directory, or to that of whoever it is run as.
+        let goes = |text: &str| match text.strip_prefix("--") {
+            Some(long) => long.starts_with('c') || long.starts_with("log"),
+            None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i'])),
+        };
+        word.text().is_some_and(|text| STAYING.contains(&base(text)) || (bare(word) && !goes(text)))
+    };
+    let near = 1 + rest.iter().take_while(|word| stays(word)).count();
+    // Behind a program that runs none of its words, nothing is one; what is between the two must be known.
+    let runs_none = |at: usize| {
+        let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(Word::text);
+        let named = rest.get(at).and_then(Word::text).map(base).is_some_and(|name| PLAIN.contains(&name) && !WRAPPERS.contains(&name));
+        named && before.is_none_or(|text| !text.starts_with('-'))
+    };
+    let leads = |word: &Word| stays(word) || word.text().is_some_and(|text| MANAGERS.contains(&base(text)));
+    let is_clear =
+        |end: &usize| (STAYING.contains(&program) || MANAGERS.contains(&program)) && rest.get(..*end).unwrap_or_default().iter().all(leads);
+    let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
+    // Right behind a package manager that really runs, and is no option's value.
+    let is_managed = |at: usize| match at.checked_sub(1).map(|before| rest.split_at_checked(before).unwrap_or_default()) {
+        None => MANAGERS.contains(&program),
+        Some((before, behind)) => {
+            let is_value = before.last().and_then(Word::text).is_none_or(|text| text.starts_with('-')) && !before.is_empty();
+            let name = behind.first().and_then(Word::text).map(base);
+            name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
+        }
+    };
+    for at in 0..rest.len().min(MOST_WORDS) {
+        let words = rest.get(at..).unwrap_or_default().to_vec();
+        let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
+        // What a package manager installs is no file.
+        let is_verb = words.first().and_then(Word::text) == Some("install") && is_managed(at);
+        let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end || is_verb, ..Command::default() };
+        if inner.words.first().is_some_and(is_flag) {
+            continue;
+        }
+        // Only a shell reads a file as commands, and only one that stands there; for others `.` is a directory.
+        let is_reading = |word: &Word| word.text().is_some_and(|text| READING.contains(&base(text)));
+        let may_read = READING.contains(&program) || rest.iter().take(at).any(is_reading);
+        let is_last = inner.words.len() == 1 && !feeds;
+        if (is_last || !may_read) && matches!(inner.words.first().and_then(Word::text), Some("." | "source")) {
+            continue;
+        }
+        if feeds {
+            inner.words.push(Word::unknown(true));
+            inner.fed = None;
+        }
+        found.add(deeper(inner, depth, true));
+    }
+    let own = begins_own(program, rest, end);
+    for (at, word) in rest.iter().enumerate().take(MOST_WORDS) {
+        let Some(text) = word.text() else { continue };
+        if let Some((name, value)) = text.split_once('=')
+            && is_powerful(name, Some(value))
+        {
+            found.opaque.push(format!("`{name}` changes what commands do"));
+        }
+        if program == "env"
+            && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
+        {
+            found.opaque.push("`env` takes a text apart into a command".to_owned());
+        }
+        if feeds && text.contains("{}") && text.contains(' ') {
+            found.opaque.push("what is run is only known when it runs".to_owned());
+        }
+        if own.is_some_and(|own| at >= own) {
+            continue;
+        }
+        // `-c'…'`, `-qc'…'` and `--command=…` are commands as well.
+        let value = text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
+        let glued = (2..=10).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
+        let whole = Some(text).filter(|_| !text.starts_with('-'));
+        let mut known: Vec<&str> = Vec::new();
+        // A pattern of file names may be a program's name where a shell reads it again.
+        let reads = |name: &str| EVALUATING.contains(&name);
+        let again = reads(program) || rest.iter().take(at).filter_map(Word::text).map(base).any(reads);
+        for code in glued.chain(value).chain(whole) {
+            if (is_code(code) || (again && code.contains(['*', '?', '[']))) && !known.contains(&code.trim_start()) {
+                known.push(code.trim_start());
+                found.add(read::read(code, depth.down()));
+            }
+        }
+    }
+    found
+}
+
+/// Whether a text may be more than one word to a shell, or another one: a pattern of file names alone is not.
+fn is_code(text: &str) -> bool {
+    text.contains(|c: char| c.is_whitespace() || c.is_control() || ";&|<>()$`\"'\\!#".contains(c)) || has_braces(text)
+}
+
+/// The words behind a wrapper, and where those begin that `xargs` runs. What it puts in the place of a text nobody knows: that of
+/// `-I R`, `-IR`, `-iR` or `--replace=R`.
+fn with_what_is_read(program: &str, rest: &[Word]) -> (Vec<Word>, usize) {
+    const LONG: &[&str] = &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
+    let is_xargs = |word: &Word| word.text().map(base) == Some("xargs");
+    let behind = if program == "xargs" { Some(0) } else { rest.iter().position(is_xargs).map(|at| at + 1) };
+    let Some(mut at) = behind else { return (rest.to_vec(), 0) };
+    let mut sign = None;
+    while let Some(text) = rest.get(at).and_then(Word::text).filter(|text| text.starts_with('-')) {
+        at += 1;
+        let next = rest.get(at).and_then(Word::text).unwrap_or_default();
+        if let Some(long) = text.strip_prefix("--") {
+            let (name, value) = name_and_value(long);
+            if !name.is_empty() && "replace".starts_with(name) {
+                sign = Some(value.unwrap_or("{}"));
+            }
+            let is_valued = name.len() > 1 && LONG.iter().any(|known| known.starts_with(name));
+            at += usize::from(is_valued && value.is_none());
+            continue;
+        }
+        // The first letter that takes a value takes what follows.
+        let Some((flag, value)) =
+            text.find(|flag: char| "EIJLPRSadeilns".contains(flag)).and_then(|at| text.get(at..)?.split_at_checked(1))
+        else {
+            continue;
+        };
+        let is_next = value.is_empty() && !["e", "i", "l"].contains(&flag);
+        at += usize::from(is_next);
+        match flag {
+            "I" | "J" => sign = Some(if is_next { next } else { value }),
+            "i" => sign = Some(if value.is_empty() { "{}" } else { value }),
+            _ => {}
+        }
+    }
+    let fill = |(n, word): (usize, &Word)| {
+        let (before, after) =
+            word.text().filter(|_| n >= at).and_then(|text| Some((text.split_once(sign?)?.0, text.rsplit_once(sign?)?.1)))?;
+        Some(Word::known(before).then(&Word::unknown(false)).then(&Word::known(after)))
+    };
+    (rest.iter().enumerate().map(|word| fill(word).unwrap_or_else(|| word.1.clone())).collect(), at)
+}
+
+/// Where a program stands that runs none of its words, so that what follows is its own, and no text that something else runs: right
+/// behind wrappers that run no texts. `end` is where the first such program stands that is no option's value.
+fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
+    let text = |at: usize| rest.get(at).and_then(Word::text);
+    let before = |at: usize| at.checked_sub(1).and_then(text);
+    // Behind these options of `xargs` no value follows.
+    let is_whole = |option: &str| {
+        let glued = option.len() > 2 && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
+        glued || matches!(option, "-0" | "-r" | "-0r" | "-r0" | "--null" | "--no-run-if-empty")
+    };
+    let is_plain = |at: &usize| text(*at).is_some_and(|text| PLAIN.contains(&base(text)));
+    let sooner = (0..end).filter(|_| program == "xargs").filter(is_plain).find(|at| before(*at).is_some_and(is_whole));
+    let own = sooner.unwrap_or(end);
+    let passes = |at: usize| {
+        let is_bare = |text: &str| text.starts_with('-') || text.contains('=') || text.starts_with(|first: char| first.is_ascii_digit());
+        let is_value = before(at).is_some_and(|before| before.starts_with('-'));
+        let may_be_value = |text: &str| is_value && !WRAPPERS.contains(&base(text));
+        text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || PASSING.contains(&base(text)))
+    };
+    // One that is both runs what it is given.
+    let wraps = text(own).is_some_and(|text| WRAPPERS.contains(&base(text)));
+    (PASSING.contains(&program) && !wraps && (0..own).all(passes)).then_some(own)
+}
+
+/// Whether it makes `find` run another program.
+pub(super) fn runs_another(word: &Word) -> bool {
+    matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch"))
+}
+
+/// Commands behind `-exec` and its like.
+pub(super) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> Shell {
+    let mut found = Shell::default();
+    for (at, word) in words.iter().enumerate().take(MOST_WORDS) {
+        // What is glued to the flag is the program.
+        let glued = match word.text() {
+            _ if runs_another(word) => "",
+            Some(text) if program != "find" => match glued_to_exec(text) {
+                Some(glued) => glued,
+                None => continue,
+            },
+            _ => continue,
+        };
+        let after = words.get(at + 1..).unwrap_or_default();
+        let is_end = |word: &Word| matches!(word.text(), Some(";" | "+"));
+        let after = after.split(is_end).next().unwrap_or_default();
+        let after: Vec<Word> =
+            Some(glued).filter(|glued| !glued.is_empty()).map(Word::known).into_iter().chain(after.iter().cloned()).collect();
+        let holds =
+            |word: &Word| word.text().is_some_and(|text| ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign)));
+        let code_of_it = after.iter().any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
+        if after.first().is_none_or(holds) || code_of_it {
+            found.opaque.push("which program runs is only known when it runs".to_owned());
+        }
+        // What is found may be any file, and `fd` puts it last where nothing says where.
+        let mut words: Vec<Word> = after.iter().map(|word| if holds(word) { Word::unknown(false) } else { word.clone() }).collect();
+        if program != "find" && !after.iter().any(holds) {
+            words.push(Word::unknown(true));
+        }
+        found.add(deeper(Command { words, ..Command::default() }, depth, false));
+    }
+    found
+}
+
+/// What stands right behind the flag of `fd` that runs something, in the same word: `-xrm`, `-Hx`, `--exec=rm`.
+fn glued_to_exec(text: &str) -> Option<&str> {
+    if let Some(long) = text.strip_prefix("--") {
+        let (name, value) = long.split_once('=').unwrap_or((long, ""));
+        return (name.len() > 2 && "exec-batch".starts_with(name) && name.starts_with("exe")).then_some(value);
+    }
+    let flags = text.strip_prefix('-')?;
+    // Others take what is glued to them.
+    let at = flags.find(|flag: char| "cCdeEjoStxX".contains(flag))?;
+    flags.get(at..)?.strip_prefix(['x', 'X']).map(|rest| rest.strip_prefix('=').unwrap_or(rest))
+}
+
+/// Verbs of `git`, beside those that take something away, that fill the directory of its files.
+const FILLING: &[&str] = &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
+
+/// What `git` is told to run.
+pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
+    let mut found = Shell::default();
+    let other = || "`git` is set up to run something else".to_owned();
+    let safe = |setting: &str| {
+        let (key, value) = name_and_value(setting);
+        let key = key.to_ascii_lowercase();
+        let shows = ["color.", "advice."].iter().any(|of| key.starts_with(of)) && !key.contains('/');
+        SETTINGS.contains(&key.as_str()) || shows || (key == "core.pager" && value.is_some_and(|value| HARMLESS.contains(&value)))
+    };
+    let texts: Vec<Option<&str>> = words.iter().map(Word::text).collect();
+    let own = words.len() - without_options(words).len();
+    let verb = texts.get(own).copied().flatten();
+    let may_be = |verbs: &[&str]| verb.is_none_or(|verb| verbs.contains(&verb));
+    // The files of another repository, or another place for its own.
+    let is_elsewhere = |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
+    let takes = TAKING.iter().chain(FILLING).any(|taking| may_be(&[*taking]));
+    if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
+        found.opaque.push(other());
+    }
+    for (at, text) in texts.iter().enumerate() {
+        let next = texts.get(at + 1).copied().flatten();
+        let text = text.unwrap_or_default();
+        // The first letter of a cluster that takes a value.
+        let takes = |letters: &str| {
+            let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-') && at > own)?;
+            flags.chars().find(|flag| letters.contains(*flag))
+        };
+        let sets = at < own || may_be(&["clone"]);
+        match text {
+            "--config" if !next.is_some_and(safe) => found.opaque.push(other()),
+            "-c" if sets && !next.is_some_and(safe) => found.opaque.push(other()),
+            long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => found.opaque.push(other()),
+            glued if sets && glued.starts_with("-c") && glued.len() > 2 && !safe(glued.get(2..).unwrap_or_default()) => {
+                found.opaque.push(other())
+            }
+            cluster if may_be(&["clone"]) && matches!(takes("bcjou"), Some('c' | 'u')) && !cluster.starts_with("-c") => {
+                found.opaque.push(other())
+            }
+            _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => found.opaque.push(other()),
+            "-x" if may_be(&["difftool", "rebase"]) => match next {
+                Some(code) => found.add(read::read(code, depth.down())),
+                None => found.opaque.push(other()),
+            },
+            _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => found.opaque.push(other()),
+            "filter-branch" | "difftool" | "mergetool" | "for-each-repo" | "remote-ext" | "remote-fd" | "shell" => {
+                found.opaque.push(other())
+            }
+            "bisect" | "submodule" | "rebase" if words.get(at + 1).is_some_and(|next| next.text().is_none()) => found.opaque.push(other()),
+            "run" | "foreach" => {
+                found.add(joined(words.get(at + 1..).unwrap_or_default(), depth));
+                break;
+            }
+            "config" => {
+                if texts.iter().flatten().any(|word| *word == "-f" || word.starts_with("--file")) {
+                    found.opaque.push(other());
+                }
+                let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
+                let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
+                if count > 1 && !key.is_some_and(safe) {
+                    found.opaque.push(other());
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}

@@ -1,0 +1,225 @@
+//! Trees that a command reads as a whole: what is searched, packed or compared, with files that no word of it names.
+
+use super::behind::runs_another;
+use super::goes::{ANYWHERE, MOST, is_detour, joined};
+use super::known::SEARCHERS;
+use super::options::{self, BASE, Given, Shape};
+use super::place::long_ends;
+use super::reach::{by_module, fills, from, here, is_packing_module, own_words, packs, starts, writer};
+use super::word::{Part, Sure, Word, meet, sum};
+use super::{Command, Fed, Place, base, without_options};
+
+/// What is longer may be anything.
+const LONGEST: usize = 4_096;
+
+/// Whether a word only says which files a search looks at, or is a pattern for what shows no more than names.
+pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
+    const CHOOSING: &[&str] = &["--exclude=", "--exclude-dir="];
+    // One that is named by its own name is a file that is read.
+    let is_pattern = word.text().is_none_or(|text| text.contains(['*', '?', '[']));
+    let is_one = |text: &str| CHOOSING.iter().any(|option| text.starts_with(*option)) || (is_pattern && text.starts_with("--include="));
+    let begins = |spelling: &Vec<Part>| matches!(spelling.first(), Some(Part::Text(text)) if is_one(text));
+    // What falls into several words may be more than a value.
+    let falls_apart = word.splits && word.text().is_none() && !word.is_pattern();
+    let named = word.spellings().len() > 1 && word.spellings().iter().all(|spelling| matches!(spelling.as_slice(), [Part::Text(_)]));
+    let chooses = command.program().is_some_and(is_search) && !falls_apart && !named && word.spellings().iter().all(begins);
+    chooses || (matches!(command.program(), Some("du" | "ls" | "stat")) && word.text().is_none() && word.is_pattern())
+}
+
+fn searcher(program: &str) -> Option<&'static Shape> {
+    SEARCHERS.iter().find(|shape| shape.programs.contains(&program))
+}
+
+pub(super) fn is_search(program: &str) -> bool {
+    searcher(program).is_some()
+}
+
+/// What a command reads as a whole.
+#[derive(Default)]
+struct Trees {
+    roots: Vec<Word>,
+    /// Not all of what lies there is read, as far as can be told.
+    some: bool,
+    /// Names of directories, and of files, that are left out.
+    without: (Vec<Word>, Vec<Word>),
+}
+
+/// The trees that a command reads as a whole. With `feeds`, what is found becomes words of another command.
+fn trees(command: &Command, feeds: bool) -> Trees {
+    let (Some(program), words) = (command.program().filter(|_| !command.unlikely), own_words(command)) else { return Trees::default() };
+    if let Some(shape) = searcher(program) {
+        // Only a pipe, and a text that stands here, are sure to be read instead.
+        return searched(program, options::read(words, shape), matches!(command.fed, Some(Fed::Piped | Fed::Text(_))));
+    }
+    match program {
+        "tar" | "bsdtar" | "gtar" | "jar" | "7z" | "7za" | "7zr" | "7zz" | "pax" => {
+            let given = options::read(words, writer(program).unwrap_or(&BASE));
+            if !fills(command).is_empty() && !packs(program, &given) {
+                return Trees::default();
+            }
+            let directories = given.values(&["-C", "--directory", "--cd"]);
+            // A directory is for what stands behind it.
+            let goes = |(at, word): &(usize, &Word)| {
+                let short = |text: &str| (*at == 0 || text.starts_with('-')) && !text.starts_with("--") && text.contains('C');
+                word.text().is_some_and(|text| text.starts_with("--d") || text.starts_with("--cd") || short(text))
+            };
+            let before: Vec<&Word> = words.iter().enumerate().take_while(|word| !goes(word)).map(|(_, word)| word).collect();
+            let within = |word: &Word| -> Vec<Word> {
+                let own = directories.is_empty() || before.contains(&word);
+                directories.iter().map(|to| from(word, Some(to))).chain(own.then(|| word.clone())).collect()
+            };
+            // What `--exclude` leaves out hangs on where it stands, and on other options.
+            let added = given.values(&["--add-file"]);
+            if directories.len() > 1 && directories.len() * (given.operands.len() + added.len()) > MOST * MOST {
+                return Trees { roots: vec![Word::known(ANYWHERE)], ..Trees::default() };
+            }
+            Trees { roots: given.operands.iter().chain(&added).flat_map(within).collect(), ..Trees::default() }
+        }
+        "zip" | "diff" => {
+            const BOTH: Shape = Shape { long: &["from-file", "to-file"], ..BASE };
+            let given = options::read(words, &BOTH);
+            let also = given.values(&["--from-file", "--to-file"]);
+            Trees { roots: given.operands.into_iter().chain(also).collect(), ..Trees::default() }
+        }
+        "git" => Trees { roots: compared(without_options(words)), ..Trees::default() },
+        "scp" | "sftp" => {
+            let mut roots = options::read(words, writer(program).unwrap_or(&BASE)).operands;
+            roots.pop();
+            Trees { roots, ..Trees::default() }
+        }
+        "find" | "fd" | "fdfind" if feeds || words.iter().any(runs_another) => {
+            let mut roots = if program == "find" { starts(words) } else { options::read(words, &BASE).operands };
+            if roots.is_empty() || program != "find" {
+                roots.push(here());
+            }
+            Trees { roots, some: true, ..Trees::default() }
+        }
+        _ if program.starts_with("python") && by_module(words).is_empty() => {
+            Trees { roots: if words.iter().any(is_packing_module) { words.to_vec() } else { Vec::new() }, ..Trees::default() }
+        }
+        _ => Trees::default(),
+    }
+}
+
+/// What `git` reads that is not its own.
+fn compared(words: &[Word]) -> Vec<Word> {
+    let Some((verb, rest)) = words.split_first() else { return Vec::new() };
+    let given = options::read(rest, &BASE);
+    let is_told = given.has(&["--no-index"]);
+    let is_outside = |word: &Word| word.text().is_some_and(|text| text.starts_with(['/', '~']) || text.starts_with(".."));
+    match verb.text() {
+        Some("grep") if is_told => given.operands.into_iter().chain([here()]).collect(),
+        Some("diff") if is_told => given.operands,
+        // Of two files, one of which is not in the repository, it need not be told.
+        Some("diff") if given.operands.len() > 1 => given.operands.into_iter().filter(is_outside).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn searched(program: &str, given: Given, is_fed: bool) -> Trees {
+    const DEEP: &[&str] = &["-d", "-r", "-R", "--dereference-recursive", "--directories", "--recursive"];
+    if ["ack", "ag", "ug", "ugrep"].contains(&program) {
+        return Trees { roots: searched_somehow(given, is_fed), ..Trees::default() };
+    }
+    let deep = !["grep", "egrep", "fgrep"].contains(&program) || given.has(DEEP);
+    let has_pattern = given.has(&["-e", "-f", "--file", "--regexp"]);
+    // Names alone are no secret.
+    if !deep || given.has_just("--files") || (given.operands.is_empty() && !has_pattern) {
+        return Trees::default();
+    }
+    let without = if program.ends_with("grep") {
+        // Of one that is to be left out and looked at, who knows.
+        let files = if given.has(&["--include"]) { Vec::new() } else { given.values(&["--exclude"]) };
+        (given.values(&["--exclude-dir"]), files)
+    } else {
+        (Vec::new(), Vec::new())
+    };
+    let mut roots: Vec<Word> = given.operands.into_iter().skip(usize::from(!has_pattern)).collect();
+    // `grep -r` looks in the directory, whatever it is fed.
+    if roots.is_empty() && (!is_fed || program != "rg") {
+        roots.push(here());
+    }
+    Trees { roots, some: false, without }
+}
+
+/// Each of these has other options with a value: every operand may be what is searched, and the pattern another one.
+fn searched_somehow(given: Given, is_fed: bool) -> Vec<Word> {
+    let most = 1 + given.bare("ABCDGJKMNOWdefgmpt");
+    let has_pattern = given.has(&["-e", "-f", "--file", "--match", "--regexp"]);
+    let reads = is_fed && !given.has(&["--nofilter"]);
+    let mut roots = given.operands;
+    if !reads && roots.len() <= most && (has_pattern || !roots.is_empty()) {
+        roots.push(here());
+    }
+    roots
+}
+
+impl Place<'_> {
+    /// Whether a command reads it with a whole tree, from one of these directories.
+    pub(super) fn is_read_by(&self, command: &Command, wanders: &[String], feeds: bool, lenient: bool) -> Sure {
+        let trees = trees(command, feeds);
+        if trees.roots.is_empty() {
+            return Sure::No;
+        }
+        let stands = command.stands().and_then(Word::text).map(|path| {
+            let mut all: Vec<String> = wanders.iter().map(|directory| joined(directory, path, self.home)).collect();
+            all.sort();
+            all.dedup();
+            all
+        });
+        let from = stands.as_deref().unwrap_or(wanders);
+        let one = |root: &Word| match root.text() {
+            Some(path) => {
+                let read = |from: &String| match self.is_searched(from, path) {
+                    Sure::Yes if self.is_left_out(&joined(from, path, self.home), &trees.without) => Sure::No,
+                    sure => sure,
+                };
+                let read = from.iter().map(read);
+                // Of many directories, who knows in which it is.
+                if from.len() > 2 { sum(read) } else { read.max().unwrap_or(Sure::No) }
+            }
+            None if root.is_unknown() && lenient => Sure::No,
+            None if root.is_unknown() || from.len() > 8 || from.iter().any(|from| self.may_lie_under(from, root)) => Sure::Maybe,
+            None => Sure::No,
+        };
+        let sure = trees.roots.iter().map(one).max().unwrap_or(Sure::No);
+        if trees.some { sure.min(Sure::Maybe) } else { sure }
+    }
+
+    /// Whether a word of which not all is known may be it, or a directory above it.
+    fn may_lie_under(&self, from: &str, word: &Word) -> bool {
+        let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
+        let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
+        word.spellings().iter().any(|spelling| {
+            let is_whole = matches!(self.cleaned(spelling).first(), Some(Part::Text(text)) if text.starts_with(['/', '~']));
+            // From somewhere that nobody knows it may be anything.
+            if spelling.iter().map(Part::len).sum::<usize>() > LONGEST || !(is_whole || from.starts_with('/')) {
+                return true;
+            }
+            // How it begins nobody knows: it may go on as one of them ends.
+            if let [Part::Any, rest @ ..] = spelling.as_slice() {
+                let rest = self.cleaned(rest);
+                let is_last = |path: &str| matches!(rest.as_slice(), [Part::Text(text)] if text.trim_matches('/') == base(path));
+                let is_end = |end: &str| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/")));
+                if above.iter().any(|path| is_last(path) || long_ends(path).any(is_end)) {
+                    return true;
+                }
+            }
+            let spelling = self.spelled_from(from, spelling);
+            (!spelling.contains(&Part::Any) && is_detour(&spelling))
+                || above.iter().any(|path| meet(&spelling, &Word::wanted(path)) || meet(&spelling, &Word::wanted(&format!("{path}/"))))
+        })
+    }
+
+    /// Whether a search under a directory leaves it out: a directory on the way to it, or whatever is called like it.
+    fn is_left_out(&self, directory: &str, (directories, files): &(Vec<Word>, Vec<Word>)) -> bool {
+        let way = self.path.strip_prefix(directory).unwrap_or_default();
+        let like = |names: &[Word], part: &str| {
+            let mut plain = names.iter().filter_map(Word::text).filter(|name| !name.contains(['?', '[', '/', '\\']));
+            plain.any(|name| crate::names::glob(name, part))
+        };
+        let mut parts = way.split('/').filter(|part| !part.is_empty()).rev();
+        let last = parts.next().is_some_and(|part| like(directories, part) && like(files, part));
+        last || parts.any(|part| like(directories, part))
+    }
+}
