@@ -14,6 +14,8 @@ const READING: &[&str] = &[
 ];
 /// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
+/// Programs behind `npx` that take patterns of file names.
+const MATCHING: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
 /// Wrappers that hand their words to a shell as a text.
 const EVALUATING: &[&str] =
     &["entr", "flock", "hyperfine", "nix-shell", "parallel", "runuser", "screen", "script", "sg", "su", "tmux", "watch"];
@@ -79,7 +81,9 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         // What a package manager installs is no file.
         let is_verb = words.first().and_then(Word::text) == Some("install") && is_managed(at);
         let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end || is_verb, ..Command::default() };
-        if inner.words.first().is_some_and(is_flag) {
+        // `@types/node` is the name of a package, and no program.
+        let is_package = |word: &Word| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
+        if inner.words.first().is_some_and(|word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word))) {
             continue;
         }
         // Only a shell reads a file as commands, and only one that stands there; for others `.` is a directory.
@@ -96,6 +100,8 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         found.add(deeper(inner, depth, true));
     }
     let own = begins_own(program, rest, end);
+    // `npx prettier "src/**/*.{ts,tsx}"`: these look for files, and run no words of theirs.
+    let matches_files = program == "npx" && rest.first().and_then(Word::text).is_some_and(|first| MATCHING.contains(&first));
     for (at, word) in rest.iter().enumerate().take(MOST_WORDS) {
         let Some(text) = word.text() else { continue };
         if let Some((name, value)) = text.split_once('=')
@@ -123,7 +129,8 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         let reads = |name: &str| EVALUATING.contains(&name);
         let again = reads(program) || rest.iter().take(at).filter_map(Word::text).map(base).any(reads);
         for code in glued.chain(value).chain(whole) {
-            if (is_code(code) || (again && code.contains(['*', '?', '[']))) && !known.contains(&code.trim_start()) {
+            let is_pattern = matches_files && !is_text(code);
+            if ((is_code(code) && !is_pattern) || (again && code.contains(['*', '?', '[']))) && !known.contains(&code.trim_start()) {
                 known.push(code.trim_start());
                 found.add(read::read(code, depth.down()));
             }
@@ -134,7 +141,11 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
 
 /// Whether a text may be more than one word to a shell, or another one: a pattern of file names alone is not.
 fn is_code(text: &str) -> bool {
-    text.contains(|c: char| c.is_whitespace() || c.is_control() || ";&|<>()$`\"'\\!#".contains(c)) || has_braces(text)
+    is_text(text) || has_braces(text)
+}
+
+fn is_text(text: &str) -> bool {
+    text.contains(|c: char| c.is_whitespace() || c.is_control() || ";&|<>()$`\"'\\!#".contains(c))
 }
 
 /// The words behind a wrapper, and where those begin that `xargs` runs. What it puts in the place of a text nobody knows: that of
