@@ -35,7 +35,30 @@ pub(crate) fn is_ours(path: &Path) -> Done<()> {
     }
     let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     sql.busy_timeout(BUSY)?;
-    shape(&sql).map(|_| ())
+    match shape(&sql).map(|_| ()) {
+        // Whoever was killed while it was set to WAL has left half a change, which is undone by whoever writes to it.
+        Err(Fault::Sql(error)) if is_cut_off(&error) => match is_blank(path)? {
+            true => Ok(()),
+            false => Err(Fault::Said("another program has left it in the middle of a change; let that program open it first".to_owned())),
+        },
+        other => other,
+    }
+}
+
+fn is_cut_off(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY_ROLLBACK)
+}
+
+/// Whether a database has its first page at most, and nobody's table, number or name stands in it.
+fn is_blank(path: &Path) -> Done<bool> {
+    use std::io::Read;
+    const HEADER: usize = 108;
+    let (mut file, mut header) = (std::fs::File::open(path)?, Vec::with_capacity(HEADER));
+    file.by_ref().take(HEADER as u64).read_to_end(&mut header)?;
+    let figure = |at: std::ops::Range<usize>| header.get(at).map(|bytes| bytes.iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)));
+    // Its number, whose it is, and how many entries its first page has.
+    let is_bare = [60..64, 68..72, 103..105].into_iter().all(|at| figure(at) == Some(0));
+    Ok(is_bare && figure(16..18).is_some_and(|page| file.metadata().is_ok_and(|file| file.len() <= page)))
 }
 
 fn is_no_directory(path: &Path) -> Done<()> {

@@ -110,6 +110,36 @@ fn a_directory_that_cannot_be_written_to_is_told() {
     assert!(!output.status.success() && said.contains("ledger.db") && clear, "{said}");
 }
 
+/// What SQLite leaves beside a database, `pages` long before, when it is killed in the middle of a change.
+fn leave_journal(database: &std::path::Path, pages: u32) {
+    let mut journal = vec![0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+    for figure in [0, 7, pages, 512, 4096] {
+        journal.extend(u32::to_be_bytes(figure));
+    }
+    journal.resize(512, 0);
+    std::fs::write(database.with_extension("db-journal"), journal).unwrap();
+}
+
+#[test]
+fn who_is_killed_while_a_ledger_is_begun_leaves_one_that_can_be_begun_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    // It is set to WAL first, which is a change of the other kind.
+    rusqlite::Connection::open(&path).unwrap().query_row("PRAGMA journal_mode = WAL", [], |_| Ok(())).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4096);
+    leave_journal(&path, 0);
+    drop(SqliteStore::open(&path).unwrap());
+    drop(SqliteStore::open(&path).unwrap());
+    // What is somebody else's is left as it is.
+    let other = directory.path().join("other.db");
+    rusqlite::Connection::open(&other).unwrap().execute_batch("CREATE TABLE mine (x)").unwrap();
+    leave_journal(&other, 2);
+    let before = std::fs::read(&other).unwrap();
+    let error = SqliteStore::open(&other).unwrap_err().to_string();
+    assert!(error.contains("in the middle of a change"), "{error}");
+    assert!(other.with_extension("db-journal").exists() && std::fs::read(&other).unwrap() == before);
+}
+
 #[test]
 fn what_is_no_ledger_is_not_taken_for_one() {
     let directory = tempfile::tempdir().unwrap();
