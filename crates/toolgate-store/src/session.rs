@@ -192,14 +192,18 @@ impl Session {
         Ok(state)
     }
 
-    /// The latest evidence under a key, unless it was taken away since.
-    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
+    /// The latest evidence under a key, also where it was taken away.
+    fn proof(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Evidence>> {
         let found: Option<String> = sql
             .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
             .query_row(params![self.id, text(key)?], |row| row.get(0))
             .optional()?;
-        let Some(found) = found else { return Ok(None) };
-        let proof: Evidence = serde_json::from_str(&found)?;
+        found.map(|found| serde_json::from_str(&found)).transpose().map_err(Into::into)
+    }
+
+    /// The latest evidence under a key, unless it was taken away since.
+    pub(crate) fn evidence(&self, sql: &Connection, key: &EvidenceKey) -> Done<Option<Arc<Evidence>>> {
+        let Some(proof) = self.proof(sql, key)? else { return Ok(None) };
         if self.revokes {
             for key in proof.keys_if(false) {
                 let revoked: Option<i64> = sql
@@ -243,9 +247,13 @@ impl Session {
         self.change(sql, "slices", changes.slices)?;
         self.change(sql, "marks", changes.marks)?;
         if let Some(mut evidence) = changes.evidence {
-            evidence.stamp = self.stamp;
+            let is_late = evidence.stamp < self.stamp;
+            evidence.stamp = evidence.stamp.min(self.stamp);
             for key in evidence.keys() {
-                self.prove(sql, &key, &evidence)?;
+                // What was proved since stands.
+                if !is_late || self.proof(sql, &key)?.is_none_or(|known| known.stamp <= evidence.stamp) {
+                    self.prove(sql, &key, &evidence)?;
+                }
             }
         }
         Ok(())

@@ -54,7 +54,7 @@ impl State {
     }
 
     /// Whether nothing has taken it away since. Most sessions never take anything away.
-    fn stands(&self, proof: &Evidence) -> bool {
+    pub(crate) fn stands(&self, proof: &Evidence) -> bool {
         self.revocations.is_empty() || proof.keys_if(false).all(|key| self.revocations.get(&key).is_none_or(|at| *at < proof.stamp))
     }
 
@@ -95,10 +95,13 @@ impl State {
             set(&mut self.marks, name, value);
         }
         if let Some(mut evidence) = changes.evidence {
-            evidence.stamp = self.stamp;
+            evidence.stamp = evidence.stamp.min(self.stamp);
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {
-                self.evidence.insert_mut(key, Arc::clone(&evidence));
+                // What was proved since stands.
+                if self.evidence.get(&key).is_none_or(|known| known.stamp <= evidence.stamp) {
+                    self.evidence.insert_mut(key, Arc::clone(&evidence));
+                }
             }
         }
     }
@@ -225,7 +228,7 @@ pub struct Evidence {
     pub at: Timestamp,
     /// Who ran it.
     pub origin: Origin,
-    /// When in the session it was proved, counted against what was taken away.
+    /// When in the session it was proved, counted against what was taken away: at most when it is committed.
     #[serde(default)]
     pub stamp: u64,
 }

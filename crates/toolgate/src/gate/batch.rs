@@ -70,8 +70,8 @@ impl Toolgate {
             .filter_map(|call| agent?.tools.get(call.tool.as_str()))
             .map(|tool| tool.spec.timeout)
             .fold(std::time::Duration::ZERO, |sum, t| sum.saturating_add(t));
-        // All are judged before any runs: no call leans on what another has not proved yet.
-        let mut slots = Vec::new();
+        // All are judged before any runs: no call leans on what another has not proved yet, nor on what one before it takes away.
+        let (mut slots, mut base) = (Vec::new(), (*base).clone());
         for call in calls {
             let mut trail = Trail::open(self, call, None);
             trail.slack = slack;
@@ -81,6 +81,9 @@ impl Toolgate {
                 Ok(slot) => slot,
                 Err(_) => Slot::Done(self.lost(call, id).await),
             });
+            if let Some(Slot::Ready(passed, trail)) = slots.last() {
+                passed.permit.tool().takes_away(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
+            }
         }
         self.execute(slots, calls).await
     }

@@ -173,7 +173,10 @@ impl Toolgate {
             facts.take_from(needs, at);
             return Ok(());
         }
-        self.0.store.load(key, needs, at, facts).await
+        self.0.store.load(key, needs, at, facts).await?;
+        // Calls of a plan may take away what is still there.
+        facts.keep_what_stands(at);
+        Ok(())
     }
 
     /// A replay is no new act, but nobody gets an old result who may not make the call any more.
@@ -212,7 +215,7 @@ impl Toolgate {
         let effect = tool.spec.effect != Effect::Read;
         let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
         // A read that is run here writes nothing that anybody could read back, and ends here.
-        let ahead = effect || tool.spec.external || trail.kept.is_some();
+        let ahead = effect || trail.apart;
         let agent = self.0.agents.get(&call.key.agent).filter(|_| ahead);
         let seen = agent.and_then(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
         if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() && seen.is_none() {
@@ -228,7 +231,6 @@ impl Toolgate {
             Some(client) => Some((client, Parked::of(permit, self.now(), trail)?)),
             None => None,
         };
-        let external = tool.spec.external || pass.is_some();
         // Whoever runs it may ask a person first, and persons sleep; a session that ends says so.
         let time = if pass.is_some() { KEPT } else { tool.spec.timeout.saturating_add(trail.slack) };
         let intent = Box::new(Intent {
@@ -239,14 +241,14 @@ impl Toolgate {
             asked: trail.asked.unwrap_or_else(|| permit.arguments().digest()),
             recall,
             // What the client runs outlives this process, and nobody here knows whether the client is alive.
-            owner: if external { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
+            owner: if trail.apart { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
             lease: self.now().checked_add(lease(time)).unwrap_or(jiff::Timestamp::MAX),
             effect,
             // Who dies before the end leaves a row all the same.
             row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, trail)),
             pass,
             seen,
-            revokes: tool.spec.takes_away(&trail.arguments, None),
+            revokes: tool.takes_away(&trail.arguments, None),
         });
         let begun = self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await?;
         let used = match &begun {

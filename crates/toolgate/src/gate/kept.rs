@@ -51,6 +51,9 @@ pub(super) struct Parked {
     config: Digest,
     facts: Facts,
     latency: Latency,
+    /// How far the session had come. Older passes do not tell.
+    #[serde(default)]
+    stamp: Option<u64>,
 }
 
 impl Parked {
@@ -66,6 +69,7 @@ impl Parked {
             config: trail.config,
             facts: trail.facts.clone(),
             latency: trail.latency(),
+            stamp: Some(trail.stamp),
         };
         serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "the call cannot be kept"))
     }
@@ -80,6 +84,7 @@ impl Toolgate {
     pub async fn admit_kept(&self, call: Call) -> Result<Kept, Answer> {
         let mut trail = Trail::open(self, &call, None);
         trail.kept = Some(call.client_id.clone().unwrap_or_default());
+        trail.apart = true;
         trail.facts.reported = true;
         self.admit_apart(call, trail, |_, passed, mut trail| Kept {
             call: trail.id,
@@ -145,9 +150,7 @@ impl Toolgate {
     async fn refuse_unadmitted(&self, stop: Stop, call: &Call, told: Option<&Judged>, trail: Box<Trail>) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
         let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
-            Some((agent, tool)) => {
-                (seen::unadmitted(agent, &tool.spec, told.map(Judged::value)), tool.spec.takes_away(&trail.arguments, None))
-            }
+            Some((agent, tool)) => (seen::unadmitted(agent, &tool.spec, told.map(Judged::value)), tool.takes_away(&trail.arguments, None)),
             None => (None, Vec::new()),
         };
         self.refuse_with(stop, seen, revoked, trail).await
@@ -196,6 +199,7 @@ impl Toolgate {
         trail.stop_reason = parked.stop_reason;
         trail.config = parked.config;
         trail.asked = parked.asked;
+        trail.stamp = parked.stamp.unwrap_or(u64::MAX);
         trail.digest = Some(arguments.digest());
         trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
         trail.facts = Facts { claimed: used, ..parked.facts };

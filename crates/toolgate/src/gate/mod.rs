@@ -139,6 +139,7 @@ impl Toolgate {
         trail.at(Gate::Recall);
         // From here to the settling, a tool with effects has the session to itself.
         let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
+        trail.stamp = entered.state.stamp;
         if let Some(replay) = self.recall(&agent, call, &tool, &arguments, &entered, trail).await? {
             return Ok(Admitted::Replay(replay));
         }
@@ -191,7 +192,7 @@ impl Toolgate {
         let error = ToolError::of(code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat it")
             .with_effects(Effects::Unknown);
         let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
-        let revoked = tool.map(|tool| tool.spec.takes_away(&trail.arguments, None)).unwrap_or_default();
+        let revoked = tool.map(|tool| tool.takes_away(&trail.arguments, None)).unwrap_or_default();
         self.refuse_with(Stop::new(error), None, revoked, trail).await
     }
 }

@@ -127,7 +127,8 @@ impl Toolgate {
     /// # Errors
     /// The answer, where the call was refused or replayed. It is recorded already.
     pub async fn admit(&self, call: Call) -> Result<Pass, Answer> {
-        let trail = Trail::open(self, &call, None);
+        let mut trail = Trail::open(self, &call, None);
+        trail.apart = true;
         self.admit_apart(call, trail, |gate, mut passed, mut trail| {
             passed.reported = true;
             trail.facts.reported = true;

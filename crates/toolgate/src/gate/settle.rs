@@ -139,7 +139,7 @@ impl Toolgate {
         trail.spent = txn.spent;
         trail.at(Gate::Record);
         let row = self.row(&end, &mut trail);
-        let finish = self.finish(&row, trail.asked, &mut end, &passed, &mut txn);
+        let finish = self.finish(&row, &trail, &mut end, &passed, &mut txn);
         // Nobody looks at the snapshot any more: the store can change the session in place.
         passed.state = None;
         match self.0.store.finish(finish).await {
@@ -170,7 +170,7 @@ impl Toolgate {
         let mut end = End::failed(error.with_effects(passed.effects_of_run()), Gate::Settle);
         self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
         let row = Arc::new(end.rewrite(&row));
-        let finish = self.finish(&row, trail.asked, &mut end, &passed, &mut txn);
+        let finish = self.finish(&row, &trail, &mut end, &passed, &mut txn);
         self.record(finish, end, row, &trail).await
     }
 
@@ -185,14 +185,14 @@ impl Toolgate {
         }
     }
 
-    fn finish(&self, row: &Arc<Row>, asked: Option<json::Digest>, end: &mut End, passed: &Passed, txn: &mut Txn) -> Box<Finish> {
+    fn finish(&self, row: &Arc<Row>, trail: &Trail, end: &mut End, passed: &Passed, txn: &mut Txn) -> Box<Finish> {
         let polled = passed.permit.tool().spec.polling.is_some().then_some(end.result).flatten();
         Box::new(Finish {
-            ended: self.ended(row, asked, polled),
+            ended: self.ended(row, trail.asked, polled),
             row: Arc::clone(row),
             version: passed.version,
             changes: end.changes.take(),
-            revoked: revoked(passed, end, row),
+            revoked: self.revoked(passed, end, trail),
             seen: seen::seen(passed, (&end.outcome, end.whole.as_ref()), end.settle, txn),
             // A race may be lost, and logs survive that.
             logs: txn.logs.clone(),
@@ -202,6 +202,21 @@ impl Toolgate {
             outputs: std::mem::take(&mut end.outputs),
             durable: passed.permit.tool().spec.effect != Effect::Read,
         })
+    }
+
+    /// What a call takes away, if it happened or may have: evidence that may not hold any more does not hold. It goes by what the
+    /// call is about, and not by its row, in which patterns are redacted.
+    fn revoked(&self, passed: &Passed, end: &End, trail: &Trail) -> Vec<Revoked> {
+        if end.settle == Settle::Released {
+            return Vec::new();
+        }
+        let tool = passed.permit.tool();
+        let mut revoked = tool.takes_away(&trail.arguments, end.outcome.success().map(|output| &output.value));
+        if let Some(seen::Otherwise(ran)) = &passed.ran {
+            let ran = ran.as_ref().map(|ran| self.0.redactor.redact_shared(Arc::new(ran.clone()), &tool.secrets)).unwrap_or_default();
+            revoked.extend(tool.takes_away(&ran, None));
+        }
+        revoked
     }
 
     /// A call that was not let through ends.
@@ -417,19 +432,6 @@ impl Toolgate {
         self.publish(&Event::ToolInvoked(row));
         Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, recorded }
     }
-}
-
-/// What a call takes away, if it happened or may have: evidence that may not hold any more does not hold.
-fn revoked(passed: &Passed, end: &End, row: &Row) -> Vec<Revoked> {
-    if end.settle == Settle::Released {
-        return Vec::new();
-    }
-    let spec = &passed.permit.tool().spec;
-    let mut revoked = spec.takes_away(&row.arguments, end.outcome.success().map(|output| &output.value));
-    if passed.ran.is_some() {
-        revoked.extend(spec.takes_away(row.facts.ran.as_ref().unwrap_or(&serde_json::Value::Null), None));
-    }
-    revoked
 }
 
 fn unrecorded(error: &StoreError) -> ToolError {

@@ -116,7 +116,7 @@ impl Toolgate {
         let tool = passed.permit.tool();
         let arguments = passed.permit.arguments();
         let ask = Ask::new(trail.id, &passed.key, &tool.spec, arguments, &trail.facts);
-        let revoked = tool.spec.takes_away(&trail.arguments, Some(value));
+        let revoked = tool.takes_away(&trail.arguments, Some(value));
         let mut marks = Vec::new();
         for policy in &tool.heard_by {
             let heard =
@@ -145,13 +145,17 @@ impl Toolgate {
             proved(asked, path.get(value)).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
         });
         let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
+        // What a client reports is as old as its call: what was taken away since stays away. Who takes away what it proves itself, proves it
+        // anew.
+        let renews = tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name);
+        let stamp = if passed.reported && !renews { trail.stamp.saturating_add(1) } else { u64::MAX };
         let evidence = Evidence {
             tool: Arc::clone(&tool.spec.name),
             entities: entities.collect(),
             fields: Value::Object(fields.collect()),
             at: trail.started,
             origin: if passed.reported { Origin::Reported } else { Origin::RunHere },
-            stamp: 0,
+            stamp,
         };
         // That there is nothing proves nothing.
         let evidence = (!empty).then_some(evidence);

@@ -43,6 +43,10 @@ pub(crate) struct Trail {
     pub(crate) span: Span,
     /// What the client calls it, where its pass is kept for another process.
     pub(crate) kept: Option<String>,
+    /// A client runs it, not this process.
+    pub(crate) apart: bool,
+    /// How far its session had come when it was admitted.
+    pub(crate) stamp: u64,
     /// Where the client asks its user: why.
     pub(crate) asks: Option<String>,
     gate: Gate,
@@ -104,6 +108,8 @@ impl Trail {
             carried: call.carried.clone(),
             span: Span::none(),
             kept: None,
+            apart: false,
+            stamp: u64::MAX,
             asks: None,
             gate: Gate::Admit,
             since: std::time::Instant::now(),

@@ -233,6 +233,13 @@ impl Facts {
         Self { now, ..Self::default() }
     }
 
+    /// Lets go of evidence that is taken away as the session stands.
+    pub(crate) fn keep_what_stands(&mut self, state: &State) {
+        for (_, proof) in &mut self.evidence {
+            *proof = proof.take().filter(|proof| state.stands(proof));
+        }
+    }
+
     /// Takes evidence, marks and origins from a snapshot of the session.
     pub(crate) fn take_from(&mut self, needs: &Needs, state: &State) {
         self.evidence.reserve_exact(needs.evidence.len());

@@ -12,7 +12,6 @@ use crate::json::Pointer;
 use crate::limits::Spend;
 use crate::normalize::Rule;
 use crate::policy::Problem;
-use crate::session::Revoked;
 
 /// Everything about a tool but its handler.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -117,17 +116,6 @@ impl Spec {
         }
         let problem = Problem::at(field, format!("`{}` does not declare that it proves `{path}`", self.name));
         Some(problem.did_you_mean(&path.to_string(), self.proves.iter().map(ToString::to_string)))
-    }
-
-    /// The evidence that a call takes away. Where it does not say about what, all of it goes.
-    pub(crate) fn takes_away(&self, arguments: &Value, result: Option<&Value>) -> Vec<Revoked> {
-        let about = |entity: &Arc<str>| {
-            let (name, path) = self.entities.iter().find(|(name, _)| name == entity)?;
-            let said = |value| path.get(value).filter(|value| !value.is_null());
-            let value = said(arguments).or_else(|| result.and_then(said))?;
-            Some((Arc::clone(name), crate::json::plain(value.clone())))
-        };
-        self.revokes.iter().map(|(tool, entity)| Revoked { tool: Arc::clone(tool), about: entity.as_ref().and_then(about) }).collect()
     }
 
     /// What is odd about asking for evidence of a tool that the client runs.

@@ -39,6 +39,18 @@ async fn no_call_leans_on_what_another_of_the_same_turn_has_not_proved_yet() {
 }
 
 #[tokio::test]
+async fn no_call_leans_on_what_another_of_the_same_turn_takes_away() {
+    let wipe = Tool::dynamic("wipe", "Wipes.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let wipe = wipe.effect(Effect::Write).open().revokes("look");
+    let world = World::new(|agent| agent.tool(wipe).policy(Sequence::new("first_look").after("act", ["look"])));
+    world.session.call("look", json!({})).await;
+    let answers = world.session.batch(plan(&[("act", json!({"how": "ok"})), ("wipe", json!({})), ("act", json!({"how": "fail"}))])).await;
+    assert_eq!(codes(&answers), ["ok", "ok", "prerequisite_missing"]);
+    let next = answers[2].outcome.error().and_then(|error| error.next.as_ref()).map(|next| next.tool.to_string());
+    assert_eq!(next.as_deref(), Some("look"));
+}
+
+#[tokio::test]
 async fn effects_run_in_order_and_see_each_other() {
     let world = World::new(|agent| agent.tool(counter()));
     let turn = plan(&[("count", json!({"n": 1})), ("count", json!({"n": 2})), ("act", json!({"how": "fail"})), ("count", json!({"n": 3}))]);

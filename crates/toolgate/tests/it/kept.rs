@@ -190,6 +190,30 @@ async fn what_a_client_may_have_done_takes_evidence_away() {
 }
 
 #[tokio::test]
+async fn what_a_client_reports_is_as_old_as_its_call() {
+    use toolgate::policy::Require;
+    for (order, said) in
+        [("l w l' w'", "prerequisite_missing"), ("l w w' l'", "prerequisite_missing"), ("w w' l l'", "ok"), ("l w w' m m' l'", "ok")]
+    {
+        let desk = Desk::new();
+        let gate = desk.process_with(|agent| {
+            let wipe = Tool::external("wipe", "Wipes.", None).open().revokes("look");
+            agent.tool(wipe).policy(Require::new("looked", ["run"], ["look"]).accept_reported())
+        });
+        for step in order.split(' ') {
+            let id = step.trim_end_matches('\'');
+            let asked = || if id == "w" { call(&gate, id, "wipe", json!({})) } else { call(&gate, id, "look", json!({"id": id.len()})) };
+            match step == id {
+                true => drop(gate.admit_kept(asked()).await.unwrap()),
+                false => assert_eq!(code(&gate.report_kept(asked(), Ok(json!({"ok": true}))).await), "ok", "{order}"),
+            }
+        }
+        let ran = gate.admit_kept(call(&gate, "r", "run", json!({"what": "x"}))).await;
+        assert_eq!(ran.as_ref().map_or_else(code, |_| "ok"), said, "{order}");
+    }
+}
+
+#[tokio::test]
 async fn what_was_run_instead_counts_as_written_and_takes_away() {
     use toolgate::policy::{Flow, Require};
     let desk = Desk::new();

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 use toolgate::config::Config;
-use toolgate::policy::Verdict;
-use toolgate::{Category, Effect, Failure, Tool, ToolError};
+use toolgate::policy::{Require, Verdict};
+use toolgate::{Agent, Category, Effect, Failure, Tool, ToolError};
 
-use crate::support::{World, rule};
+use crate::rules::code;
+use crate::support::{Built as _, World, rule};
 
 #[tokio::test]
 async fn a_rule_of_the_business_does_not_hide_one_that_forbids() {
@@ -230,4 +231,54 @@ async fn what_some_calls_need_others_do_not() {
     assert!(runs(&session, json!({"id": "C", "amount": 500, "cur": "USD"})).await);
     let error = rule("[{ argument = \"/amuont\", above = 100 }]").agents(None).unwrap_err().render(false);
     assert!(error.contains("has no argument `amuont`") && error.contains("--> toolgate.toml:"), "{error}");
+}
+
+#[tokio::test]
+async fn evidence_is_taken_away_about_what_a_call_is_about_however_it_is_spelled_and_recorded() {
+    let schema = || json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
+    // It does not care about case, and says what it found.
+    let found =
+        |_, args: serde_json::Value| async move { Ok(json!({"customer": args["customer"].as_str().unwrap_or_default().to_uppercase()})) };
+    for pattern in ["nothing like it", r"[Cc]-\d{4}"] {
+        let verify = Tool::dynamic("verify", "Verifies.", schema(), found).effect(Effect::Read).entity("customer", "/customer");
+        let close = Tool::dynamic("close", "Closes.", schema(), found).effect(Effect::Write).open();
+        let close = close.entity("customer", "/customer").revokes_about("verify", "customer");
+        let refund = Tool::dynamic("refund", "Refunds.", schema(), found).effect(Effect::Write);
+        let rule = Require::new("verified", ["refund"], ["verify"]).same("customer", "/customer");
+        let agent = Agent::builder("a").tool(verify).tool(close).tool(refund).policy(rule).build().unwrap();
+        let gate = crate::support::gate().redact(pattern).unwrap().agent(agent).built();
+        let s = gate.session("a", "alice", "s");
+        let of = |customer: &str| json!({"customer": customer});
+        for (tool, customer, expected) in [
+            ("verify", "C-1042", "ok"),
+            ("verify", "C-2000", "ok"),
+            ("refund", "C-1042", "ok"),
+            ("close", "c-1042", "ok"),
+            ("refund", "C-1042", "prerequisite_missing"),
+            ("refund", "C-2000", "ok"),
+        ] {
+            assert_eq!(code(&s, tool, of(customer)).await, expected, "{tool} {customer}, {pattern}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_is_let_through_to_run_a_tool_elsewhere_takes_evidence_away_at_once() {
+    let tool = |name: &str| Tool::dynamic(name, "T.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let wipe = || tool("wipe").effect(Effect::Write).open().revokes("look");
+    let gate = |wipe: Tool| {
+        let act = tool("act").effect(Effect::Write);
+        let agent = Agent::builder("a").tool(tool("look").effect(Effect::Read)).tool(wipe).tool(act);
+        crate::support::gate().agent(agent.policy(Require::new("looked", ["act"], ["look"])).build().unwrap()).built()
+    };
+    let here = gate(wipe()).session("a", "alice", "s");
+    assert_eq!(code(&here, "look", json!({})).await, "ok");
+    let pass = here.admit("wipe", json!({})).await.unwrap();
+    assert_eq!(code(&here, "act", json!({})).await, "prerequisite_missing");
+    drop(pass);
+    // What nobody here can run takes nothing away.
+    let elsewhere = gate(Tool::external("wipe", "T.", None).open().revokes("look")).session("a", "alice", "s");
+    assert_eq!(code(&elsewhere, "look", json!({})).await, "ok");
+    assert_eq!(code(&elsewhere, "wipe", json!({})).await, "no_handler");
+    assert_eq!(code(&elsewhere, "act", json!({})).await, "ok");
 }
