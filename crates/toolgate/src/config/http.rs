@@ -8,7 +8,7 @@ use super::file::Reader;
 use super::read::Table;
 use super::reference::Reference;
 use crate::policy::Problem;
-use crate::tool::Template;
+use crate::tool::{Retry, Template};
 
 /// A request behind a tool. Whoever runs it makes sure that it goes where it may go, see [`HttpTool::hosts`].
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ pub enum Body {
 }
 
 /// A tool as it is read.
-type Read = (HttpTool, Vec<u16>, Option<(u32, Duration)>);
+type Read = (HttpTool, Vec<u16>, Option<Retry>);
 
 impl Reader<'_> {
     /// The request, the statuses that mean that there is nothing, and how often it is tried again.
@@ -115,7 +115,10 @@ impl Reader<'_> {
         let retry = table.table("retry").map(|retry| {
             let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
             retry.finish("`retry`");
-            (times.and_then(|times| u32::try_from(times).ok()).unwrap_or(2), delay.unwrap_or(Duration::from_millis(200)))
+            // What is not said of it is as it is where nothing is.
+            let usual = Retry::default();
+            let times = times.and_then(|times| u32::try_from(times).ok()).unwrap_or(usual.times);
+            Retry { times, delay: delay.unwrap_or(usual.delay) }
         });
         let hosts = hosts.unwrap_or_else(|| host.into_iter().collect());
         Some((HttpTool { method, url: url?, query, headers, body, hosts, networks, most }, empty, retry))

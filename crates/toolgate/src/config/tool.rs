@@ -47,7 +47,7 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
             let (http, empty, retry) = reader.http(table, &input)?;
             behind = Some(Behind::Http(Box::new(http)));
             let tool = empty.into_iter().fold(Tool::declared(name, description, input), Tool::empty_on);
-            retry.map_or_else(|| tool.clone(), |(times, delay)| tool.clone().retry(times, delay))
+            retry.into_iter().fold(tool, |tool, retry| tool.retry(retry.times, retry.delay))
         }
         Some(Kind::Mcp) => {
             behind = Some(remote(name, table)?);

@@ -280,6 +280,29 @@ fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
 }
 
 #[test]
+fn what_is_not_said_of_trying_again_is_as_where_nothing_is_said() {
+    use std::time::Duration;
+    use toolgate::Retry;
+    use toolgate::config::Config;
+    let usual = Retry { times: 2, delay: Duration::from_millis(100) };
+    assert_eq!(Retry::default(), usual);
+    for (written, expected) in [
+        ("", usual),
+        ("retry = {}", usual),
+        ("retry = { times = 5 }", Retry { times: 5, ..usual }),
+        ("retry = { times = 0 }", Retry { times: 0, ..usual }),
+        ("retry = { delay = \"1s\" }", Retry { delay: Duration::from_secs(1), ..usual }),
+        ("retry = { times = 1, delay = \"250ms\" }", Retry { times: 1, delay: Duration::from_millis(250) }),
+    ] {
+        let text = format!("[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\n{written}\n");
+        let agents = Config::parse("toolgate.toml", &text).agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
+        let ask = agents.iter().flat_map(|agent| agent.tools()).next().unwrap();
+        let read: Retry = serde_json::from_value(serde_json::to_value(ask).unwrap()["retry"].clone()).unwrap();
+        assert_eq!(read, expected, "{written}");
+    }
+}
+
+#[test]
 fn a_length_of_time_is_written_one_way_everywhere() {
     for (text, seconds) in [
         ("30s", Some(30)),
