@@ -298,6 +298,26 @@ fn whoever_follows_the_ledger_sees_what_comes() {
 }
 
 #[test]
+fn whoever_follows_the_ledger_goes_with_its_reader() {
+    let project = Project::with(CODER);
+    tell(&project, "PreToolUse", "rm before", &json!({}));
+    for args in [&["audit", "tail", "-f"][..], &["audit", "tail", "-f", "--json"][..]] {
+        let mut tail = Running::start(&project, args);
+        let (mut stdout, mut line) = (BufReader::new(tail.0.stdout.take().unwrap()), String::new());
+        stdout.read_line(&mut line).unwrap();
+        assert!(line.contains("rm before"), "{line}");
+        assert!(tail.0.try_wait().unwrap().is_none(), "it goes on");
+        // Nothing more happens that it could tell of.
+        drop(stdout);
+        let ended = (0..600).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(100));
+            tail.0.try_wait().unwrap()
+        });
+        assert_eq!(ended.and_then(|status| status.code()), Some(0), "{args:?}");
+    }
+}
+
+#[test]
 fn an_export_is_written_as_it_is_read() {
     let project = desk();
     let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();

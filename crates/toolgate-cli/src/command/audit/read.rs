@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use toolgate::store::StoreError;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
@@ -343,6 +344,9 @@ pub(super) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
     }
     loop {
         std::thread::sleep(Duration::from_millis(200));
+        if is_unread() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         let filter = Filter { after: Some(after), ..wanted.filter() };
         let until = ledger.last().map_err(io::Error::other)?;
         for entry in ledger.find(&filter).map_err(io::Error::other)? {
@@ -352,6 +356,14 @@ pub(super) fn tail(wanted: &Wanted, follow: bool, limit: usize, json: bool, stor
         // What did not fit was looked at, too.
         after = after.max(until);
     }
+}
+
+/// Whether nobody reads standard output any more. Where that cannot be told, the next line shows it.
+fn is_unread() -> bool {
+    let stdout = io::stdout();
+    let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
+    let answered = poll(&mut asked, Some(&Timespec::default())).is_ok();
+    answered && asked.iter().any(|one| one.revents().intersects(PollFlags::ERR | PollFlags::HUP))
 }
 
 fn line(entry: &Entry, json: bool) -> io::Result<()> {
