@@ -9,7 +9,7 @@ use toolgate::Timestamp;
 use toolgate::store::{Approval, Store};
 use toolgate_store::SqliteStore;
 
-use super::ledger::{BOLD, DIM, GREEN, RED, clean, named, open, time};
+use super::ledger::{BOLD, DIM, GREEN, Part, RED, clean, named, only, open, time};
 
 /// Calls that wait for a person: list them, approve or deny one.
 #[derive(clap::Args)]
@@ -40,7 +40,7 @@ enum Verb {
 
 #[derive(clap::Args)]
 struct Answer {
-    /// Which.
+    /// Which, as `list` shows it; the beginning or the end of the id will do.
     id: String,
     /// In whose name; yours unless said.
     #[arg(long = "as", value_name = "NAME")]
@@ -55,13 +55,33 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     }
 }
 
-fn waiting(store: Option<&Path>) -> io::Result<Vec<Approval>> {
-    open(store)?.waiting(Timestamp::now()).map_err(io::Error::other)
+/// What waits under an id, or under a part of it that fits no other approval of the ledger: not one that was answered either, lest
+/// whoever means that one answers another.
+fn find(store: Option<&Path>, said: &str) -> io::Result<Approval> {
+    let ledger = open(store)?;
+    let mut known = ledger.approvals().map_err(io::Error::other)?;
+    match (known.iter().any(|id| id == said), Part::of(digits(said))) {
+        (true, _) => known.retain(|id| id == said),
+        (false, Some(part)) => known.retain(|id| part.fits(digits(id))),
+        (false, None) => {
+            let why = "is no id, nor at least 6 digits of one, at its beginning or its end";
+            return Err(io::Error::other(format!("`{}` {why}; `toolgate approvals list` lists what waits", clean(said))));
+        }
+    }
+    let id = only(known, "approvals")?;
+    let mut waiting = ledger.waiting(Timestamp::now()).map_err(io::Error::other)?.into_iter();
+    let missing = || io::Error::other(format!("`{}` does not wait; `toolgate approvals list` lists what does", clean(said)));
+    waiting.find(|approval| Some(&approval.id) == id.as_ref()).ok_or_else(missing)
+}
+
+/// An id without how all of them begin.
+fn digits(id: &str) -> &str {
+    id.strip_prefix("apr_").unwrap_or(id)
 }
 
 fn list(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
     let mut out = anstream::stdout().lock();
-    let waiting = waiting(store)?;
+    let waiting = open(store)?.waiting(Timestamp::now()).map_err(io::Error::other)?;
     for approval in &waiting {
         if as_json {
             writeln!(out, "{}", json!(approval))?;
@@ -85,16 +105,13 @@ fn list(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
 
 fn say(store: Option<&Path>, answer: &Answer, yes: bool) -> io::Result<ExitCode> {
     let name = answer.name.clone().unwrap_or_else(crate::place::user);
-    let known = waiting(store)?.into_iter().find(|approval| approval.id == answer.id);
-    let Some(approval) = known else {
-        return Err(io::Error::other(format!("`{}` does not wait; `toolgate approvals list` lists what does", clean(&answer.id))));
-    };
+    let approval = find(store, &answer.id)?;
     if !approval.may_be_answered_by(&name) {
         return Err(io::Error::other(format!("`{}` may not answer this one; `--as` says in whose name", clean(&name))));
     }
     let opened = SqliteStore::open(named(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if !runtime.block_on(opened.answer(&answer.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
+    if !runtime.block_on(opened.answer(&approval.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
         return Err(io::Error::other("somebody else was first, or its time is up"));
     }
     let mut out = anstream::stdout().lock();

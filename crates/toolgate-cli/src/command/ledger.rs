@@ -25,6 +25,39 @@ pub(crate) fn open(store: Option<&Path>) -> io::Result<Ledger> {
     Ledger::open(named(store)?).map_err(io::Error::other)
 }
 
+/// A part of a name in hexadecimal digits: at least 6 of them, from its beginning or up to its end.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    /// As it was said.
+    pub(crate) said: String,
+    digits: String,
+}
+
+impl Part {
+    pub(crate) fn of(text: &str) -> Option<Self> {
+        let said = text.trim_start_matches('…').trim_end_matches('…');
+        let digits = said.replace('-', "").to_ascii_lowercase();
+        let right = digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        right.then(|| Self { said: said.to_owned(), digits })
+    }
+
+    /// Whether a name begins or ends so.
+    pub(crate) fn fits(&self, name: &str) -> bool {
+        let digits = name.replace('-', "");
+        digits.starts_with(&self.digits) || digits.ends_with(&self.digits)
+    }
+}
+
+/// The one that a part of a name fits; `None` where there is none. Of several, nobody chooses but the user.
+pub(crate) fn only<T: ToString>(mut found: Vec<T>, what: &str) -> io::Result<Option<T>> {
+    if found.len() > 1 {
+        let names: Vec<String> = found.iter().take(5).map(ToString::to_string).collect();
+        let more = if found.len() > names.len() { ", …" } else { "" };
+        return Err(io::Error::other(format!("several {what} are named so: {}{more}", names.join(", "))));
+    }
+    Ok(found.pop())
+}
+
 /// The output of a verb that changes things: that nobody reads it any more is no reason to stop half way.
 pub(crate) struct Unstopped<W>(pub(crate) W);
 

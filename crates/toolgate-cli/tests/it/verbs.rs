@@ -115,7 +115,7 @@ fn calls_that_wait_are_listed_and_answered() {
     $ approvals approve apr_CALL --as mallory [2]
     error: `mallory` may not answer this one; `--as` says in whose name
     $ approvals approve apr_none [2]
-    error: `apr_none` does not wait; `toolgate approvals list` lists what does
+    error: `apr_none` is no id, nor at least 6 digits of one, at its beginning or its end; `toolgate approvals list` lists what waits
     $ approvals deny [2]
     error: the following required arguments were not provided:
       <ID>
@@ -131,6 +131,48 @@ fn calls_that_wait_are_listed_and_answered() {
     $ approvals list --store none.db [2]
     error: the ledger none.db: there is no such file; `--store` names the ledger that toolgate wrote
     "#);
+}
+
+#[test]
+fn a_part_of_an_id_answers_one_call_or_none() {
+    let project = Project::with(CODER);
+    for command in ["rm x", "rm y", "rm z"] {
+        tell(&project, "PreToolUse", command, &json!({}));
+    }
+    let [x, y, z] = each(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
+    let digits = |id: &String| id.trim_start_matches("apr_").to_owned();
+    // Asked at about the same time, they begin alike, as far as a clock goes; each ends in its own way.
+    let (x, y, z) = (digits(&x), digits(&y), digits(&z));
+    let alike: String = x.chars().zip(y.chars()).zip(z.chars()).take_while(|((a, b), c)| a == b && b == c).map(|((a, _), _)| a).collect();
+    let alike = alike.get(..6).unwrap_or_else(|| panic!("{x} {y} {z}"));
+    let end = |id: &str| id.chars().skip(id.len() - 8).collect::<String>();
+    let short = |id: &str| id.chars().take(id.len() - 4).collect::<String>();
+    let answer = |verb: &str, id: &str| project.run(&["approvals", verb, id, "--as", "boss"], "");
+    let waiting = || each(&project, &["approvals", "list", "--json"], "id").len();
+    for said in [alike.to_owned(), format!("apr_{alike}"), format!("apr_{alike}…")] {
+        let (code, _, stderr) = answer("approve", &said);
+        assert_eq!(code, 2, "{said}");
+        assert_eq!(stderr, format!("error: several approvals are named so: apr_{x}, apr_{y}, apr_{z}\n"));
+    }
+    for said in ["", "apr_", "apr_none", end(&x).get(..5).unwrap(), "%%%%%%", "______"] {
+        let (code, _, stderr) = answer("approve", said);
+        assert!(code == 2 && stderr.contains("nor at least 6 digits of one"), "{said}: {stderr}");
+    }
+    let (code, _, stderr) = answer("deny", "ffffffffffff");
+    assert!(code == 2 && stderr.contains("`ffffffffffff` does not wait"), "{stderr}");
+    assert_eq!(waiting(), 3, "nothing was answered by chance");
+    let (code, stdout, stderr) = answer("approve", &format!("…{}", end(&y).to_uppercase()));
+    assert!(code == 0 && stdout.starts_with("approved bash {\"command\":\"rm y\"}"), "{stdout}{stderr}");
+    let (code, stdout, stderr) = answer("deny", &format!("apr_{}", short(&x)));
+    assert!(code == 0 && stdout.starts_with("denied bash {\"command\":\"rm x\"}"), "{stdout}{stderr}");
+    // Only one waits, and it is not taken for those that do not any more.
+    assert_eq!(waiting(), 1);
+    for said in [alike.to_owned(), end(&x), end(&y)] {
+        assert_eq!(answer("approve", &said).0, 2, "{said}");
+    }
+    assert_eq!(waiting(), 1);
+    assert_eq!(answer("approve", &z).0, 0);
+    assert_eq!(waiting(), 0);
 }
 
 #[test]

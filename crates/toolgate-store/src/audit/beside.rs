@@ -30,6 +30,20 @@ impl Ledger {
         self.named(find())
     }
 
+    /// The ids of all approvals that are kept, the oldest first: of those that are answered or expired, too.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn approvals(&self) -> Result<Vec<String>, StoreError> {
+        let find = || -> Done<Vec<String>> {
+            let mut statement = self.sql.prepare("SELECT id FROM approvals ORDER BY n")?;
+            let ids = statement.query_map([], |row| row.get::<_, String>(0))?;
+            let ids = ids.collect::<Result<Vec<_>, _>>()?;
+            Ok(ids)
+        };
+        self.named(find())
+    }
+
     /// The definition of an agent, by the digest that rows have.
     ///
     /// # Errors

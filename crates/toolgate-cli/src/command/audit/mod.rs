@@ -13,7 +13,7 @@ use clap::Subcommand;
 use toolgate::{CallId, SignedDuration};
 use toolgate_store::{Anchor, Ledger};
 
-use super::ledger::{Wanted, duration, number};
+use super::ledger::{Part, Wanted, duration, number, only};
 
 /// Look into the ledger: query, show, verify, export, prune, stats, settle, tail, receipt, key.
 #[derive(clap::Args)]
@@ -170,7 +170,7 @@ impl Args {
 #[derive(Debug, Clone)]
 pub(crate) enum Named {
     Whole(CallId),
-    Part(String),
+    Part(Part),
 }
 
 impl std::str::FromStr for Named {
@@ -180,14 +180,8 @@ impl std::str::FromStr for Named {
         if let Ok(call) = text.parse() {
             return Ok(Self::Whole(call));
         }
-        let part = text.trim_start_matches('…').trim_end_matches('…');
-        let digits = part.bytes().filter(u8::is_ascii_hexdigit).count();
-        let right = digits >= 6 && part.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        if right {
-            Ok(Self::Part(part.to_owned()))
-        } else {
-            Err("a call is named by 32 digits, or by at least 6 at the beginning or the end".to_owned())
-        }
+        let part = Part::of(text).ok_or("a call is named by 32 digits, or by at least 6 at the beginning or the end")?;
+        Ok(Self::Part(part))
     }
 }
 
@@ -197,25 +191,14 @@ impl Named {
             Self::Whole(call) => return Ok(*call),
             Self::Part(part) => part,
         };
-        let mut found = ledger.calls_named(part).map_err(io::Error::other)?;
-        let digits = part.replace('-', "").to_ascii_lowercase();
-        let fits = |call: &CallId| {
-            let name = call.to_string().replace('-', "");
-            name.starts_with(&digits) || name.ends_with(&digits)
-        };
+        let mut found = ledger.calls_named(&part.said).map_err(io::Error::other)?;
         // Some are not written down yet.
         let pending = ledger.pending(toolgate::Timestamp::now()).map_err(io::Error::other)?;
-        found.extend(pending.into_iter().map(|intent| intent.call).filter(fits));
+        found.extend(pending.into_iter().map(|intent| intent.call).filter(|call| part.fits(&call.to_string())));
         found.sort();
         found.dedup();
-        match found.as_slice() {
-            [one] => Ok(*one),
-            [] => Err(io::Error::other(format!("the ledger has no call `{part}`; `toolgate audit query` lists those it has"))),
-            several => {
-                let names: Vec<String> = several.iter().map(ToString::to_string).collect();
-                Err(io::Error::other(format!("several calls are named so: {}", names.join(", "))))
-            }
-        }
+        let missing = || io::Error::other(format!("the ledger has no call `{}`; `toolgate audit query` lists those it has", part.said));
+        only(found, "calls")?.ok_or_else(missing)
     }
 }
 
