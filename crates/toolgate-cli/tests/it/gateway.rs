@@ -88,6 +88,31 @@ fn what_upstreams_offer_and_what_has_changed() {
 }
 
 #[test]
+fn nobody_is_asked_about_a_tool_that_is_held_back() {
+    let project = project("undeclared = \"ask\"\n");
+    let upstream = |verb: &[&str]| project.run(&[&["upstream", "--config", "toolgate.toml"][..], verb].concat(), "");
+    let asked = |tool: &str| {
+        let heard = talk(&project, &[call(1, tool, json!({}))]);
+        let answer = heard.iter().find(|message| message["id"] == json!(1)).unwrap_or_else(|| panic!("{heard:?}"));
+        let told = |name: &str| answer["result"]["structuredContent"][name].as_str().unwrap_or_default().to_owned();
+        (told("code"), told("message"))
+    };
+    let waiting = || project.run(&["approvals", "list", "--json"], "").1.lines().count();
+    assert_eq!(upstream(&["list"]).0, 0);
+    project.write("project/inner.toml", &INNER.replace("Look it up.", "Look it up elsewhere."));
+    // It is known as soon as it is seen, and the way out is told.
+    let (code, message) = asked("in_look");
+    assert!(code == "definition_changed" && message.contains("`toolgate upstream diff`, `accept`"), "{code}: {message}");
+    assert_eq!(waiting(), 0, "nobody approves what cannot run");
+    let (_, rows, _) = project.run(&["audit", "query", "--code", "definition_changed", "--json"], "");
+    let row: Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
+    assert_eq!((&row["row"]["gate"], &row["row"]["decision"]), (&json!("approval"), &json!("refused")), "{rows}");
+    assert_eq!(upstream(&["diff"]).0, 1);
+    assert_eq!(upstream(&["accept", "in", "look"]).0, 0);
+    assert_eq!((asked("in_look").0.as_str(), waiting()), ("approval_required", 1));
+}
+
+#[test]
 fn rules_are_held_against_what_upstreams_were_seen_to_take() {
     let project = project(
         "[tools.in_calc]\nkind = \"mcp\"\nupstream = \"in\"\neffect = \"read\"\n[[policy]]\nname = \"short\"\nrule = \"deny\"\ntools = [\"in_calc\"]\nwhen = 'size(input.expresion) > 9'\n",

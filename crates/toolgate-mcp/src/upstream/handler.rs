@@ -123,20 +123,25 @@ impl RemoteTool {
 
     /// Whether the tool is the one that was looked at when the rules for it were read.
     fn check_definition(&self) -> Result<(), Failure> {
-        let (name, link) = (&self.link.upstream.name, &self.link);
+        let name = &self.link.upstream.name;
         if self.accepted.is_none() {
             let message =
                 format!("`{}` of the upstream `{name}` was not there when the rules for it were read, or is held back", self.tool);
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500));
         }
-        if !link.pins.holds(&self.tool, self.accepted) {
-            let message = format!(
-                "`{}` of the upstream `{name}` is not what it was when it was accepted; it is held back until a person has looked at it (`toolgate upstream diff`, `accept`)",
-                self.tool
-            );
-            return Err(Failure::permission("definition_changed", message).effects(Effects::None));
+        self.held_back().map_or(Ok(()), Err)
+    }
+
+    /// Why it is not called: it is another one than was accepted.
+    fn held_back(&self) -> Option<Failure> {
+        if self.accepted.is_none() || self.link.pins.holds(&self.tool, self.accepted) {
+            return None;
         }
-        Ok(())
+        let message = format!(
+            "`{}` of the upstream `{}` is not what it was when it was accepted; it is held back until a person has looked at it (`toolgate upstream diff`, `accept`)",
+            self.tool, self.link.upstream.name
+        );
+        Some(Failure::permission("definition_changed", message).effects(Effects::None))
     }
 
     /// One request and its answer, the straight way.
@@ -454,6 +459,10 @@ impl Drop for Waiting {
 
 #[async_trait]
 impl Handler for RemoteTool {
+    fn refuses(&self) -> Option<Failure> {
+        self.held_back()
+    }
+
     async fn run(&self, _: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure> {
         let line = ctx.carried::<Line>();
         let result = self.call(&ctx, arguments, line.as_deref()).await?;

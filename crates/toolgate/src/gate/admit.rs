@@ -8,7 +8,7 @@ use rust_decimal::Decimal;
 use rust_decimal::prelude::ToPrimitive;
 use tokio::time::Instant;
 
-use super::approve::{unusable, waiting};
+use super::approve::{in_vain, unusable, waiting};
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, Judged, SessionKey};
@@ -88,7 +88,7 @@ impl Toolgate {
         match known.filter(|approval| approval.key == call.key && approval.tool == tool.spec.name) {
             Some(approval) if approval.is_usable(trail.started) => Ok(Some(Box::new(approval))),
             Some(approval) if approval.state == ApprovalState::Waiting && trail.started <= approval.expires => {
-                Err(waiting(&approval).into())
+                Err(in_vain(tool).unwrap_or_else(|| waiting(&approval).into()))
             }
             // What was made under it may be recalled; nothing else comes of it.
             Some(approval) if call.idempotency_key.is_some() || tool.spec.once => Ok(Some(Box::new(approval))),

@@ -9,8 +9,10 @@ use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, CallId};
 use crate::code;
-use crate::error::{ApprovalRef, ToolError};
+use crate::error::{ApprovalRef, Effects, ToolError};
+use crate::registry::Registered;
 use crate::store::{Approval, ApprovalState};
+use crate::tool::Kind;
 
 /// What a row says where the client asks its own user, before whose name that is.
 pub(super) const LEFT_TO: &str = "left to the client of ";
@@ -36,6 +38,10 @@ impl Toolgate {
             // Used: one answer, one call.
             _ => (judgement, None),
         };
+        if let Some(refused) = in_vain(judgement.tool()) {
+            trail.rule = None;
+            return Err(refused);
+        }
         // The client's own user is somebody, where nobody in particular is named.
         if call.client_asks && judgement.asked().iter().all(|asked| asked.approvers.is_empty()) {
             let approval = self.approval_of(&judgement, call, trail);
@@ -93,6 +99,14 @@ fn reasons(judgement: &Judgement) -> Vec<&str> {
         }
     }
     reasons
+}
+
+/// Why nobody is asked about a tool: it would not run, whatever a person says.
+pub(super) fn in_vain(tool: &Registered) -> Option<Stop> {
+    match tool.handler.as_ref()?.refuses()?.into_kind() {
+        Kind::Error { error, .. } => Some(error.with_effects(Effects::None).into()),
+        Kind::Signal(_) => None,
+    }
 }
 
 /// A person has not answered yet.

@@ -207,6 +207,9 @@ impl Toolgate {
         let permit = match judgement.permit(known.as_ref()) {
             Ok(permit) => permit,
             Err(asked) => {
+                if let Some(refused) = super::approve::in_vain(asked.tool()) {
+                    return Err(refused);
+                }
                 let why = asked.asked().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
                 walk.gates.push(GateNote { gate: Gate::Approval, said: Said::Ask, why: Some(why) });
                 return Ok(Would::Ask);

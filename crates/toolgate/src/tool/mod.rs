@@ -103,6 +103,12 @@ pub trait Handler: Send + Sync {
     /// # Errors
     /// What went wrong, in the tool's own words.
     async fn run(&self, permit: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure>;
+
+    /// Why it would refuse every call now, whatever the arguments: looked at before a person is asked, lest somebody approves what
+    /// cannot run. Nothing, unless said.
+    fn refuses(&self) -> Option<Failure> {
+        None
+    }
 }
 
 /// A tool, as it is built up. An agent checks it when it is built itself.
