@@ -13,7 +13,7 @@ use toolgate::Spec;
 use toolgate::config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
-use super::init::read;
+use super::init::{read, tools};
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 use super::serve::{Served, pins};
 use crate::client::{Client, is_hook};
@@ -372,13 +372,16 @@ fn clients(project: &Path, state: &State, declared: &[String], serves: bool, own
                         project,
                         found,
                     );
+                    let init = format!("`toolgate init --for {}{}`", client.name(), if place.is_none() { " --user" } else { "" });
                     if !declared.is_empty() && !knows {
                         let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());
-                        found.say(
-                            "tools",
-                            Health::Ill,
-                            format!("{says}\n`toolgate init --for {}` in an empty directory shows how", client.name()),
-                        );
+                        found.say("tools", Health::Ill, format!("{says}\n{init} adds its tools, or says what to add"));
+                    }
+                    let unknown = tools(client).filter(|tool| knows && declared.iter().all(|known| known != tool));
+                    let unknown: Vec<String> = unknown.map(|tool| format!("`{tool}`")).collect();
+                    if !unknown.is_empty() {
+                        let says = format!("of the tools of {}, the configuration leaves out {}", client.name(), unknown.join(", "));
+                        found.say("tools", Health::Note, format!("{says}\nif that is not meant, {init} says what to add"));
                     }
                 }
             }

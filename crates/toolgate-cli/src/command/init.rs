@@ -1,12 +1,18 @@
 //! `toolgate init`, `toolgate eject` and `toolgate trust`: into a project, out of it, and whether its word counts.
 
+mod added;
+
+pub(super) use added::tools;
+
 use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use toolgate::config::Config;
 use toolgate_store::SqliteStore;
 
+use self::added::Lack;
 use super::ledger::{BOLD, DIM, GREEN, RED, Unstopped, counted};
 use crate::client::Client;
 use crate::place::{self, FILE, InForce, State};
@@ -35,7 +41,7 @@ pub(crate) struct InitArgs {
 /// Take toolgate out of a client's settings again: its hooks, or its server, and put back what stood there before.
 #[derive(clap::Args)]
 #[command(
-    after_help = "The configuration and the ledger stay.\n\nExamples:\n  toolgate eject                            out of every client of this project\n  toolgate eject --for claude-code --user   out of the user's own settings\n  toolgate eject --dry-run                  only show what would change"
+    after_help = "The configuration and the ledger stay, without what `init` has added to a file of yours.\n\nExamples:\n  toolgate eject                            out of every client of this project\n  toolgate eject --for claude-code --user   out of the user's own settings\n  toolgate eject --dry-run                  only show what would change"
 )]
 pub(crate) struct EjectArgs {
     /// The client; all of them unless said.
@@ -100,18 +106,21 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         (None, Some((path, ..))) => Some(path.clone()),
         (None, None) => None,
     };
-    if is_new {
+    // Whoever writes it has accepted it; whoever finds it there reads it first.
+    let accepted = if is_new {
         let text = template(args.client, args.user, store, import.as_deref());
         change(&mut out, &config, "", &text, args.dry_run)?;
+        true
     } else {
-        writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
+        let accepted = extend(&mut out, args, &config)?;
         if let Some(import) = &import {
             let line = format!("mcp_servers = [{}]", serde_json::json!(import));
             if !read(&config)?.contains(&line) {
                 writeln!(out, "add this at its top, so that the servers are there: {BOLD}{line}{BOLD:#}")?;
             }
         }
-    }
+        accepted
+    };
     if let Some((path, before, after)) = &settings {
         change(&mut out, path, before, after, args.dry_run)?;
     }
@@ -120,8 +129,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     }
     let state = State::open()?;
     if !args.user {
-        // Whoever writes it has accepted it; whoever finds it there reads it first.
-        if is_new {
+        if accepted {
             state.trust(&config)?;
         } else if !state.trusts(&config)? {
             writeln!(out, "it is not in force yet: read it, then run {BOLD}toolgate trust{BOLD:#}")?;
@@ -151,12 +159,45 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
+/// Sees to it that a configuration which is there has the tools of a client. Says whether it is accepted as it is now.
+fn extend(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Result<bool> {
+    let text = read(config)?;
+    let hooked = args.client.filter(|client| Client::HOOKED.contains(client));
+    let lack = hooked.map_or(Lack::Nothing, |client| Lack::of(client, config, &text, beside(args.user).as_ref()));
+    let name = hooked.map(Client::name).unwrap_or_default();
+    if let Lack::Added(after) = &lack {
+        // What was accepted before is accepted with what is added here.
+        let accepted = !args.user && !args.dry_run && State::open()?.trusts(config)?;
+        change(out, config, &text, after, args.dry_run)?;
+        return Ok(accepted);
+    }
+    writeln!(out, "{DIM}{} is there already, and stays as it is{DIM:#}", config.display())?;
+    match &lack {
+        Lack::Nothing | Lack::Added(_) => {}
+        Lack::Unfit(text) => {
+            writeln!(out, "it does not declare what {name} runs commands with, and cannot be added to as it stands")?;
+            writeln!(out, "write this into it, for the agent that {name} works as:\n\n{text}")?;
+        }
+        Lack::Others(text) => {
+            writeln!(out, "it leaves out some tools of {name}; if that is not meant, add this at its end:\n\n{text}")?;
+        }
+    }
+    Ok(false)
+}
+
+/// The user's own configuration, where it holds beside that of a project.
+fn beside(is_own: bool) -> Option<Config> {
+    let own = place::own().filter(|own| !is_own && own.is_file())?;
+    Config::load(own).ok()
+}
+
 pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = Unstopped(anstream::stdout().lock());
-    let clients = args.client.map_or_else(|| Client::HOOKED.into_iter().chain([Client::ClaudeDesktop]).collect(), |client| vec![client]);
+    let clients: Vec<Client> =
+        args.client.map_or_else(|| Client::HOOKED.into_iter().chain([Client::ClaudeDesktop]).collect(), |client| vec![client]);
     let mut found = false;
-    for client in clients {
+    for client in clients.iter().copied() {
         let path = client.file((!args.user).then_some(&*project))?;
         let before = read(&path)?;
         let why = |why: String| io::Error::other(format!("{}: {why}", path.display()));
@@ -174,10 +215,43 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
         let after = if crate::client::says_nothing(&after) { String::new() } else { after };
         change(&mut out, &path, &before, &after, args.dry_run)?;
     }
+    found |= shorten(&mut out, args, &project, &clients)?;
     if !found {
         writeln!(out, "toolgate is in none of these settings")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Takes out of a configuration what was added to it for clients. Says whether there was anything.
+fn shorten(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[Client]) -> io::Result<bool> {
+    let config = if args.user { place::own() } else { Some(project.join(FILE)) };
+    let Some(config) = config else { return Ok(false) };
+    let mut others = Vec::new();
+    for other in Client::HOOKED.into_iter().filter(|other| !clients.contains(other)) {
+        let settings = read(&other.file((!args.user).then_some(project))?)?;
+        if Client::registered(&settings).is_ok_and(|entries| !entries.is_empty()) {
+            others.push(other);
+        }
+    }
+    let (own, before) = (beside(args.user), read(&config)?);
+    let (mut after, mut found) = (before.clone(), false);
+    for client in clients {
+        match added::without(*client, &config, &after, own.as_ref(), &others) {
+            Ok(None) => continue,
+            Ok(Some(left)) => after = left,
+            Err(why) => writeln!(out, "{} keeps what was added for {}: {why}", config.display(), client.name())?,
+        }
+        found = true;
+    }
+    if after != before {
+        // What was accepted with it is accepted without it.
+        let accepted = !args.user && !args.dry_run && State::open()?.trusts(&config)?;
+        change(out, &config, &before, &after, args.dry_run)?;
+        if accepted {
+            State::open()?.trust(&config)?;
+        }
+    }
+    Ok(found)
 }
 
 pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
@@ -321,15 +395,22 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
+/// What a client's configuration begins with.
+const fn template_of(client: Client) -> &'static str {
+    match client {
+        Client::ClaudeDesktop => include_str!("init/server.toml"),
+        Client::ClaudeCode => include_str!("init/claude-code.toml"),
+        Client::Codex => include_str!("init/codex.toml"),
+        Client::Cursor => include_str!("init/cursor.toml"),
+        Client::Vscode => include_str!("init/vscode.toml"),
+    }
+}
+
 /// The configuration to begin with: of a project, or the user's `own`.
 fn template(client: Option<Client>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
     let text = match client {
-        Some(Client::ClaudeDesktop) => include_str!("init/server.toml"),
-        None if import.is_some() => include_str!("init/server.toml"),
-        Some(Client::ClaudeCode) => include_str!("init/claude-code.toml"),
-        Some(Client::Codex) => include_str!("init/codex.toml"),
-        Some(Client::Cursor) => include_str!("init/cursor.toml"),
-        Some(Client::Vscode) => include_str!("init/vscode.toml"),
+        Some(client) => template_of(client),
+        None if import.is_some() => template_of(Client::ClaudeDesktop),
         None => include_str!("init/bare.toml"),
     };
     // One's own file needs nobody's word.

@@ -122,6 +122,133 @@ fn every_client_gets_a_configuration_that_loads_and_hooks_in_its_own_form() {
 }
 
 #[test]
+fn a_configuration_that_is_there_gets_the_tools_of_a_client_and_loses_them_again() {
+    const FILE: &str = "project/toolgate.toml";
+    for (client, shell) in [("claude-code", "bash"), ("codex", "bash"), ("cursor", "shell"), ("vscode", "run_in_terminal")] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init"], "").0, 0);
+        let bare = project.read(FILE);
+        let tried = project.said(&["init", "--for", client, "--dry-run"], "");
+        assert!(tried.starts_with("exit 0\nwould change HOME/project/toolgate.toml\n"), "{client}: {tried}");
+        assert!(tried.contains("  +[client]\n") && tried.contains(&format!("  +[tools.{shell}]\n")), "{client}: {tried}");
+        assert_eq!(project.read(FILE), bare, "{client}");
+        let said = project.said(&["init", "--for", client], "");
+        assert!(said.starts_with("exit 0\nchanged HOME/project/toolgate.toml\n") && !said.contains("not in force"), "{client}: {said}");
+        let both = project.read(FILE);
+        assert!(both.starts_with(&bare), "{client}: {both}");
+        let said = project.said(&["doctor"], "");
+        assert!(said.starts_with("exit 0\n") && !said.contains("✗ tools") && !said.contains("! tools"), "{client}: {said}");
+        let push = json!({"tool": shell, "arguments": {"command": "git push --force"}}).to_string();
+        let (_, said, told) = project.run(&["check", &push], "");
+        assert!(said.starts_with("deny"), "{client}: {said}{told}");
+        // What is there is not added again.
+        let again = project.said(&["init", "--for", client], "");
+        assert!(again.starts_with("exit 0\nHOME/project/toolgate.toml is there already, and stays as it is\n"), "{client}: {again}");
+        let tried = project.said(&["eject", "--dry-run"], "");
+        assert!(tried.contains("would change HOME/project/toolgate.toml\n"), "{client}: {tried}");
+        assert_eq!(project.read(FILE), both, "{client}");
+        assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
+        assert_eq!(project.read(FILE), bare, "{client}");
+        let said = project.said(&["doctor"], "");
+        assert!(said.contains("✓ configuration  HOME/project/toolgate.toml"), "{client}, it is accepted still: {said}");
+        // What nobody had accepted is not accepted by this.
+        project.write(FILE, &format!("{bare}# mine\n"));
+        let said = project.said(&["init", "--for", client], "");
+        assert!(said.contains("changed HOME/project/toolgate.toml") && said.contains("it is not in force yet"), "{client}: {said}");
+    }
+}
+
+#[test]
+fn a_second_client_gets_what_the_first_has_not() {
+    const FILE: &str = "project/toolgate.toml";
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    let first = project.read(FILE);
+    assert_eq!(project.run(&["init", "--for", "cursor"], "").0, 0);
+    let both = project.read(FILE);
+    let added = both.strip_prefix(&first).unwrap_or_else(|| panic!("{both}"));
+    let said = |beginning: &str| added.lines().filter(|line| line.starts_with(beginning)).collect::<Vec<_>>();
+    assert_eq!(said("["), ["[tools.shell]", "[tools.delete]", "[[policy]]", "[[policy]]", "[[policy]]"]);
+    // A name is one rule's, and what the first client's tools may do stays as it was.
+    assert_eq!(
+        said("name = "),
+        ["name = \"no_force_push_cursor\"", "name = \"no_recursive_delete_cursor\"", "name = \"no_secrets_cursor\""]
+    );
+    assert_eq!(said("tools = "), ["tools = [\"shell\"]", "tools = [\"shell\"]", "tools = [\"shell\", \"delete\"]"]);
+    let doctor = project.said(&["doctor"], "");
+    assert!(doctor.starts_with("exit 0\n") && !doctor.contains("! tools"), "{doctor}");
+    assert_eq!(project.run(&["eject", "--for", "cursor"], "").0, 0);
+    assert_eq!(project.read(FILE), first);
+    // Where it is said how commands are run, the rest may be left out on purpose: it is told, and not done.
+    let told = project.said(&["init", "--for", "codex"], "");
+    assert!(told.contains("is there already, and stays as it is\nit leaves out some tools of codex"), "{told}");
+    assert!(told.contains("\n[tools.apply_patch]\nkind = \"client\"\n") && !told.contains("\n[tools.bash]"), "{told}");
+    assert_eq!(project.read(FILE), first);
+    let doctor = project.said(&["doctor"], "");
+    let note = "! tools          of the tools of codex, the configuration leaves out `apply_patch`, `update_plan`, `view_image`\n";
+    assert!(doctor.starts_with("exit 0\n") && doctor.contains(note), "{doctor}");
+    // What one has added for itself and another uses stays for it.
+    let project = Project::new();
+    assert_eq!(project.run(&["init"], "").0, 0);
+    let bare = project.read(FILE);
+    for client in ["claude-code", "codex"] {
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0);
+    }
+    let used = project.read(FILE);
+    let said = project.said(&["eject", "--for", "claude-code"], "");
+    assert!(said.contains("HOME/project/toolgate.toml keeps what was added for claude-code: codex needs it, too\n"), "{said}");
+    assert_eq!(project.read(FILE), used);
+    assert_eq!(project.run(&["eject"], "").0, 0);
+    assert_eq!(project.read(FILE), bare);
+}
+
+#[test]
+fn nothing_that_a_user_wrote_is_lost_with_what_was_added() {
+    const FILE: &str = "project/toolgate.toml";
+    let mine = "[[policy]]\nname = \"mine\"\nrule = \"deny\"\ntools = [\"shell\"]\nwhere = [{ argument = \"/command\", runs = [\"make\"] }]\nreason = \"No.\"\n";
+    let own = "\n[tools.mine]\nkind = \"client\"\neffect = \"read\"\n";
+    let keeps = |why: &str| Some(format!("HOME/project/toolgate.toml keeps what was added for cursor: {why}"));
+    for (name, (from, to), more, why) in [
+        ("nothing", ("", ""), "", None),
+        ("something else after it", ("", ""), own, None),
+        ("a changed line in it", ("[\"rm -r\", ", "["), "", keeps("it was changed since")),
+        ("a changed comment in it", ("# Rules. ", "# "), "", keeps("it was changed since")),
+        ("a key that was meant for its last table", ("", ""), "mode = \"observe\"\n", keeps("it was changed since")),
+        ("a rule about its tools", ("", ""), mine, keeps("the rest does not load without it")),
+    ] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init"], "").0, 0);
+        let bare = project.read(FILE);
+        assert_eq!(project.run(&["init", "--for", "cursor"], "").0, 0);
+        let added = project.read(FILE);
+        assert!(added.contains(from), "{name}");
+        let changed = format!("{}{more}", added.replace(from, to));
+        project.write(FILE, &changed);
+        let said = project.said(&["eject"], "");
+        assert!(said.contains(".cursor/hooks.json"), "{name}: {said}");
+        match why {
+            None => assert_eq!(project.read(FILE), format!("{bare}{more}"), "{name}: {said}"),
+            Some(why) => {
+                assert!(said.contains(&why), "{name}: {said}");
+                assert_eq!(project.read(FILE), changed, "{name}");
+            }
+        }
+    }
+    // What leaves no place for it is not touched: a person is told what to write.
+    for text in [
+        "tools = { look = { kind = \"client\", effect = \"read\" } }\n",
+        "[agents.a.tools.look]\nkind = \"client\"\neffect = \"read\"\n",
+        "[tools.look\n",
+    ] {
+        let project = Project::with(text);
+        let said = project.said(&["init", "--for", "cursor"], "");
+        assert!(said.contains("it does not declare what cursor runs commands with, and cannot be added to"), "{text}: {said}");
+        assert!(said.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"), "{text}: {said}");
+        assert_eq!(project.read(FILE), text);
+    }
+}
+
+#[test]
 fn a_gate_that_is_off_is_seen_to_be_off() {
     type Break = (&'static str, fn(&Project));
     fn edit(project: &Project, from: &str, to: &str) {

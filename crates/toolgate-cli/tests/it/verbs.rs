@@ -224,10 +224,12 @@ fn toolgate_is_taken_out_of_every_client_or_of_one() {
     $ eject --dry-run [0]
     would remove HOME/project/.cursor/hooks.json
     would remove HOME/project/.github/hooks/toolgate.json
+    would change HOME/project/toolgate.toml
     $ eject --for cursor [0]
     removed HOME/project/.cursor/hooks.json
     $ eject [0]
     removed HOME/project/.github/hooks/toolgate.json
+    changed HOME/project/toolgate.toml
     $ eject [0]
     toolgate is in none of these settings
     $ eject --for emacs [2]

@@ -308,6 +308,12 @@ impl Config {
         !self.upstreams.is_empty() || self.agents.iter().any(|declared| !declared.tools.is_empty())
     }
 
+    /// Whether one of its agents declares a tool.
+    #[must_use]
+    pub fn declares(&self, tool: &str) -> bool {
+        self.agents.iter().flat_map(|declared| &declared.tools).any(|entry| entry.tool.spec().name() == tool)
+    }
+
     /// Whether it says nothing of its agents but their rules.
     #[must_use]
     pub fn is_only_rules(&self) -> bool {
