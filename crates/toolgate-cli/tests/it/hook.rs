@@ -544,9 +544,9 @@ fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
     // An event of a tool is one, also where it names none, or no session.
     for (config, event, tool, session) in [
         ("", r#"{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{}}"#, "bash", "(turned away)"),
-        ("", r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_input":{}}"#, "(unnamed)", "s1"),
-        ("", r#"{"tool_input":{}}"#, "(unnamed)", "plain"),
-        ("\n[client]\nundeclared = \"ask\"\n", r#"{"hook_event_name":"PostToolUse","tool_response":{}}"#, "(unnamed)", "(turned away)"),
+        ("", r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_input":{}}"#, "unnamed", "s1"),
+        ("", r#"{"tool_input":{}}"#, "unnamed", "plain"),
+        ("\n[client]\nundeclared = \"ask\"\n", r#"{"hook_event_name":"PostToolUse","tool_response":{}}"#, "unnamed", "(turned away)"),
     ] {
         project.write("project/toolgate.toml", &format!("{CONFIG}{config}"));
         let before = project.rows().len();

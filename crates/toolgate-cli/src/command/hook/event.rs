@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
 }
 
 /// A tool in the ledger of which nobody said the name.
-const UNNAMED: &str = "(unnamed)";
+const UNNAMED: &str = "unnamed";
 
 impl Event {
     /// An event that cannot be read, where it says of which tool it is, or is known to be of one: of two names, the first. It is a
