@@ -412,7 +412,7 @@ impl Config {
             declared.tools.extend(theirs.tools);
             declared.grants.extend(theirs.grants);
             declared.hooks = theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
-            declared.rules = theirs.rules.and(std::mem::take(&mut declared.rules));
+            declared.rules = theirs.rules.and_new(std::mem::take(&mut declared.rules));
             declared.principals = theirs.principals.or(declared.principals.take());
             declared.max_output = theirs.max_output.or(declared.max_output);
             declared.dialect = theirs.dialect.or(declared.dialect);

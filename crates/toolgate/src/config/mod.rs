@@ -86,6 +86,15 @@ impl Written {
         Self { scope, policy, source: None }
     }
 
+    /// Whether both say the same of the same.
+    fn is_same(&self, other: &Self) -> bool {
+        let (rule, theirs) = (&self.policy, &other.policy);
+        rule.name() == theirs.name()
+            && self.scope == other.scope
+            && rule.mode() == theirs.mode()
+            && rule.definition() == theirs.definition()
+    }
+
     /// Whether it says something of a part.
     pub(crate) fn has(&self, field: &str) -> bool {
         self.source.as_ref().is_some_and(|source| source.parts.contains_key(field))
@@ -183,6 +192,13 @@ impl Rules {
         self.policies.extend(others.policies);
         self.problems.extend(others.problems);
         self
+    }
+
+    /// These, and of others what is not among them word for word: one rule in two files is one rule.
+    pub(crate) fn and_new(self, mut others: Self) -> Self {
+        let is_known = |other: &Written| self.policies.iter().any(|own| own.is_same(other));
+        others.policies.retain(|other| !is_known(other));
+        self.and(others)
     }
 
     pub(crate) fn into_parts(self) -> (Vec<Written>, Vec<Problem>) {

@@ -1,6 +1,6 @@
 //! What must be right about an agent before it is built.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::AgentBuilder;
 use crate::config::{Scope, Written};
@@ -14,18 +14,20 @@ impl AgentBuilder {
     pub(super) fn check_attachments(&self, problems: &mut Vec<Problem>) {
         let specs: Vec<&Spec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
         let sections: BTreeSet<&str> = self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
-        let mut names = BTreeSet::new();
+        let mut names: BTreeMap<&str, &Written> = BTreeMap::new();
         for written in &self.policies {
             let policy = &written.policy;
             let place = |problem: Problem| {
                 let place = written.place(&problem.field, problem.within.clone());
                 Problem { place, ..problem }.of(policy.name())
             };
-            if !names.insert(policy.name()) {
-                problems.push(Problem {
-                    rule: None,
-                    ..place(Problem::at("name", format!("two policies are called `{}`", shown(policy.name()))).help("one name, one rule"))
-                });
+            if let Some(first) = names.insert(policy.name(), written) {
+                let help = match first.file().filter(|(file, _)| written.file().is_none_or(|(own, _)| own != *file)) {
+                    Some((file, _)) => format!("{file} has one of this name, which says something else; give this one another"),
+                    None => "one name, one rule".to_owned(),
+                };
+                let problem = Problem::at("name", format!("two policies are called `{}`", shown(policy.name()))).help(help);
+                problems.push(Problem { rule: None, ..place(problem) });
             }
             problems.extend(policy.problems(&specs).into_iter().map(place));
             let before = problems.len();

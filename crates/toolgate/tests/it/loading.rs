@@ -280,6 +280,27 @@ fn whoever_names_the_ledger_says_how_long_rows_stay_in_it() {
 }
 
 #[test]
+fn one_rule_in_the_users_file_and_the_projects_is_one_rule() {
+    use toolgate::config::Config;
+    let of = |file: &str, most: u32| {
+        let rule = format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"act\"]\ncalls = {most}\n");
+        Config::parse(file, &format!("[tools.act]\nkind = \"client\"\n{rule}"))
+    };
+    let agents = of("project.toml", 3).under(of("own.toml", 3)).agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
+    assert_eq!(agents.len(), 1);
+    let said = of("project.toml", 4).under(of("own.toml", 3)).agents(None).unwrap_err().render(false);
+    insta::assert_snapshot!(said, @r#"
+    error: two policies are called `few`
+     --> project.toml:4:8
+      |
+    4 | name = "few"
+      |        ^^^^^
+      |
+      = help: own.toml has one of this name, which says something else; give this one another
+    "#);
+}
+
+#[test]
 fn what_is_not_said_of_trying_again_is_as_where_nothing_is_said() {
     use std::time::Duration;
     use toolgate::Retry;
