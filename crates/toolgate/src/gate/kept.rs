@@ -150,7 +150,11 @@ impl Toolgate {
     async fn refuse_unadmitted(&self, stop: Stop, call: &Call, told: Option<&Judged>, trail: Box<Trail>) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
         let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
-            Some((agent, tool)) => (seen::unadmitted(agent, &tool.spec, told.map(Judged::value)), tool.takes_away(&trail.arguments, None)),
+            Some((agent, tool)) => {
+                let may_act = agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
+                let could = may_act && self.leads_to(&call.tool, agent, &call.key).await;
+                (seen::unadmitted(agent, tool, told.map(Judged::value), could), tool.takes_away(&trail.arguments, None))
+            }
             None => (None, Vec::new()),
         };
         self.refuse_with(stop, seen, revoked, trail).await

@@ -9,7 +9,7 @@ use crate::context::Txn;
 use crate::json;
 use crate::outcome::Outcome;
 use crate::policy::Observation;
-use crate::registry::Agent;
+use crate::registry::{Agent, Registered};
 use crate::store::Settle;
 use crate::tool::Spec;
 use crate::values::{self, Carrier, Seen};
@@ -18,6 +18,19 @@ use crate::values::{self, Carrier, Seen};
 fn is_declared(spec: &Spec, place: &str, name: &str) -> bool {
     let parent = json::Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
     crate::schema::declares(spec, &parent, name)
+}
+
+/// The entities that keep what a tool writes.
+fn keeping(spec: &Spec) -> impl Iterator<Item = &(Arc<str>, json::Pointer)> {
+    spec.entities.iter().filter(move |(name, _)| spec.keeps.contains(name))
+}
+
+/// What each of them is called in arguments that nobody has judged: by one text or number.
+fn called<'a>(spec: &'a Spec, ran: Option<&'a Value>) -> impl Iterator<Item = (&'a Arc<str>, Option<&'a Value>)> {
+    keeping(spec).map(move |(name, path)| {
+        let value = ran.and_then(|ran| path.get(ran));
+        (name, value.filter(|value| value.is_string() || value.is_number()))
+    })
 }
 
 /// What a call writes from the moment on that it is let through: whether anybody ever says how it ended or not.
@@ -29,7 +42,7 @@ pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> Option<Box<
         let values: Vec<&Value> = path.all(given).into_iter().filter(|value| !value.is_null()).collect();
         if values.is_empty() { Vec::new() } else { Carrier::entities(name, values) }
     };
-    seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).flat_map(named), false);
+    seen.wrote_to(keeping(spec).flat_map(named), false);
     seen.write(given, &|place, name| is_declared(spec, place, name));
     Some(Box::new(seen))
 }
@@ -37,14 +50,21 @@ pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> Option<Box<
 /// What a client says that it ran, where that is something else than was admitted; nothing where nobody can read it.
 pub(super) struct Otherwise(pub(super) Option<Value>);
 
-/// What a client may have written that ran what nobody let through.
-pub(super) fn unadmitted(agent: &Agent, spec: &Spec, ran: Option<&Value>) -> Option<Box<Seen>> {
+/// What a client may have written that ran what nobody let through: in its own session whatever it says. What all sessions share, only
+/// who could have been let through has a word in, of a tool that clients run and of one entity at a time.
+pub(super) fn unadmitted(agent: &Agent, tool: &Registered, ran: Option<&Value>, could: bool) -> Option<Box<Seen>> {
     agent.watched.as_ref()?;
-    ran.and_then(|ran| intended(agent, spec, ran)).or_else(|| {
-        let mut seen = Seen::new(&agent.name);
-        seen.lose();
-        Some(Box::new(seen))
-    })
+    let mut seen = Seen::new(&agent.name);
+    match ran {
+        Some(ran) => seen.write(ran, &|place, name| is_declared(&tool.spec, place, name)),
+        None => seen.lose(),
+    }
+    if could && tool.spec.external {
+        let fits = ran.filter(|ran| tool.takes(ran));
+        let named = called(&tool.spec, fits).filter_map(|(name, value)| Some(Carrier::entities(name, [value?])));
+        seen.wrote_to(named.flatten(), false);
+    }
+    Some(Box::new(seen))
 }
 
 /// What a call that has ended wrote, and what its answer says. What an untrusted tool says when it fails is read by the model as well.
@@ -68,7 +88,7 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
     if settle != Settle::Released {
         let kept = matches!(outcome, Outcome::Success(_));
         seen.wrote_to(files(|seen| if let Observation::Wrote(path, _) = seen { Some(path) } else { None }), kept);
-        seen.wrote_to(spec.entities.iter().filter(|(name, _)| spec.keeps.contains(name)).flat_map(entity), kept);
+        seen.wrote_to(keeping(spec).flat_map(entity), kept);
     }
     if spec.untrusted || seen.has_read() {
         seen.distrust(&answer, spec.untrusted);

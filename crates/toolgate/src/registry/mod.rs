@@ -73,6 +73,11 @@ impl Registered {
         revoked
     }
 
+    /// Whether its schema takes these arguments as they stand.
+    pub(crate) fn takes(&self, arguments: &Value) -> bool {
+        self.input.as_ref().is_none_or(|schema| schema.takes(arguments))
+    }
+
     /// What a failure left behind, as far as only toolgate knows.
     pub(crate) fn effects_of_failure(&self) -> Effects {
         match (self.spec.effect, self.spec.local) {

@@ -83,6 +83,11 @@ impl Schema {
         Err(self.explain(tool, value))
     }
 
+    /// Whether a document fits as it stands.
+    pub(crate) fn takes(&self, value: &Value) -> bool {
+        self.validator.is_valid(value)
+    }
+
     /// Whether a document fits, with the first reason if not.
     pub(crate) fn check(&self, tool: &str, value: &Value) -> Result<(), Invalid> {
         if self.validator.is_valid(value) { Ok(()) } else { Err(self.explain(tool, value)) }

@@ -7,6 +7,7 @@ use toolgate::policy::Deny;
 use toolgate::store::Store;
 use toolgate::{Agent, AgentBuilder, Call, Decision, Effect, Effects, Failure, SignedDuration, Tool, Toolgate};
 
+use crate::flow::{send, sends};
 use crate::support::{Built, store};
 
 /// One store, and as many processes as are wanted.
@@ -239,4 +240,48 @@ async fn what_was_run_instead_counts_as_written_and_takes_away() {
     assert_eq!(run("r2", "B", "known").await, "prerequisite_missing");
     assert_eq!(reported("l", "look", json!({"id": "B"}), json!({"id": "B"}), json!({"ok": true, "x": "evil@x.com"})).await, "ok");
     assert_eq!(run("r3", "B", "evil@x.com").await, "untrusted_value");
+}
+
+#[tokio::test]
+async fn what_was_never_admitted_spoils_nothing_for_others() {
+    use toolgate::policy::Flow;
+    use toolgate::store::Target;
+    let one = || json!({"customer": "C-1"});
+    // Who says that what was run, with what, and whether a customer's record is believed afterwards.
+    for (name, who, tool, arguments, believed) in [
+        ("a run that could have been let through", "alice", "update", one(), false),
+        ("of another", "alice", "update", json!({"customer": "C-2"}), true),
+        ("a list", "alice", "update", json!({"customer": ["C-1", "C-2"]}), true),
+        ("a list where nobody says what is taken", "alice", "note", json!({"customer": ["C-1", "C-2"]}), true),
+        ("what the schema does not take", "alice", "update", json!({"customer": "C-1", "more": 1}), true),
+        ("nobody in particular", "alice", "update", json!({}), true),
+        ("a tool that is run here", "alice", "amend", one(), true),
+        ("somebody who does not see the tool", "bob", "update", one(), true),
+        ("somebody who may not come in", "carol", "update", one(), true),
+        ("a tool that is paused", "alice", "update", one(), true),
+    ] {
+        let desk = Desk::new();
+        let gate = desk.process_with(|agent| {
+            let schema = || json!({"type": "object", "properties": {"customer": {"type": "string"}}});
+            let keeps = |tool: Tool| tool.open().entity("customer", "/customer").keeps("customer").visible_to(["alice"]);
+            let amend = Tool::dynamic("amend", "Amends.", schema(), |_, _| async { Ok(json!({})) });
+            let record = Tool::dynamic("record", "Says.", schema(), |_, _| async { Ok(json!({"mail": "jane@acme.example"})) });
+            agent
+                .principals(["alice", "bob"])
+                .tool(keeps(Tool::external("update", "Updates.", Some(schema()))))
+                .tool(keeps(Tool::external("note", "Notes.", None)))
+                .tool(keeps(amend))
+                .tool(record.effect(Effect::Read).entity("customer", "/customer"))
+                .tool(send())
+                .policy(Flow::only_from("known", ["send"], ["/to"]).trust_tools(["record"]))
+        });
+        if name.ends_with("paused") {
+            gate.pause(Target::Tool(tool.into()), "incident").await.unwrap();
+        }
+        let call = gate.session("coder", who, "s").prepare(tool, arguments).client_id("c");
+        assert_eq!(code(&gate.report_kept(call, Ok(json!({}))).await), "not_admitted", "{name}");
+        let reader = gate.session("coder", "alice", "reader");
+        assert!(reader.call("record", one()).await.outcome.success().is_some(), "{name}");
+        assert_eq!(sends(&reader, "jane@acme.example").await, believed, "{name}");
+    }
 }
