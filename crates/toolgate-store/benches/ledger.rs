@@ -97,6 +97,7 @@ fn intent() -> (Box<Intent>, Vec<Charge>) {
         effect: true,
         row: Some(draft),
         pass: None,
+        carriers: Vec::new(),
         seen: None,
         revokes: Vec::new(),
     };

@@ -9,12 +9,13 @@ use toolgate::json::Digest;
 use toolgate::limits::{Charge, Over, Spend};
 use toolgate::policy::{RecalledBy, Used};
 use toolgate::store::{Intent, RecallKey, Recalled, Settle, Taken};
-use toolgate::{CallId, Outcome, Row, SessionKey};
+use toolgate::{CallId, Outcome, Row, SessionKey, values};
 
 use crate::fault::{Done, Fault};
 use crate::home::Home;
 use crate::keys::Keys;
 use crate::ledger::{self, digest, nanos};
+use crate::prints::Carriers;
 use crate::session::{Session, time};
 use crate::tx::Tx;
 
@@ -299,7 +300,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     Ok(())
 }
 
-/// What a call writes is remembered from here on; and what a client runs may take evidence away at any time from here on.
+/// What a call writes is remembered from here on; and what a client runs may happen, and take evidence away, at any time from here on.
 pub(crate) fn write_ahead(tx: &Tx<'_>, intent: &mut Intent) -> Done<()> {
     let seen = intent.seen.take();
     let revokes = intent.is_run_by_client() && !intent.revokes.is_empty();
@@ -314,7 +315,18 @@ pub(crate) fn write_ahead(tx: &Tx<'_>, intent: &mut Intent) -> Done<()> {
         }
         session.save(tx.sql)?;
     }
-    Ok(())
+    if intent.is_run_by_client() { carry(tx, intent) } else { Ok(()) }
+}
+
+/// Remembers what a call has written to, or may have.
+fn carry(tx: &Tx<'_>, intent: &Intent) -> Done<()> {
+    if intent.carriers.is_empty() {
+        return Ok(());
+    }
+    let tainted = Session::find(tx.sql, &intent.key)?.is_some_and(|session| session.memory.tainted);
+    let mut carriers = Carriers::of(tx.sql);
+    values::carry(&intent.carriers, tainted, &mut carriers);
+    carriers.finish()
 }
 
 fn revoke(tx: &Tx<'_>, session: &mut Session, intent: &Intent) -> Done<()> {
@@ -359,6 +371,9 @@ pub(crate) fn leave(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<(
 /// Ends a claim: by what happened in the world.
 pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend>, outcome: Option<&Outcome>, now: Timestamp) -> Done<()> {
     let call = claim.call;
+    if claim.state == "open" && settle != Settle::Released {
+        carry(tx, &claim.intent)?;
+    }
     // What is spent is spent, whatever is known of the rest.
     let (known, reserved): (Vec<_>, Vec<_>) =
         claim.charges.into_iter().partition(|(.., c)| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));

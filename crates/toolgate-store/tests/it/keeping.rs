@@ -685,3 +685,43 @@ fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
         assert_eq!(act(&gate, 4).await.as_deref(), Some("prerequisite_missing"));
     });
 }
+
+#[test]
+fn a_call_that_nobody_ended_may_have_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let note = || json!({"type": "object", "properties": {"id": {"type": "string"}}});
+        let hang = Tool::dynamic("hang", "Hangs.", note(), |_, _| async {
+            std::future::pending::<()>().await;
+            Ok(json!({}))
+        });
+        let read = Tool::dynamic("read", "Reads.", note(), |_, _| async { Ok(json!("olga@house.example")) });
+        let to = json!({"type": "object", "properties": {"to": {"type": "string"}}});
+        let agent = toolgate::Agent::builder("a")
+            .tool(hang.open().entity("note", "/id").keeps("note"))
+            .tool(read.effect(toolgate::Effect::Read).entity("note", "/id"))
+            .tool(Tool::dynamic("send", "Sends.", to, |_, _| async { Ok(json!({})) }))
+            .policy(toolgate::policy::Flow::only_from("known", ["send"], ["/to"]).trust_tools(["read"]));
+        let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
+        Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
+    };
+    // Its process is gone in the middle of it.
+    let dying = runtime();
+    dying.block_on(async {
+        let gate = open();
+        tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({"id": "7"})).await });
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    });
+    dying.shutdown_background();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    runtime().block_on(async {
+        let gate = open();
+        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        for (id, believed) in [("7", false), ("8", true)] {
+            let session = gate.session("a", "al", id);
+            session.call("read", json!({ "id": id })).await;
+            let sent = session.call("send", json!({"to": "olga@house.example"})).await;
+            assert_eq!(sent.outcome.success().is_some(), believed, "{id}");
+        }
+    });
+}

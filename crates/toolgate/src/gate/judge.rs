@@ -217,7 +217,8 @@ impl Toolgate {
         // A read that is run here writes nothing that anybody could read back, and ends here.
         let ahead = effect || trail.apart;
         let agent = self.0.agents.get(&call.key.agent).filter(|_| ahead);
-        let seen = agent.and_then(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
+        let intended = agent.map(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
+        let (seen, carriers) = intended.unwrap_or_default();
         if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() && seen.is_none() {
             return Ok(Claim::Held);
         }
@@ -247,6 +248,7 @@ impl Toolgate {
             // Who dies before the end leaves a row all the same.
             row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, trail)),
             pass,
+            carriers,
             seen,
             revokes: tool.takes_away(&trail.arguments, None),
         });

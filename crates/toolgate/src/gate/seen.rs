@@ -33,18 +33,20 @@ fn called<'a>(spec: &'a Spec, ran: Option<&'a Value>) -> impl Iterator<Item = (&
     })
 }
 
-/// What a call writes from the moment on that it is let through: whether anybody ever says how it ended or not.
-pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> Option<Box<Seen>> {
-    agent.watched.as_ref()?;
-    let mut seen = Seen::new(&agent.name);
+/// What a call writes from the moment on that it is let through, whether anybody ever says how it ended or not; and what it writes to, if
+/// it happens.
+pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> (Option<Box<Seen>>, Vec<String>) {
+    if agent.watched.is_none() {
+        return (None, Vec::new());
+    }
     // One that only its result names is known when that is there.
     let named = |(name, path): &(Arc<str>, json::Pointer)| {
         let values: Vec<&Value> = path.all(given).into_iter().filter(|value| !value.is_null()).collect();
         if values.is_empty() { Vec::new() } else { Carrier::entities(name, values) }
     };
-    seen.wrote_to(keeping(spec).flat_map(named), false);
+    let mut seen = Seen::new(&agent.name);
     seen.write(given, &|place, name| is_declared(spec, place, name));
-    Some(Box::new(seen))
+    (Some(Box::new(seen)), Carrier::keys(&agent.name, keeping(spec).flat_map(named)))
 }
 
 /// What a client says that it ran, where that is something else than was admitted; nothing where nobody can read it.

@@ -23,7 +23,7 @@ use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs, RecalledBy, Used};
 use crate::progress::Progress;
 use crate::session::{Alter, State};
-use crate::values::{self, Carriers};
+use crate::values::{self, Carriers, Memory as _};
 
 /// How many large outputs are kept, and how many rows unless said. Claims, limits and sessions are all kept.
 const OUTPUTS: usize = 256;
@@ -188,15 +188,25 @@ impl Inner {
         self.carriers = carriers;
     }
 
+    /// Remembers what a call has written to, or may have.
+    fn carry(&mut self, key: &SessionKey, keys: &[String]) {
+        let tainted = self.sessions.get(key).is_some_and(|session| session.state.values.flags().tainted);
+        values::carry(keys, tainted, &mut self.carriers);
+    }
+
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         // What somebody has settled stays settled.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
         claim.pending |= settle == Settle::Pending;
+        let (key, wrote) = (claim.intent.key.clone(), std::mem::take(&mut claim.intent.carriers));
         // What is spent is spent, whatever is known of the rest.
         let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
             .into_iter()
             .partition(|c| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
         claim.charges = reserved;
+        if settle != Settle::Released {
+            self.carry(&key, &wrote);
+        }
         for charge in known {
             let actual = settle.amount(&charge, spent);
             if let Some(counter) = self.counters.get_mut(&(charge.counter.clone(), charge.window)) {
@@ -359,6 +369,9 @@ impl Store for MemoryStore {
         let call = intent.call;
         if let Some(seen) = intent.seen.take() {
             inner.see(&intent.key, *seen);
+        }
+        if intent.is_run_by_client() {
+            inner.carry(&intent.key, &intent.carriers);
         }
         for revoked in intent.revokes.iter().filter(|_| intent.is_run_by_client()) {
             Arc::make_mut(&mut inner.session(&intent.key).state).revoke(revoked.clone());

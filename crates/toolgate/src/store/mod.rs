@@ -198,6 +198,10 @@ pub struct Intent {
     /// The pass of a call that a client runs, under the client's name for it. It may hold secrets, and a store must seal it.
     #[serde(skip)]
     pub pass: Option<(String, Vec<u8>)>,
+    /// What it writes to, if it happens or may have, by the keys of [`crate::values::Carrying`]: remembered at once where a client runs
+    /// it, else when it ends, or when nobody says how.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carriers: Vec<String>,
     /// What it writes, to be remembered with the intent.
     #[serde(skip)]
     pub seen: Option<Box<Seen>>,

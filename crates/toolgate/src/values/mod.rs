@@ -204,6 +204,14 @@ impl Carrier {
         Self::key(agent, "e", &format!("{name}\u{1f}{value}"))
     }
 
+    /// The keys under which some are remembered, each once.
+    pub(crate) fn keys(agent: &str, carriers: impl IntoIterator<Item = Self>) -> Vec<String> {
+        let mut keys: Vec<String> = carriers.into_iter().flat_map(|carrier| carrier.written(agent)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
     /// The keys under which it is remembered.
     fn written(&self, agent: &str) -> Vec<String> {
         match self {
@@ -418,6 +426,14 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
         }
     }
     memory.set_flags(flags);
+}
+
+/// Remembers that a model wrote to what is known under these keys; whether after something untrusted was heard.
+pub fn carry(keys: &[String], tainted: bool, carriers: &mut dyn Carrying) {
+    for key in keys {
+        let before = carriers.holds(key).unwrap_or(false);
+        carriers.add(key.clone(), tainted || before);
+    }
 }
 
 fn believe(memory: &mut dyn Memory, flags: &mut Flags, print: u128, source: &Arc<str>, most: usize) {

@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 use toolgate::policy::Flow;
-use toolgate::{Agent, Effect, Failure, MemoryFs, Session, Tool, builtin};
+use toolgate::{Agent, AgentBuilder, Effect, Effects, Failure, MemoryFs, Session, Tool, builtin};
 
 use crate::flow::{PAGE, echo, gate, oracle, said, send, sends};
+use crate::support::{Fails, World};
 
 #[tokio::test]
 async fn a_changed_echo_is_an_echo() {
@@ -339,5 +340,62 @@ async fn what_was_let_through_was_written_whether_or_not_anybody_says_how_it_end
         assert_eq!(said(&session, "lookup", json!({})).await, "ok");
         assert!(!sends(&session, "evil@x.com").await, "{effect:?}");
         pass.report(Ok(json!({}))).await;
+    }
+}
+
+/// Notes that are kept, by a tool that is run here and by a client, and believed.
+fn notebook(agent: AgentBuilder) -> AgentBuilder {
+    let note = || json!({"type": "object", "properties": {"id": {"type": "string"}, "how": {"type": "string"}}});
+    let amend = Tool::dynamic("amend", "Amends.", note(), |_, args: Value| async move {
+        match args["how"].as_str() {
+            Some("refuse") => Err(Failure::business("refused", "told to").effects(Effects::None)),
+            Some("fail") => Err(Failure::business("failed", "told to")),
+            _ => Ok(json!({})),
+        }
+    });
+    let read = Tool::dynamic("read_note", "Reads.", note(), |_, _| async { Ok(json!("olga@house.example")) });
+    let keeps = |tool: Tool| tool.effect(Effect::Write).open().entity("note", "/id").keeps("note");
+    agent
+        .tool(keeps(amend))
+        .tool(keeps(Tool::external("save", "Saves.", Some(note()))))
+        .tool(read.effect(Effect::Read).entity("note", "/id"))
+        .tool(send())
+        .policy(Flow::only_from("strict", ["send"], ["/to"]).trust_tools(["read_note"]))
+}
+
+/// Whether a session believes what it reads of a note.
+async fn believes(session: &Session, id: &str) -> bool {
+    assert_eq!(said(session, "read_note", json!({ "id": id })).await, "ok");
+    sends(session, "olga@house.example").await
+}
+
+#[tokio::test]
+async fn a_call_that_provably_did_nothing_has_written_to_nothing() {
+    for (how, code, believed) in [("refuse", "refused", true), ("fail", "failed", false), ("do", "ok", false)] {
+        let session = gate(notebook(Agent::builder("a")));
+        assert_eq!(said(&session, "amend", json!({"id": "7", "how": how})).await, code);
+        for session in [&session, &session.gate().session("a", "alice", "other")] {
+            assert_eq!(believes(session, "7").await, believed, "{how}");
+        }
+    }
+    // What a client runs may have happened from the moment on that it is let through, whatever it says later.
+    let session = gate(notebook(Agent::builder("a")));
+    let another = |name: &str| session.gate().session("a", "alice", name);
+    let pass = session.admit("save", json!({"id": "7"})).await.ok().unwrap();
+    assert!(!believes(&another("1"), "7").await && believes(&another("2"), "8").await);
+    pass.report(Err(Failure::business("refused", "told to").effects(Effects::None))).await;
+    assert!(!believes(&another("3"), "7").await);
+}
+
+#[tokio::test]
+async fn what_a_call_wrote_to_is_known_though_its_end_was_not_recorded() {
+    for fails in [Fails::Finish, Fails::FinishDies] {
+        let world = World::new(notebook);
+        world.store.fail(&[fails]);
+        assert_ne!(said(&world.session, "amend", json!({"id": "7"})).await, "ok", "{fails:?}");
+        world.store.fail(&[]);
+        world.gate.recover().await.unwrap();
+        let another = |name: &str| world.gate.session("agent", "alice", name);
+        assert!(!believes(&another("1"), "7").await && believes(&another("2"), "8").await, "{fails:?}");
     }
 }
