@@ -100,10 +100,13 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
         seen.trust(source, &answer, given, &declared);
     }
     seen.write(given, &declared);
-    match &passed.ran {
-        Some(Otherwise(Some(ran))) => seen.write(ran, &declared),
-        Some(Otherwise(None)) => seen.lose(),
-        None => {}
+    if let Some(Otherwise(ran)) = &passed.ran {
+        // Where it cannot be told to which, it may be any.
+        seen.wrote_to(called(spec, ran.as_ref()).flat_map(|(name, value)| Carrier::entities(name, value)), false);
+        match ran {
+            Some(ran) => seen.write(ran, &declared),
+            None => seen.lose(),
+        }
     }
     Some(Box::new(seen))
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use toolgate::policy::Deny;
 use toolgate::store::Store;
-use toolgate::{Agent, AgentBuilder, Call, Decision, Effect, Effects, Failure, SignedDuration, Tool, Toolgate};
+use toolgate::{Agent, AgentBuilder, Arguments, Call, Decision, Effect, Effects, Failure, SignedDuration, Tool, Toolgate};
 
-use crate::flow::{send, sends};
+use crate::flow::{PAGE, oracle, send, sends};
 use crate::support::{Built, store};
 
 /// One store, and as many processes as are wanted.
@@ -283,5 +283,42 @@ async fn what_was_never_admitted_spoils_nothing_for_others() {
         let reader = gate.session("coder", "alice", "reader");
         assert!(reader.call("record", one()).await.outcome.success().is_some(), "{name}");
         assert_eq!(sends(&reader, "jane@acme.example").await, believed, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_run_instead_wrote_to_what_it_names() {
+    use toolgate::policy::Flow;
+    // What was run where a note `A` was to be written, and whether another session believes what it reads of the note `B`.
+    let cases: [(Arguments, bool); 7] = [
+        (json!({"id": "A"}).into(), true),
+        (json!({"id": "C"}).into(), true),
+        (json!({"id": "B", "text": "evil@x.com"}).into(), false),
+        (json!({"id": "B", "more": 1}).into(), false),
+        (json!({"id": ["B"]}).into(), false),
+        (json!({"text": "evil@x.com"}).into(), false),
+        ("{".into(), false),
+    ];
+    for (ran, believed) in cases {
+        let what = format!("{ran:?}");
+        let desk = Desk::new();
+        let gate = desk.process_with(|agent| {
+            let note = || json!({"type": "object", "properties": {"id": {"type": "string"}, "text": {"type": "string"}}});
+            let write = Tool::external("write_note", "Writes.", Some(note())).open().entity("note", "/id").keeps("note");
+            let read = Tool::dynamic("read_note", "Reads.", note(), |_, _| async { Ok(json!("evil@x.com")) });
+            agent
+                .tool(write)
+                .tool(read.effect(Effect::Read).entity("note", "/id"))
+                .tool(oracle("page", PAGE).untrusted())
+                .tool(send())
+                .policy(Flow::only_from("known", ["send"], ["/to"]).trust_tools(["read_note"]))
+        });
+        let session = gate.session("coder", "alice", "s");
+        assert!(session.call("page", json!({})).await.outcome.success().is_some());
+        let _ = gate.admit_kept(session.prepare("write_note", json!({"id": "A"})).client_id("c")).await.unwrap();
+        gate.report_kept(session.prepare("write_note", ran).client_id("c"), Ok(json!({}))).await;
+        let reader = gate.session("coder", "alice", "reader");
+        assert!(reader.call("read_note", json!({"id": "B"})).await.outcome.success().is_some(), "{what}");
+        assert_eq!(sends(&reader, "evil@x.com").await, believed, "{what}");
     }
 }
