@@ -171,8 +171,9 @@ impl Toolgate {
         json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
         let told = Judged::new(&call.tool, value).with_digest(|digest| self.0.redactor.keyed(digest));
         trail.digest = Some(told.digest());
-        // What nobody declared may hold anything.
-        trail.arguments = match agent.tools.get(call.tool.as_str()) {
+        // What nobody declared may hold anything, and a misspelt name may hide a secret.
+        let known = agent.tools.get(call.tool.as_str()).filter(|tool| tool.secrets.is_empty() || tool.takes(told.value()));
+        trail.arguments = match known {
             Some(tool) => self.0.redactor.redact_shared(told.shared(), &tool.secrets),
             None => Arc::new(self.0.redactor.mark(told.value())),
         };

@@ -104,6 +104,25 @@ async fn no_secret_is_in_the_row_of_a_kept_call() {
 }
 
 #[tokio::test]
+async fn no_secret_under_another_name_is_in_the_row_of_a_report() {
+    for admitted in [false, true] {
+        let gate = Desk::new().process();
+        if admitted {
+            let _ = gate.admit_kept(call(&gate, "c", "run", json!({"what": "a"}))).await.unwrap();
+        }
+        let told = json!({"what": "a", "kee": "hunter2"});
+        let answer = gate.report_kept(call(&gate, "c", "run", told), Ok(json!(1))).await;
+        assert_eq!(code(&answer), if admitted { "not_as_admitted" } else { "not_admitted" });
+        let rows = gate.session("coder", "alice", "s").rows().await.unwrap();
+        assert!(!rows.is_empty() && rows.iter().all(|row| !serde_json::to_string(row).unwrap().contains("hunter2")), "{rows:?}");
+        // What fits is written down as before.
+        let _ = gate.report_kept(call(&gate, "d", "run", json!({"what": "b", "key": "hunter2"})), Ok(json!(1))).await;
+        let row = gate.session("coder", "alice", "s").rows().await.unwrap().pop().unwrap();
+        assert_eq!((&row.arguments["what"], row.arguments["key"] != "hunter2"), (&json!("b"), true));
+    }
+}
+
+#[tokio::test]
 async fn a_session_that_ends_leaves_what_it_did_not_report_pending() {
     let desk = Desk::new();
     let gate = desk.process();
