@@ -16,6 +16,7 @@ use crate::error::{Effects, ToolError};
 use crate::event::Event;
 use crate::json;
 use crate::ledger::{Decision, Gate, Latency, Recorded, Row};
+use crate::names::shown;
 use crate::outcome::{Answer, Outcome};
 use crate::policy::{Ask, Facts};
 use crate::progress::Ended;
@@ -108,7 +109,13 @@ impl Toolgate {
             Err(failure) => match weigh(failure, &passed) {
                 Failed::Error(mut error) => {
                     conceal(&mut error, tool, passed.permit.arguments().value());
-                    End::failed(*error, Gate::Run)
+                    // What a tool says of others nobody has checked, either: the failure stands.
+                    let to = error.redirect_tool.clone();
+                    let error = self.signposted(*error, &passed.agent, &passed.key).await;
+                    if let Some(to) = to.filter(|_| error.redirect_tool.is_none()) {
+                        tracing::warn!(tool = tool.spec.name(), to = %shown(&to), "a tool redirects to one that this caller cannot use");
+                    }
+                    End::failed(error, Gate::Run)
                 }
                 // A tool that asks for something first has not done anything yet.
                 Failed::Signal(signal) => End {

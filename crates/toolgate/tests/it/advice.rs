@@ -164,6 +164,28 @@ async fn a_rule_in_rust_sends_nobody_where_they_cannot_go() {
 }
 
 #[tokio::test]
+async fn a_tool_that_fails_sends_nobody_where_they_cannot_go() {
+    use toolgate::store::Target;
+    for (to, paused, leads) in [("person", false, true), ("person", true, false), ("hidden", false, false), ("nowhere", false, false)] {
+        let fails = Tool::dynamic("fails", "Fails.", json!({"type": "object"}), move |_, _| async move {
+            Err(toolgate::Failure::business("no", "not here").redirect(to))
+        });
+        let agent = Agent::builder("a")
+            .tool(fails.effect(Effect::Read))
+            .tool(tool("person").open())
+            .tool(tool("hidden").open().visible_to(["bob"]));
+        let session = start(agent);
+        if paused {
+            session.gate().pause(Target::Tool(to.into()), "incident").await.unwrap();
+        }
+        let answer = session.call("fails", json!({})).await;
+        let error = answer.outcome.error().unwrap();
+        let said = (&*error.code, error.message.as_str(), error.redirect_tool.as_deref());
+        assert_eq!(said, ("no", "not here", leads.then_some(to)), "the failure stands, with or without");
+    }
+}
+
+#[tokio::test]
 async fn where_nothing_helps_that_is_said() {
     let cap = || Deny::new("cap", ["act"]).when("/amount", Condition::Above(5.into())).reason("At most five.");
     let session = start(Agent::builder("a").tool(tool("act")).policy(cap()));
