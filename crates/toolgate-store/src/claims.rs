@@ -100,6 +100,7 @@ pub(crate) type Reserved = (usize, i64, Charge);
 /// Settles what a read has reserved, if it is one of this process.
 pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>) -> Done<bool> {
     let Some(reserved) = tx.take_read(call, None) else { return Ok(false) };
+    let settle = settle.of_read();
     for (n, at, charge) in reserved {
         let actual = settle.amount(&charge, spent);
         if actual != charge.amount {
@@ -371,6 +372,7 @@ pub(crate) fn leave(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<(
 /// Ends a claim: by what happened in the world.
 pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend>, outcome: Option<&Outcome>, now: Timestamp) -> Done<()> {
     let call = claim.call;
+    let settle = if claim.effect { settle } else { settle.of_read() };
     if claim.state == "open" && settle != Settle::Released {
         carry(tx, &claim.intent)?;
     }
@@ -453,8 +455,7 @@ fn sweep_these(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64>
             revoke(tx, &mut session, &claim.intent)?;
             session.save(tx.sql)?;
         }
-        let settle = if claim.effect { Settle::Pending } else { Settle::Released };
-        end(tx, claim, settle, None, None, now)?;
+        end(tx, claim, Settle::Pending, None, None, now)?;
     }
     Ok(swept)
 }

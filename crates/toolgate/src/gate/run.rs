@@ -180,9 +180,10 @@ fn over_before_it_began(trail: &Trail) -> Option<Failure> {
     Some(why)
 }
 
-/// What a failed run left behind, as far as is known.
+/// What a failed run left behind, as far as is known. Whatever a read says of itself, it changed nothing.
 fn left_behind(ran: &Ran, passed: &Passed) -> Effects {
-    let declared = ran.result.as_ref().err().and_then(Failure::declared_effects);
+    let reads = passed.permit.tool().spec.effect == Effect::Read;
+    let declared = ran.result.as_ref().err().and_then(Failure::declared_effects).filter(|_| !reads);
     declared.unwrap_or_else(|| passed.effects_of_failure())
 }
 

@@ -197,6 +197,7 @@ impl Inner {
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         // What somebody has settled stays settled.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
+        let settle = if claim.intent.effect { settle } else { settle.of_read() };
         claim.pending |= settle == Settle::Pending;
         let (key, wrote) = (claim.intent.key.clone(), std::mem::take(&mut claim.intent.carriers));
         // What is spent is spent, whatever is known of the rest.
@@ -432,9 +433,13 @@ impl Store for MemoryStore {
 
     async fn leave(&self, key: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
+        let mut left = Vec::new();
         for claim in inner.claims.values_mut().filter(|claim| claim.intent.key == *key && claim.intent.pass.is_some()) {
             claim.intent.pass = None;
-            claim.pending = true;
+            left.push(claim.intent.call);
+        }
+        for call in left {
+            inner.end_claim(call, Settle::Pending, None, None);
         }
         Ok(())
     }

@@ -272,6 +272,15 @@ impl Settle {
         }
     }
 
+    /// How the claim of a read ends: whatever became of it, there is nothing to find out.
+    #[must_use]
+    pub const fn of_read(self) -> Self {
+        match self {
+            Self::Pending => Self::Released,
+            Self::Done | Self::Released => self,
+        }
+    }
+
     /// What a charge comes to in the end: what was reserved, what was really spent, or nothing.
     #[must_use]
     pub fn amount(self, charge: &Charge, spent: Option<Spend>) -> Decimal {

@@ -137,6 +137,10 @@ async fn a_session_that_ends_leaves_what_it_did_not_report_pending() {
     assert_eq!(pending, ["run"]);
     let late = gate.report_kept(call(&gate, "c1", "run", json!({})), Ok(json!(1))).await;
     assert_eq!(code(&late), "not_admitted");
+    let read = || call(&gate, "c3", "look", json!({"id": 3})).idempotency_key("k");
+    let _ = gate.admit_kept(read()).await.unwrap();
+    gate.leave(session.key()).await.unwrap();
+    assert!(gate.admit_kept(read()).await.is_ok(), "it may be made again");
 }
 
 #[tokio::test]

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use toolgate::policy::{RecalledBy, Verdict};
-use toolgate::{Answer, Category, Decision, ToolError};
+use toolgate::{Answer, Category, Decision, Effect, Effects, Failure, Tool, ToolError};
 
-use crate::support::{World, rule};
+use crate::support::{Fails, World, rule};
 
 async fn keyed(world: &World, key: &str, args: Value) -> Answer {
     world.gate.call(world.session.prepare("act", args).idempotency_key(key)).await
@@ -129,6 +129,38 @@ async fn a_read_with_a_key_is_recalled_too() {
         let answer = world.gate.call(world.session.prepare("look", json!({"at": "x"})).idempotency_key("k")).await;
         assert_eq!(answer.outcome.success().map(|o| o.replayed), Some(expected));
     }
+}
+
+#[tokio::test]
+async fn a_read_leaves_nothing_to_find_out_whatever_it_says() {
+    for effects in [Effects::Done, Effects::Unknown] {
+        let tool = Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), move |_, _| async move {
+            Err::<Value, _>(Failure::transient("away", "later").effects(effects))
+        });
+        let world = World::new(|a| a.tool(tool.effect(Effect::Read).retry(1, Duration::from_millis(1))));
+        for _ in 0..2 {
+            let answer = world.gate.call(world.session.prepare("fetch", json!({})).idempotency_key("k")).await;
+            assert_eq!(
+                answer.outcome.error().map(|e| (&*e.code, e.effects, e.retryable)),
+                Some(("away", Effects::None, true)),
+                "{effects:?}"
+            );
+        }
+        let rows = world.session.rows().await.unwrap();
+        assert_eq!(rows.iter().map(|row| (row.retries, row.effects)).collect::<Vec<_>>(), [(1, Effects::None); 2], "{effects:?}");
+        assert!(world.gate.pending().await.unwrap().is_empty(), "{effects:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_read_that_dies_may_be_made_again_under_the_same_key() {
+    let world = World::new(|a| a);
+    world.store.fail(&[Fails::FinishDies]);
+    for expected in [Some("internal_fault"), None] {
+        let answer = world.gate.call(world.session.prepare("look", json!({})).idempotency_key("k")).await;
+        assert_eq!(answer.outcome.error().map(|e| &*e.code), expected);
+    }
+    assert!(world.gate.pending().await.unwrap().is_empty());
 }
 
 #[tokio::test]
