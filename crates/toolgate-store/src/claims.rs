@@ -442,7 +442,10 @@ fn sweep_these(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64>
         {
             match serde_json::from_str::<Row>(draft) {
                 Ok(mut row) => {
-                    row.facts.claimed.clone_from(&claim.used);
+                    // The draft has their names, without what is secret in them.
+                    for ((.., figure), (.., used)) in row.facts.claimed.iter_mut().zip(&claim.used) {
+                        *figure = *used;
+                    }
                     append_row(tx, &row)?;
                 }
                 // One that cannot be read does not keep the others from being told.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use toolgate::json::Digest;
+use toolgate::policy::{Limit, Per};
 use toolgate::{
     Backtest, Compared, Decision, Definition, Failure, ManualClock, Outcome, Reconcile, Reconciled, Replay, Row, Tool, Toolgate,
 };
@@ -72,6 +73,36 @@ fn no_secret_is_written_down_and_equal_ones_can_be_matched() {
     assert_eq!(cards[0], cards[2], "equal secrets leave equal marks, after a restart too");
     let by_account = Filter { entity: Some(("account".to_owned(), "4111-2222-3333-4444".into())), ..Filter::default() };
     assert_eq!(desk.ledger().find(&by_account).unwrap().len(), 2, "and can be searched for by who knows them");
+    desk.verify();
+}
+
+#[test]
+fn a_call_that_nobody_reports_leaves_no_secret_in_its_row() {
+    let (desk, card) = (Desk::new(), "4111111111111111");
+    runtime().block_on(async {
+        let schema = json!({"type": "object", "properties": {"card": {"type": "string"}, "n": {"type": "integer"}}});
+        let agent = toolgate::Agent::builder("desk")
+            .tool(Tool::external("pay", "Pays.", Some(schema)))
+            .policy(Limit::calls("n", ["pay"], 5).per(Per::Entity("/card".into())));
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).redact(r"\b\d{16}\b").unwrap().build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        for n in 0..2 {
+            let call = session.prepare("pay", json!({"card": card, "n": n})).client_id(format!("c{n}"));
+            let _ = gate.admit_kept(call).await.unwrap();
+        }
+        gate.leave(session.key()).await.unwrap();
+        let rows = session.rows().await.unwrap();
+        assert_eq!(rows.iter().map(|row| row.code()).collect::<Vec<_>>(), [Some("abandoned"); 2]);
+        for row in &rows {
+            let text = String::from_utf8(row.canonical().unwrap()).unwrap();
+            assert!(!text.contains(card) && text.contains("[redacted "), "{text}");
+            // What was used by then is told all the same.
+            let used: Vec<_> =
+                row.facts.claimed.iter().map(|(counter, _, used)| (counter.contains("[redacted "), used.to_string())).collect();
+            assert_eq!(used, [(true, row.arguments["n"].to_string())]);
+        }
+    });
     desk.verify();
 }
 

@@ -246,7 +246,7 @@ impl Toolgate {
             lease: self.now().checked_add(lease(time)).unwrap_or(jiff::Timestamp::MAX),
             effect,
             // Who dies before the end leaves a row all the same.
-            row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, trail)),
+            row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, &charges, trail)),
             pass,
             carriers,
             seen,

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use jiff::SignedDuration;
+use rust_decimal::Decimal;
 
 use super::pass::Passed;
 use super::run::{Failed, Ran, rolled_back, weigh};
@@ -17,6 +18,7 @@ use crate::event::Event;
 use crate::json;
 use crate::ledger::{Decision, Gate, Latency, Recorded, Row};
 use crate::names::shown;
+use crate::limits::Charge;
 use crate::outcome::{Answer, Outcome};
 use crate::policy::{Ask, Facts};
 use crate::progress::Ended;
@@ -356,14 +358,15 @@ impl Toolgate {
         Arc::new(row)
     }
 
-    /// The row of a call that nobody hears of any more.
-    pub(super) fn draft(&self, effect: bool, trail: &Trail) -> Arc<Row> {
+    /// The row of a call that nobody hears of any more. What is used of each counter, the store will tell.
+    pub(super) fn draft(&self, effect: bool, charges: &[Charge], trail: &Trail) -> Arc<Row> {
         let (effects, so) = if effect { (Effects::Unknown, "it may have taken effect") } else { (Effects::None, "it only reads") };
         let message = format!("nobody ever said how this call ended: its process is gone, or its time was up; {so}");
         let error = ToolError::of(code::ABANDONED, message).with_effects(effects);
         let end = (Decision::Failed, Gate::Run, effects);
-        let row = Row { facts: trail.facts.clone(), ..self.plain_row(error.into(), end, trail) };
-        Arc::new(self.0.redactor.row(row))
+        let claimed = charges.iter().map(|charge| (charge.counter.clone(), charge.window, Decimal::ZERO)).collect();
+        let facts = Facts { claimed, ..trail.facts.clone() };
+        Arc::new(self.0.redactor.row(Row { facts, ..self.plain_row(error.into(), end, trail) }))
     }
 
     /// What every row of a call says.
