@@ -20,6 +20,7 @@ use crate::home::Home;
 use crate::keys::Keys;
 use crate::ledger::{digest, nanos, signed, spelling, unsigned};
 use crate::open;
+use crate::tx::at_once;
 
 /// A ledger to read, while others may write it.
 pub struct Ledger {
@@ -242,7 +243,7 @@ impl Ledger {
             }
             Ok(found)
         };
-        self.named(find())
+        self.named(at_once(&self.sql, |_| find()))
     }
 
     /// The calls whose names begin or end so, in hexadecimal digits; not more than a few.

@@ -135,6 +135,12 @@ impl Shared {
     }
 }
 
+/// Reads several things as of one moment. However that ends, the connection is free again.
+pub(crate) fn at_once<T>(sql: &Connection, f: impl FnOnce(&Connection) -> Done<T>) -> Done<T> {
+    let moment = sql.unchecked_transaction()?;
+    f(&moment)
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -253,11 +253,11 @@ impl Writer {
         if self.desk.alone { self.glance(f) } else { Err(f) }
     }
 
-    /// Reads a little with the connection that writes, which remembers what it wrote, unless somebody writes.
+    /// Reads a little with the connection that writes, which remembers what it wrote, unless somebody writes or has left something open.
     pub(crate) fn glance<T, F: FnOnce(&Connection, &Shared) -> Done<T>>(&self, f: F) -> Result<Done<T>, F> {
         // Somebody may come and find it busy.
         let _free = Free(&self.desk);
-        let Some(pen) = self.desk.pen() else { return Err(f) };
+        let Some(pen) = self.desk.pen().filter(|pen| pen.sql.is_autocommit()) else { return Err(f) };
         Ok(f(&pen.sql, &pen.shared))
     }
 

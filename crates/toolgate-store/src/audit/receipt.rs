@@ -8,6 +8,7 @@ use super::{Entry, Ledger};
 use crate::fault::Done;
 use crate::keys::Keys;
 use crate::ledger::{digest, unsigned};
+use crate::tx::at_once;
 
 impl Ledger {
     /// Whether the row of a receipt is in the ledger, as it was when the receipt was given. `None` where there is no such
@@ -43,7 +44,7 @@ impl Ledger {
             let link = crate::chain::link(&before, unsigned(n), body.as_bytes());
             Ok(Some(link == receipt.hash && unsigned(seq) == receipt.seq))
         };
-        self.named(find())
+        self.named(at_once(&self.sql, |_| find()))
     }
 
     /// A receipt for a row, signed with the key beside the ledger: only where the whole ledger holds, and the row is signed

@@ -25,7 +25,7 @@ use crate::fault::{Done, Fault};
 use crate::keys::recorded;
 use crate::ledger::{self, nanos};
 use crate::session::{self, Session};
-use crate::tx::{Counted, Shared, lock};
+use crate::tx::{Counted, Shared, at_once, lock};
 
 /// How many calls of a session may be counted in memory before they are written down.
 const AHEAD: usize = 64;
@@ -182,22 +182,24 @@ impl Store for SqliteStore {
     async fn look(&self, enter: Enter<'_>) -> Result<Box<Entered>, StoreError> {
         let entering = Entering::of(&enter);
         self.read(move |sql, shared| {
-            let (recalled, recalled_by) = entering.recalled(sql, shared)?.unzip();
-            let session = Session::find(sql, &entering.key)?;
-            let mut progress = session.as_ref().map(|session| session.progress).unwrap_or_default();
-            if entering.counts {
-                progress.count(entering.digest, entering.now, entering.polling.as_ref());
-            }
-            Ok(Box::new(Entered {
-                version: session.as_ref().map_or(0, |session| session.version),
-                opened: session.as_ref().and_then(|session| session.opened).unwrap_or(entering.now),
-                state: Arc::new(session.map(|session| session.slices(sql)).transpose()?.unwrap_or_default()),
-                rows: ledger::tip(sql)?.seq,
-                recalled,
-                recalled_by,
-                progress,
-                hold: None,
-            }))
+            at_once(sql, |sql| {
+                let (recalled, recalled_by) = entering.recalled(sql, shared)?.unzip();
+                let session = Session::find(sql, &entering.key)?;
+                let mut progress = session.as_ref().map(|session| session.progress).unwrap_or_default();
+                if entering.counts {
+                    progress.count(entering.digest, entering.now, entering.polling.as_ref());
+                }
+                Ok(Box::new(Entered {
+                    version: session.as_ref().map_or(0, |session| session.version),
+                    opened: session.as_ref().and_then(|session| session.opened).unwrap_or(entering.now),
+                    state: Arc::new(session.map(|session| session.slices(sql)).transpose()?.unwrap_or_default()),
+                    rows: ledger::tip(sql)?.seq,
+                    recalled,
+                    recalled_by,
+                    progress,
+                    hold: None,
+                }))
+            })
         })
         .await
     }
@@ -205,17 +207,13 @@ impl Store for SqliteStore {
     async fn load(&self, key: &SessionKey, needs: &Needs, _: &State, facts: &mut Facts) -> Result<(), StoreError> {
         let (key, needs, mut found) = (key.clone(), needs.clone(), Facts::at(facts.now));
         let mut found = self.read_here(move |sql, shared| {
-            // All of it as of one moment.
-            sql.execute_batch("BEGIN")?;
-            let loaded = (|| -> Done<()> {
+            at_once(sql, |sql| {
                 for (counter, window) in &needs.counters {
                     let used = claims::used(sql, counter, *window, found.now)?;
                     found.counters.push((counter.clone(), *window, used));
                 }
                 session::load(sql, &shared.keys().redact, &key, &needs, &mut found)
-            })();
-            sql.execute_batch("COMMIT")?;
-            loaded?;
+            })?;
             Ok(found)
         })?;
         facts.evidence.append(&mut found.evidence);
@@ -230,7 +228,7 @@ impl Store for SqliteStore {
             return Ok(Vec::new());
         }
         let charges = charges.to_vec();
-        self.read_here(move |sql, _| charges.iter().map(|charge| claims::fits(sql, charge, now)).collect())
+        self.read_here(move |sql, _| at_once(sql, |sql| charges.iter().map(|charge| claims::fits(sql, charge, now)).collect()))
     }
 
     async fn begin(
@@ -298,15 +296,18 @@ impl Store for SqliteStore {
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<State>), StoreError> {
         let key = key.clone();
         self.read(move |sql, _| {
-            let Some(session) = Session::find(sql, &key)? else { return Ok((0, Arc::default())) };
-            Ok((session.version, Arc::new(session.slices(sql)?)))
+            at_once(sql, |sql| {
+                let Some(session) = Session::find(sql, &key)? else { return Ok((0, Arc::default())) };
+                Ok((session.version, Arc::new(session.slices(sql)?)))
+            })
         })
         .await
     }
 
     async fn session(&self, key: &SessionKey) -> Result<Option<Arc<State>>, StoreError> {
         let key = key.clone();
-        self.read(move |sql, _| Session::find(sql, &key)?.map(|session| session.whole(sql).map(Arc::new)).transpose()).await
+        self.read(move |sql, _| at_once(sql, |sql| Session::find(sql, &key)?.map(|session| session.whole(sql).map(Arc::new)).transpose()))
+            .await
     }
 
     async fn alter(&self, key: &SessionKey, alter: Alter) -> Result<(), StoreError> {

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use toolgate::{Effect, Tool, Toolgate};
 use toolgate_store::SqliteStore;
 
@@ -68,6 +68,35 @@ fn processes_share_limits_sessions_and_the_ledger() {
     let number = std::fs::read_to_string(desk.directory.path().join("number")).unwrap();
     assert_eq!(number, "40", "each was alone with its session");
     assert_eq!(desk.verify().rows, PROCESSES as u64 * 30);
+}
+
+#[test]
+fn a_session_is_read_as_of_one_moment() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+        let step = Tool::dynamic("step", "Steps.", schema, |ctx: toolgate::Ctx, args: Value| async move {
+            ctx.set_slice("n", &args["n"])?;
+            ctx.log("steps", &args["n"])?;
+            Ok(json!({}))
+        });
+        let agent = toolgate::Agent::builder("desk").tool(step.effect(Effect::Read)).build().unwrap();
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        let steps = gate.session("desk", "alice", "s");
+        let stepping = tokio::spawn(async move {
+            for n in 1..=500 {
+                assert!(steps.call("step", json!({"n": n})).await.outcome.success().is_some());
+            }
+        });
+        while !stepping.is_finished() {
+            let state = session.state().await.unwrap();
+            let last = state.slice("n").and_then(Value::as_u64).unwrap_or(0);
+            assert_eq!(state.log("steps").count() as u64, last, "both are written at once");
+        }
+        stepping.await.unwrap();
+    });
 }
 
 #[test]
