@@ -3,11 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use rust_decimal::Decimal;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::admit::recall_keys;
 use super::authorize::{self, verdict};
+use super::judge::less_than_nothing;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, Judged};
@@ -242,9 +244,10 @@ impl Toolgate {
             }
         }
         let watched: Vec<Charge> = permit.watched().iter().map(|(_, charge, _)| charge.clone()).collect();
-        for (room, (rule, _, error)) in self.0.store.room(&watched, trail.started).await?.into_iter().zip(permit.watched()) {
+        for (room, (rule, charge, error)) in self.0.store.room(&watched, trail.started).await?.into_iter().zip(permit.watched()) {
             if let Some(note) = walk.rules.iter_mut().find(|note| note.rule == *rule) {
                 match room {
+                    _ if charge.amount < Decimal::ZERO => (note.said, note.why) = (Said::Fault, Some(less_than_nothing(rule))),
                     Ok(_) if note.said == Said::NotReached => (note.said, note.why) = (Said::Pass, None),
                     Ok(_) => {}
                     Err(over) => (note.said, note.why) = (Said::Deny, Some(over_error(error.clone(), &over).message)),

@@ -293,14 +293,24 @@ impl Toolgate {
 }
 
 impl Toolgate {
-    /// The charges of rules that only observe: they count in full, and what they would have said is taken down.
+    /// The charges of rules that only observe: they count in full, and what they would have said is taken down. One of less than nothing
+    /// would be refused: it is left out.
     async fn watch(&self, permit: &Permit, trail: &mut Trail) -> Result<Vec<Charge>, Stop> {
         if permit.watched().is_empty() {
             return Ok(Vec::new());
         }
-        let mut charges: Vec<Charge> = permit.watched().iter().map(|(_, charge, _)| charge.clone()).collect();
+        let (mut charges, mut whose) = (Vec::new(), Vec::new());
+        for (rule, charge, error) in permit.watched() {
+            if charge.amount < Decimal::ZERO {
+                let (code, message) = (code::POLICY_FAULT.to_owned(), less_than_nothing(rule));
+                trail.facts.observed.push(Observed { rule: rule.clone(), said: "fault".to_owned(), code, message });
+                continue;
+            }
+            charges.push(charge.clone());
+            whose.push((rule, error));
+        }
         let room = self.0.store.room(&charges, trail.started).await?;
-        for (room, (rule, _, error)) in room.into_iter().zip(permit.watched()) {
+        for (room, (rule, error)) in room.into_iter().zip(whose) {
             if let Err(over) = room {
                 let error = over_error(error.clone(), &over);
                 let (code, message) = (error.code.into_owned(), error.message);
@@ -312,6 +322,11 @@ impl Toolgate {
         }
         Ok(charges)
     }
+}
+
+/// What is wrong with a charge that no counter takes.
+pub(super) fn less_than_nothing(rule: &str) -> String {
+    format!("the policy `{rule}` charges less than nothing")
 }
 
 /// What a call will be recalled by, as it was asked for and as hooks left it.

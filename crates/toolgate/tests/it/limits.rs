@@ -380,3 +380,24 @@ async fn a_negative_charge_makes_no_room() {
     });
     assert_eq!(code(&world, "act", json!({"how": "ok"})).await, "full");
 }
+
+#[tokio::test]
+async fn a_negative_charge_on_trial_stops_nothing_and_gives_nothing_back() {
+    use toolgate::policy::{Terms, Verdict, observe};
+    let full = || toolgate::ToolError::new(toolgate::Category::Business, "full", "full");
+    let world = World::new(|a| {
+        a.policy(observe(crate::support::rule("less", move |_| {
+            Ok(Verdict::Allow(Terms { charges: vec![(crate::support::meter(-1), full())], ..Terms::default() }))
+        })))
+    });
+    for n in 0..2 {
+        assert_eq!(code(&world, "act", json!({"how": "ok", "n": n})).await, "ok");
+    }
+    assert_eq!(world.metered().await, 2.into());
+    for row in world.session.rows().await.unwrap() {
+        let seen: Vec<_> = row.facts.observed.iter().map(|o| (o.rule.as_str(), o.said.as_str(), o.code.as_str())).collect();
+        assert_eq!(seen, [("less", "fault", "policy_fault")]);
+    }
+    let why = world.session.explain("act", json!({"how": "ok", "n": 2})).await.to_string();
+    assert!(why.contains("fault     less (observes)"), "{why}");
+}
