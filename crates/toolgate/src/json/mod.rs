@@ -11,6 +11,7 @@ mod spell;
 
 pub(crate) use canon::with_canonical;
 pub use canon::{Digest, canonical, digest_of};
+pub(crate) use number::product;
 pub use number::{canonical_number, decimal_of, number_from_decimal};
 pub use parse::{ParseError, parse};
 pub use pointer::Pointer;

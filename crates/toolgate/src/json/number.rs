@@ -121,6 +121,12 @@ pub fn decimal_of(value: &Value) -> Option<Decimal> {
     Decimal::from_str_exact(text).or_else(|_| Decimal::from_scientific(text)).ok()
 }
 
+/// The product of two decimals, where it can be kept exactly.
+pub(crate) fn product(a: Decimal, b: Decimal) -> Option<Decimal> {
+    // One that was rounded has fewer places than its factors together.
+    a.checked_mul(b).filter(|product| a.is_zero() || b.is_zero() || product.scale() == a.scale() + b.scale())
+}
+
 /// A decimal as a JSON number with all its digits.
 #[must_use]
 pub fn number_from_decimal(decimal: Decimal) -> Value {

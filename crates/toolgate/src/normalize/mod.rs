@@ -13,7 +13,7 @@ use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::json::{Pointer, decimal_of, number_from_decimal};
+use crate::json::{Pointer, decimal_of, number_from_decimal, product};
 use crate::names::shown;
 
 /// How text is cased.
@@ -199,7 +199,8 @@ impl Rule {
             }),
             Self::Scale { path, by } => each(path, value, |old| {
                 let number = to_decimal(old).ok_or("is no number")?;
-                number.checked_mul(*by).map(number_from_decimal).ok_or("is too large a number")
+                // Zeros at the end say nothing.
+                product(number.normalize(), *by).map(number_from_decimal).ok_or("is too large or too fine to be kept exactly")
             }),
             Self::Default { path, value: default } => match path.split_last() {
                 Some((within, name)) => in_objects(&within, value, |map| {
@@ -336,6 +337,17 @@ mod tests {
             ),
             (Rule::scale("/a", Decimal::new(1, 3)), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
             (Rule::scale("/a", Decimal::ONE), json!({"a": "x"}), Err("is no number")),
+            (
+                Rule::scale("/a", Decimal::new(1, 2)),
+                json!({"a": "0.1234567890123456789012345678"}),
+                Err("is too large or too fine to be kept exactly"),
+            ),
+            (
+                Rule::scale("/a", 100.into()),
+                json!({"a": "79228162514264337593543950335"}),
+                Err("is too large or too fine to be kept exactly"),
+            ),
+            (Rule::scale("/a", Decimal::new(1, 2)), json!({"a": "1.5000000000000000000000000000"}), Ok(json!({"a": 0.015}))),
             (Rule::first_of("", ["id", "order_id"], "order_id"), json!({"order_id": "B", "id": null}), Ok(json!({"order_id": "B"}))),
             (
                 Rule::first_of("/items", ["a", "b"], "c"),

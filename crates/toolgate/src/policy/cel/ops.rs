@@ -9,7 +9,7 @@ use rust_decimal::Decimal;
 use serde_json::Value;
 
 use super::{Arithmetic, Compare, Function, Part};
-use crate::json::{Pointer, decimal_of};
+use crate::json::{Pointer, decimal_of, product};
 use crate::policy::Fault;
 
 #[derive(Debug, Clone)]
@@ -165,12 +165,7 @@ pub(super) fn arithmetic<'a>(op: Arithmetic, a: Val<'a>, b: Val<'a>) -> Result<V
     Ok(match (op, a, b) {
         (Add, Val::Number(a), Val::Number(b)) => Val::Number(add(a, b)?),
         (Subtract, Val::Number(a), Val::Number(b)) => Val::Number(add(a, -b)?),
-        (Multiply, Val::Number(a), Val::Number(b)) => {
-            let product = a.checked_mul(b).ok_or_else(too_large)?;
-            // A product that was rounded has fewer places than its factors together.
-            let exact = a.is_zero() || b.is_zero() || product.scale() == a.scale() + b.scale();
-            Val::Number(if exact { product } else { return Err(too_large()) })
-        }
+        (Multiply, Val::Number(a), Val::Number(b)) => Val::Number(product(a, b).ok_or_else(too_large)?),
         (Divide, Val::Number(a), Val::Number(b)) => Val::Number(a.checked_div(b).ok_or_else(|| Fault::new("nothing is divided by zero"))?),
         (Remainder, Val::Number(a), Val::Number(b)) => {
             Val::Number(a.checked_rem(b).ok_or_else(|| Fault::new("nothing is divided by zero"))?)
