@@ -1,5 +1,6 @@
 //! What is secret leaves a keyed mark instead of itself, before anything is written.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -47,6 +48,49 @@ pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &
         clean.push(CUT);
     }
     clean
+}
+
+/// The same without shorter values too, where one stands as a word or number of its own.
+pub(crate) fn without_short(values: &[String], text: &str) -> String {
+    let is_short = |value: &&str| value.len() < 4 && value.contains(char::is_alphanumeric);
+    let short: HashSet<&str> = values.iter().map(String::as_str).filter(is_short).collect();
+    let text = without(values, text);
+    if short.is_empty() {
+        return text;
+    }
+    // What may be left of one where a text was cut off.
+    let heads: HashSet<&str> = short.iter().flat_map(|value| (1..value.len()).filter_map(move |end| value.get(..end))).collect();
+    let (mut clean, mut rest) = (String::with_capacity(text.len()), text.as_str());
+    while let Some(next) = rest.chars().next() {
+        let before = text.get(..text.len() - rest.len()).unwrap_or_default();
+        let behind = (1..4).rev().find_map(|end| {
+            let (found, after) = rest.split_at_checked(end)?;
+            let ends = short.contains(found) || (heads.contains(found) && after.starts_with(CUT));
+            (ends && !goes_on(before, found) && !goes_on(found, after)).then_some(after)
+        });
+        rest = match behind {
+            Some(after) => {
+                clean.push_str("[redacted]");
+                after
+            }
+            None => {
+                clean.push(next);
+                rest.get(next.len_utf8()..).unwrap_or_default()
+            }
+        };
+    }
+    clean
+}
+
+/// Whether a word, or a number with a point in it, goes on from one text to the next.
+fn goes_on(a: &str, b: &str) -> bool {
+    let last = |text: &str, is: fn(char) -> bool| text.chars().next_back().is_some_and(is);
+    let first = |text: &str, is: fn(char) -> bool| text.chars().next().is_some_and(is);
+    let digit = |c: char| c.is_ascii_digit();
+    let word = last(a, char::is_alphanumeric) && first(b, char::is_alphanumeric);
+    let behind_point = a.strip_suffix('.').is_some_and(|a| last(a, digit)) && first(b, digit);
+    let before_point = last(a, digit) && b.strip_prefix('.').is_some_and(|b| first(b, digit));
+    word || behind_point || before_point
 }
 
 /// How many bytes at the end of a text are the beginning of a value.
@@ -261,6 +305,28 @@ mod tests {
         }
         assert_eq!(without(["päss-wörd"], "it is pä…"), "it is [redacted]…");
         assert_eq!(without(Vec::<String>::new(), "h…"), "h…");
+    }
+
+    #[test]
+    fn a_short_one_goes_where_it_stands_alone() {
+        let cases = [
+            ("wrong cvv 123", "wrong cvv [redacted]"),
+            ("123: cvv_123, (123). \"123\"", "[redacted]: cvv_[redacted], ([redacted]). \"[redacted]\""),
+            ("1234 0123 x123 123x", "1234 0123 x123 123x"),
+            ("123.45 and 0.123", "123.45 and 0.123"),
+            ("4,123", "4,[redacted]"),
+            ("cvv 12…", "cvv [redacted]…"),
+            ("cvv 123…", "cvv [redacted]…"),
+            ("cvv 412…", "cvv 412…"),
+            ("12 and 1", "12 and 1"),
+            ("", ""),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(without_short(&["123".to_owned()], text), expected);
+        }
+        let both = ["1".to_owned(), "a-1".to_owned(), "-".to_owned(), String::new(), "hunter2".to_owned()];
+        assert_eq!(without_short(&both, "a-1, 1, 11 - hunter2x"), "[redacted], [redacted], 11 - [redacted]x");
+        assert_eq!(without_short(&["ä1".to_owned()], "ä1 bä1 ä…"), "[redacted] bä1 [redacted]…");
     }
 
     #[test]

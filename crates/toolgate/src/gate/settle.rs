@@ -451,6 +451,7 @@ fn unrecorded(error: &StoreError) -> ToolError {
 
 /// A secret among the arguments that a tool repeats when it fails is a secret still, also as it is spelled in JSON.
 fn conceal(error: &mut ToolError, tool: &Registered, arguments: &serde_json::Value) {
+    use crate::redact::without_short;
     use serde_json::Value;
     fn leaves(value: &Value, found: &mut Vec<String>) {
         match value {
@@ -467,10 +468,10 @@ fn conceal(error: &mut ToolError, tool: &Registered, arguments: &serde_json::Val
     }
     fn hide(value: Value, secrets: &[String]) -> Value {
         match value {
-            Value::String(text) => crate::redact::without(secrets, &text).into(),
+            Value::String(text) => without_short(secrets, &text).into(),
             Value::Number(number) if secrets.contains(&number.to_string()) => "[redacted]".into(),
             Value::Array(items) => items.into_iter().map(|item| hide(item, secrets)).collect(),
-            Value::Object(map) => map.into_iter().map(|(key, item)| (crate::redact::without(secrets, &key), hide(item, secrets))).collect(),
+            Value::Object(map) => map.into_iter().map(|(key, item)| (without_short(secrets, &key), hide(item, secrets))).collect(),
             other => other,
         }
     }
@@ -479,10 +480,10 @@ fn conceal(error: &mut ToolError, tool: &Registered, arguments: &serde_json::Val
     if secrets.is_empty() {
         return;
     }
-    error.message = crate::redact::without(&secrets, &error.message);
+    error.message = without_short(&secrets, &error.message);
     for field in &mut error.errors {
-        field.got = crate::redact::without(&secrets, &field.got);
-        field.expected = crate::redact::without(&secrets, &field.expected);
+        field.got = without_short(&secrets, &field.got);
+        field.expected = without_short(&secrets, &field.expected);
     }
     error.upstream = error.upstream.take().map(|said| hide(said, &secrets));
 }

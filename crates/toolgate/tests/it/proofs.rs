@@ -162,6 +162,26 @@ async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
 }
 
 #[tokio::test]
+async fn a_short_secret_is_told_to_nobody_either() {
+    let schema = json!({"type": "object", "properties": {"pin": {"type": "string"}, "cvv": {"type": "integer", "writeOnly": true}}});
+    let tool = Tool::dynamic("pay", "Pays.", schema, |_, args: Value| async move {
+        let said = format!("wrong cvv {}, wrong pin ({}); 1234 tries", args["cvv"], args["pin"].as_str().unwrap());
+        let upstream = json!({"said": [said], "cvv 123": 123, "of": 1234});
+        Err::<Value, _>(Failure::business("no", said.clone()).field("/pin", "not 987", said).upstream(upstream))
+    });
+    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
+    let answer = world.session.call("pay", json!({"pin": "987", "cvv": 123})).await;
+    let error = answer.outcome.error().unwrap();
+    assert_eq!(error.message, "wrong cvv [redacted], wrong pin ([redacted]); 1234 tries");
+    let row = world.session.rows().await.unwrap().remove(0);
+    for error in [error, row.outcome.error().unwrap()] {
+        let text = json!([error.message, error.errors, error.upstream]).to_string();
+        let alone = |digits: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| word == digits);
+        assert!(!alone("123") && !alone("987") && alone("1234"), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn a_secret_that_is_cut_in_the_middle_leaves_nothing_behind() {
     let schema =
         json!({"type": "object", "properties": {"pin": {"type": "string"}, "before": {"type": "integer"}, "how": {"type": "string"}}});
