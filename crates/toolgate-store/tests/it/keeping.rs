@@ -668,17 +668,24 @@ fn outcomes_are_answers_of_a_kind() {
 
 #[test]
 fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
+    const LONG: std::time::Duration = std::time::Duration::from_secs(60);
     let directory = tempfile::tempdir().unwrap();
     let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let started = Arc::new(tokio::sync::Notify::new());
     let open = || {
+        let started = Arc::clone(&started);
         let agent = toolgate::Agent::builder("a")
             .tool(plain("look").effect(toolgate::Effect::Read))
             .tool(plain("act"))
             .tool(Tool::external("wipe", "Wipes.", None).open().revokes("look"))
             .tool(
-                Tool::dynamic("end", "Hangs.", json!({"type": "object"}), |_, _| async {
-                    std::future::pending::<()>().await;
-                    Ok(json!({}))
+                Tool::dynamic("end", "Hangs.", json!({"type": "object"}), move |_, _| {
+                    let started = Arc::clone(&started);
+                    async move {
+                        started.notify_one();
+                        std::future::pending::<()>().await;
+                        Ok(json!({}))
+                    }
                 })
                 .open()
                 .revokes("look"),
@@ -706,12 +713,16 @@ fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
     dying.block_on(async {
         let gate = open();
         tokio::spawn(async move { gate.session("a", "al", "s").call("end", json!({})).await });
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        tokio::time::timeout(LONG, started.notified()).await.unwrap();
     });
     dying.shutdown_background();
-    std::thread::sleep(std::time::Duration::from_millis(300));
     runtime().block_on(async {
         let gate = open();
+        // It is gone once its threads have let go.
+        let begun = std::time::Instant::now();
+        while gate.pending().await.unwrap().is_empty() && begun.elapsed() < LONG {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
         assert_eq!(gate.pending().await.unwrap().len(), 1);
         assert_eq!(act(&gate, 4).await.as_deref(), Some("prerequisite_missing"));
     });
