@@ -53,26 +53,27 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
             Some(long) => long.starts_with('c') || long.starts_with("log"),
             None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i'])),
         };
-        word.text().is_some_and(|text| STAYING.contains(&base(text)) || (bare(word) && !goes(text)))
+        called(word).is_some_and(|name| STAYING.contains(&name)) || (bare(word) && word.text().is_some_and(|text| !goes(text)))
     };
     let near = 1 + rest.iter().take_while(|word| stays(word)).count();
     // Behind a program that runs none of its words, nothing is one; what is between the two must be known.
     let runs_none = |at: usize| {
         let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(Word::text);
-        let named = rest.get(at).and_then(Word::text).map(base).is_some_and(|name| PLAIN.contains(&name) && !WRAPPERS.contains(&name));
+        let named = rest.get(at).and_then(called).is_some_and(|name| PLAIN.contains(&name) && !WRAPPERS.contains(&name));
         named && before.is_none_or(|text| !text.starts_with('-'))
     };
-    let leads = |word: &Word| stays(word) || word.text().is_some_and(|text| MANAGERS.contains(&base(text)));
-    let is_clear =
-        |end: &usize| (STAYING.contains(&program) || MANAGERS.contains(&program)) && rest.get(..*end).unwrap_or_default().iter().all(leads);
+    let leads = |word: &Word| stays(word) || called(word).is_some_and(|name| MANAGERS.contains(&name));
+    // Others take something else first, as `flock` does a file.
+    let runs_first = STAYING.contains(&program) || MANAGERS.contains(&program);
+    let is_clear = |end: &usize| runs_first && rest.get(..*end).unwrap_or_default().iter().all(leads);
     let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
     // Right behind a package manager that really runs, and is no option's value.
     let is_managed = |at: usize| match at.checked_sub(1).map(|before| rest.split_at_checked(before).unwrap_or_default()) {
         None => MANAGERS.contains(&program),
         Some((before, behind)) => {
             let is_value = before.last().and_then(Word::text).is_none_or(|text| text.starts_with('-')) && !before.is_empty();
-            let name = behind.first().and_then(Word::text).map(base);
-            name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
+            let name = behind.first().and_then(called);
+            runs_first && name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
         }
     };
     for at in 0..rest.len().min(MOST_WORDS) {
@@ -139,6 +140,11 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     found
 }
 
+/// What a word is called where it is a program: an option and a setting are none, however they end.
+fn called(word: &Word) -> Option<&str> {
+    word.text().filter(|text| !text.starts_with('-') && !text.contains('=')).map(base)
+}
+
 /// Whether a text may be more than one word to a shell, or another one: a pattern of file names alone is not.
 fn is_code(text: &str) -> bool {
     is_text(text) || has_braces(text)
@@ -200,7 +206,7 @@ fn begins_own(program: &str, rest: &[Word], end: usize) -> Option<usize> {
         let glued = option.len() > 2 && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
         glued || matches!(option, "-0" | "-r" | "-0r" | "-r0" | "--null" | "--no-run-if-empty")
     };
-    let is_plain = |at: &usize| text(*at).is_some_and(|text| PLAIN.contains(&base(text)));
+    let is_plain = |at: &usize| rest.get(*at).and_then(called).is_some_and(|name| PLAIN.contains(&name));
     let sooner = (0..end).filter(|_| program == "xargs").filter(is_plain).find(|at| before(*at).is_some_and(is_whole));
     let own = sooner.unwrap_or(end);
     let passes = |at: usize| {

@@ -167,6 +167,8 @@ async fn words_behind_a_wrapper_are_what_they_are() {
         "kubectl apply -f .",
         "npm install .",
         "sudo npm install -g .",
+        "timeout 60 npm install .",
+        "env CI=1 nice npm install .",
         "uv pip install -e .",
         "timeout 5 grep \"a*\" f",
         "timeout 60 grep -rn \"fn main(\" src",
@@ -188,6 +190,21 @@ async fn words_behind_a_wrapper_are_what_they_are() {
         "timeout 5 git rebase -x 'cp x toolgate.toml' main",
         "timeout 5 eval 'cp x toolgate.toml'",
         "ls | xargs -n1 sh -c 'cp x toolgate.toml'",
+        // What is called like a program is a file, a number or a value.
+        "flock npm install /tmp/e/settings.json .claude/",
+        "flock npm install -t .claude /tmp/e/settings.json",
+        "flock npm install e.toml toolgate.toml",
+        "logsave npm install e.toml toolgate.toml",
+        "taskset npm install e.toml toolgate.toml",
+        "chroot npm install e.toml toolgate.toml",
+        "sudo flock npm install e.toml toolgate.toml",
+        "env A=/npm install e.toml toolgate.toml",
+        "sudo -p/npm install e.toml toolgate.toml",
+        "env A=/cat cp /tmp/e/settings.json .claude/",
+        "sudo -p/cat cp /tmp/e/settings.json .claude/",
+        "exec -a/cat cp x toolgate.toml",
+        "env A=/cat script -c 'cp x toolgate.toml'",
+        "xargs -0 -a/tmp/cat script -c 'cp x toolgate.toml'",
     ];
     each_is(&gate(&OWN, None), "deny", &refused).await;
     each_is(

@@ -86,6 +86,7 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         "cd /tmp && sudo -iuann find . -delete",
         "cd /tmp && env -iC/home/ann/desk tar xf a.tgz",
         "cd /tmp && env --chd=/home/ann/desk tar xf a.tgz",
+        "cd /tmp/x && env --chdir=/home/ann/desk/env tar xf a.tgz -C ..",
         "UNZIP=-d/home/ann/desk unzip a.zip -d /tmp/x",
         // Behind a program that is called like one that runs nothing.
         "perf stat tar xf a.tgz",
