@@ -46,6 +46,8 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     if feeds && last.iter().find(|word| !bare(word)).is_none_or(|word| word.text().is_none()) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
+    // A path that goes up again may be a program, and neither a setting nor a package.
+    let goes_up = |word: &Word| word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"));
     // Where it stands it stays, unless something in between goes elsewhere.
     let stays = |word: &Word| {
         // To another directory, or to that of whoever it is run as.
@@ -53,7 +55,8 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
             Some(long) => long.starts_with('c') || long.starts_with("log"),
             None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i'])),
         };
-        called(word).is_some_and(|name| STAYING.contains(&name)) || (bare(word) && word.text().is_some_and(|text| !goes(text)))
+        let is_bare = bare(word) && !goes_up(word);
+        called(word).is_some_and(|name| STAYING.contains(&name)) || (is_bare && word.text().is_some_and(|text| !goes(text)))
     };
     let near = 1 + rest.iter().take_while(|word| stays(word)).count();
     // Behind a program that runs none of its words, nothing is one; what is between the two must be known.
@@ -84,7 +87,8 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end || is_verb, ..Command::default() };
         // `@types/node` is the name of a package, and no program.
         let is_package = |word: &Word| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
-        if inner.words.first().is_some_and(|word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word))) {
+        let is_none = |word: &Word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word));
+        if inner.words.first().is_some_and(|word| is_none(word) && !goes_up(word)) {
             continue;
         }
         // Only a shell reads a file as commands, and only one that stands there; for others `.` is a directory.

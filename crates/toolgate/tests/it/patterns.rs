@@ -205,6 +205,10 @@ async fn words_behind_a_wrapper_are_what_they_are() {
         "exec -a/cat cp x toolgate.toml",
         "env A=/cat script -c 'cp x toolgate.toml'",
         "xargs -0 -a/tmp/cat script -c 'cp x toolgate.toml'",
+        // What is no package and no setting is a program.
+        "uv run @x/../../../bin/cp x toolgate.toml",
+        "timeout 5 a=/../../../bin/cp x toolgate.toml",
+        "timeout 5 a=/../../../bin/flock cat cp /tmp/e/settings.json .claude/",
     ];
     each_is(&gate(&OWN, None), "deny", &refused).await;
     each_is(
