@@ -166,7 +166,12 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         changed(format!(" {settings}")),
         changed(settings.replace("/settings", "/x\n/../settings")),
         changed(settings.replace("/.claude", &format!("/{}.claude", "./".repeat(2_100)))),
+        changed("toolgate.toml\n".to_owned()),
+        changed("\t.claude/settings.json \n".to_owned()),
         ("Write", json!({"file_path": "notes.md", "content": "// see\nfile=toolgate.toml, and so on\n"}), "none", ""),
+        // What a file holds is no file.
+        ("Write", json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}), "none", ""),
+        ("Write", json!({"file_path": "notes.md", "edits": [{"old_string": "  toolgate.toml", "newText": "toolgate.toml\n"}]}), "none", ""),
         ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
         ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
         ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),

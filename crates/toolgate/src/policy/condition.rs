@@ -115,12 +115,13 @@ impl Condition {
         let (mut wanted, mut has_text) = (false, false);
         each_text(value.unwrap_or(&Value::Null), &mut path.clone(), &mut |at, text| {
             has_text = true;
+            let contents = is_contents(at, path);
             let is_near = |place: &String| is_there(place) && (from.is_some() || may_name(text, place));
             wanted = match ask.tool.shell.as_ref() == Some(at) {
                 _ if wanted => true,
                 true => places.iter().any(is_there) || ask.arguments.shell(text).names_home(),
-                false if text.contains('~') && paths_in(text).any(|path| path.contains('~')) => true,
-                false => places.iter().any(is_near) && paths_in(text).next().is_some(),
+                false if text.contains('~') && paths_in(text, contents).any(|path| path.contains('~')) => true,
+                false => places.iter().any(is_near) && paths_in(text, contents).next().is_some(),
             };
         });
         // What says nothing is the directory in which a search begins.
@@ -140,6 +141,7 @@ impl Condition {
                 each_text(value, &mut path.clone(), &mut |at, text| {
                     has_text = true;
                     let is_command = ask.tool.shell.as_ref() == Some(at);
+                    let contents = is_contents(at, path);
                     // Most texts have nothing of any of them.
                     let near = places.iter().filter(|place| is_command || from.is_some() || may_name(text, place));
                     let places: Vec<Place<'_>> = near.map(|place| Place::new(place, &home)).collect();
@@ -162,7 +164,7 @@ impl Condition {
                         };
                         let above = |place: &Place<'_>, path: &str| from.as_deref().map_or(Sure::No, |from| place.is_searched(from, path));
                         let sure = |place: &Place<'_>, path: &str| named(place, path).max(above(place, path));
-                        let paths: Vec<Cow<'_, str>> = paths_in(text).collect();
+                        let paths: Vec<Cow<'_, str>> = paths_in(text, contents).collect();
                         match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, path.as_ref()))).max() {
                             Some(Sure::Yes) => Holds::Yes,
                             Some(Sure::Maybe) => Holds::Maybe("a path in it leads through something else".to_owned()),
@@ -285,14 +287,28 @@ fn may_name(text: &str, place: &str) -> bool {
 /// What is longer is no path.
 const LONGEST: usize = 4_096;
 
+/// Arguments that hold what is written into a file, or looked for in one, without `_` and in small letters.
+#[rustfmt::skip]
+const CONTENTS: &[&str] = &[
+    "body", "code", "codeedit", "content", "contents", "filetext", "inserttext", "message", "newsource", "newstr", "newstring", "newtext", "oldstr",
+    "oldstring", "oldtext", "replacement", "text",
+];
+
+/// Whether a text is what a file holds, and no file: by what its argument is called, unless that is the one that a rule names.
+fn is_contents(at: &Pointer, named: &Pointer) -> bool {
+    let inside = at.parts().get(named.parts().len()..).unwrap_or_default();
+    let name = inside.iter().rev().find(|part| part.parse::<usize>().is_err());
+    name.is_some_and(|name| CONTENTS.contains(&name.replace(['_', '-'], "").to_ascii_lowercase().as_str()))
+}
+
 /// The paths that a text names: itself, unless it is a whole page; the same without the space around it and without detours, as whoever
-/// opens it may read it; and the files that a patch changes.
-fn paths_in(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
+/// opens it may read it; and the files that a patch changes. Contents end in a line break, and nobody opens them.
+fn paths_in(text: &str, contents: bool) -> impl Iterator<Item = Cow<'_, str>> {
     let whole = Some(text).filter(|text| text.len() <= LONGEST && !text.contains('\n'));
     let winds = text.len() > LONGEST || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
     // Of several lines, only what says where it is can be a path.
     let is_path = |path: &String| path.len() <= LONGEST && (!path.contains('\n') || path.starts_with(['/', '~']));
-    let plain = winds.then(|| normal(text.trim())).filter(is_path);
+    let plain = (winds && !contents).then(|| normal(text.trim())).filter(is_path);
     let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
         let marks = [
             "*** Update File:",

@@ -596,6 +596,37 @@ async fn a_search_that_does_not_say_where_hangs_on_the_home() {
     }
 }
 
+#[tokio::test]
+async fn a_path_counts_with_space_around_it_and_contents_do_not() {
+    let text = "[[policy]]\nname = \"no_secrets\"\nrule = \"deny\"\ntools = [\"write\"]\nwhere = [{ touches = [\".env\", \"/etc/shadow\"] }]\n\
+                [[policy]]\nname = \"no_names\"\nrule = \"deny\"\ntools = [\"note\"]\nwhere = [{ argument = \"/text\", touches = [\".env\"] }]\n";
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("write", "Writes a file.", None))
+        .tool(Tool::external("note", "Notes a file.", None))
+        .rules(toolgate::config::Rules::parse("rules.toml", text));
+    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let cases = [
+        ("write", json!({"file_path": ".env\n"}), false),
+        ("write", json!({"file_path": " .env"}), false),
+        ("write", json!({"target": "config/.env\n"}), false),
+        ("write", json!({"files": ["a.txt", ".env\n"]}), false),
+        ("write", json!({"path": "/etc//shadow\n"}), false),
+        ("write", json!({"content": {"path": ".env\n"}}), false),
+        ("write", json!({"file_path": ".gitignore", "content": ".env"}), false),
+        ("write", json!({"file_path": ".gitignore", "content": ".env\n"}), true),
+        ("write", json!({"file_path": ".gitignore", "content": "/etc/shadow\n"}), true),
+        ("write", json!({"file_path": "x", "edits": [{"old_string": "\t.env", "newText": ".env\n"}]}), true),
+        ("write", json!({"file_path": "x", "contents": ["a\n", ".env\n"]}), true),
+        ("write", json!({"file_path": "x", "content": "--- a/.env\n+++ b/.env\n"}), false),
+        ("note", json!({"text": ".env\n"}), false),
+        ("note", json!({"text": ["a", ".env\n"]}), false),
+    ];
+    for (n, (tool, arguments, passes)) in cases.into_iter().enumerate() {
+        let answer = gate.session("coder", "alice", &format!("s{n}")).admit(tool, arguments.clone()).await;
+        assert_eq!(answer.is_ok(), passes, "{tool} {arguments}");
+    }
+}
+
 #[test]
 fn a_rule_about_commands_needs_a_command() {
     let agent = Agent::builder("coder")
