@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::behind::{behind_flags, git, wrapped};
-use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
+use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read};
 
@@ -58,7 +58,18 @@ pub(super) fn is_powerful(name: &str, value: Option<&str>) -> bool {
         // A directory of this moment among those that are searched.
         return value.is_none_or(|path| path.split(':').any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp")));
     }
-    powerful && !value.is_some_and(|value| HARMLESS.contains(&value))
+    powerful && !value.is_some_and(|value| HARMLESS.contains(&value) || is_mere_name(name, value))
+}
+
+/// Whether a variable is only called like one that is run, and says which of several is meant: `TEST_RUNNER=jest`. A browser may be none.
+fn is_mere_name(name: &str, value: &str) -> bool {
+    let is_run = OPENING.contains(&name) || name.starts_with("CARGO_");
+    let chooses = !is_run && (name.ends_with("_BROWSER") || name.ends_with("_RUNNER"));
+    let is_plain = || {
+        let is_name = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') && !value.starts_with('-');
+        is_name && !is_known(value) && !CLOSED.contains(&value)
+    };
+    (name.ends_with("BROWSER") && ["echo", "false", "none"].contains(&value)) || (chooses && is_plain())
 }
 
 /// The flags of a language that are code.

@@ -52,6 +52,11 @@ pub(super) const POWERFUL: &[&str] = &[
 pub(super) const HARMLESS: &[&str] = &[
     "", "cat", "true", ":", "less", "/bin/cat", "/bin/true",
 ];
+/// Variables of a browser that is really started.
+#[rustfmt::skip]
+pub(super) const OPENING: &[&str] = &[
+    "BROWSER", "DEFAULT_BROWSER", "GH_BROWSER", "R_BROWSER", "WEB_BROWSER", "WWW_BROWSER",
+];
 /// Programs that run none of their words.
 #[rustfmt::skip]
 pub(super) const PLAIN: &[&str] = &[
