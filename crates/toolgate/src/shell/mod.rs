@@ -120,7 +120,7 @@ impl Shell {
         let feeds = self.commands.iter().any(|command| matches!(command.program(), Some("xargs" | "parallel")));
         // Behind a wrapper, who knows which word is the program.
         let wraps = self.commands.iter().any(|command| command.program().is_some_and(|program| known::WRAPPERS.contains(&program)));
-        let one = |command: &Command, place: &Place<'_>| {
+        let one = |command: &Command, place: &Place<'_>, is_led_to: bool| {
             let words = command.words.get(1..).unwrap_or_default();
             // Where `git` stands is not what it changes.
             let given = if command.program() == Some("git") { without_options(words) } else { words };
@@ -130,6 +130,7 @@ impl Shell {
                 // A pattern of file names is about files that are here.
                 Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves && !is_here(word) => Sure::No,
                 Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
+                Sure::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => Sure::No,
                 // Many files have the same name; but where it begins, the one that is meant may be the place.
                 Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => {
                     let is_open = place.has_a_rare_name() && !wraps && !acts::leaves_alone(command);
@@ -183,7 +184,8 @@ impl Shell {
         let kept = if lenient { self.handed_on() } else { Vec::new() };
         let may_be_it = |place: &Place<'_>| kept.iter().map(|text| place.is_within(text).min(Sure::Maybe)).max().unwrap_or(Sure::No);
         let each = |place: &Place<'_>| {
-            let named = self.commands.iter().map(|command| one(command, place)).max().unwrap_or(Sure::No);
+            let is_led_to = kept.iter().any(|text| place.has_a_way_in(text));
+            let named = self.commands.iter().map(|command| one(command, place, is_led_to)).max().unwrap_or(Sure::No);
             named.max(may_be_it(place))
         };
         places.iter().map(each).max().unwrap_or(Sure::No)
@@ -211,7 +213,8 @@ impl Shell {
             (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(Fed::Text(text))) => text.text().map(str::to_owned),
             _ => None,
         };
-        let texts = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(|text| text.contains('/'));
+        let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
+        let texts = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(is_way);
         texts.map(|text| Word::known(text.replace("${HOME}", "~").replace("$HOME", "~"))).collect()
     }
 

@@ -138,16 +138,18 @@ impl<'h> Place<'h> {
 
     /// Whether a text of code has a path to it somewhere.
     pub(super) fn is_within(&self, word: &Word) -> Sure {
-        let tokens = |text: &str| {
-            let is_path = |c: char| c.is_alphanumeric() || "_./~-*".contains(c);
-            text.split(|c: char| !is_path(c)).filter(|token| !token.is_empty()).map(|token| self.is(token)).max().unwrap_or(Sure::No)
-        };
         sum(word.spellings().iter().map(|spelling| match spelling.as_slice() {
-            [Part::Text(text)] => tokens(text),
+            [Part::Text(text)] => paths_of(text).map(|path| self.is(path)).max().unwrap_or(Sure::No),
             // Names of files are no code.
             _ if word.is_pattern() => Sure::No,
             _ => Sure::Maybe,
         }))
+    }
+
+    /// Whether a text has the path of a directory above it somewhere.
+    pub(super) fn has_a_way_in(&self, word: &Word) -> bool {
+        let mut paths = paths_of(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
+        paths.any(|path| self.lies_under(&Word::known(path)) != Sure::No)
     }
 
     /// Whether it is a path, and a text has nothing in common with it but the last part.
@@ -332,6 +334,12 @@ impl<'h> Place<'h> {
             other => other.to_vec(),
         }
     }
+}
+
+/// What may be paths in a text of code.
+fn paths_of(text: &str) -> impl Iterator<Item = &str> {
+    let is_path = |c: char| c.is_alphanumeric() || "_./~-*".contains(c);
+    text.split(move |c: char| !is_path(c)).filter(|token| !token.is_empty())
 }
 
 /// A spelling that begins with a text.

@@ -178,6 +178,16 @@ impl Word {
         self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::Any])
     }
 
+    /// Whether nothing is known of it but slashes between what is not: `$DIR/$FILE`.
+    pub(crate) fn is_unknown_path(&self) -> bool {
+        let is_open = |part: &Part| match part {
+            Part::Any => true,
+            Part::Text(text) => text.chars().all(|letter| letter == '/'),
+            Part::Name | Part::First => false,
+        };
+        self.spellings.iter().all(|spelling| spelling.first() == Some(&Part::Any) && spelling.iter().all(is_open))
+    }
+
     /// How many letters must be compared, where some of it is known and not all.
     pub(crate) fn open_letters(&self) -> usize {
         if self.text().is_some() || self.is_unknown() { 0 } else { self.spellings.iter().flatten().map(Part::len).sum() }

@@ -80,6 +80,12 @@ async fn a_pattern_that_goes_up_is_not_about_what_is_here() {
         "cat src/../../.local/state/t*/key",
         "cat ./../.local/state/toolgate/k*",
         "cat ../*/../.local/state/toolgate/key",
+        "cat /$DIR/$FILE",
+        "cat < \"$DIR/$FILE\"",
+        "rm \"$DIR/$FILE\"",
+        "true && D=/home/ann/.local/state; cat \"$D/$FILE\"",
+        "true && D=\"/home/ann\"; cat \"$D/$FILE\"",
+        "read A B <<< '/home/ann/.local/state toolgate'; cat \"$A/$B\"",
     ];
     let everyday = [
         "cat ../lib/*",
@@ -89,12 +95,22 @@ async fn a_pattern_that_goes_up_is_not_about_what_is_here() {
         "cat src/*",
         "ls \"$DIR/../src\"",
         "cat \"$FILE\"",
+        "cat \"$DIR/$FILE\"",
+        "cd src && head -n 5 \"$A/$B/$C\"",
+        "true && D=/home/ann/desk/src; cat \"$D/$FILE\"",
         "diff -r ../a ../b",
     ];
     for from in [None, DESK] {
         each_is(&gate(&[STATE], from), "ask", &asked).await;
         each_is(&gate(&[STATE], from), "allow", &everyday).await;
     }
+    // Who is not lenient lets nothing of it pass.
+    let condition = Condition::Touches { places: vec![STATE.to_owned()], lenient: false, whole: false, trees: true, from: None };
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
+        .policy(Deny::new("own", ["bash"]).when("/command", condition).reason("Not for agents."));
+    let strict = crate::support::gate().agent(agent.build().unwrap()).built();
+    each_is(&strict, "ask", &["cat \"$FILE\"", "cat \"$DIR/$FILE\"", "cat \"$A/$B/$C\""]).await;
     // Whole trees.
     each_is(&gate(&[STATE], DESK), "ask", &["grep -r x ../.l*", "tar czf a.tgz ../.l*", "rg x ../*/../.local"]).await;
     each_is(&gate(&[STATE], DESK), "ask", &["grep -ra x ${HOME:0}/.local/state", "grep -ra x ${HOME:0}/.local"]).await;
