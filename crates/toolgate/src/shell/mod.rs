@@ -213,8 +213,11 @@ impl Shell {
             (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(Fed::Text(text))) => text.text().map(str::to_owned),
             _ => None,
         };
+        let prints =
+            |command: &&Command| command.program() == Some("printf") && command.words.iter().any(|word| word.is_like("-v*") != Sure::No);
+        let printed = self.commands.iter().filter(prints).flat_map(|command| &command.words).filter_map(Word::text).map(str::to_owned);
         let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
-        let texts = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(is_way);
+        let texts = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).chain(printed).filter(is_way);
         texts.map(|text| Word::known(text.replace("${HOME}", "~").replace("$HOME", "~"))).collect()
     }
 

@@ -195,9 +195,12 @@ impl<'h> Place<'h> {
             let through = given.split_last().is_some_and(|(_, above)| above.contains(last));
             through || given.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
         };
+        // What is not known stands in it.
+        let goes_in =
+            |pair: &[Part]| matches!(pair, [Part::Text(text), _] if text.ends_with('/') && base(text.trim_end_matches('/')) == *last);
         let begins_so =
             || long_ends(&self.path).any(|end| meet(&rest, &Word::wanted(end)) || meet(&rest, &Word::wanted(&format!("{end}/*"))));
-        spelling.first() == Some(&Part::Any) && (spelling.iter().skip(1).any(one) || begins_so())
+        spelling.first() == Some(&Part::Any) && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
     }
 
     /// Whether it lies under a directory that a word names with its whole path.

@@ -233,6 +233,12 @@ impl<'r> Reader<'r> {
                 self.found.commands.push(Command { words: vec![Word::known(":")], files: vec![file], ..Command::default() });
             }
             "variable_assignment" => self.assignment(node, above),
+            "for_statement" => {
+                let mut cursor = node.walk();
+                let values: Vec<String> =
+                    node.children_by_field_name("value", &mut cursor).map(|value| self.of(value).to_owned()).collect();
+                self.found.kept.extend(values);
+            }
             "comment" => self.comment(node),
             "heredoc_redirect" => self.here_document(node),
             "heredoc_body" => self.body(node, above),
