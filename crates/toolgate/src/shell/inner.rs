@@ -218,6 +218,7 @@ pub(super) fn deeper(command: Command, depth: Depth<'_>, guessed: bool) -> Shell
     if guessed && command.program().is_none() {
         return Shell::default();
     }
+    let command = Command { guessed, ..command };
     // Each of its words is weighed with every place.
     if !depth.affords(command.words.len() * WORD) {
         let short = command.words.len() <= MOST_WORDS;

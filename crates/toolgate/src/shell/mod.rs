@@ -37,6 +37,8 @@ pub(crate) struct Command {
     pub(crate) stands: Option<Word>,
     /// It is only looked at because it stands behind a program that runs others.
     pub(crate) unlikely: bool,
+    /// Where it begins is a guess: its words are those of another one.
+    pub(crate) guessed: bool,
 }
 
 /// What a command reads.
@@ -52,6 +54,8 @@ pub(crate) enum Fed {
 const MOST: usize = 4_096;
 /// So many letters of words are compared of which only a part is known; who writes more may mean anything.
 const MOST_LETTERS: usize = 1_024;
+/// So many with those of commands that are guessed, where the same words are compared again and again.
+const MOST_GUESSED: usize = 8 * MOST_LETTERS;
 
 /// What a shell command would do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -111,7 +115,8 @@ impl Shell {
             let words: &[Word] = if acts::names_no_files(command) { &[] } else { &command.words };
             words.iter().chain(&command.files).map(Word::open_letters).sum::<usize>()
         };
-        if self.commands.iter().map(letters).sum::<usize>() > MOST_LETTERS {
+        let written = self.commands.iter().filter(|command| !command.guessed).map(letters).sum::<usize>();
+        if written > MOST_LETTERS || self.commands.iter().map(letters).sum::<usize>() > MOST_GUESSED {
             return self.without_patterns().touches(places, lenient, trees, from).max(Sure::Maybe);
         }
         let goes = |command: &Command| matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || goes::sends(command);

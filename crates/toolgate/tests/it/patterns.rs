@@ -242,6 +242,15 @@ async fn words_behind_a_wrapper_are_what_they_are() {
 }
 
 #[tokio::test]
+async fn a_long_word_behind_a_wrapper_counts_as_it_is_written() {
+    let with = |letters: usize| format!("docker exec db psql -U app -c \"SELECT {} FROM x WHERE id IN ($ID)\"", "a".repeat(letters));
+    each_is(&gate(&OWN, None), "allow", &[with(100).as_str(), with(900).as_str()]).await;
+    let twice = format!("{}; {}", with(600), with(600));
+    let guessed = format!("env {}psql -c \"SELECT {} $ID\"", "A=1 x ".repeat(12), "a".repeat(900));
+    each_is(&gate(&OWN, None), "ask", &[with(1_100).as_str(), twice.as_str(), guessed.as_str()]).await;
+}
+
+#[tokio::test]
 async fn files_that_are_put_here_are_judged_by_their_names() {
     let allowed = [
         "sed -i 's/a/b/' src/*.rs",
