@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinHandle;
@@ -17,7 +16,7 @@ use toolgate_mcp::{Health, Status};
 
 use crate::faults::{Crowd, config};
 use crate::old::{about, answer, listen, request, result};
-use crate::support::{Client, Gate, alone, children, fixture, until};
+use crate::support::{Client, Gate, alone, children, fixture, kill, processes, until};
 
 /// A tool with an effect, of the upstream that is ill.
 const MARK: &str = "[tools.ill_mark]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"write\"\npolicy = \"open\"\n";
@@ -34,18 +33,6 @@ fn ill(home: &Path, number: u8, more: &str) -> String {
         json!(home.join("effects")),
         json!(home.join("revision"))
     )
-}
-
-fn processes(number: u8) -> Vec<Pid> {
-    let known = format!("--ill --tools {number}");
-    let found = children().into_iter().filter(|(_, words)| words.contains(&known));
-    found.filter_map(|(pid, _)| Pid::from_raw(pid as i32)).collect()
-}
-
-fn kill(number: u8) {
-    for pid in processes(number) {
-        let _ = kill_process(pid, Signal::KILL);
-    }
 }
 
 fn health(gate: &Gate) -> Health {

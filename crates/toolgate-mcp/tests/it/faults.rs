@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use toolgate_mcp::{Starting, Status, Upstreams};
 
-use crate::support::{Client, Gate, alone, children, fixture, lines, until, with_fixture};
+use crate::support::{Client, Gate, alone, children, fixture, kill, lines, nobody, processes, until, with_fixture};
 
 /// Two upstreams: one that is well, and one that is not.
 pub(crate) fn config(ill: &str) -> String {
@@ -137,7 +136,7 @@ async fn killed_again_and_again() {
     let home = tempfile::tempdir().unwrap();
     let counter = home.path().join("effects");
     let ill = format!(
-        "command = {}\nargs = [\"--stdio\", \"--tools\", \"1\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n[tools.ill_count]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"write\"\npolicy = \"open\"\n",
+        "command = {}\nargs = [\"--stdio\", \"--tools\", \"9\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n[tools.ill_count]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"write\"\npolicy = \"open\"\n",
         json!(fixture()),
         json!(counter)
     );
@@ -150,11 +149,7 @@ async fn killed_again_and_again() {
             let mut kills = 0;
             while !done.load(Ordering::Relaxed) {
                 tokio::time::sleep(Duration::from_millis(120)).await;
-                for (pid, words) in children() {
-                    if words.contains("--tools 1") && kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).is_ok() {
-                        kills += 1;
-                    }
-                }
+                kills += kill(9);
             }
             kills
         }
@@ -182,7 +177,7 @@ async fn killed_again_and_again() {
     until("it is back", async || matches!(status_of(&gate, "ill"), Status::Up { .. })).await;
     assert_eq!(gate.client().in_session("after").code("ill_count", json!({})).await, "ok");
     gate.end().await;
-    assert!(!children().iter().any(|(_, words)| words.contains("--tools 1")), "{:?}", children());
+    assert!(processes(9).is_empty(), "{:?}", children());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -284,11 +279,7 @@ async fn restarted_on_another_version() {
     let crowd = Crowd::gather(&client);
     assert_eq!(client.in_session("a").code("ill_echo", json!({"text": "x"})).await, "ok");
     std::fs::write(&flags, "--version-two").unwrap();
-    for (pid, words) in children() {
-        if words.contains("--tools 4") {
-            let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL);
-        }
-    }
+    kill(4);
     until("the change is seen", async || gate.gateway.health().iter().any(|health| !health.held.is_empty())).await;
     // What has changed is held back; what is gone is gone; what is as it was goes on.
     assert_eq!(client.in_session("b").code("ill_echo", json!({"text": "x"})).await, "definition_changed");
@@ -373,7 +364,7 @@ async fn ending_lets_calls_end() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     gate.end().await;
     assert_eq!(slow.await.unwrap(), "ok");
-    assert!(!children().iter().any(|(_, words)| words.contains("--tools 7")));
+    assert!(processes(7).is_empty(), "{:?}", children());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -418,7 +409,7 @@ fn says(answer: &'static str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn why_an_upstream_is_away_is_told_in_plain_words() {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_held, closed) = nobody();
     let page = says("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi");
     let locked = says("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
     let lost = says("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");

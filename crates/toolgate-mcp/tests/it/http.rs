@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::support::Gate;
+use crate::support::{Gate, nobody};
 
 /// A web service that remembers what it was asked.
 struct Service {
@@ -220,11 +220,9 @@ async fn nothing_leads_where_it_may_not_go() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_away_may_be_asked_again() {
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = gone.local_addr().unwrap().port();
-    drop(gone);
+    let (_held, address) = nobody();
     let config = format!(
-        "[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{port}/\"\nretry = {{ times = 0 }}\n"
+        "[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://{address}/\"\nretry = {{ times = 0 }}\n"
     );
     let gate = Gate::open(&config).await;
     let error: Value = gate.client().call("pay", json!({})).await["_meta"]["toolgate/error"].clone();

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, WriteHalf};
 use tokio::net::TcpStream;
 
 use crate::old::{about, answer, listen, request, result};
-use crate::support::{Gate, Told, children, fixture, until};
+use crate::support::{Gate, Told, fixture, kill, until};
 
 /// Serves one prompt and one resource until it is told to be gone; what it was asked for is noted.
 async fn library(name: &'static str, gone: Arc<AtomicBool>, asked_for: Arc<Mutex<Vec<Value>>>) -> String {
@@ -368,7 +367,7 @@ async fn whoever_loses_an_upstream_hears_of_it_no_more() {
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_may_have_changed_while_an_upstream_was_away_is_told() {
     let config = format!(
-        "[tools.calc]\nkind = \"builtin\"\n[upstreams.x]\ncommand = {}\nargs = [\"--stdio\", \"--tools\", \"7\"]\nundeclared = \"open\"\n",
+        "[tools.calc]\nkind = \"builtin\"\n[upstreams.x]\ncommand = {}\nargs = [\"--stdio\", \"--tools\", \"8\"]\nundeclared = \"open\"\n",
         json!(fixture())
     );
     // More at once than anybody keeps.
@@ -376,9 +375,7 @@ async fn whatever_may_have_changed_while_an_upstream_was_away_is_told() {
     let gate = Gate::open(&config).await;
     let mut listening = Listening::open(&gate, "", json!({"resourceSubscriptions": wanted})).await;
     assert_eq!(listening.next().await["params"]["notifications"]["resourceSubscriptions"], json!(wanted));
-    for (pid, _) in children().iter().filter(|(_, words)| words.contains("--tools 7")) {
-        let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL);
-    }
+    kill(8);
     let mut told = HashSet::new();
     while told.len() < wanted.len() {
         let said =

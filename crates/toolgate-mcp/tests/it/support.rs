@@ -1,5 +1,6 @@
 //! A gateway for tests, the fixture behind it, and a lean client before it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +9,10 @@ use hyper::service::service_fn;
 use rmcp::ServerHandler;
 use rmcp::transport::streamable_http_server::StreamableHttpService;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use toolgate::Store;
 use toolgate::config::Config;
@@ -219,6 +221,18 @@ pub(crate) fn children() -> Vec<(u32, String)> {
     found
 }
 
+/// Those of them that have this number, `--tools N`. One that a test looks for has a number that no other test has.
+pub(crate) fn processes(number: u8) -> Vec<Pid> {
+    let known = format!(" --tools {number} ");
+    let found = children().into_iter().filter(|(_, words)| words.contains(&known));
+    found.filter_map(|(pid, _)| Pid::from_raw(pid as i32)).collect()
+}
+
+/// Kills these, and says how many there were.
+pub(crate) fn kill(number: u8) -> usize {
+    processes(number).into_iter().filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count()
+}
+
 /// Runs a test that is ignored otherwise, in a process of its own.
 pub(crate) fn alone(test: &str) {
     let own = std::env::current_exe().unwrap();
@@ -236,6 +250,14 @@ pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("it never came to that {what}");
+}
+
+/// An address at which nobody is, nor comes to be while this is held.
+pub(crate) fn nobody() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
 }
 
 pub(crate) fn lines(path: &Path) -> usize {
