@@ -9,8 +9,9 @@
 //! names, and thereby changes the resource `test://watched-resource`, which its subscribers are told.
 //!
 //! `fixture --listen 127.0.0.1:0` serves HTTP and prints its address as soon as it listens. `fixture --stdio` serves its standard
-//! streams. `--version-two` plays a later version of the same server: `echo` is described otherwise, `add` is gone and `extra` has
-//! come. `--tools 500` adds that many tools, `tool_000` and on. `fixture --ill` is another server altogether, for trouble: see `ill.rs`.
+//! streams; when it ends by itself, it leaves the file that `FIXTURE_GOODBYE` names. `--version-two` plays a later version of the same
+//! server: `echo` is described otherwise, `add` is gone and `extra` has come. `--tools 500` adds that many tools, `tool_000` and on.
+//! `fixture --ill` is another server altogether, for trouble: see `ill.rs`.
 
 #![expect(deprecated, reason = "the suite asks for sampling, roots and log messages, which the protocol is to drop")]
 
@@ -1033,6 +1034,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Some(address) => serve_http(address, shared).await,
         None => {
             serve_server(Fixture::new(&shared), stdio()).await?.waiting().await?;
+            // Who is killed does not come to this.
+            if let Some(path) = std::env::var_os("FIXTURE_GOODBYE") {
+                std::fs::write(path, "goodbye\n")?;
+            }
             Ok(())
         }
     }
