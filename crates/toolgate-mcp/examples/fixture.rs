@@ -6,7 +6,8 @@
 //!
 //! Besides these it has tools that other tests need: `echo`, `add`, `count`, `sleep`, `big`, `crash`, `fail` and `env`. `count` adds
 //! one to a number that the whole process shares, appends it as a line to the file that the environment variable `FIXTURE_COUNTER`
-//! names, and thereby changes the resource `test://watched-resource`, which its subscribers are told.
+//! names, and thereby changes the resource `test://watched-resource`, which its subscribers are told. `sleep` appends a line there when
+//! it begins.
 //!
 //! `fixture --listen 127.0.0.1:0` serves HTTP and prints its address as soon as it listens. `fixture --stdio` serves its standard
 //! streams; when it ends by itself, it leaves the file that `FIXTURE_GOODBYE` names. `--version-two` plays a later version of the same
@@ -264,6 +265,7 @@ impl Fixture {
             }
             "sleep" => {
                 let ms = whole(arguments, "ms")?;
+                record(format!("sleep {ms}")).map_err(internal)?;
                 tokio::select! {
                     () = tokio::time::sleep(Duration::from_millis(ms)) => text(format!("Slept for {ms} milliseconds.")),
                     () = cx.ct.cancelled() => failed("Woken before its time."),

@@ -307,7 +307,7 @@ impl Drop for Served {
 }
 
 fn until(what: &str, mut is: impl FnMut() -> bool) {
-    for _ in 0..200 {
+    for _ in 0..900 {
         if is() {
             return;
         }

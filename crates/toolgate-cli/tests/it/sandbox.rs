@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -88,10 +89,9 @@ async fn what_a_program_comes_to() {
     assert!(room.says("true").await.starts_with("ERROR toolgate sandbox:"));
     room.room.read.clear();
     room.seconds = 1;
-    let left = room.path("mine/left");
-    assert!(room.says(&format!("(sleep 3; touch {}) & sleep 60", left.display())).await.starts_with("ERROR"));
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(!left.exists(), "something of it was left behind");
+    let mark = format!("toolgate-late-{}", std::process::id());
+    assert!(room.says(&format!("(exec -a {mark} sleep 100) & sleep 60")).await.starts_with("ERROR"));
+    gone(&mark).await;
 }
 
 #[tokio::test]
@@ -158,23 +158,33 @@ async fn a_program_that_multiplies_is_ended_with_all_its_children() {
     let bomb = format!("f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec -a {mark} sleep 100; }}; f 9");
     let script = CommandTool::new("/bin/bash").arg("-c").arg(&bomb);
     let session = room.session_led_by(script, &launcher);
-    let watch = mark.clone();
+    let (watch, over) = (mark.clone(), Arc::new(AtomicBool::new(false)));
+    let is_over = Arc::clone(&over);
     let most = tokio::task::spawn_blocking(move || {
-        let until = std::time::Instant::now() + Duration::from_secs(2);
         let mut most = 0;
-        while std::time::Instant::now() < until {
+        while !is_over.load(Ordering::Relaxed) {
             most = most.max(processes_called(&watch));
             std::thread::sleep(Duration::from_millis(20));
         }
         most
     });
     let answer = session.call("run", json!({})).await;
+    over.store(true, Ordering::Relaxed);
     assert!(answer.outcome.error().is_some(), "{answer:?}");
     let most = most.await.unwrap();
     assert!((1..=21).contains(&most), "{most} at once");
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let alive = processes_called(&mark);
-    assert_eq!(alive, 0, "{alive} are left");
+    gone(&mark).await;
+}
+
+/// Waits until nothing of this name is there: it would stay for longer by itself.
+async fn gone(mark: &str) {
+    for _ in 0..600 {
+        if processes_called(mark) == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{} are left", processes_called(mark));
 }
 
 fn processes_called(mark: &str) -> usize {

@@ -94,6 +94,11 @@ impl Books {
         panic!("{key} was never taken");
     }
 
+    /// How many are sure so far.
+    fn sure(&self) -> usize {
+        self.told.lock().unwrap().values().filter(|sure| **sure).count()
+    }
+
     /// Nothing happened twice or unasked, and what was answered happened. How many are sure, and how many are not.
     fn balance(&self) -> (usize, usize) {
         let mut happened = BTreeMap::<String, usize>::new();
@@ -305,6 +310,7 @@ async fn sessions_that_expire_under_a_crowd_lose_no_read_and_double_no_effect() 
         sessions.lock().unwrap().open.clear();
         until("another session is begun", async || sessions.lock().unwrap().begun > round).await;
     }
+    until("enough has happened to tell", async || books.sure() >= 32).await;
     over.store(true, Ordering::Relaxed);
     join_all(clients).await.into_iter().for_each(Result::unwrap);
     assert!(crowd.leave().await > 100);
@@ -333,6 +339,7 @@ async fn neither_another_version_nor_another_configuration_makes_anything_happen
         gate.reload(&text(seconds)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
+    until("enough has happened to tell", async || books.sure() >= 32).await;
     over.store(true, Ordering::Relaxed);
     join_all(clients).await.into_iter().for_each(Result::unwrap);
     assert!(crowd.leave().await > 100);

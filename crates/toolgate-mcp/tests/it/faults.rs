@@ -62,8 +62,9 @@ impl Crowd {
         Self { stop, calls, tasks }
     }
 
-    /// All of them were always answered.
+    /// All of them were always answered, and often enough to tell.
     pub(crate) async fn leave(self) -> usize {
+        until("they are answered", async || self.calls.load(Ordering::Relaxed) >= 128).await;
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             task.await.unwrap();
@@ -144,21 +145,23 @@ async fn killed_again_and_again() {
     );
     let gate = Gate::open(&config(&ill)).await;
     let crowd = Crowd::gather(&gate.client());
-    let done = Arc::new(AtomicBool::new(false));
+    let (done, kills) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let killer = tokio::spawn({
-        let done = Arc::clone(&done);
+        let (done, kills) = (Arc::clone(&done), Arc::clone(&kills));
         async move {
-            let mut kills = 0;
             while !done.load(Ordering::Relaxed) {
                 tokio::time::sleep(Duration::from_millis(120)).await;
-                kills += kill(9);
+                kills.fetch_add(kill(9), Ordering::Relaxed);
             }
-            kills
         }
     });
     let (mut sure, mut unsure, mut refused) = (0, 0, 0);
     let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 2_000 } else { 60 };
-    for round in 0..rounds {
+    for round in 0..100 * rounds {
+        // More of them, until it was away often enough to tell.
+        if round >= rounds && kills.load(Ordering::Relaxed) > 3 && refused > 0 {
+            break;
+        }
         // A call whose end is not known holds nothing but itself.
         let result = gate.client().in_session(&format!("count-{round}")).call("ill_count", json!({})).await;
         let error = &result["_meta"]["toolgate/error"];
@@ -170,8 +173,8 @@ async fn killed_again_and_again() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     done.store(true, Ordering::Relaxed);
-    let kills = killer.await.unwrap();
-    let crowd = crowd.leave().await;
+    killer.await.unwrap();
+    let (kills, crowd) = (kills.load(Ordering::Relaxed), crowd.leave().await);
     let effects = lines(&counter);
     assert!(kills > 3 && refused > 0 && crowd > 100, "{kills} {refused} {crowd}");
     // Nothing that was answered is missing, and nothing happened that nobody asked for.
@@ -226,9 +229,10 @@ async fn junk_of_every_kind() {
             "command = {}\nundeclared = \"read\"\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n",
             script(home.path(), name, &text)
         );
-        let begun = std::time::Instant::now();
         let gate = Gate::open(&config(&ill)).await;
-        assert!(begun.elapsed() < Duration::from_secs(15), "{name}");
+        // Who says nothing is not waited for.
+        let waited = !matches!(status_of(&gate, "ill"), Status::Starting);
+        assert!(!waited || !matches!(name, "silent" | "half"), "{name}");
         let crowd = Crowd::gather(&gate.client());
         if lives {
             let mut tries = 0;
@@ -241,14 +245,10 @@ async fn junk_of_every_kind() {
             let error = gate.client().in_session("t").call("ill_echo", json!({"text": "x"})).await["_meta"]["toolgate/error"].clone();
             assert_eq!((error["errorCategory"].as_str(), error["effects"].as_str()), (Some("TRANSIENT"), Some("none")), "{name}: {error}");
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(crowd.leave().await >= 64, "{name}");
         gate.end().await;
-        assert!(
-            !children().iter().any(|(_, words)| words.contains(&format!("/{name}")) || words.contains("sleep 1000")),
-            "{name}: {:?}",
-            children()
-        );
+        let is_of_it = |words: &str| words.contains(&format!("/{name}")) || words.contains("sleep 1000");
+        until(&format!("nothing of {name} is left"), async || !children().iter().any(|(_, words)| is_of_it(words))).await;
     }
 }
 
@@ -359,11 +359,17 @@ async fn a_new_configuration_drops_no_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ending_lets_calls_end() {
-    let text = config(&format!("command = {}\nargs = [\"--stdio\", \"--tools\", \"7\"]\nundeclared = \"read\"\n", json!(fixture())));
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let text = config(&format!(
+        "command = {}\nargs = [\"--stdio\", \"--tools\", \"7\"]\nenv = {{ FIXTURE_COUNTER = {} }}\nundeclared = \"read\"\n",
+        json!(fixture()),
+        json!(begun)
+    ));
     let gate = Gate::open(&text).await;
     let client = gate.client().in_session("slow");
     let slow = tokio::spawn(async move { client.code("ill_sleep", json!({"ms": 1_000})).await });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until("it is under way", async || lines(&begun) > 0).await;
     gate.end().await;
     assert_eq!(slow.await.unwrap(), "ok");
     assert!(processes(7).is_empty(), "{:?}", children());

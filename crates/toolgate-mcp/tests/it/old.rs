@@ -227,11 +227,12 @@ async fn a_session_that_is_forgotten_is_begun_anew() {
                 "server/discover" => answer("404 No", "text/html", "<p>"),
                 "initialize" => result(&asked, about()).replacen("\r\n", &format!("\r\nmcp-session-id: life-{life}\r\n"), 1),
                 "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                // This it says to everybody: only a call can notice.
+                "tools/list" => result(&asked, tools()),
                 _ if !known => {
                     let error = json!({"jsonrpc": "2.0", "error": {"code": -32000, "message": "Bad Request: No valid session ID provided"}, "id": null});
                     answer("400 Bad Request", "application/json", &error.to_string())
                 }
-                "tools/list" => result(&asked, tools()),
                 "tools/call" => {
                     ran.fetch_add(1, Ordering::SeqCst);
                     result(&asked, json!({"content": [{"type": "text", "text": "done"}]}))
@@ -244,7 +245,6 @@ async fn a_session_that_is_forgotten_is_begun_anew() {
     })
     .await;
     let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
-    let begun = std::time::Instant::now();
     for round in 0..4 {
         let before = ran.load(Ordering::SeqCst);
         let mut tries = 0;
@@ -257,7 +257,6 @@ async fn a_session_that_is_forgotten_is_begun_anew() {
         // It is started anew, and knows nobody.
         life.fetch_add(1, Ordering::SeqCst);
     }
-    assert!(begun.elapsed() < std::time::Duration::from_secs(40), "it takes {:?} to notice", begun.elapsed());
     gate.end().await;
 }
 
@@ -410,8 +409,9 @@ async fn what_nobody_knows_is_found_out_by_the_read_that_is_named_for_it() {
             .unwrap();
         count
     };
-    // Nobody is asked without end.
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    // Nobody is asked without end: once about each of two, and five times about the third.
+    until("it was asked as often as it may be", async || asked().await >= 7).await;
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     let before = asked().await;
     assert!(before <= 12, "{before}");
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;

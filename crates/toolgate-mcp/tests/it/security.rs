@@ -357,15 +357,16 @@ async fn who_dawdles_does_not_keep_others_waiting() {
         stream.write_all(begun.as_bytes()).await.unwrap();
         slow.push(stream);
     }
-    let begun = std::time::Instant::now();
     for _ in 0..20 {
         assert_eq!(calc(&gate.client()).await.0, 200);
     }
     // In the end nobody listens to them any more.
     for stream in slow.iter_mut().take(8) {
-        let left = Duration::from_secs(25).saturating_sub(begun.elapsed());
         let mut said = Vec::new();
-        tokio::time::timeout(left, stream.read_to_end(&mut said)).await.expect("somebody is listened to without end").unwrap();
+        tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut said))
+            .await
+            .expect("somebody is listened to without end")
+            .unwrap();
     }
     drop(slow);
     gate.end().await;

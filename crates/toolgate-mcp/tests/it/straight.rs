@@ -3,26 +3,28 @@
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use toolgate_store::{Filter, Ledger};
 
-use crate::support::{Gate, fixture};
+use crate::support::{Gate, fixture, lines, until};
 
-/// The fixture over HTTP.
-struct Fixture(Child, String);
+/// The fixture over HTTP, where it is, and where it says what it was asked.
+struct Fixture(Child, String, tempfile::TempDir);
 
 impl Fixture {
     fn start() -> Self {
         use std::io::BufRead;
-        let mut child = Command::new(fixture()).args(["--listen", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let mut command = Command::new(fixture());
+        command.args(["--listen", "127.0.0.1:0"]).env("FIXTURE_COUNTER", home.path().join("asked"));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
         let address = said.split("http://").nth(1).unwrap().split(['/', ' ', '\n']).next().unwrap().to_owned();
-        Self(child, format!("http://{address}/mcp"))
+        Self(child, format!("http://{address}/mcp"), home)
     }
 }
 
@@ -111,8 +113,10 @@ async fn both_ways_say_the_same() {
 async fn who_hangs_up_ends_the_call_and_it_is_recorded() {
     let upstream = Fixture::start();
     let gate = Gate::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
-    let asked = tokio::time::timeout(Duration::from_millis(700), post(&gate.url, params("sleep", json!({"ms": 60_000}), None), "sleep"));
-    assert!(asked.await.is_err(), "nobody waits so long");
+    tokio::select! {
+        said = post(&gate.url, params("sleep", json!({"ms": 60_000}), None), "sleep") => panic!("nobody waits so long: {said}"),
+        () = until("it sleeps", async || lines(&upstream.2.path().join("asked")) > 0) => {}
+    }
     // The gateway ends, but not before the row is there.
     gate.gateway.end().await;
     let mut codes = Vec::new();
@@ -254,6 +258,7 @@ async fn what_breaks_is_told_from_what_was_done() {
         .collect();
     let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\n{tools}")).await;
     let mut asked = 0;
+    // Nobody waits for more than there is: that would be `timeout`.
     for (tool, code, effects) in [
         ("plain", "ok", Value::Null),
         ("plain", "ok", Value::Null),
@@ -273,12 +278,10 @@ async fn what_breaks_is_told_from_what_was_done() {
         ("plain", "ok", Value::Null),
     ] {
         asked += 1;
-        let begun = Instant::now();
         let said = gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
         let error = &said["_meta"]["toolgate/error"];
         let (found, left) = (error["code"].as_str().unwrap_or("ok"), error.get("effects").cloned().unwrap_or_default());
         assert_eq!((found, &left), (code, &effects), "{tool}: {:.600}", said.to_string());
-        assert!(begun.elapsed() < Duration::from_secs(10), "{tool} took {:?}", begun.elapsed());
         assert_eq!(ran.load(Ordering::SeqCst), asked, "{tool} was asked for once");
     }
     gate.end().await;

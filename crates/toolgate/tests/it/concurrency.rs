@@ -100,13 +100,19 @@ async fn of_two_writers_in_conflict_one_loses_and_both_are_recorded() {
 
 #[tokio::test]
 async fn sessions_do_not_wait_for_each_other() {
-    let world = World::new(|agent| agent);
-    let slow = world.session.call("act", json!({"how": "hang"}));
+    let world = World::whose_act(|act| act.timeout(Duration::from_secs(60)));
+    let slow = world.session.call("act", json!({"how": "read and wait"}));
     let other = world.gate.session("agent", "alice", "another");
     tokio::pin!(slow);
-    assert!(tokio::time::timeout(Duration::from_millis(20), &mut slow).await.is_err());
-    let answer = tokio::time::timeout(Duration::from_millis(200), other.call("look", json!({}))).await.unwrap();
+    while world.ran() == 0 {
+        assert!(tokio::time::timeout(Duration::from_millis(20), &mut slow).await.is_err());
+    }
+    let answer = tokio::select! {
+        answer = other.call("look", json!({})) => answer,
+        _ = &mut slow => panic!("it waited for the other"),
+    };
     assert!(answer.outcome.success().is_some());
+    world.go.add_permits(1);
     slow.await;
 }
 

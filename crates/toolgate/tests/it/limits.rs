@@ -204,14 +204,14 @@ async fn a_beating_tool_lives_and_a_late_one_does_not() {
     // 400 ms of work under a time-out of 300 ms.
     assert_eq!(code(&world, "act", json!({"how": "beat"})).await, "timeout");
     let alive = Tool::dynamic("alive", "Beats.", json!({"type": "object"}), |ctx: Ctx, _| async move {
-        for _ in 0..10 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        for _ in 0..12 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
             ctx.beat();
         }
         Ok(json!({"left": ctx.time_left().is_some()}))
     })
     .effect(Effect::Read)
-    .heartbeat(Duration::from_millis(150));
+    .heartbeat(Duration::from_secs(1));
     let world = World::new(|a| a.tool(alive));
     assert_eq!(code(&world, "alive", json!({})).await, "ok");
 }

@@ -12,9 +12,12 @@ use crate::support::{Fails, World};
 async fn a_caller_who_hangs_up_cancels_the_tool_and_not_the_row() {
     let world = World::new(|agent| agent);
     let quiet = world.fingerprint().await;
-    let call = world.session.call("act", json!({"how": "hang"}));
-    assert!(tokio::time::timeout(Duration::from_millis(30), call).await.is_err());
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    let mut call = Box::pin(world.session.call("act", json!({"how": "hang"})));
+    while world.ran() == 0 {
+        assert!(tokio::time::timeout(Duration::from_millis(30), &mut call).await.is_err());
+    }
+    drop(call);
+    recorded(&world).await;
     let (rows, _) = world.rows().await;
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::Unknown)));
@@ -83,6 +86,7 @@ fn waits(name: &str, effect: Effect, noted: &Noted) -> Tool {
     let noted = Noted::clone(noted);
     Tool::dynamic(name, "Waits.", json!({"type": "object"}), move |ctx: toolgate::Ctx, _| {
         let (guard, heard, told) = (Gone(Noted::clone(&noted)), Noted::clone(&noted), ctx.cancelled().clone());
+        noted.lock().unwrap().push("begun");
         tokio::spawn(async move {
             told.cancelled().await;
             heard.lock().unwrap().push("told");
@@ -98,7 +102,7 @@ fn waits(name: &str, effect: Effect, noted: &Noted) -> Tool {
 
 /// Waits until so much was noted.
 async fn noted(noted: &Noted, count: usize) -> Vec<&'static str> {
-    for _ in 0..200 {
+    for _ in 0..2_000 {
         if noted.lock().unwrap().len() >= count {
             break;
         }
@@ -109,22 +113,31 @@ async fn noted(noted: &Noted, count: usize) -> Vec<&'static str> {
     all
 }
 
-#[tokio::test]
-async fn a_caller_who_hangs_up_on_a_read_leaves_its_row_too() {
-    let gone = Noted::default();
-    let world = World::new(|agent| agent.tool(waits("wait", Effect::Read, &gone)));
-    let quiet = world.fingerprint().await;
-    assert!(tokio::time::timeout(Duration::from_millis(30), world.session.call("wait", json!({}))).await.is_err());
-    for _ in 0..100 {
+/// Waits until there is a row: who has hung up is told nothing.
+async fn recorded(world: &World) {
+    for _ in 0..1_000 {
         if !world.rows().await.0.is_empty() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+#[tokio::test]
+async fn a_caller_who_hangs_up_on_a_read_leaves_its_row_too() {
+    let gone = Noted::default();
+    let world = World::new(|agent| agent.tool(waits("wait", Effect::Read, &gone)));
+    let quiet = world.fingerprint().await;
+    let mut call = Box::pin(world.session.call("wait", json!({})));
+    while gone.lock().unwrap().is_empty() {
+        assert!(tokio::time::timeout(Duration::from_millis(30), &mut call).await.is_err());
+    }
+    drop(call);
+    recorded(&world).await;
     let (rows, _) = world.rows().await;
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", Effects::None)));
-    assert_eq!(noted(&gone, 2).await, ["gone", "told"], "the tool goes on");
+    assert_eq!(noted(&gone, 3).await, ["begun", "gone", "told"], "the tool goes on");
     assert_eq!((world.fingerprint().await, world.gate.pending().await.unwrap().len()), (quiet, 0));
 }
 
@@ -136,7 +149,7 @@ async fn a_deadline_ends_the_tool_and_not_only_the_wait_for_it() {
             World::new(|agent| agent.tool(waits("wait", effect, &gone).timeout(Duration::from_millis(40)).retry(0, Duration::ZERO)));
         let answer = world.session.call("wait", json!({})).await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("timeout"), "{answer:?}");
-        assert_eq!(noted(&gone, 2).await, ["gone", "told"]);
+        assert_eq!(noted(&gone, 3).await, ["begun", "gone", "told"]);
     }
 }
 

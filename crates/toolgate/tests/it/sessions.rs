@@ -80,7 +80,12 @@ async fn an_admitted_call_that_nobody_reports_is_recorded_as_abandoned() {
     let world = World::new(|a| a.tool(Tool::external("client_side", "Run by the client.", None).open()));
     let pass = world.gate.admit(world.session.prepare("client_side", json!({}))).await.ok().unwrap();
     drop(pass);
-    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    for _ in 0..1_000 {
+        if !world.rows().await.0.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
     let rows = world.session.rows().await.unwrap();
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.retryable)), Some(("abandoned", false)));

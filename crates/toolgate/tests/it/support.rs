@@ -403,7 +403,7 @@ async fn do_as_told(ctx: &Ctx, how: &str, go: &Semaphore) -> Result<Value, Failu
         }
         "beat, then stop" => {
             // For longer than any heartbeat here.
-            for _ in 0..50 {
+            for _ in 0..120 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 ctx.beat();
             }

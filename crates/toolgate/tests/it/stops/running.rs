@@ -44,18 +44,18 @@ fn by_the_clock() -> Vec<Case> {
         (
             "a deadline that passes meanwhile",
             patient(),
-            step!(w => w.gate.call(w.session.prepare("act", json!({"how": "hang"})).within(Duration::from_millis(200))).await),
+            step!(w => w.gate.call(w.session.prepare("act", json!({"how": "hang"})).within(Duration::from_secs(2))).await),
             unknown("deadline_exceeded"),
         ),
         (
             "a handler that gave signs of life, and gives none any more",
-            World::whose_act(|act| act.timeout(Duration::from_secs(60)).heartbeat(Duration::from_millis(300))),
+            World::whose_act(|act| act.timeout(Duration::from_secs(60)).heartbeat(Duration::from_secs(1))),
             step!(w => {
                 let answer = act(w, "beat, then stop").await;
                 let stopped = w.session.state().await.unwrap().log("beats").count();
                 assert_eq!(stopped, 1, "it was ended while it gave signs of life: {answer:?}");
                 let said = answer.outcome.error().map(|error| error.message.clone());
-                assert_eq!(said.as_deref(), Some("`act` gave no sign of life for 300ms"));
+                assert_eq!(said.as_deref(), Some("`act` gave no sign of life for 1s"));
                 answer
             }),
             unknown("heartbeat_missed"),

@@ -86,7 +86,7 @@ pub(super) fn hooked(how: &'static str) -> World {
 }
 
 pub(super) fn scripted(script: &'static str) -> World {
-    World::new(|agent| agent.hook(CommandHook::new("script", "/bin/sh").arg("-c").arg(script).timeout(Duration::from_millis(300)).before()))
+    World::new(|agent| agent.hook(CommandHook::new("script", "/bin/sh").arg("-c").arg(script).timeout(Duration::from_secs(3)).before()))
 }
 
 pub(super) fn ruled(check: fn(&Ask<'_>) -> Result<Verdict, Fault>) -> World {
