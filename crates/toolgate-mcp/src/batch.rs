@@ -105,7 +105,7 @@ impl Batch {
                 Ok(Some(events)) => open.push(Box::pin(whole_events(events))),
                 Ok(None) => {}
                 Err(refused) if !heard => {
-                    lost(&http.gateway, caller, agent, rest, "the batch that this came in was refused").await;
+                    lost(&http.gateway, caller, agent, rest, MOST, "the batch that this came in was refused").await;
                     return refused;
                 }
                 // Others were heard, and are told what they came to.
@@ -126,16 +126,25 @@ impl Batch {
     }
 }
 
-/// Writes down the calls of a batch that is refused as such.
+/// Writes down the calls of a batch that is refused as such: so many of them, and with the last how many more there were.
 pub(crate) async fn lost(
     gateway: &Gateway,
     caller: &Caller,
     agent: Option<&str>,
     messages: impl IntoIterator<Item = Message, IntoIter: Send>,
+    most: usize,
     why: &str,
 ) {
-    for call in messages.into_iter().take(MOST).filter_map(|message| Glimpse::of_value(&message.value)) {
+    let mut calls: Vec<Glimpse> = messages.into_iter().filter_map(|message| Glimpse::of_value(&message.value)).collect();
+    let more = calls.len().saturating_sub(most);
+    calls.truncate(most);
+    let last = calls.pop();
+    for call in calls {
         misread::note(gateway, caller, agent, call, why).await;
+    }
+    if let Some(call) = last {
+        let why = if more > 0 { format!("{why} (calls beside this that are not written down: {more})") } else { why.to_owned() };
+        misread::note(gateway, caller, agent, call, &why).await;
     }
 }
 

@@ -281,7 +281,7 @@ impl Http {
                         Ok(batch) => (Message::default(), Some(batch)),
                         Err((messages, why)) => {
                             let _seat = seats(1)?;
-                            batch::lost(&self.gateway, &caller, asked.agent.as_deref(), messages, &why).await;
+                            self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
                             return Err(Box::new(batch::refused(&why)));
                         }
                     },
@@ -300,7 +300,8 @@ impl Http {
                 if u64::from(many) > room {
                     let why = format!("no more than {room} messages are taken at once");
                     let messages = batch.map(Batch::into_messages).unwrap_or_default();
-                    batch::lost(&self.gateway, &caller, asked.agent.as_deref(), messages, &why).await;
+                    let _seat = seats(1)?;
+                    self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
                     return Err(refusal(StatusCode::BAD_REQUEST, &why, None));
                 }
                 self.hold_rate(&running, &caller, many - 1)?;
@@ -420,6 +421,24 @@ impl Http {
         }
         asked.extend((0..many).map(|_| now));
         Ok(())
+    }
+
+    /// As many more requests of a caller as there is room for, and no more than these: how many that is.
+    fn take_rate(&self, running: &Running, caller: &Caller, most: usize) -> usize {
+        let Some(rate) = running.settings.rate else { return most };
+        let mut rates = lock(&self.rates);
+        let (now, asked) = (Instant::now(), rates.entry(caller.principal.clone()).or_default());
+        let taken = most.min((rate.calls as usize).saturating_sub(asked.len()));
+        asked.extend((0..taken).map(|_| now));
+        taken
+    }
+
+    /// Writes down the calls of a batch that is refused as such, as far as the rate allows: each counts as a request.
+    async fn lost(&self, running: &Running, caller: &Caller, agent: Option<&str>, messages: Vec<Message>, why: &str) {
+        let calls = messages.iter().filter(|message| Glimpse::of_value(&message.value).is_some()).count();
+        // The request itself has counted as one.
+        let most = 1 + self.take_rate(running, caller, calls.min(batch::MOST).saturating_sub(1));
+        batch::lost(&self.gateway, caller, agent, messages, most, why).await;
     }
 
     /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.

@@ -131,7 +131,7 @@ async fn bad_arguments_in_a_batch_have_their_row_and_take_no_other_along() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_that_is_none_does_nothing() {
-    let gate = Gate::open(&config("[gateway]\nconcurrency = 8\nrate = { calls = 40, per = \"1h\" }")).await;
+    let gate = Gate::open(&config("[gateway]\nconcurrency = 8\nrate = { calls = 112, per = \"1h\" }")).await;
     let old = Old::open(&gate).await;
     let one = || call(1, "calc", json!({"expression": "1"}));
     let many: Vec<Value> = (0..65).map(|id| call(id, "calc", json!({"expression": "1"}))).collect();
@@ -155,8 +155,8 @@ async fn a_batch_that_is_none_does_nothing() {
         toolgate_store::Filter { tool: Some("calc".to_owned()), decision: Some(toolgate::Decision::Refused), ..Default::default() };
     assert_eq!(toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&refused).unwrap().len(), 71);
     assert_eq!(rows(&gate), 71);
-    // Nine messages take nine seats, which there are not; and each counts as one of those that may come in an hour. One that is refused
-    // uses up nothing of that but itself.
+    // Nine messages take nine seats, which there are not; and each counts as one of those that may come in an hour. So does each that is
+    // written down: these were 64, 2 and now 9, and seven were requests with one call or none, the greeting among them.
     let calls = |many: u64| json!((0..many).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>());
     assert_eq!(old.say(&calls(9), None).await.0, 400);
     let statuses = [8, 8, 8, 8, 1, 1].map(&calls);
@@ -189,6 +189,26 @@ async fn each_call_of_a_batch_that_is_refused_has_its_row() {
     assert_eq!(answer.unwrap().status(), 406);
     assert_eq!(rows(&gate), 3);
     gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_refused_has_no_more_rows_than_the_rate_allows() {
+    for (many, version) in [(64, Some("2025-06-18")), (20, None)] {
+        let gate = Gate::open(&config("[gateway]\nrate = { calls = 10, per = \"1h\" }")).await;
+        let old = Old::open(&gate).await;
+        let calls = json!((0..many).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>());
+        // Whoever has opened a session has nine left.
+        for status in [400, 429] {
+            assert_eq!(old.say(&calls, version).await.0, status, "{many}");
+            assert_eq!(rows(&gate), 9, "{many}");
+        }
+        let calc = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
+        let found = toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&calc).unwrap();
+        let told =
+            |said: &str| found.iter().filter(|entry| entry.row.outcome.error().is_some_and(|error| error.message.ends_with(said))).count();
+        assert_eq!(told(&format!("not written down: {})", many - 9)), 1, "{many}");
+        gate.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
