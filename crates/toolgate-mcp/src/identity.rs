@@ -26,6 +26,13 @@ pub(crate) struct Caller {
     pub(crate) proof: Proof,
 }
 
+impl Caller {
+    /// Whether it is the same one with the same rights, however that is known: one token may take the place of another.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.principal == other.principal && self.agents == other.agents && self.session == other.session
+    }
+}
+
 /// How it is known who came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Proof {

@@ -456,7 +456,7 @@ impl Http {
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
         let mut owners = lock(&self.owners);
         match owners.get_mut(id) {
-            Some((owner, of, last)) if owner == caller && of.as_deref() == agent => {
+            Some((owner, of, last)) if owner.is_same(caller) && of.as_deref() == agent => {
                 *last = Instant::now();
                 Ok(())
             }
