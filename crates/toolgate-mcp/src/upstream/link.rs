@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use rmcp::RoleClient;
 use rmcp::model::{ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
@@ -312,6 +314,8 @@ impl Link {
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
         let mut listed: Option<tokio::time::Instant> = None;
+        // What is asked takes its time, and nothing else waits for it.
+        let mut asking: Asking<'_> = None;
         let mut changes = Box::pin(async {
             self.subscribe_again(peer).await;
             self.hear_changes(peer).await;
@@ -325,12 +329,16 @@ impl Link {
                     return "toolgate ends it".to_owned();
                 }
                 () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "it has lost the thread".to_owned(),
-                // However often it says that something has changed.
-                () = self.relist.notified(), if listed.is_none_or(|at| at.elapsed() > SOONEST) => {
-                    listed = Some(tokio::time::Instant::now());
-                    if let Err(why) = self.list_or_work(peer).await {
-                        return format!("it does not say what it offers: {why}");
+                said = answer(&mut asking) => {
+                    asking = None;
+                    if let Err(why) = said {
+                        return why;
                     }
+                }
+                // However often it says that something has changed.
+                () = self.relist.notified(), if asking.is_none() && listed.is_none_or(|at| at.elapsed() > SOONEST) => {
+                    listed = Some(tokio::time::Instant::now());
+                    asking = Some(self.list_or_work(peer, "it does not say what it offers").boxed());
                 }
                 _ = look.tick() => {
                     if service.is_closed() || peer.is_transport_closed() {
@@ -342,10 +350,8 @@ impl Link {
                         straight.sweep();
                     }
                     // What it offers is looked at again, also where it says nothing of a change.
-                    if !self.is_busy()
-                        && let Err(why) = self.list_or_work(peer).await
-                    {
-                        return format!("it does not answer: {why}");
+                    if asking.is_none() && !self.is_busy() {
+                        asking = Some(self.list_or_work(peer, "it does not answer").boxed());
                     }
                 }
             }
@@ -354,14 +360,11 @@ impl Link {
 
     /// Asks what it offers. One that answers calls meanwhile may have no time for questions, and one answer may be lost among what a
     /// talkative one says; one that answers nothing, asked twice, is ill.
-    async fn list_or_work(&self, peer: &Peer<RoleClient>) -> Result<(), String> {
+    async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
         let before = self.answers.load(Ordering::Relaxed);
         let mut listed = Ok(());
         for _ in 0..2 {
-            listed = tokio::select! {
-                listed = self.list(peer) => listed,
-                () = self.stop.cancelled() => return Ok(()),
-            };
+            listed = self.list(peer).await;
             if listed.is_ok() {
                 return Ok(());
             }
@@ -373,7 +376,7 @@ impl Link {
                 return Ok(());
             }
         }
-        listed
+        listed.map_err(|why| format!("{ill}: {why}"))
     }
 
     /// Whether calls are under way.
@@ -491,6 +494,17 @@ impl Link {
     /// Whose progress it is.
     pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
         self.routes.by_token(token).await
+    }
+}
+
+/// A question that is not answered yet.
+type Asking<'q> = Option<BoxFuture<'q, Result<(), String>>>;
+
+/// What comes of a question, where there is one.
+async fn answer(asking: &mut Asking<'_>) -> Result<(), String> {
+    match asking {
+        Some(asking) => asking.await,
+        None => std::future::pending().await,
     }
 }
 

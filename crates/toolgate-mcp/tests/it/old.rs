@@ -260,6 +260,56 @@ async fn a_session_that_is_forgotten_is_begun_anew() {
     gate.end().await;
 }
 
+/// It owes an answer for longer than anybody here waits; meanwhile a call is told that it knows nobody any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_session_is_noticed_while_a_question_is_open() {
+    let (stage, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (stages, opened) = (Arc::clone(&stage), Arc::clone(&open));
+    let address = listen(move |mut stream| {
+        let (stage, open) = (stages.load(Ordering::SeqCst), Arc::clone(&opened));
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let session = if stage < 2 { "one" } else { "two" };
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "initialize" => result(&asked, about()).replacen("\r\n", &format!("\r\nmcp-session-id: {session}\r\n"), 1),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "tools/list" if stage > 0 && head.contains("mcp-session-id: one") => {
+                    open.fetch_add(1, Ordering::SeqCst);
+                    return std::future::pending().await;
+                }
+                _ if !head.contains(&format!("mcp-session-id: {session}")) => answer("404 Not Found", "text/plain", ""),
+                "tools/list" => result(&asked, tools()),
+                // Who hangs up too often is asked what it offers.
+                "tools/call" if stage == 1 => return,
+                "tools/call" => result(&asked, json!({"content": [{"type": "text", "text": "done"}]})),
+                "ping" => result(&asked, json!({})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await;
+    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let code = async |session: String| gate.client().in_session(&session).code("talk", json!({})).await;
+    assert_eq!(code("well".to_owned()).await, "ok");
+    stage.store(1, Ordering::SeqCst);
+    let mut turn = 0;
+    until("it is asked what it offers", async || {
+        turn += 1;
+        code(format!("hangs-{turn}")).await;
+        open.load(Ordering::SeqCst) > 0
+    })
+    .await;
+    stage.store(2, Ordering::SeqCst);
+    until("it is back", async || {
+        turn += 1;
+        code(format!("lost-{turn}")).await == "ok"
+    })
+    .await;
+    gate.end().await;
+}
+
 /// A server whose tokens run out: of an earlier revision, or of the newest.
 async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>) -> String {
     listen(move |mut stream| {
