@@ -188,6 +188,13 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
         assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &json!(code)), "{line}: {said}");
     }
     assert_eq!(rows_of(&gate, "calc"), before + 6);
+    // So has one that comes before the greeting.
+    let (_, mut early, mut told) = gate.streams(None);
+    early.write_all(format!("{}\n", asked("{}", "")).as_bytes()).await.unwrap();
+    let said: Value = serde_json::from_str(&told.next_line().await.unwrap().unwrap()).unwrap();
+    assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &json!(-32602)), "{said}");
+    assert_eq!(rows_of(&gate, "calc"), before + 7);
+    drop((early, told));
     let wanted = toolgate_store::Filter { tool: Some("calc".to_owned()), ..Default::default() };
     let rows = toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap();
     assert!(rows.iter().all(|one| one.row.canonical().unwrap().len() < 10_000));
