@@ -666,9 +666,19 @@ fn outcomes_are_answers_of_a_kind() {
     });
 }
 
+const LONG: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Waits for the one call that is pending once the threads of its process have let go.
+async fn is_given_up(gate: &Toolgate) {
+    let begun = std::time::Instant::now();
+    while gate.pending().await.unwrap().is_empty() && begun.elapsed() < LONG {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(gate.pending().await.unwrap().len(), 1);
+}
+
 #[test]
 fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
-    const LONG: std::time::Duration = std::time::Duration::from_secs(60);
     let directory = tempfile::tempdir().unwrap();
     let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
     let started = Arc::new(tokio::sync::Notify::new());
@@ -718,12 +728,7 @@ fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
     dying.shutdown_background();
     runtime().block_on(async {
         let gate = open();
-        // It is gone once its threads have let go.
-        let begun = std::time::Instant::now();
-        while gate.pending().await.unwrap().is_empty() && begun.elapsed() < LONG {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        is_given_up(&gate).await;
         assert_eq!(act(&gate, 4).await.as_deref(), Some("prerequisite_missing"));
     });
 }
@@ -731,11 +736,16 @@ fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
 #[test]
 fn a_call_that_nobody_ended_may_have_written() {
     let directory = tempfile::tempdir().unwrap();
+    let started = Arc::new(tokio::sync::Notify::new());
     let open = || {
+        let started = Arc::clone(&started);
         let note = || json!({"type": "object", "properties": {"id": {"type": "string"}}});
-        let hang = Tool::dynamic("hang", "Hangs.", note(), |_, _| async {
-            std::future::pending::<()>().await;
-            Ok(json!({}))
+        let hang = Tool::dynamic("hang", "Hangs.", note(), move |_, _| {
+            started.notify_one();
+            async {
+                std::future::pending::<()>().await;
+                Ok(json!({}))
+            }
         });
         let read = Tool::dynamic("read", "Reads.", note(), |_, _| async { Ok(json!("olga@house.example")) });
         let to = json!({"type": "object", "properties": {"to": {"type": "string"}}});
@@ -752,13 +762,12 @@ fn a_call_that_nobody_ended_may_have_written() {
     dying.block_on(async {
         let gate = open();
         tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({"id": "7"})).await });
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        tokio::time::timeout(LONG, started.notified()).await.unwrap();
     });
     dying.shutdown_background();
-    std::thread::sleep(std::time::Duration::from_millis(300));
     runtime().block_on(async {
         let gate = open();
-        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        is_given_up(&gate).await;
         for (id, believed) in [("7", false), ("8", true)] {
             let session = gate.session("a", "al", id);
             session.call("read", json!({ "id": id })).await;
