@@ -135,25 +135,25 @@ impl Toolgate {
                     let as_admitted = told.as_ref().is_some_and(|told| told.digest() == passed.permit.arguments().digest());
                     if !as_admitted {
                         trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
-                        passed.ran = Some(Otherwise(told.map(|told| told.value().clone())));
+                        passed.ran = Some(Otherwise::new(told.as_ref(), &result));
                     }
                     let result = if as_admitted { result } else { Err(other_than_admitted()) };
                     self.settle(passed, Ran::ended(result, Txn::default()), trail).await
                 }
-                Err((stop, trail)) => self.refuse_unadmitted(stop, call, told.as_ref(), trail).await,
+                Err((stop, trail)) => self.refuse_unadmitted(stop, call, &Otherwise::new(told.as_ref(), &result), trail).await,
             },
-            _ => self.refuse_unadmitted(never_admitted(&call.tool), call, told.as_ref(), trail).await,
+            _ => self.refuse_unadmitted(never_admitted(&call.tool), call, &Otherwise::new(told.as_ref(), &result), trail).await,
         }
     }
 
     /// A client says that it ran what nobody let through: it proves nothing, and may have written and changed what it names all the same.
-    async fn refuse_unadmitted(&self, stop: Stop, call: &Call, told: Option<&Judged>, trail: Box<Trail>) -> Answer {
+    async fn refuse_unadmitted(&self, stop: Stop, call: &Call, otherwise: &Otherwise, trail: Box<Trail>) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
         let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
             Some((agent, tool)) => {
                 let may_act = agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
                 let could = may_act && self.leads_to(&call.tool, agent, &call.key).await;
-                (seen::unadmitted(agent, tool, told.map(Judged::value), could), tool.takes_away(&trail.arguments, None))
+                (seen::unadmitted(agent, tool, otherwise, could), tool.takes_away(&trail.arguments, None))
             }
             None => (None, Vec::new()),
         };

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::pass::Passed;
+use crate::call::Judged;
 use crate::context::Txn;
 use crate::json;
 use crate::outcome::Outcome;
 use crate::policy::Observation;
 use crate::registry::{Agent, Registered};
 use crate::store::Settle;
-use crate::tool::Spec;
+use crate::tool::{Failure, Spec};
 use crate::values::{self, Carrier, Seen};
 
 /// Whether a tool declares a member of its arguments: then its name is nothing that anybody wrote.
@@ -49,17 +50,40 @@ pub(super) fn intended(agent: &Agent, spec: &Spec, given: &Value) -> (Option<Box
     (Some(Box::new(seen)), Carrier::keys(&agent.name, keeping(spec).flat_map(named)))
 }
 
-/// What a client says that it ran, where that is something else than was admitted; nothing where nobody can read it.
-pub(super) struct Otherwise(pub(super) Option<Value>);
+/// What a client ran that is something else than was admitted.
+pub(super) struct Otherwise {
+    /// What it says that it ran; nothing where nobody can read it.
+    pub(super) ran: Option<Value>,
+    /// What came of it, and the model may have read.
+    pub(super) said: Value,
+}
+
+impl Otherwise {
+    pub(super) fn new(ran: Option<&Judged>, result: &Result<Value, Failure>) -> Self {
+        let said = result.as_ref().map_or_else(|failure| format!("{failure:?}").into(), Value::clone);
+        Self { ran: ran.map(|ran| ran.value().clone()), said }
+    }
+
+    /// What it was read from.
+    fn sources(&self, spec: &Spec) -> Vec<Carrier> {
+        let named = spec.entities.iter().filter_map(|(name, path)| Some((name, path.all(self.ran.as_ref()?))));
+        named.flat_map(|(name, values)| Carrier::entities(name, values)).collect()
+    }
+}
 
 /// What a client may have written that ran what nobody let through: in its own session whatever it says. What all sessions share, only
 /// who could have been let through has a word in, of a tool that clients run and of one entity at a time.
-pub(super) fn unadmitted(agent: &Agent, tool: &Registered, ran: Option<&Value>, could: bool) -> Option<Box<Seen>> {
+pub(super) fn unadmitted(agent: &Agent, tool: &Registered, otherwise: &Otherwise, could: bool) -> Option<Box<Seen>> {
     agent.watched.as_ref()?;
     let mut seen = Seen::new(&agent.name);
+    seen.read_from(otherwise.sources(&tool.spec));
+    let ran = otherwise.ran.as_ref();
     match ran {
         Some(ran) => seen.write(ran, &|place, name| is_declared(&tool.spec, place, name)),
         None => seen.lose(),
+    }
+    if tool.spec.untrusted || seen.has_read() {
+        seen.distrust(&otherwise.said, tool.spec.untrusted);
     }
     if could && tool.spec.external {
         let fits = ran.filter(|ran| tool.takes(ran));
@@ -76,7 +100,7 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
     let given = passed.permit.arguments().value();
     let declared = |place: &str, name: &str| is_declared(spec, place, name);
     let mut seen = Seen::new(&passed.agent.name);
-    let answer = said(outcome, whole);
+    let mut answer = said(outcome, whole);
     let result = whole.or_else(|| outcome.success().map(|output| &output.value));
     let entity = |(name, path): &(Arc<str>, json::Pointer)| {
         let given = path.all(given).into_iter().filter(|value| !value.is_null()).collect::<Vec<_>>();
@@ -86,6 +110,10 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
     let files = |wanted: fn(&Observation) -> Option<&String>| txn.observed.iter().filter_map(wanted).cloned().map(Carrier::File);
     seen.read_from(files(|seen| if let Observation::Read(path, _) | Observation::Listed(path) = seen { Some(path) } else { None }));
     seen.read_from(spec.entities.iter().flat_map(entity));
+    if let Some(otherwise) = &passed.ran {
+        seen.read_from(otherwise.sources(spec));
+        answer = serde_json::json!([answer, otherwise.said]);
+    }
     // What provably did not happen was not written.
     if settle != Settle::Released {
         let kept = matches!(outcome, Outcome::Success(_));
@@ -100,7 +128,7 @@ pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>)
         seen.trust(source, &answer, given, &declared);
     }
     seen.write(given, &declared);
-    if let Some(Otherwise(ran)) = &passed.ran {
+    if let Some(Otherwise { ran, .. }) = &passed.ran {
         // Where it cannot be told to which, it may be any.
         seen.wrote_to(called(spec, ran.as_ref()).flat_map(|(name, value)| Carrier::entities(name, value)), false);
         match ran {

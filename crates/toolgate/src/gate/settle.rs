@@ -221,7 +221,7 @@ impl Toolgate {
         }
         let tool = passed.permit.tool();
         let mut revoked = tool.takes_away(&trail.arguments, end.outcome.success().map(|output| &output.value));
-        if let Some(seen::Otherwise(ran)) = &passed.ran {
+        if let Some(seen::Otherwise { ran, .. }) = &passed.ran {
             let ran = ran.as_ref().map(|ran| self.0.redactor.redact_shared(Arc::new(ran.clone()), &tool.secrets)).unwrap_or_default();
             revoked.extend(tool.takes_away(&ran, None));
         }
