@@ -347,14 +347,14 @@ impl Tool {
         self
     }
 
-    /// A success takes away all that another tool has proved in this session, as a `logout` does.
+    /// A call takes away all that another tool has proved in this session, as a `logout` does, unless it provably did nothing.
     #[must_use]
     pub fn revokes(mut self, tool: &str) -> Self {
         self.spec.revokes.push((tool.into(), None));
         self
     }
 
-    /// A success takes away what another tool has proved about the same entity.
+    /// A call takes away what another tool has proved about the same entity, unless it provably did nothing.
     #[must_use]
     pub fn revokes_about(mut self, tool: &str, entity: &str) -> Self {
         self.spec.revokes.push((tool.into(), Some(entity.into())));
