@@ -334,6 +334,16 @@ fn revoke(tx: &Tx<'_>, session: &mut Session, intent: &Intent) -> Done<()> {
     intent.revokes.iter().try_for_each(|revoked| session.revoke(tx.sql, &revoked.clone().key()))
 }
 
+/// Takes away what a call that may have happened takes away: evidence that may not hold any more does not hold.
+pub(crate) fn revoke_for(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
+    if claim.effect && !claim.intent.revokes.is_empty() {
+        let mut session = Session::find_or_make(tx.sql, &claim.intent.key)?;
+        revoke(tx, &mut session, &claim.intent)?;
+        session.save(tx.sql)?;
+    }
+    Ok(())
+}
+
 /// Takes the newest pass out that is kept under a client's name for a call.
 pub(crate) fn take_pass(tx: &Tx<'_>, key: &SessionKey, client: &str) -> Done<Option<Taken>> {
     let Some(session) = Session::find(tx.sql, key)? else { return Ok(None) };
@@ -452,12 +462,7 @@ fn sweep_these(tx: &mut Tx<'_>, claims: Vec<Claim>, now: Timestamp) -> Done<u64>
                 Err(error) => tracing::error!(call = %claim.call, %error, "what is known of an abandoned call cannot be read"),
             }
         }
-        // Evidence that may not hold any more does not hold.
-        if claim.effect && !claim.intent.revokes.is_empty() {
-            let mut session = Session::find_or_make(tx.sql, &claim.intent.key)?;
-            revoke(tx, &mut session, &claim.intent)?;
-            session.save(tx.sql)?;
-        }
+        revoke_for(tx, &claim)?;
         end(tx, claim, Settle::Pending, None, None, now)?;
     }
     Ok(swept)

@@ -551,6 +551,7 @@ fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
         ("", r#"{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{}}"#, "bash", "(turned away)"),
         ("", r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_input":{}}"#, "unnamed", "s1"),
         ("", r#"{"tool_input":{}}"#, "unnamed", "plain"),
+        ("", r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_name":5,"tool_input":{}}"#, "unnamed", "s1"),
         ("\n[client]\nundeclared = \"ask\"\n", r#"{"hook_event_name":"PostToolUse","tool_response":{}}"#, "unnamed", "(turned away)"),
     ] {
         project.write("project/toolgate.toml", &format!("{CONFIG}{config}"));

@@ -450,6 +450,9 @@ impl Store for SqliteStore {
                 return Ok(());
             }
             if let Some(claim) = claim {
+                if Settle::by(row.effects) != Settle::Released {
+                    claims::revoke_for(tx, &claim)?;
+                }
                 claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
             }
             claims::append_row(tx, &row).map(|_| ())

@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use toolgate::json::Digest;
-use toolgate::{Agent, Answer, Effect, ManualClock, SessionKey, Tool, Toolgate};
+use toolgate::policy::Require;
+use toolgate::{Agent, Answer, Backtest, Compared, Effect, ManualClock, SessionKey, Tool, Toolgate};
 use toolgate_store::{Filter, SqliteStore, chain};
 
 use crate::world::{Desk, agent_under, append, lines, noon, runtime};
@@ -266,4 +267,62 @@ fn a_call_that_would_be_decided_otherwise_is_noticed_when_its_test_ends() {
     });
     let sql = rusqlite::Connection::open(desk.path()).unwrap();
     sql.execute("UPDATE configs SET body = replace(body, 'above = 300', 'above = 100')", []).unwrap();
+}
+
+#[test]
+fn what_takes_evidence_away_takes_it_away_again() {
+    let desk = Desk::new();
+    let agent = || {
+        let schema = || json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+        let here = |name: &str| Tool::dynamic(name, "Does.", schema(), |_, _| async { Ok(json!({})) });
+        let client = |name: &str| Tool::external(name, "Does.", Some(schema()));
+        Agent::builder("desk")
+            .tool(here("look").effect(Effect::Read))
+            .tool(here("act"))
+            .tool(here("wipe").open().revokes("look"))
+            .tool(client("test").effect(Effect::Read))
+            .tool(client("edit").open().revokes("look").revokes("test"))
+            .tool(client("ship"))
+            .policy(Require::new("looked", ["act"], ["look"]))
+            .policy(Require::new("tested", ["ship"], ["test"]).accept_reported())
+            .build()
+            .unwrap()
+    };
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent()).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        let mut codes = Vec::new();
+        let code = |answer: &toolgate::Answer| answer.outcome.error().map_or_else(|| "ok".to_owned(), |error| error.code.to_string());
+        let one = async |tool: &str, n: u32| code(&session.call(tool, json!({ "n": n })).await);
+        let of = |tool: &str, n: u32| session.prepare(tool, json!({ "n": n })).client_id(format!("{tool}{n}"));
+        let begin =
+            async |tool: &str, n: u32| gate.admit_kept(of(tool, n)).await.err().map_or_else(|| "ok".to_owned(), |refused| code(&refused));
+        let end = async |tool: &str, n: u32| code(&gate.report_kept(of(tool, n), Ok(json!({}))).await);
+        codes.push(one("look", 1).await);
+        let plan = ["act", "wipe", "act"].into_iter().zip(1..).map(|(tool, n)| (tool.to_owned(), json!({ "n": n })));
+        codes.extend(session.batch(plan).await.iter().map(code));
+        codes.extend([one("look", 2).await, one("act", 4).await]);
+        codes.extend([begin("edit", 1).await, one("act", 5).await, end("edit", 1).await]);
+        // What was begun before a change proves nothing after it.
+        codes.extend([begin("test", 1).await, begin("edit", 2).await, end("edit", 2).await, end("test", 1).await, begin("ship", 1).await]);
+        codes.extend([begin("test", 2).await, end("test", 2).await, begin("ship", 2).await, end("ship", 2).await]);
+        let missing = "prerequisite_missing";
+        let expected =
+            ["ok", "ok", "ok", missing, "ok", "ok", "ok", missing, "ok", "ok", "ok", "ok", "ok", missing, "ok", "ok", "ok", "ok"];
+        assert_eq!(codes, expected);
+    });
+    let ledger = desk.ledger();
+    let index = ledger.index("desk", None, None).unwrap();
+    let mut said = Vec::new();
+    let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+    runtime().block_on(async {
+        let mut backtest = Backtest::new(move |_| Ok((agent(), agent())));
+        let played = backtest.play(&index, 0, fetch, |row, change| {
+            said.push((row.tool.to_string(), change.now, change.was.to_string()));
+            Ok(())
+        });
+        played.await.unwrap();
+    });
+    assert!(said.len() == 13 && said.iter().all(|(_, now, _)| *now == Compared::Same), "{said:#?}");
 }

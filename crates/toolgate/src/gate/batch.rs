@@ -81,7 +81,10 @@ impl Toolgate {
                 Ok(slot) => slot,
                 Err(_) => Slot::Done(self.lost(call, id).await),
             });
-            if let Some(Slot::Ready(passed, trail)) = slots.last() {
+            // What nobody here can run takes nothing away.
+            if let Some(Slot::Ready(passed, trail)) = slots.last()
+                && !passed.permit.tool().spec.external
+            {
                 passed.permit.tool().takes_away(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
             }
         }

@@ -219,7 +219,9 @@ impl Toolgate {
         let agent = self.0.agents.get(&call.key.agent).filter(|_| ahead);
         let intended = agent.map(|agent| super::seen::intended(agent, &tool.spec, permit.arguments().value()));
         let (seen, carriers) = intended.unwrap_or_default();
-        if !effect && recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() && seen.is_none() {
+        let takes_away = trail.apart && !tool.spec.revokes.is_empty();
+        let nothing = recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.kept.is_none() && seen.is_none();
+        if !effect && nothing && !takes_away {
             return Ok(Claim::Held);
         }
         let watched = self.watch(permit, trail).await?;

@@ -129,9 +129,9 @@ impl Toolgate {
     pub async fn admit(&self, call: Call) -> Result<Pass, Answer> {
         let mut trail = Trail::open(self, &call, None);
         trail.apart = true;
+        trail.facts.reported = true;
         self.admit_apart(call, trail, |gate, mut passed, mut trail| {
             passed.reported = true;
-            trail.facts.reported = true;
             // From here on it is the client's time.
             trail.at(crate::ledger::Gate::Run);
             // Nobody knows how long a client takes; what must hold meanwhile is reserved.

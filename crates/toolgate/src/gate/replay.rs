@@ -19,6 +19,7 @@ use crate::ledger::{Decision, Gate, Row};
 use crate::policy::{RecalledBy, Watch};
 use crate::redact::is_redacted;
 use crate::registry::Agent;
+use crate::session::Revoked;
 use stage::Stage;
 
 pub use backtest::{Backtest, Change, Place as BacktestPlace};
@@ -144,7 +145,7 @@ impl Replay {
             return Compared::Circumstance(why);
         }
         let _one = self.0.one.lock().await;
-        match self.0.judge(row).await {
+        match self.0.judge(row, Vec::new()).await {
             Judged::Unknown(why, _) => Compared::Undecidable(why),
             Judged::Decided(now, _) if was.is_same(&now) => Compared::Same,
             Judged::Decided(now, _) => Compared::Differs(now),
@@ -207,13 +208,15 @@ impl Theatre {
         call.idempotency_key = keyed.then(|| row.call.to_string());
         let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
+        // Whoever ran it then.
+        trail.apart = row.facts.reported;
         // `~` is what it was then; of rows that do not tell, what it is here.
         trail.facts.home.clone_from(&row.facts.home);
         (call, trail, watch)
     }
 
-    /// Takes a recorded call through the gates before the tool.
-    async fn judge(&self, row: &Row) -> Judged {
+    /// Takes a recorded call through the gates before the tool: of a plan, without what those before it take away.
+    async fn judge(&self, row: &Row, taken: Vec<Revoked>) -> Judged {
         let (call, mut trail, watch) = self.bring(row);
         // What could not be read was not kept, and neither was how large it was; nor was what nobody came to read.
         let unread = row.arguments.is_null() && row.digest.is_none();
@@ -226,7 +229,8 @@ impl Theatre {
         if let Some(rule) = opaque.filter(|_| is_redacted(&row.arguments)) {
             return Judged::Unknown(format!("an argument was redacted, and the rule `{}` may look at it", rule.policy.name()), None);
         }
-        let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, None)).await;
+        let planned = self.stage.without(&row.key, taken).await;
+        let admitted = Box::pin(self.gate.admit_call(&call, &mut trail, planned.as_ref())).await;
         if unread {
             watch.unknown(|| UNREAD.to_owned());
         }

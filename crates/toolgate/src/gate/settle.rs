@@ -221,6 +221,10 @@ impl Toolgate {
         }
         let tool = passed.permit.tool();
         let mut revoked = tool.takes_away(&trail.arguments, end.outcome.success().map(|output| &output.value));
+        // What a client has proved, it has proved since it took away what there was.
+        if passed.reported && end.outcome.success().is_some() {
+            revoked.retain(|revoked| revoked.tool != tool.spec.name);
+        }
         if let Some(seen::Otherwise { ran, .. }) = &passed.ran {
             let ran = ran.as_ref().map(|ran| self.0.redactor.redact_shared(Arc::new(ran.clone()), &tool.secrets)).unwrap_or_default();
             revoked.extend(tool.takes_away(&ran, None));

@@ -145,10 +145,14 @@ impl Toolgate {
             proved(asked, path.get(value)).map(|entity| (Arc::clone(name), json::plain(entity.clone())))
         });
         let fields = tool.spec.proves.iter().filter_map(|path| path.get(value).map(|field| (path.to_string(), json::plain(field.clone()))));
-        // What a client reports is as old as its call: what was taken away since stays away. Who takes away what it proves itself, proves it
-        // anew.
-        let renews = tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name);
-        let stamp = if passed.reported && !renews { trail.stamp.saturating_add(1) } else { u64::MAX };
+        // What a client reports is as old as its call: what others have taken away since stays away. Where it takes away what it proves
+        // itself, it did so when it was let through, after what it writes was taken in.
+        let own = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
+            tool.takes_away(&trail.arguments, None).len() + usize::from(passed.agent.watched.is_some())
+        } else {
+            0
+        };
+        let stamp = if passed.reported { trail.stamp.saturating_add(own as u64 + 1) } else { u64::MAX };
         let evidence = Evidence {
             tool: Arc::clone(&tool.spec.name),
             entities: entities.collect(),

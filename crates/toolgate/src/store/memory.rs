@@ -194,6 +194,15 @@ impl Inner {
         values::carry(keys, tainted, &mut self.carriers);
     }
 
+    /// Takes away what a call that may have happened takes away: evidence that may not hold any more does not hold.
+    fn revoke_for(&mut self, call: CallId) {
+        let Some(claim) = self.claims.get(&call).filter(|claim| claim.settled.is_none() && claim.intent.effect) else { return };
+        let (key, revokes) = (claim.intent.key.clone(), claim.intent.revokes.clone());
+        for revoked in revokes {
+            Arc::make_mut(&mut self.session(&key).state).revoke(revoked);
+        }
+    }
+
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         // What somebody has settled stays settled.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
@@ -439,6 +448,7 @@ impl Store for MemoryStore {
             left.push(claim.intent.call);
         }
         for call in left {
+            inner.revoke_for(call);
             inner.end_claim(call, Settle::Pending, None, None);
         }
         Ok(())
@@ -536,6 +546,9 @@ impl Store for MemoryStore {
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         if !inner.rows.iter().any(|known| known.call == row.call) {
+            if Settle::by(row.effects) != Settle::Released {
+                inner.revoke_for(row.call);
+            }
             inner.end_claim(row.call, Settle::by(row.effects), row.spent, Some(row.outcome.clone()));
             inner.record(row, self.keep);
         }

@@ -219,21 +219,32 @@ async fn what_a_client_reports_is_as_old_as_its_call() {
     for (order, said) in
         [("l w l' w'", "prerequisite_missing"), ("l w w' l'", "prerequisite_missing"), ("w w' l l'", "ok"), ("l w w' m m' l'", "ok")]
     {
-        let desk = Desk::new();
-        let gate = desk.process_with(|agent| {
-            let wipe = Tool::external("wipe", "Wipes.", None).open().revokes("look");
-            agent.tool(wipe).policy(Require::new("looked", ["run"], ["look"]).accept_reported())
-        });
-        for step in order.split(' ') {
-            let id = step.trim_end_matches('\'');
-            let asked = || if id == "w" { call(&gate, id, "wipe", json!({})) } else { call(&gate, id, "look", json!({"id": id.len()})) };
-            match step == id {
-                true => drop(gate.admit_kept(asked()).await.unwrap()),
-                false => assert_eq!(code(&gate.report_kept(asked(), Ok(json!({"ok": true}))).await), "ok", "{order}"),
+        // A test that is begun takes away what the one before it proved, and may prove it anew.
+        for (renews, watched) in [(false, false), (true, false), (true, true)] {
+            let desk = Desk::new();
+            let gate = desk.process_with(|agent| {
+                let wipe = Tool::external("wipe", "Wipes.", None).open().revokes("look");
+                let test = Tool::external("test", "Tests.", None).effect(Effect::Read);
+                let agent = agent.tool(wipe.revokes("test")).tool(if renews { test.revokes("test") } else { test });
+                let agent = if watched {
+                    agent.tool(oracle("page", PAGE).untrusted()).policy(toolgate::policy::Flow::new("f", ["run"], ["/what"]))
+                } else {
+                    agent
+                };
+                agent.policy(Require::new("tested", ["run"], ["test"]).accept_reported())
+            });
+            for step in order.split(' ') {
+                let id = step.trim_end_matches('\'');
+                let asked =
+                    || if id == "w" { call(&gate, id, "wipe", json!({})) } else { call(&gate, id, "test", json!({"id": id.len()})) };
+                match step == id {
+                    true => drop(gate.admit_kept(asked()).await.unwrap()),
+                    false => assert_eq!(code(&gate.report_kept(asked(), Ok(json!({"ok": true}))).await), "ok", "{order}"),
+                }
             }
+            let ran = gate.admit_kept(call(&gate, "r", "run", json!({"what": "x"}))).await;
+            assert_eq!(ran.as_ref().map_or_else(code, |_| "ok"), said, "{order} {renews} {watched}");
         }
-        let ran = gate.admit_kept(call(&gate, "r", "run", json!({"what": "x"}))).await;
-        assert_eq!(ran.as_ref().map_or_else(code, |_| "ok"), said, "{order}");
     }
 }
 

@@ -119,6 +119,8 @@ impl Event {
             let (_, raw) = members.iter().find(|(key, _)| key == name)?;
             serde_json::from_str::<String>(raw.get()).ok().filter(|text| !text.is_empty())
         };
+        let events = ["PreToolUse", "preToolUse", "PostToolUse", "postToolUse", "PostToolUseFailure", "postToolUseFailure"];
+        let about_a_tool = about_a_tool || first("hook_event_name").is_some_and(|name| events.contains(&name.as_str()));
         let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED.to_owned())) else { return Err(why) };
         // As the gateway has it where no session can be told.
         let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { "(turned away)" };

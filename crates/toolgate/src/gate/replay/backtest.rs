@@ -9,8 +9,10 @@ use serde_json::Value;
 
 use super::super::judge::all_keys;
 use super::super::run::Ran;
+use super::super::seen::Otherwise;
 use super::{Compared, Judged, Open, Ruling, Stage, Theatre, circumstance};
 use crate::call::{Call, CallId, SessionKey};
+use crate::code;
 use crate::context::Txn;
 use crate::error::Effects;
 use crate::json::Digest;
@@ -20,7 +22,7 @@ use crate::policy::Watch;
 use crate::progress::Ended;
 use crate::registry::Agent;
 use crate::store::Settle;
-use crate::tool::Failure;
+use crate::tool::{Effect, Failure};
 
 /// A decision that would be another one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -231,7 +233,13 @@ impl Play {
 
     async fn begin(&mut self, row: &Row, was: &Ruling) -> Result<Ruling, String> {
         let Some(theatre) = self.by_config.get(&row.config) else { return Err("its configuration is not known".to_owned()) };
-        let (ruling, open) = match theatre.judge(row).await {
+        // Who changes something has the session to itself: what begins meanwhile is of the same plan.
+        let before = self.open.values().map(|(open, _)| open).filter(|(passed, trail)| {
+            let spec = &passed.permit.tool().spec;
+            trail.key == row.key && !trail.apart && !spec.external && spec.effect != Effect::Read
+        });
+        let taken = before.flat_map(|(passed, trail)| passed.permit.tool().takes_away(&trail.arguments, None)).collect();
+        let (ruling, open) = match theatre.judge(row, taken).await {
             Judged::Decided(ruling, open) => (Ok(ruling), open),
             Judged::Unknown(why, open) => (Err(why), open),
         };
@@ -272,6 +280,8 @@ impl Play {
         let Some(theatre) = self.by_config.get(&config) else { return };
         let ran = Ruling::of(row) == Ruling::Admitted;
         passed.reported = row.facts.reported;
+        let otherwise = row.outcome.error().is_some_and(|error| error.code == code::NOT_AS_ADMITTED);
+        passed.ran = otherwise.then(|| Otherwise { ran: row.facts.ran.clone(), said: Value::Null });
         let mut txn = Txn { spent: row.spent, ..Txn::default() };
         let mut empty = false;
         let result = match &row.outcome {

@@ -19,7 +19,7 @@ use crate::policy::{Facts, FileFact, Needs, RecallFact, RecalledBy, Used, Watch}
 use crate::progress::Ended;
 use crate::registry::{Agent, Registered};
 use crate::resource::{Expect, FileSystem, FileTxn, MemoryFs, Resources};
-use crate::session::{Alter, State};
+use crate::session::{Alter, Revoked, State};
 use crate::store::{
     Approval, Conflict, Enter, Entered, Finish, Hold, Intent, MemoryStore, NotClaimed, RecallKey, Recalled, Settle, Store, StoreError,
     Taken, Target,
@@ -47,6 +47,15 @@ impl Stage {
     /// Counters, evidence and progress follow from what is played; the rest is what was recorded.
     pub(super) fn played() -> Self {
         Self { memory: Some(MemoryStore::keeping(0)), ..Self::on_facts() }
+    }
+
+    /// The session as it stands without some evidence; nothing where none is taken away.
+    pub(super) async fn without(&self, key: &SessionKey, taken: Vec<Revoked>) -> Option<State> {
+        let memory = self.memory.as_ref().filter(|_| !taken.is_empty())?;
+        let (_, state) = memory.snapshot(key).await.ok()?;
+        let mut state = (*state).clone();
+        taken.into_iter().for_each(|revoked| state.revoke(revoked));
+        Some(state)
     }
 
     /// The call that was counted last, if the one that is judged was.
