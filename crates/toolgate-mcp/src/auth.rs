@@ -13,7 +13,7 @@ use toolgate::config::{Gateway as Settings, Jwt, Token};
 use toolgate::json::Digest;
 
 use crate::gateway::lock;
-use crate::identity::{Caller, Proof};
+use crate::identity::{Caller, Proof, same_agents};
 
 /// How often keys are fetched at most, however many tokens are signed by unknown ones.
 const SOONEST: Duration = Duration::from_secs(30);
@@ -94,12 +94,13 @@ impl Keys {
         self.tokens.is_empty() && self.issuer.is_none()
     }
 
-    /// Whether somebody who was let in before might be let in again. Of a token that somebody else has signed nobody knows here.
-    pub(crate) fn may_know(&self, caller: &Caller) -> bool {
-        let same = |token: &Token| token.principal == caller.principal && token.agents == caller.agents;
+    /// Whether somebody who was let in before might be let in again: with the same token, or with any that allows the same. Of a token
+    /// that somebody else has signed nobody knows here.
+    pub(crate) fn may_know(&self, caller: &Caller, any: bool) -> bool {
+        let same = |token: &Token| token.principal == caller.principal && same_agents(token.agents.as_deref(), caller.agents.as_deref());
         let known = match &caller.proof {
             Proof::Nothing => false,
-            Proof::Token(sha256) => self.tokens.iter().any(|token| token.sha256 == *sha256 && same(token)),
+            Proof::Token(sha256) => self.tokens.iter().any(|token| (any || token.sha256 == *sha256) && same(token)),
             Proof::Issuer(name) => self.issuer.as_ref().is_some_and(|issuer| issuer.jwt.issuer == *name),
         };
         known || self.is_open()
@@ -283,8 +284,28 @@ mod tests {
             (vec![], None, true, true),
         ] {
             let keys = Keys { tokens, issuer: issues.map(issuer) };
-            assert_eq!((keys.may_know(&own), keys.may_know(&signed)), (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
-            assert_eq!(keys.may_know(&caller(Proof::Nothing)), keys.is_open(), "who came when nobody was asked");
+            let known = (keys.may_know(&own, false), keys.may_know(&signed, false));
+            assert_eq!(known, (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
+            assert_eq!(keys.may_know(&caller(Proof::Nothing), false), keys.is_open(), "who came when nobody was asked");
+        }
+    }
+
+    #[test]
+    fn any_token_that_allows_the_same_will_do_where_it_may_be_another() {
+        let agents = |names: &str| (names != "all").then(|| names.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        let caller = |proof: Proof| Caller { principal: "ann".to_owned(), agents: agents("a b"), session: None, proof };
+        for (principal, names, sha256, known) in [
+            ("ann", "a b", "1", (true, true)),
+            ("ann", "b a", "1", (true, true)),
+            ("ann", "b a", "2", (true, false)),
+            ("ann", "a", "2", (false, false)),
+            ("ann", "all", "2", (false, false)),
+            ("bob", "a b", "2", (false, false)),
+        ] {
+            let token = Token { principal: principal.to_owned(), sha256: sha256.to_owned(), agents: agents(names) };
+            let (keys, own) = (Keys { tokens: vec![token], issuer: None }, caller(Proof::Token("1".to_owned())));
+            assert_eq!((keys.may_know(&own, true), keys.may_know(&own, false)), known, "{principal} {names} {sha256}");
+            assert!(!keys.may_know(&caller(Proof::Nothing), true), "who came when nobody was asked");
         }
     }
 }

@@ -65,10 +65,10 @@ impl Door {
         identity::caller(running, self.fixed.as_ref(), context.extensions.get()).map(|(caller, agent)| (caller.principal, agent))
     }
 
-    /// Who listens here.
-    fn listener(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<Arc<Listener>, ErrorData> {
+    /// Who listens here, in a session that lasts or for as long as this one request.
+    fn listener(&self, running: &Running, context: &RequestContext<RoleServer>, lasting: bool) -> Result<Arc<Listener>, ErrorData> {
         let (caller, agent) = identity::caller(running, self.fixed.as_ref(), context.extensions.get())?;
-        Ok(Arc::new(Listener { caller, agent, local: self.fixed.is_some() }))
+        Ok(Arc::new(Listener { caller, agent, local: self.fixed.is_some(), lasting }))
     }
 
     /// As much of what somebody wants to hear of as an agent is told of: lists that it has, and resources whose upstreams tell of them.
@@ -405,7 +405,7 @@ impl ServerHandler for Door {
 
     async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.running();
-        let listener = self.listener(&running, &context)?;
+        let listener = self.listener(&running, &context, true)?;
         let place = Place::find(&running, &listener.agent, &request.uri)?;
         self.subscribes.store(true, Ordering::Relaxed);
         self.gateway.subscribe(&place, self.number, &listener, Some(context.peer.clone())).await
@@ -427,7 +427,7 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let mut changes = self.gateway.0.changes.subscribe();
         let mut updates = running.upstreams.updates().subscribe();
-        let listener = self.listener(&running, context.request_context())?;
+        let listener = self.listener(&running, context.request_context(), false)?;
         // What it wants to hear of is wanted as long as it listens.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();

@@ -1,5 +1,6 @@
 //! Who is calling, as which agent, and in which conversation.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use http::request::Parts;
@@ -29,7 +30,15 @@ pub(crate) struct Caller {
 impl Caller {
     /// Whether it is the same one with the same rights, however that is known: one token may take the place of another.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.principal == other.principal && self.agents == other.agents && self.session == other.session
+        self.principal == other.principal && same_agents(self.agents.as_deref(), other.agents.as_deref()) && self.session == other.session
+    }
+}
+
+/// Whether the same agents are named, in whatever order.
+pub(crate) fn same_agents(one: Option<&[String]>, other: Option<&[String]>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>(),
+        _ => one == other,
     }
 }
 
@@ -220,6 +229,29 @@ fn fresh() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn agents_are_the_same_in_whatever_order() {
+        let caller = |agents: Option<&[&str]>| Caller {
+            principal: "ann".to_owned(),
+            agents: agents.map(|names| names.iter().map(|name| (*name).to_owned()).collect()),
+            session: None,
+            proof: Proof::Nothing,
+        };
+        let own = caller(Some(&["a", "b"]));
+        for (agents, same) in [
+            (Some(&["a", "b"][..]), true),
+            (Some(&["b", "a"][..]), true),
+            (Some(&["b", "a", "b"][..]), true),
+            (Some(&["a"][..]), false),
+            (Some(&["a", "b", "c"][..]), false),
+            (Some(&[][..]), false),
+            (None, false),
+        ] {
+            let other = caller(agents);
+            assert_eq!((own.is_same(&other), other.is_same(&own), other.is_same(&other)), (same, same, true), "{agents:?}");
+        }
+    }
 
     #[test]
     fn a_name_is_the_same_however_it_is_spelt() {

@@ -155,12 +155,15 @@ pub(crate) struct Listener {
     pub(crate) agent: String,
     /// Over streams, where nobody needs a token.
     pub(crate) local: bool,
+    /// In a session of an earlier revision, which goes on with another token that allows the same.
+    pub(crate) lasting: bool,
 }
 
 impl Listener {
     /// Whether it would still be let in, by what holds now.
     pub(crate) fn is_let_in(&self, running: &Running) -> bool {
-        (self.local || running.keys.may_know(&self.caller)) && identity::agent(running, &self.caller, Some(&self.agent)).is_ok()
+        (self.local || running.keys.may_know(&self.caller, self.lasting))
+            && identity::agent(running, &self.caller, Some(&self.agent)).is_ok()
     }
 
     /// Whether it may still hear of what an upstream has.

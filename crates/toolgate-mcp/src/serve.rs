@@ -70,11 +70,13 @@ pub(crate) struct Http {
     seats: Arc<Semaphore>,
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
-    /// When principals have asked, of late.
-    rates: Mutex<HashMap<String, VecDeque<Instant>>>,
+    rates: Mutex<Rates>,
     /// Whose a session of an older client is.
     owners: Mutex<HashMap<String, Owner>>,
 }
+
+/// When principals have asked, of late.
+type Rates = HashMap<String, VecDeque<Instant>>;
 
 /// Who opened a session, as which agent, and when it was last heard of.
 type Owner = (Caller, Option<String>, Instant);
@@ -411,10 +413,7 @@ impl Http {
         if rates.len() > 10_000 {
             rates.retain(|_, asked| asked.back().is_some_and(|last| now.duration_since(*last) < rate.per));
         }
-        let asked = rates.entry(caller.principal.clone()).or_default();
-        while asked.front().is_some_and(|first| now.duration_since(*first) >= rate.per) {
-            asked.pop_front();
-        }
+        let asked = recent(&mut rates, &caller.principal, rate.per, now);
         if asked.len() + many as usize > rate.calls as usize {
             let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
             return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many requests in a short time", Some(wait.as_secs() + 1)));
@@ -427,7 +426,8 @@ impl Http {
     fn take_rate(&self, running: &Running, caller: &Caller, most: usize) -> usize {
         let Some(rate) = running.settings.rate else { return most };
         let mut rates = lock(&self.rates);
-        let (now, asked) = (Instant::now(), rates.entry(caller.principal.clone()).or_default());
+        let now = Instant::now();
+        let asked = recent(&mut rates, &caller.principal, rate.per, now);
         let taken = most.min((rate.calls as usize).saturating_sub(asked.len()));
         asked.extend((0..taken).map(|_| now));
         taken
@@ -537,6 +537,15 @@ impl Http {
             ),
         }
     }
+}
+
+/// When a principal has asked, as far as it still counts.
+fn recent<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant) -> &'r mut VecDeque<Instant> {
+    let asked = rates.entry(principal.to_owned()).or_default();
+    while asked.front().is_some_and(|first| now.duration_since(*first) >= per) {
+        asked.pop_front();
+    }
+    asked
 }
 
 /// Whether there are too many sessions for one more of a principal: of all, or of its own. Those that have ended do not count.

@@ -1,7 +1,10 @@
 //! Several messages at once, as 2025-03-26 knows them.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::support::{Gate, with_fixture};
 
@@ -209,6 +212,30 @@ async fn a_batch_that_is_refused_has_no_more_rows_than_the_rate_allows() {
         assert_eq!(told(&format!("not written down: {})", many - 9)), 1, "{many}");
         gate.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_counts_no_more_when_a_batch_is_here_leaves_room_for_its_rows() {
+    let gate = Gate::open(&config("[gateway]\nrate = { calls = 4, per = \"2s\" }")).await;
+    let old = Old::open(&gate).await;
+    let calls = json!((0..4).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>()).to_string();
+    let address = gate.url.trim_start_matches("http://");
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nhost: {address}\r\naccept: {ACCEPT}\r\ncontent-type: application/json\r\nmcp-session-id: {}\r\n\
+         mcp-protocol-version: 2025-06-18\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        old.session,
+        calls.len()
+    );
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The greeting counts when the head is read, and does not when the body is.
+    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    stream.write_all(calls.as_bytes()).await.unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).await.unwrap();
+    assert!(said.starts_with("HTTP/1.1 400 "), "{said}");
+    assert_eq!(rows(&gate), 4);
+    gate.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

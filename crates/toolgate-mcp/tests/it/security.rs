@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Client, Gate};
+use crate::entering::Older;
+use crate::support::{Client, Gate, with_fixture};
 
 const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
 
@@ -336,6 +337,36 @@ async fn a_session_of_an_older_client_is_its_own() {
     for (token, status) in [("ann-token", 401), ("ann-next", 200)] {
         assert_eq!(post(token, Some(&session), list.clone()).await.status().as_u16(), status, "{token}");
     }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_of_an_older_client_hears_what_it_subscribed_to_after_its_token_was_replaced() {
+    let config = |token: &str| {
+        let token = format!("[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n", digest(token));
+        with_fixture("undeclared = \"open\"") + &token
+    };
+    let gate = Gate::open(&config("ann-token")).await;
+    let mut headers = reqwest::header::HeaderMap::new();
+    headers.insert(reqwest::header::AUTHORIZATION, "Bearer ann-token".parse().unwrap());
+    let http = reqwest::Client::builder().no_proxy().default_headers(headers).build().unwrap();
+    let mut older = Older::greet(&http, &gate.url, json!({})).await;
+    let subscribed = older.ask("resources/subscribe", json!({"uri": "test://watched-resource"})).await;
+    assert!(subscribed.get("result").is_some(), "{subscribed}");
+    gate.reload(&config("ann-next")).await.unwrap();
+    let client = gate.client().with_token("ann-next");
+    // Its upstream may not have heard yet that somebody wants to know.
+    let changes = async {
+        for turn in 0.. {
+            assert_eq!(client.in_session(&format!("s{turn}")).code("count", json!({})).await, "ok");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::select! {
+        _ = older.ears.hear(|said| said["method"] == "notifications/resources/updated") => {}
+        () = changes => {}
+    }
+    drop(older);
     gate.end().await;
 }
 
