@@ -34,6 +34,8 @@ const TOKEN: Duration = Duration::from_secs(2);
 const HELLO: Duration = Duration::from_secs(30);
 /// How long it may take to hear that nobody listens to it any more.
 const GOODBYE: Duration = Duration::from_millis(500);
+/// How long it may take to end by itself then.
+const ENDING: Duration = Duration::from_secs(5);
 /// How often it is asked whether it is there.
 const PULSE: Duration = Duration::from_secs(30);
 /// How soon it is asked again what it offers.
@@ -297,7 +299,7 @@ impl Link {
         *lock(&self.standing) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
-            child.end(Duration::from_secs(if self.stop.is_cancelled() { 2 } else { 0 })).await;
+            child.end(if self.stop.is_cancelled() { ENDING } else { Duration::ZERO }).await;
         }
         why
     }
