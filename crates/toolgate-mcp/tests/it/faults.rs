@@ -62,14 +62,19 @@ impl Crowd {
         Self { stop, calls, tasks }
     }
 
-    /// All of them were always answered, and often enough to tell.
-    pub(crate) async fn leave(self) -> usize {
-        until("they are answered", async || self.calls.load(Ordering::Relaxed) >= 128).await;
+    /// They are answered now, and not only before or after: twice each, on the average.
+    async fn goes_on(&self) {
+        let before = self.calls.load(Ordering::Relaxed);
+        until("they are answered", async || self.calls.load(Ordering::Relaxed) >= before + 128).await;
+    }
+
+    /// All of them were always answered, and still are.
+    pub(crate) async fn leave(self) {
+        self.goes_on().await;
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             task.await.unwrap();
         }
-        self.calls.load(Ordering::Relaxed)
     }
 }
 
@@ -172,11 +177,12 @@ async fn killed_again_and_again() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    crowd.goes_on().await;
     done.store(true, Ordering::Relaxed);
     killer.await.unwrap();
-    let (kills, crowd) = (kills.load(Ordering::Relaxed), crowd.leave().await);
-    let effects = lines(&counter);
-    assert!(kills > 3 && refused > 0 && crowd > 100, "{kills} {refused} {crowd}");
+    crowd.leave().await;
+    let (kills, effects) = (kills.load(Ordering::Relaxed), lines(&counter));
+    assert!(kills > 3 && refused > 0, "{kills} {refused}");
     // Nothing that was answered is missing, and nothing happened that nobody asked for.
     assert!(sure <= effects && effects <= sure + unsure, "{sure} <= {effects} <= {sure} + {unsure}");
     until("it is back", async || matches!(status_of(&gate, "ill"), Status::Up { .. })).await;
@@ -201,13 +207,14 @@ async fn hung_and_slow() {
     // First it is waited for; then it is left alone.
     assert_eq!(codes.first().map(String::as_str), Some("timeout"), "{codes:?}");
     assert!(codes.iter().any(|code| code == "upstream_unavailable"), "{codes:?}");
+    crowd.goes_on().await;
     let mut tries = 0;
     until("it is tried again", async || {
         tries += 1;
         client.in_session(&format!("later-{tries}")).code("ill_sleep", json!({"ms": 1})).await == "ok"
     })
     .await;
-    assert!(crowd.leave().await > 100);
+    crowd.leave().await;
     gate.end().await;
 }
 
@@ -245,7 +252,7 @@ async fn junk_of_every_kind() {
             let error = gate.client().in_session("t").call("ill_echo", json!({"text": "x"})).await["_meta"]["toolgate/error"].clone();
             assert_eq!((error["errorCategory"].as_str(), error["effects"].as_str()), (Some("TRANSIENT"), Some("none")), "{name}: {error}");
         }
-        assert!(crowd.leave().await >= 64, "{name}");
+        crowd.leave().await;
         gate.end().await;
         let is_of_it = |words: &str| words.contains(&format!("/{name}")) || words.contains("sleep 1000");
         until(&format!("nothing of {name} is left"), async || !children().iter().any(|(_, words)| is_of_it(words))).await;
@@ -265,7 +272,7 @@ async fn answers_without_end() {
     assert!(kept["_meta"]["toolgate/stored"]["bytes"].as_u64().unwrap() >= 300_000, "{:.300}", kept.to_string());
     let code = gate.client().in_session("b").code("ill_big", json!({"bytes": 100_000_000})).await;
     assert_ne!(code, "ok");
-    assert!(crowd.leave().await > 100);
+    crowd.leave().await;
     gate.end().await;
 }
 
@@ -301,7 +308,7 @@ async fn restarted_on_another_version() {
     gate.reload(&text).await.unwrap();
     assert_eq!(client.in_session("d").code("ill_echo", json!({"text": "x"})).await, "ok");
     assert!(client.tools().await.contains(&"ill_extra".to_owned()));
-    assert!(crowd.leave().await > 64);
+    crowd.leave().await;
     gate.end().await;
 }
 
@@ -341,6 +348,7 @@ async fn a_new_configuration_drops_no_call() {
     let text = config(&format!("command = {}\nargs = [\"--stdio\", \"--tools\", \"6\"]\nundeclared = \"read\"\n", json!(fixture())));
     let gate = Gate::open(&text).await;
     let crowd = Crowd::gather(&gate.client());
+    crowd.goes_on().await;
     let client = gate.client().in_session("slow");
     let slow = tokio::spawn(async move { client.code("ill_sleep", json!({"ms": 1_500})).await });
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -353,7 +361,7 @@ async fn a_new_configuration_drops_no_call() {
     assert!(error.contains("did you mean `builtin`?"), "{error}");
     assert!(gate.client().tools().await.contains(&"calc".to_owned()));
     assert_eq!(slow.await.unwrap(), "ok");
-    assert!(crowd.leave().await > 64);
+    crowd.leave().await;
     gate.end().await;
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -301,12 +302,15 @@ async fn a_lost_session_is_noticed_while_a_question_is_open() {
         open.load(Ordering::SeqCst) > 0
     })
     .await;
+    let asked = Instant::now();
     stage.store(2, Ordering::SeqCst);
     until("it is back", async || {
         turn += 1;
         code(format!("lost-{turn}")).await == "ok"
     })
     .await;
+    // The question alone is waited for 30 s. For the first five it is left alone.
+    assert!(asked.elapsed() < Duration::from_secs(25), "{:?}", asked.elapsed());
     gate.end().await;
 }
 

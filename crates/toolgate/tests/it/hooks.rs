@@ -181,11 +181,18 @@ async fn a_program_sees_only_what_it_is_given_of_the_environment() {
 async fn a_program_that_hangs_is_ended_with_all_its_children() {
     let dir = tempfile::tempdir().unwrap();
     // Nobody else sleeps for so long.
-    let nap = format!("60.{}", std::process::id());
-    let path = script(&dir, "hang", &format!("sleep {nap} &\nsleep 60"));
-    let world = World::new(|agent| agent.hook(CommandHook::new("hang", path).timeout(Duration::from_millis(200)).before()));
-    let answer = world.session.call("act", json!({"how": "ok"})).await;
-    assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("hook_failed"));
+    let (nap, begun) = (format!("60.{}", std::process::id()), dir.path().join("begun"));
+    let path = script(&dir, "hang", &format!("(echo > {}; exec sleep {nap}) &\nsleep 60", begun.display()));
+    // A machine with much to do takes its time to begin.
+    for seconds in [1, 4, 16] {
+        let hook = CommandHook::new("hang", &path).timeout(Duration::from_secs(seconds)).before();
+        let answer = World::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
+        assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("hook_failed"));
+        if begun.exists() {
+            break;
+        }
+    }
+    assert!(begun.exists(), "no child of the hook was ever there");
     let line = format!("sleep\0{nap}\0").into_bytes();
     let is_it = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).is_ok_and(|said| said == line);
     let lives = || fs::read_dir("/proc").unwrap().flatten().any(is_it);
