@@ -35,7 +35,7 @@ const HELLO: Duration = Duration::from_secs(30);
 /// How long it may take to hear that nobody listens to it any more.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// How long it may take to end by itself then.
-const ENDING: Duration = Duration::from_secs(5);
+const ENDING: Duration = Duration::from_secs(3);
 /// How often it is asked whether it is there.
 const PULSE: Duration = Duration::from_secs(30);
 /// How soon it is asked again what it offers.
