@@ -79,6 +79,18 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
             runs_first && name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
         }
     };
+    // Behind `run` or `exec`, and options of those, stands a program.
+    let is_run = |at: usize| {
+        let before = rest.get(..at).unwrap_or_default();
+        let runs = |word: &Word| matches!(word.text(), Some("exec" | "run"));
+        let between = before.iter().rposition(runs).and_then(|run| before.get(run + 1..));
+        let mut is_open = false;
+        let is_own = |word: &Word| {
+            let is_option = word.text().is_some_and(|text| text.starts_with('-'));
+            std::mem::replace(&mut is_open, is_option) || is_option
+        };
+        between.is_some_and(|words| words.iter().all(is_own))
+    };
     for at in 0..rest.len().min(MOST_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
         let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
@@ -87,7 +99,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end || is_verb, ..Command::default() };
         // `@types/node` is the name of a package, and no program.
         let is_package = |word: &Word| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
-        let is_none = |word: &Word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word));
+        let is_none = |word: &Word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word) && !is_run(at));
         if inner.words.first().is_some_and(|word| is_none(word) && !goes_up(word)) {
             continue;
         }
@@ -332,7 +344,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                 break;
             }
             "config" => {
-                if texts.iter().flatten().any(|word| *word == "-f" || word.starts_with("--file")) {
+                if texts.iter().flatten().any(|word| *word == "-f" || word.starts_with("--fil")) {
                     found.opaque.push(other());
                 }
                 let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));

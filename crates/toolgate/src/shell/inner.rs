@@ -4,6 +4,8 @@ use std::cell::Cell;
 
 use super::behind::{behind_flags, git, wrapped};
 use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
+use super::options::beginning;
+use super::text::has_braces;
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read};
 
@@ -53,7 +55,7 @@ impl<'d> Depth<'d> {
 pub(super) fn is_powerful(name: &str, value: Option<&str>) -> bool {
     const ENDS: [&str; 7] = ["PAGER", "EDITOR", "BROWSER", "ASKPASS", "_WRAPPER", "_RUNNER", "_COMMAND"];
     let named = |name: &str| name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC") || ENDS.iter().any(|end| name.ends_with(end));
-    let powerful = POWERFUL.contains(&name) || named(name);
+    let powerful = POWERFUL.contains(&name) || named(name) || sets_npm(name);
     if name == "PATH" {
         // A directory of this moment among those that are searched.
         return value.is_none_or(|path| path.split(':').any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp")));
@@ -61,9 +63,16 @@ pub(super) fn is_powerful(name: &str, value: Option<&str>) -> bool {
     powerful && !value.is_some_and(|value| HARMLESS.contains(&value) || is_mere_name(name, value))
 }
 
+/// Whether a variable is a setting of `npm` that says what it runs; it reads them in small letters, too.
+fn sets_npm(name: &str) -> bool {
+    const RUN: &[&str] = &["browser", "editor", "git", "node_options", "script_shell", "shell", "viewer"];
+    let name = name.to_ascii_lowercase().replace('-', "_");
+    name.strip_prefix("npm_config_").is_some_and(|key| RUN.contains(&key))
+}
+
 /// Whether a variable is only called like one that is run, and says which of several is meant: `TEST_RUNNER=jest`. A browser may be none.
 fn is_mere_name(name: &str, value: &str) -> bool {
-    let is_run = OPENING.contains(&name) || name.starts_with("CARGO_");
+    let is_run = OPENING.contains(&name) || name.starts_with("CARGO_") || sets_npm(name);
     let chooses = !is_run && (name.ends_with("_BROWSER") || name.ends_with("_RUNNER"));
     let is_plain = || {
         let is_name = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') && !value.starts_with('-');
@@ -94,7 +103,7 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
     match (flag.strip_prefix("--"), flag.strip_prefix('-')) {
         (Some(long), _) => word.strip_prefix("--").is_some_and(|given| {
             let given = given.split('=').next().unwrap_or_default();
-            given.len() >= 3 && (long.starts_with(given) || given.starts_with(long))
+            !given.is_empty() && (long.starts_with(given) || given.starts_with(long))
         }),
         // `cmake` has no clusters: `-DCMAKE_X=y`.
         (None, Some(short)) if short.chars().count() == 1 && program != "cmake" => {
@@ -122,10 +131,8 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         found.opaque.push(format!("`{program}` can run anything"));
     }
     if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program)
-        && rest
-            .iter()
-            .enumerate()
-            .any(|(at, word)| word.text().is_some_and(|word| flags.iter().any(|flag| is_flag_like(program, at, word, flag))))
+        // What is not known may stand right behind it.
+        && rest.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| is_flag_like(program, at, beginning(word).0, flag)))
     {
         found.opaque.push(format!("`{program}` is told to run something else"));
     }
@@ -168,7 +175,7 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
             None => found.opaque.push("which file is read as commands is only known when it runs".to_owned()),
         },
         "awk" | "gawk" | "mawk" | "nawk" => {
-            if !is_plain_awk(rest) {
+            if !super::awk::is_plain(rest) {
                 found.opaque.push(format!("`{program}` has code that can run anything"));
             }
         }
@@ -194,10 +201,12 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                         })
                         .or(Some("Makefile")),
                 };
-                let sets = text.split_once('=').is_some_and(|(_, value)| value.contains(' '));
-                if sets || file.is_none_or(is_device) {
+                if file.is_none_or(is_device) {
                     found.opaque.push("`make` is told to run something else".to_owned());
                 }
+            }
+            if rest.iter().any(|word| sets_code(beginning(word).0)) {
+                found.opaque.push("`make` is told to run something else".to_owned());
             }
             if command.fed.is_some() {
                 found.opaque.push("`make` reads rules that stand nowhere".to_owned());
@@ -360,29 +369,12 @@ fn code(program: &str, flags: &str, words: &[Word]) -> Shell {
     anything()
 }
 
-/// Whether a text for `awk` runs and writes nothing.
-fn is_plain_awk(words: &[Word]) -> bool {
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let Some(text) = word.text() else { return false };
-        match text {
-            "-F" | "-v" => {
-                words.next();
-                continue;
-            }
-            _ if text.starts_with("-F") || text.starts_with("-v") => continue,
-            _ if text.starts_with('-') && text.len() > 1 => return false,
-            _ => {}
-        }
-        // Behind `print`, it writes; elsewhere it compares.
-        let writes = text
-            .split([';', '{', '}', '\n'])
-            .any(|part| part.find("print").is_some_and(|at| part.get(at..).is_some_and(|rest| rest.contains('>'))));
-        if writes || ["system", "getline", "|", "ARGV", "@"].iter().any(|act| text.contains(act)) {
-            return false;
-        }
-    }
-    true
+/// Whether a word sets a variable of `make` to what it, or a shell, runs: to more than one plain word, or one that says how the rest runs.
+fn sets_code(word: &str) -> bool {
+    const RUN: &[&str] = &[".SHELLFLAGS", "GNUMAKEFLAGS", "MAKEFLAGS", "SHELL"];
+    let Some((name, value)) = word.split_once('=') else { return false };
+    let is_code = value.contains(|c: char| c.is_whitespace() || "$`;&|<>(".contains(c)) || has_braces(value);
+    is_code || name.ends_with('!') || RUN.contains(&name.trim_end_matches([' ', '\t', ':', '+', '?']))
 }
 
 /// Whether a command like this stands somewhere behind a program that nobody knows: it may run it.

@@ -42,8 +42,8 @@ pub(super) const CLOSED: &[&str] = &[
 #[rustfmt::skip]
 pub(super) const POWERFUL: &[&str] = &[
     "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "CDPATH", "EDITOR", "ENV", "GIT_ASKPASS", "GIT_DIR", "GIT_EDITOR", "GIT_EXEC_PATH", "GIT_EXTERNAL_DIFF",
-    "GIT_PAGER", "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_TEMPLATE_DIR", "GIT_WORK_TREE", "GLOBIGNORE", "HOME", "IFS", "LD_AUDIT",
-    "LD_LIBRARY_PATH", "LD_PRELOAD", "LESSOPEN", "MAKEFLAGS", "NODE_OPTIONS", "PAGER", "PERL5DB", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS4",
+    "GIT_PAGER", "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_TEMPLATE_DIR", "GIT_WORK_TREE", "GLOBIGNORE", "GNUMAKEFLAGS", "HOME", "IFS",
+    "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "LESSOPEN", "MAKEFILES", "MAKEFLAGS", "NODE_OPTIONS", "PAGER", "PERL5DB", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS4",
     "PWD", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "RSYNC_RSH", "RUBYLIB", "RUBYOPT", "RUSTC_WRAPPER", "SHELL", "SSH_ASKPASS",
     "TAR_OPTIONS", "UNZIP", "UNZIPOPT", "VISUAL",
 ];
@@ -81,13 +81,13 @@ pub(super) const RUNNING: &[(&str, &[&str])] = &[
     ("tar", &["--to-command", "--checkpoint-action", "-I", "--use-compress-program", "--rsh-command", "-F", "--info-script", "--new-volume-script"]),
     ("split", &["--filter"]),
     ("zip", &["-TT", "--unzip-command"]),
-    ("make", &["--eval", "-E", "SHELL=", "MAKEFLAGS="]),
-    ("gmake", &["--eval", "-E", "SHELL=", "MAKEFLAGS="]),
+    ("make", &["--eval", "-E"]),
+    ("gmake", &["--eval", "-E"]),
     ("gcc", &["-wrapper"]),
     ("install", &["--strip-program"]),
     ("rg", &["--pre"]),
     ("ag", &["--pager"]),
-    ("go", &["-exec", "-toolexec"]),
+    ("go", &["-exec", "-toolexec", "--exec", "--toolexec"]),
     ("cmake", &["-E", "-P"]),
     ("apt", &["-o"]),
     ("apt-get", &["-o"]),

@@ -4,6 +4,7 @@
 //! `sh -c`. What only the running shell knows is *opaque*, and a rule that looks at it asks a person.
 
 mod acts;
+mod awk;
 mod behind;
 mod goes;
 mod inner;

@@ -182,7 +182,7 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
 }
 
 /// How a word begins, and whether that is all of it.
-fn beginning(word: &Word) -> (&str, bool) {
+pub(super) fn beginning(word: &Word) -> (&str, bool) {
     match (word.text(), word.spellings()) {
         (Some(text), _) => (text, true),
         (None, [spelling]) => match spelling.first() {

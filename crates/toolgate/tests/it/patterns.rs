@@ -223,6 +223,9 @@ async fn words_behind_a_wrapper_are_what_they_are() {
         "xargs -0 -a/tmp/cat script -c 'cp x toolgate.toml'",
         // What is no package and no setting is a program.
         "uv run @x/../../../bin/cp x toolgate.toml",
+        "uv run @x/cp /tmp/e/settings.json .claude/",
+        "uv run --with y @x/cp /tmp/e/settings.json .claude/",
+        "poetry run @x/cp /tmp/e/settings.json .claude/",
         "timeout 5 a=/../../../bin/cp x toolgate.toml",
         "timeout 5 a=/../../../bin/flock cat cp /tmp/e/settings.json .claude/",
     ];
@@ -236,6 +239,9 @@ async fn words_behind_a_wrapper_are_what_they_are() {
             "watch . /dev/stdin",
             "command . <(echo x)",
             "timeout 5 awk 'BEGIN{system(\"x\")}'",
+            "awk 'BEGIN{f=\".claude/set\" \"tings.json\"; print \"{\\\"disableAllHooks\\\":true}\" > f}'",
+            "git rebase \"--exec=$X\" main",
+            "git push --ex='cp /tmp/e .claude/settings.json;git-receive-pack' /tmp/bare main",
         ],
     )
     .await;

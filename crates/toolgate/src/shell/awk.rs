@@ -1,0 +1,71 @@
+//! Texts for `awk` that run and write nothing.
+
+use super::word::Word;
+
+/// With more of them it may do anything.
+const MOST_PRINTED: usize = 64;
+
+/// Whether all its texts are plain.
+pub(super) fn is_plain(words: &[Word]) -> bool {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some(text) = word.text() else { return false };
+        match text {
+            "-F" | "-v" => {
+                words.next();
+                continue;
+            }
+            _ if text.starts_with("-F") || text.starts_with("-v") => continue,
+            _ if text.starts_with('-') && text.len() > 1 => return false,
+            _ => {}
+        }
+        // Behind `print`, it writes; elsewhere it compares.
+        let mut printed = text.match_indices("print").filter_map(|(at, name)| text.get(at + name.len()..));
+        let writes = text.matches("print").count() > MOST_PRINTED || printed.any(is_written);
+        if writes || ["system", "getline", "|", "ARGV", "@"].iter().any(|act| text.contains(act)) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Whether a statement writes into a file, of which this stands behind its `print`.
+fn is_written(rest: &str) -> bool {
+    let mut letters = rest.strip_prefix('f').unwrap_or(rest).chars();
+    let (mut before, mut open) = (' ', 0_usize);
+    while let Some(letter) = letters.next() {
+        match letter {
+            '>' => return true,
+            ';' | '{' | '}' => return false,
+            // Behind these, and in brackets, it goes on in the next line.
+            '\n' if open == 0 && !",&|?:\\".contains(before) => return false,
+            '"' => skip_string(&mut letters),
+            '#' => {
+                letters = letters.as_str().find('\n').and_then(|end| letters.as_str().get(end..)).unwrap_or_default().chars();
+                continue;
+            }
+            // What is no division begins a pattern, and nobody knows where that ends.
+            '/' if !before.is_alphanumeric() && !"_)]\"".contains(before) => return letters.as_str().contains('>'),
+            '(' => open += 1,
+            ')' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        if !letter.is_whitespace() {
+            before = letter;
+        }
+    }
+    false
+}
+
+/// Goes on behind a string.
+fn skip_string(letters: &mut std::str::Chars<'_>) {
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => {
+                letters.next();
+            }
+            '"' => return,
+            _ => {}
+        }
+    }
+}
