@@ -2,6 +2,7 @@
 
 use super::inner::{is_known, language};
 use super::known::{PACKERS, SHELLS, TAKERS, TAKING};
+use super::options::beginning;
 use super::word::Word;
 use super::{Command, without_options};
 
@@ -43,7 +44,8 @@ fn verb(command: &Command) -> Option<&str> {
 
 /// Whether it takes away, moves, changes or opens up what it names.
 pub(super) fn changes(command: &Command) -> bool {
-    let words = || command.words.iter().skip(1).filter_map(Word::text);
+    // Of `-i$X` the beginning is known.
+    let words = || command.words.iter().skip(1).map(|word| beginning(word).0);
     let has = |flag: &str| words().any(|word| word.starts_with(flag));
     // `-Ei` edits in place, as `-i` does.
     let in_place = |flags: &str| flags.trim_start_matches(|flag: char| "nErszu".contains(flag)).starts_with('i');
@@ -63,7 +65,7 @@ pub(super) fn changes(command: &Command) -> bool {
         flags.and_then(|flags| flags.split(valued).next()).is_some_and(|flags| flags.contains(flag))
     };
     let is_one = |word: &str, names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name));
-    let act = || words().find(|word| !word.starts_with('-')).unwrap_or_default();
+    let act = || words().find(|word| !word.is_empty() && !word.starts_with('-')).unwrap_or_default();
     command.program().is_none_or(|program| {
         TAKERS.contains(&program)
             || repacks(command)

@@ -14,6 +14,8 @@ const READING: &[&str] = &[
 ];
 /// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
+/// Wrappers whose words may stand for other machines; which of them is a program, nobody can tell.
+const CONTAINERS: &[&str] = &["docker", "kubectl", "podman"];
 /// Programs behind `npx` that take patterns of file names.
 const MATCHING: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
 /// Wrappers that hand their words to a shell as a text.
@@ -79,6 +81,14 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
             runs_first && name.is_some_and(|name| MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
         }
     };
+    // What a program may do with a file of some name is no question where nobody can tell which word it is, nor of its own words.
+    let run_at = rest.iter().position(|word| !stays(word)).unwrap_or(rest.len());
+    let has_options = rest.iter().take(run_at).any(|word| word.text().is_some_and(|text| text.starts_with('-')));
+    let runs_any = MANAGERS.contains(&program) || CONTAINERS.contains(&program);
+    let is_vague = |at: usize| {
+        let is_own = STAYING.contains(&program) && !has_options && at > run_at;
+        runs_any || is_own || rest.get(at).is_some_and(bare)
+    };
     // Behind `run` or `exec`, and options of those, stands a program.
     let is_run = |at: usize| {
         let before = rest.get(..at).unwrap_or_default();
@@ -96,7 +106,8 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         let stands = command.stands.clone().filter(|_| at < near && STAYING.contains(&program));
         // What a package manager installs is no file.
         let is_verb = words.first().and_then(Word::text) == Some("install") && is_managed(at);
-        let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely: at > end || is_verb, ..Command::default() };
+        let (unlikely, vague) = (at > end || is_verb, is_vague(at));
+        let mut inner = Command { words, fed: command.fed.clone(), stands, unlikely, vague, ..Command::default() };
         // `@types/node` is the name of a package, and no program.
         let is_package = |word: &Word| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
         let is_none = |word: &Word| is_flag(word) || (MANAGERS.contains(&program) && is_package(word) && !is_run(at));

@@ -386,3 +386,19 @@ pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sur
     let behind = (1..command.words.len().min(MOST_WORDS)).filter(known).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
     behind.max().unwrap_or(Sure::No).min(Sure::Maybe)
 }
+
+/// Commands behind a program that nobody knows which change something if it runs them. Who says which files only to the running shell
+/// mostly means something else: `aws s3 cp "$FILE" s3://x`.
+pub(super) fn may_change(command: &Command) -> Vec<Command> {
+    const CHANGING: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rm", "rsync", "tee"];
+    // What follows on one of them is among its words, too.
+    const MOST: usize = 2;
+    if command.guessed || command.program().is_none_or(is_known) {
+        return Vec::new();
+    }
+    let begins = |at: &usize| command.words.get(*at).and_then(Word::text).is_some_and(|text| CHANGING.contains(&base(text)));
+    let is_told = |word: &&Word| word.text().is_some() || word.is_pattern();
+    let behind = |at: usize| -> Vec<Word> { command.words.get(at..).unwrap_or_default().iter().filter(is_told).cloned().collect() };
+    let found = (1..command.words.len().min(MOST_WORDS)).filter(begins).take(MOST);
+    found.map(|at| Command { words: behind(at), guessed: true, ..Command::default() }).collect()
+}

@@ -43,9 +43,9 @@ pub(super) const CLOSED: &[&str] = &[
 pub(super) const POWERFUL: &[&str] = &[
     "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "CDPATH", "EDITOR", "ENV", "GIT_ASKPASS", "GIT_DIR", "GIT_EDITOR", "GIT_EXEC_PATH", "GIT_EXTERNAL_DIFF",
     "GIT_PAGER", "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_TEMPLATE_DIR", "GIT_WORK_TREE", "GLOBIGNORE", "GNUMAKEFLAGS", "HOME", "IFS",
-    "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "LESSOPEN", "MAKEFILES", "MAKEFLAGS", "NODE_OPTIONS", "PAGER", "PERL5DB", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS4",
-    "PWD", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "RSYNC_RSH", "RUBYLIB", "RUBYOPT", "RUSTC_WRAPPER", "SHELL", "SSH_ASKPASS",
-    "TAR_OPTIONS", "UNZIP", "UNZIPOPT", "VISUAL",
+    "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "LESSOPEN", "MAKEFILES", "MAKEFLAGS", "NODE_OPTIONS", "PAGER", "PERL5DB", "PERL5LIB", "PERL5OPT",
+    "PROMPT_COMMAND", "PS4", "PWD", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "RSYNC_RSH", "RUBYLIB", "RUBYOPT", "RUSTC_WRAPPER", "SHELL",
+    "SIMPLE_BACKUP_SUFFIX", "SSH_ASKPASS", "TAR_OPTIONS", "UNZIP", "UNZIPOPT", "VISUAL",
 ];
 /// What a variable of those may be set to.
 #[rustfmt::skip]
@@ -210,6 +210,12 @@ pub(super) const WRITERS: &[Shape] = &[
         programs: &["xxd"], style: Style::Single,
         long: &["R", "c", "cols", "g", "group", "groupsize", "l", "len", "n", "name", "o", "s", "seek", "skip"], ..BASE
     },
+    Shape {
+        programs: &["script"], short: "BEIOTcmot",
+        long: &["command", "echo", "log-in", "log-io", "log-out", "log-timing", "logging-format", "output-limit"],
+        files: &["-B", "-I", "-O", "-T", "-t", "--log-in", "--log-io", "--log-out", "--log-timing", "--timing"], ..BASE
+    },
+    Shape { programs: &["logsave"], ..BASE },
     Shape { programs: &["openssl"], style: Style::Single, long: &["out", "keyout"], files: &["-out", "-keyout"], ..BASE },
 ];
 /// Programs that look for a pattern in files, by themselves or with `-r` in all under a directory.

@@ -6,9 +6,11 @@
 mod acts;
 mod awk;
 mod behind;
+mod composed;
 mod goes;
 mod inner;
 mod known;
+mod open;
 mod options;
 mod place;
 mod reach;
@@ -40,6 +42,8 @@ pub(crate) struct Command {
     pub(crate) unlikely: bool,
     /// Where it begins is a guess: its words are those of another one.
     pub(crate) guessed: bool,
+    /// Its first word is most likely no program, or nobody can tell: what it may do with a file of some name says nothing.
+    pub(crate) vague: bool,
 }
 
 /// What a command reads.
@@ -67,7 +71,7 @@ pub(crate) struct Shell {
     /// The names of files that are written, and their paths.
     pub(crate) written: HashSet<String>,
     pub(crate) written_paths: Vec<String>,
-    /// What variables are set to, as it is written: a word that is not known may come to it.
+    /// What variables are set to, as it is written and as it is read: a word that is not known may come to it.
     pub(crate) kept: Vec<String>,
 }
 
@@ -124,8 +128,9 @@ impl Shell {
         let moves = self.commands.iter().any(goes);
         let wanders = from.zip(places.first()).map(|(from, place)| self.wanders(from, place.home));
         let feeds = self.commands.iter().any(|command| matches!(command.program(), Some("xargs" | "parallel")));
-        // Behind a wrapper, who knows which word is the program.
-        let wraps = self.commands.iter().any(|command| command.program().is_some_and(|program| known::WRAPPERS.contains(&program)));
+        let kept = self.handed_on();
+        let ways = open::ways(&kept);
+        let guessed: Vec<Command> = self.commands.iter().flat_map(inner::may_change).collect();
         let one = |command: &Command, place: &Place<'_>, is_led_to: bool| {
             let words = command.words.get(1..).unwrap_or_default();
             // Where `git` stands is not what it changes.
@@ -133,13 +138,22 @@ impl Shell {
             let changes = acts::changes(command) && !command.unlikely;
             let is_here = |word: &Word| from.is_some_and(|from| place.is_named_from(from, word));
             let known = |word: &Word, sure: Sure| match sure {
-                // A pattern of file names is about files that are here.
-                Sure::Maybe if !word.is_unknown() && place.is_elsewhere(word) && !changes && !moves && !is_here(word) => Sure::No,
+                // A pattern of file names is about files that are here; what begins somewhere may go on to it.
+                Sure::Maybe
+                    if !word.is_unknown()
+                        && place.is_elsewhere(word)
+                        && !changes
+                        && !moves
+                        && !is_here(word)
+                        && !place.is_led_on(&ways, word) =>
+                {
+                    Sure::No
+                }
                 Sure::Maybe if lenient && word.is_unknown() && !changes => Sure::No,
                 Sure::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => Sure::No,
                 // Many files have the same name; but where it begins, the one that is meant may be the place.
                 Sure::Yes if lenient && place.is_only_called_like(word) && !changes && !moves && !is_here(word) => {
-                    let is_open = place.has_a_rare_name() && !wraps && !acts::leaves_alone(command);
+                    let is_open = place.has_a_rare_name() && !command.vague && !command.unlikely && !acts::leaves_alone(command);
                     if is_open { Sure::Maybe } else { Sure::No }
                 }
                 sure => sure,
@@ -149,7 +163,9 @@ impl Shell {
                 .flatten();
             let named = words.iter().enumerate().filter(|(at, _)| !acts::names_no_files(command) && Some(*at) != looked_for);
             let named = named.filter(|(_, word)| !trees::is_no_file(command, word));
-            let named = named.map(|(_, word)| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
+            let sent = reach::sent(command);
+            let named = named.map(|(_, word)| word).chain(&sent);
+            let named = named.map(|word| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
             let specs = if changes { reach::pathspecs(command) } else { Vec::new() };
             let named = named.max(specs.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No));
             let files = command.files.iter().map(|word| place.is_named_by(word)).max().unwrap_or(Sure::No);
@@ -163,10 +179,14 @@ impl Shell {
                 None => best(reads, &|word| place.lies_right_under(word)),
             };
             let stands = command.stands();
-            let written = reach::writes(command).iter().map(|file| place.is_named_by(&reach::from(file, stands))).max();
+            let mut written = reach::writes(command);
+            written.extend(composed::composed(command));
+            let written = written.iter().map(|file| place.is_named_by(&reach::from(file, stands))).max();
+            let is_open = reach::may_write(command).iter().any(|file| place.may_be(file));
+            let written = written.unwrap_or(Sure::No).max(if is_open { Sure::Maybe } else { Sure::No });
             // What is unpacked may be anything.
             let filled = reach::fills(command).iter().map(|to| place.lies_under(&reach::from(to, stands)).min(Sure::Maybe)).max();
-            let reached = read.max(written.unwrap_or(Sure::No)).max(filled.unwrap_or(Sure::No));
+            let reached = read.max(written).max(filled.unwrap_or(Sure::No));
             // What is put into a directory is called by its name there.
             let mut put = reach::puts_here(command);
             let given = if put.is_empty() { given } else { given.split_last().map_or(given, |(_, sources)| sources) };
@@ -187,12 +207,14 @@ impl Shell {
             let told = if acts::is_told_files(command) && !lenient { Sure::Maybe } else { Sure::No };
             named.max(files).max(hidden).max(above.unwrap_or(Sure::No)).max(put).max(reached).max(patched).max(told)
         };
-        let kept = if lenient { self.handed_on() } else { Vec::new() };
-        let may_be_it = |place: &Place<'_>| kept.iter().map(|text| place.is_within(text).min(Sure::Maybe)).max().unwrap_or(Sure::No);
+        // Who is not lenient is in doubt about words that are not known, whatever they come to.
+        let handed: &[Word] = if lenient { &kept } else { &[] };
+        let may_be_it = |place: &Place<'_>| handed.iter().map(|text| place.is_within(text).min(Sure::Maybe)).max().unwrap_or(Sure::No);
         let each = |place: &Place<'_>| {
-            let is_led_to = kept.iter().any(|text| place.has_a_way_in(text));
+            let is_led_to = handed.iter().any(|text| place.has_a_way_in(text));
             let named = self.commands.iter().map(|command| one(command, place, is_led_to)).max().unwrap_or(Sure::No);
-            named.max(may_be_it(place))
+            let guessed = guessed.iter().map(|command| one(command, place, is_led_to).min(Sure::Maybe)).max().unwrap_or(Sure::No);
+            named.max(guessed).max(may_be_it(place))
         };
         places.iter().map(each).max().unwrap_or(Sure::No)
     }
@@ -208,7 +230,8 @@ impl Shell {
         same
     }
 
-    /// The paths in variables, and in what `xargs` and its like are given, that a word may come to which is not known.
+    /// The paths in variables, in what `xargs` and its like are given, and in words that are only said: a word may come to them which is
+    /// not known.
     fn handed_on(&self) -> Vec<Word> {
         let is_open = |word: &Word| word.text().is_none() && !word.is_pattern();
         let opens = |command: &Command| !acts::names_no_files(command) && command.words.iter().skip(1).any(is_open);
@@ -219,12 +242,15 @@ impl Shell {
             (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(Fed::Text(text))) => text.text().map(str::to_owned),
             _ => None,
         };
-        let prints =
-            |command: &&Command| command.program() == Some("printf") && command.words.iter().any(|word| word.is_like("-v*") != Sure::No);
-        let printed = self.commands.iter().filter(prints).flat_map(|command| &command.words).filter_map(Word::text).map(str::to_owned);
         let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
-        let texts = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).chain(printed).filter(is_way);
-        texts.map(|text| Word::known(text.replace("${HOME}", "~").replace("$HOME", "~"))).collect()
+        let kept = self.kept.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(is_way);
+        let kept = kept.map(|text| text.replace("${HOME}", "~").replace("$HOME", "~"));
+        // A text for people has names and slashes in it that are no paths.
+        let is_path = |text: &&str| *text == "~" || (text.contains('/') && text.chars().any(|letter| letter != '/'));
+        let said = self.commands.iter().filter(|command| acts::names_no_files(command)).flat_map(|command| command.words.iter().skip(1));
+        let said = said.flat_map(|word| word.texts()).flat_map(place::paths_of).filter(is_path).map(str::to_owned);
+        let mut all = HashSet::new();
+        kept.chain(said).filter(|text| all.insert(text.clone())).map(Word::known).collect()
     }
 
     /// Whether all of its words are known, and all that says which files it is about.

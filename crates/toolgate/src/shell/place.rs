@@ -294,7 +294,7 @@ impl<'h> Place<'h> {
     }
 
     /// Whether a spelling, from a directory that nobody knows here, may begin with how it ends.
-    fn may_end_so(&self, spelling: &[Part]) -> bool {
+    pub(super) fn may_end_so(&self, spelling: &[Part]) -> bool {
         let given = self.gone_up(spelling);
         let may_be = |path: &str| meet(&given, &Word::wanted(path));
         let goes_up = matches!(given.first(), Some(Part::Text(text)) if text.split('/').any(|part| part == ".."));
@@ -340,7 +340,7 @@ impl<'h> Place<'h> {
 }
 
 /// What may be paths in a text of code.
-fn paths_of(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn paths_of(text: &str) -> impl Iterator<Item = &str> {
     let is_path = |c: char| c.is_alphanumeric() || "_./~-*".contains(c);
     text.split(move |c: char| !is_path(c)).filter(|token| !token.is_empty())
 }

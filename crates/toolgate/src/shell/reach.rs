@@ -2,7 +2,7 @@
 
 use super::acts::{names_no_files, repacks};
 use super::known::{PACKED, WRITERS};
-use super::options::{self, BASE, Given, Shape, Style, When};
+use super::options::{self, BASE, Given, Shape, Style, When, beginning};
 use super::trees::is_search;
 use super::word::{Part, Word};
 use super::{Command, Shell, base, without_options};
@@ -266,8 +266,13 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
         }
         // It reads these as patterns.
         "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_several) => files.push(Word::unknown(false)),
+        "curl" if given.values(UPLOADS).iter().filter_map(Word::text).any(|text| text.contains(['{', '['])) => {
+            files.push(Word::unknown(false))
+        }
         "scp" | "sftp" => files.extend(last(&given)),
         "uniq" | "xxd" => files.extend(given.operands.get(1).cloned()),
+        // What another program says is written there.
+        "script" | "logsave" => files.extend(given.operands.first().cloned()),
         _ => {}
     }
     files
@@ -286,20 +291,54 @@ fn is_several(address: &Word) -> bool {
     address.text().is_some_and(|text| is_file(text) && text.contains(['{', '[']))
 }
 
-/// What stands behind an option that mostly names what is written; `-o` among them, or not.
+/// Options by which `curl` sends a file.
+const UPLOADS: &[&str] = &["-T", "--upload-file"];
+
+/// Files that `curl` sends, taken out of their words as it does so: `-sTFILE`, `-F 'x=@"FILE";type=y'`.
+pub(super) fn sent(command: &Command) -> Vec<Word> {
+    let Some(shape) = command.program().filter(|program| *program == "curl").and_then(writer) else { return Vec::new() };
+    let given = options::read(own_words(command), shape);
+    let mut files = given.values(UPLOADS);
+    let forms = given.values(&["-F", "--form"]);
+    let values = forms.iter().filter_map(Word::text).filter_map(|form| form.split_once('=')).map(|(_, value)| value);
+    let names = values.flat_map(|value| value.split(['"', ',', ';', '<', '=', '@'])).map(str::trim).filter(|name| !name.is_empty());
+    files.extend(names.map(Word::known));
+    files
+}
+
+/// What stands behind an option that mostly names what is written, where it is known; `-o` among them, or not.
 fn outputs(words: &[Word], short: bool) -> Vec<Word> {
+    all_outputs(words, short).into_iter().filter(|value| value.text().is_some() || value.is_pattern()).collect()
+}
+
+fn all_outputs(words: &[Word], short: bool) -> Vec<Word> {
     const OPTIONS: &[&str] = &["-out", "--out", "--outfile", "--output", "--output-file"];
-    let is_one = |option: &str| OPTIONS.contains(&option) || (short && option == "-o");
+    let is_cut = |option: &str| option.strip_prefix("--").is_some_and(|name| !name.is_empty() && "output".starts_with(name));
+    let is_long = |option: &str| OPTIONS.contains(&option) || is_cut(option);
     let behind = words.windows(2).filter_map(|pair| match pair {
-        [option, value] if option.text().is_some_and(is_one) => Some(value.clone()),
+        [option, value] if option.text().is_some_and(|option| is_long(option) || (short && option == "-o")) => Some(value.clone()),
         _ => None,
     });
-    let glued = words.iter().filter_map(Word::text).filter_map(|text| {
-        let value = |option: &&str| text.strip_prefix(*option)?.strip_prefix('=');
-        let glued = || text.strip_prefix("-o").filter(|_| short);
-        OPTIONS.iter().find_map(value).or_else(glued).filter(|value| !value.is_empty()).map(Word::known)
+    let glued = words.iter().filter_map(|word| {
+        let text = beginning(word).0;
+        let option = match text.split_once('=') {
+            Some((option, _)) if is_long(option) => text.get(..=option.len())?,
+            _ => Some("-o").filter(|option| short && text.starts_with(*option))?,
+        };
+        word.behind(option).filter(|value| value.text() != Some(""))
     });
-    behind.chain(glued).filter(|value| value.text().is_some() || value.is_pattern()).collect()
+    behind.chain(glued).collect()
+}
+
+/// What `git`, or a compiler, writes where only the running shell knows: both take texts of somebody else.
+pub(super) fn may_write(command: &Command) -> Vec<Word> {
+    const COMPILERS: &[&str] = &["as", "c++", "cc", "clang", "clang++", "cpp", "g++", "gcc", "ld"];
+    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    // `x86_64-linux-gnu-gcc-13` is one of them.
+    let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-').rsplit('-').next().unwrap_or_default();
+    let compiles = COMPILERS.contains(&bare);
+    let files = if compiles || program == "git" { all_outputs(words, compiles) } else { Vec::new() };
+    files.into_iter().filter(|file| file.text().is_none() && !file.is_pattern()).collect()
 }
 
 /// What something is called that an address leads to.

@@ -235,8 +235,7 @@ impl<'r> Reader<'r> {
             "variable_assignment" => self.assignment(node, above),
             "for_statement" => {
                 let mut cursor = node.walk();
-                let values: Vec<String> =
-                    node.children_by_field_name("value", &mut cursor).map(|value| self.of(value).to_owned()).collect();
+                let values: Vec<String> = node.children_by_field_name("value", &mut cursor).flat_map(|value| self.kept(value)).collect();
                 self.found.kept.extend(values);
             }
             "comment" => self.comment(node),
@@ -277,7 +276,7 @@ impl<'r> Reader<'r> {
         let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
         let name = name.split('[').next().unwrap_or_default();
         let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
-        let kept = node.child_by_field_name("value").map(|value| self.of(value).to_owned());
+        let kept = node.child_by_field_name("value").map(|value| self.kept(value)).unwrap_or_default();
         self.found.kept.extend(kept);
         // `IFS= read` cuts a line otherwise, and nothing else.
         let reads = above.last().is_some_and(|command| {
@@ -291,6 +290,15 @@ impl<'r> Reader<'r> {
         if is_powerful(name, value) && !(name == "IFS" && reads) {
             self.doubt(format!("`{name}` changes what commands do"));
         }
+    }
+
+    /// What a variable is set to: as it is written, and as it is read.
+    fn kept(&self, value: Node<'_>) -> Vec<String> {
+        let mut cursor = value.walk();
+        let items: Vec<Node<'_>> = if value.kind() == "array" { value.named_children(&mut cursor).collect() } else { vec![value] };
+        let words: Vec<Word> = items.into_iter().flat_map(|item| self.words(item)).collect();
+        let texts = words.iter().flat_map(|word| word.texts()).map(str::to_owned);
+        std::iter::once(self.of(value).to_owned()).chain(texts).collect()
     }
 
     /// What is no comment to a shell is none.

@@ -174,6 +174,26 @@ impl Word {
         }
     }
 
+    /// The texts in it. Of a word of which not all is known, nobody knows where they begin.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
+        let is_known = self.text().is_some();
+        self.spellings.iter().flatten().filter_map(move |part| match part {
+            Part::Text(text) if is_known => Some(text.as_str()),
+            Part::Text(text) => Some(text.trim_start_matches('/')),
+            _ => None,
+        })
+    }
+
+    /// What follows on a text that it is known to begin with.
+    pub(crate) fn behind(&self, begins: &str) -> Option<Self> {
+        let [spelling] = self.spellings.as_slice() else { return None };
+        let (Part::Text(text), rest) = spelling.split_first()? else { return None };
+        let mut left = Vec::new();
+        push(&mut left, Part::Text(text.strip_prefix(begins)?.to_owned()));
+        left.extend(rest.iter().cloned());
+        Some(Self { spellings: vec![left], splits: self.splits })
+    }
+
     pub(crate) fn is_unknown(&self) -> bool {
         self.spellings.iter().any(|spelling| spelling.as_slice() == [Part::Any])
     }

@@ -1,0 +1,67 @@
+//! Files whose names a command puts together: what it keeps of a file that it changes, and the pieces of one that it cuts up.
+
+use super::Command;
+use super::options::{self, BASE, Shape};
+use super::reach::own_words;
+use super::word::Word;
+
+/// The files that a command writes under names that it puts together.
+pub(super) fn composed(command: &Command) -> Vec<Word> {
+    const KEEPING: Shape = Shape { short: "Sgmot", long: &["group", "mode", "owner", "suffix", "target-directory"], ..BASE };
+    // To this one most of those letters are something else.
+    const SYNCING: Shape = Shape { short: "@BMTef", long: &["suffix"], ..BASE };
+    let (Some(program), words) = (command.program(), own_words(command)) else { return Vec::new() };
+    match program {
+        "sed" | "gsed" => edited(words),
+        "cp" | "install" | "ln" | "mv" => kept(words, &KEEPING, &["-S", "--suffix"]),
+        "rsync" => kept(words, &SYNCING, &["--suffix"]),
+        "patch" if patches_elsewhere(words) => vec![Word::unknown(false)],
+        "split" | "csplit" => pieces(program, words),
+        _ => Vec::new(),
+    }
+}
+
+/// What is kept under the name of each file with an ending: `cp -S .old`.
+fn kept(words: &[Word], shape: &Shape, names: &[&str]) -> Vec<Word> {
+    let given = options::read(words, shape);
+    let Some(ending) = given.values(names).pop() else { return Vec::new() };
+    given.operands.into_iter().map(|file| file.then(&ending)).collect()
+}
+
+/// The same of `sed`: `-i.old`. Where the ending is spelled otherwise, nobody can tell what it does.
+fn edited(words: &[Word]) -> Vec<Word> {
+    let ending = |text: &str| {
+        let ending = text.strip_prefix("-i").or_else(|| text.strip_prefix("--in-place="));
+        ending.filter(|ending| !ending.is_empty()).map(Word::known)
+    };
+    let Some(ending) = words.iter().filter_map(Word::text).filter_map(ending).next_back() else { return Vec::new() };
+    let files = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-')));
+    files.map(|file| file.clone().then(&ending)).collect()
+}
+
+/// Whether `patch` keeps what it changes under a name of another kind, which stands in the patch.
+fn patches_elsewhere(words: &[Word]) -> bool {
+    const PATCH: Shape = Shape { short: "BDFVYdgioprz", long: &["basename-prefix", "prefix", "suffix"], ..BASE };
+    options::read(words, &PATCH).has(&["-B", "-Y", "-z", "--basename-prefix", "--prefix", "--suffix"])
+}
+
+/// The pieces of a file: a beginning, and what is counted up.
+fn pieces(program: &str, words: &[Word]) -> Vec<Word> {
+    const SPLIT: Shape = Shape {
+        short: "Cablnt",
+        long: &["additional-suffix", "bytes", "filter", "line-bytes", "lines", "number", "separator", "suffix-length"],
+        ..BASE
+    };
+    const CSPLIT: Shape = Shape { short: "bfn", long: &["digits", "prefix", "suffix-format"], ..BASE };
+    if program == "split" {
+        let given = options::read(words, &SPLIT);
+        return given.operands.into_iter().skip(1).map(|begins| begins.then(&Word::name())).collect();
+    }
+    let given = options::read(words, &CSPLIT);
+    // How it is counted may hold more of the path.
+    let counted = if given.has(&["-b", "--suffix-format"]) { Word::unknown(false) } else { Word::name() };
+    let begins = given.values(&["-f", "--p", "--prefix"]).into_iter();
+    // What stands behind an option that is cut short is an operand as well.
+    let cut = given.has_just("--p");
+    begins.chain(given.operands.into_iter().filter(|_| cut)).map(|begins| begins.then(&counted)).collect()
+}

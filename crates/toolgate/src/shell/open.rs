@@ -1,0 +1,56 @@
+//! Words of which only a part is known, and what they may come to.
+
+use std::collections::HashSet;
+
+use super::Place;
+use super::place::{paths_of, spelled_out};
+use super::word::{Part, Spelling, Sure, Word, meet};
+
+/// So many ways are tried; who knows more may go anywhere.
+const MOST: usize = 128;
+
+/// The paths in texts that a word may begin with of which nobody knows how it begins.
+pub(super) fn ways(texts: &[Word]) -> Vec<&str> {
+    let all: HashSet<&str> = texts.iter().filter_map(Word::text).flat_map(paths_of).filter(|path| path.contains(['/', '~'])).collect();
+    all.into_iter().collect()
+}
+
+impl Place<'_> {
+    /// Whether a word of which nobody knows how it begins is a path to it, or may be one, if it begins with one of these ways.
+    pub(super) fn is_led_on(&self, ways: &[&str], word: &Word) -> bool {
+        let open: Vec<&Spelling> = word.spellings().iter().filter(|spelling| spelling.first() == Some(&Part::Any)).collect();
+        !open.is_empty() && (ways.len() > MOST || ways.iter().any(|way| self.leads_on(way, &open)))
+    }
+
+    fn leads_on(&self, way: &str, open: &[&Spelling]) -> bool {
+        let cleaned = self.cleaned(&[Part::Text(way.to_owned())]);
+        let Some(Part::Text(way)) = cleaned.first() else { return false };
+        // Most have nothing of it.
+        let bare = way.trim_start_matches("../");
+        let is_near = bare.contains("..") || self.path.contains('*') || self.path.contains(bare) || way.starts_with(&self.path);
+        is_near && open.iter().any(|spelling| self.is_named_by(&begun_with(way, spelling)) != Sure::No)
+    }
+
+    /// Whether a word of which not all is known may be a path to it, and not to something in it: all of its path, or how that ends.
+    pub(super) fn may_be(&self, word: &Word) -> bool {
+        let one = |spelling: &Spelling| match spelling.first() {
+            Some(Part::Text(text)) if spelled_out(text, self.home).starts_with('/') => {
+                meet(&self.cleaned(spelling), &Word::wanted(&self.path))
+            }
+            Some(Part::Text(_)) => self.may_end_so(spelling),
+            _ => meet(spelling, &Word::wanted(&format!("*{}", self.path))),
+        };
+        if self.is_a_name() { self.is_named_by(word) != Sure::No } else { word.spellings().iter().any(one) }
+    }
+}
+
+/// A spelling with a text in the place of its first part.
+fn begun_with(text: &str, spelling: &[Part]) -> Word {
+    spelling.iter().skip(1).fold(Word::known(text), |word, part| {
+        word.then(&match part {
+            Part::Text(text) => Word::known(text.as_str()),
+            Part::Any => Word::unknown(false),
+            Part::Name | Part::First => Word::name(),
+        })
+    })
+}
