@@ -172,6 +172,9 @@ fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
         // What a file holds is no file.
         ("Write", json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}), "none", ""),
         ("Write", json!({"file_path": "notes.md", "edits": [{"old_string": "  toolgate.toml", "newText": "toolgate.toml\n"}]}), "none", ""),
+        ("Write", json!({"file_path": "notes.md", "old_string": "settings.json", "new_string": "toolgate.toml"}), "none", ""),
+        ("Write", json!({"content": "toolgate.toml"}), "deny", "What decides about an agent"),
+        ("Write", json!({"file_path": "x", "new_string": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "What decides about an agent"),
         ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
         ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
         ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),

@@ -113,9 +113,9 @@ impl Condition {
         let Self::Touches { places, from, .. } = self else { return false };
         let is_there = |place: &String| place.starts_with('~');
         let (mut wanted, mut has_text) = (false, false);
-        each_text(value.unwrap_or(&Value::Null), &mut path.clone(), &mut |at, text| {
+        each_text(value.unwrap_or(&Value::Null), &mut path.clone(), false, &mut |at, text, is_told| {
             has_text = true;
-            let contents = is_contents(at, path);
+            let contents = Contents::of(at, path, is_told);
             let is_near = |place: &String| is_there(place) && (from.is_some() || may_name(text, place));
             wanted = match ask.tool.shell.as_ref() == Some(at) {
                 _ if wanted => true,
@@ -138,10 +138,10 @@ impl Condition {
             }
             Self::Touches { places, lenient, trees, whole, from } => {
                 let (home, mut found, mut has_text) = (ask.home(), Holds::No, false);
-                each_text(value, &mut path.clone(), &mut |at, text| {
+                each_text(value, &mut path.clone(), false, &mut |at, text, is_told| {
                     has_text = true;
                     let is_command = ask.tool.shell.as_ref() == Some(at);
-                    let contents = is_contents(at, path);
+                    let contents = Contents::of(at, path, is_told);
                     // Most texts have nothing of any of them.
                     let near = places.iter().filter(|place| is_command || from.is_some() || may_name(text, place));
                     let places: Vec<Place<'_>> = near.map(|place| Place::new(place, &home)).collect();
@@ -294,21 +294,46 @@ const CONTENTS: &[&str] = &[
     "oldstring", "oldtext", "replacement", "text",
 ];
 
-/// Whether a text is what a file holds, and no file: by what its argument is called, unless that is the one that a rule names.
-fn is_contents(at: &Pointer, named: &Pointer) -> bool {
-    let inside = at.parts().get(named.parts().len()..).unwrap_or_default();
-    let name = inside.iter().rev().find(|part| part.parse::<usize>().is_err());
-    name.is_some_and(|name| CONTENTS.contains(&name.replace(['_', '-'], "").to_ascii_lowercase().as_str()))
+/// Arguments that say which file is meant, spelled the same.
+const MEANT: &[&str] = &["filepath", "notebookpath", "path", "targetfile"];
+
+/// Whether an argument is called like one of these.
+fn is_called(name: &str, names: &[&str]) -> bool {
+    names.contains(&name.replace(['_', '-'], "").to_ascii_lowercase().as_str())
+}
+
+/// Whether a text is what a file holds, and no file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    No,
+    /// By what its argument is called.
+    Likely,
+    /// And another argument says which file is meant.
+    Sure,
+}
+
+impl Contents {
+    /// Of a text at a place, unless that is the one that a rule names.
+    fn of(at: &Pointer, named: &Pointer, is_told: bool) -> Self {
+        let inside = at.parts().get(named.parts().len()..).unwrap_or_default();
+        let name = inside.iter().rev().find(|part| part.parse::<usize>().is_err());
+        match name.is_some_and(|name| is_called(name, CONTENTS)) {
+            false => Self::No,
+            true if is_told => Self::Sure,
+            true => Self::Likely,
+        }
+    }
 }
 
 /// The paths that a text names: itself, unless it is a whole page; the same without the space around it and without detours, as whoever
-/// opens it may read it; and the files that a patch changes. Contents end in a line break, and nobody opens them.
-fn paths_in(text: &str, contents: bool) -> impl Iterator<Item = Cow<'_, str>> {
-    let whole = Some(text).filter(|text| text.len() <= LONGEST && !text.contains('\n'));
+/// opens it may read it; and the files that a patch changes. Contents end in a line break, and nobody opens them; where it is said which
+/// file is meant, they name no other.
+fn paths_in(text: &str, contents: Contents) -> impl Iterator<Item = Cow<'_, str>> {
+    let whole = Some(text).filter(|text| contents != Contents::Sure && text.len() <= LONGEST && !text.contains('\n'));
     let winds = text.len() > LONGEST || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
     // Of several lines, only what says where it is can be a path.
     let is_path = |path: &String| path.len() <= LONGEST && (!path.contains('\n') || path.starts_with(['/', '~']));
-    let plain = (winds && !contents).then(|| normal(text.trim())).filter(is_path);
+    let plain = (winds && contents == Contents::No).then(|| normal(text.trim())).filter(is_path);
     let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
         let marks = [
             "*** Update File:",
@@ -331,21 +356,22 @@ fn paths_in(text: &str, contents: bool) -> impl Iterator<Item = Cow<'_, str>> {
     whole.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::<str>::Owned))
 }
 
-/// Every text in a value, and where it stands.
-fn each_text(value: &Value, at: &mut Pointer, visit: &mut impl FnMut(&Pointer, &str)) {
+/// Every text in a value, where it stands, and whether it is said there, or further up, which file is meant.
+fn each_text(value: &Value, at: &mut Pointer, is_told: bool, visit: &mut impl FnMut(&Pointer, &str, bool)) {
     match value {
-        Value::String(text) => visit(at, text),
+        Value::String(text) => visit(at, text, is_told),
         Value::Array(items) => {
             for (n, item) in items.iter().enumerate() {
                 at.push(n.to_string());
-                each_text(item, at, visit);
+                each_text(item, at, is_told, visit);
                 at.pop();
             }
         }
         Value::Object(fields) => {
+            let is_told = is_told || fields.iter().any(|(name, field)| field.is_string() && is_called(name, MEANT));
             for (name, field) in fields {
                 at.push(name.clone());
-                each_text(field, at, visit);
+                each_text(field, at, is_told, visit);
                 at.pop();
             }
         }

@@ -16,7 +16,7 @@ const READING: &[&str] = &[
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
 /// Wrappers whose words may stand for other machines; which of them is a program, nobody can tell.
 const CONTAINERS: &[&str] = &["docker", "kubectl", "podman"];
-/// Programs behind `npx` that take patterns of file names.
+/// Programs behind `npx` and its like that take patterns of file names.
 const MATCHING: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
 /// Wrappers that hand their words to a shell as a text.
 const EVALUATING: &[&str] =
@@ -128,8 +128,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         found.add(deeper(inner, depth, true));
     }
     let own = begins_own(program, rest, end);
-    // `npx prettier "src/**/*.{ts,tsx}"`: these look for files, and run no words of theirs.
-    let matches_files = program == "npx" && rest.first().and_then(Word::text).is_some_and(|first| MATCHING.contains(&first));
+    let matches_files = matches_files(program, rest);
     for (at, word) in rest.iter().enumerate().take(MOST_WORDS) {
         let Some(text) = word.text() else { continue };
         if let Some((name, value)) = text.split_once('=')
@@ -165,6 +164,20 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         }
     }
     found
+}
+
+/// Whether what runs looks for files, and runs no words of its own: `npx prettier "src/**/*.{ts,tsx}"`, `pnpm exec eslint …`.
+fn matches_files(program: &str, rest: &[Word]) -> bool {
+    // Options that take no value, and make no text of what follows.
+    const BARE: &[&str] = &["--", "--no-install", "--offline", "--prefer-offline", "--quiet", "--silent", "--yes", "-q", "-y"];
+    let is_bare = |word: &&Word| word.text().is_some_and(|text| BARE.contains(&text));
+    let mut words = rest.iter().skip_while(is_bare).peekable();
+    // `exec` behind `npx` is a program.
+    if program != "npx" && words.peek().is_some_and(|verb| matches!(verb.text(), Some("dlx" | "exec" | "run"))) {
+        words.next();
+    }
+    let tool = words.find(|word| !is_bare(word)).and_then(Word::text);
+    ["npm", "npx", "pnpm", "yarn"].contains(&program) && tool.is_some_and(|tool| MATCHING.contains(&tool))
 }
 
 /// What a word is called where it is a program: an option and a setting are none, however they end.
