@@ -60,11 +60,11 @@ pub(super) const OPENING: &[&str] = &[
 /// Programs that run none of their words.
 #[rustfmt::skip]
 pub(super) const PLAIN: &[&str] = &[
-    ":", "[", "ag", "apt", "apt-get", "awk", "basename", "brew", "cargo", "cat", "cd", "chmod", "chown", "cmake", "cmp", "comm", "cp", "curl",
+    ":", "[", "ag", "apt", "apt-get", "awk", "basename", "brew", "cargo", "cat", "cd", "chmod", "chown", "cmake", "cmp", "comm", "cp", "csplit", "curl",
     "cut", "date", "dd", "df", "diff", "dirname", "dnf", "du", "echo", "eval", "exit", "export", "expr", "false", "fd", "file", "find", "gcc", "gh",
     "git", "go", "grep", "egrep", "fgrep", "head", "help", "hexdump", "hostname", "id", "info", "install", "jq", "kill", "ln", "locate", "ls",
     "man", "md5sum", "mkdir", "mktemp", "mv", "nproc", "od", "patch", "pgrep", "pip", "pip3", "pkill", "printf", "ps", "pwd", "read", "readlink",
-    "realpath", "return", "rg", "rm", "rmdir", "rustc", "sed", "seq", "set", "sha256sum", "shift", "shred", "sleep", "sort", "stat", "tail", "tar",
+    "realpath", "return", "rg", "rm", "rmdir", "rustc", "sed", "seq", "set", "sha256sum", "shift", "shred", "sleep", "sort", "split", "stat", "tail", "tar",
     "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "uname", "uniq", "unset", "unzip", "wait", "wc", "wget", "whatis", "whereis",
     "which", "who", "whoami", "xxd", "yes", "yum", "zip", "make", "gmake", "rustup", "declare", "local", "source", ".",
 ];
