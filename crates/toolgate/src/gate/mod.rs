@@ -137,6 +137,8 @@ impl Toolgate {
         trail.at(Gate::Validate);
         let mut arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
         trail.at(Gate::Recall);
+        // What ended before it comes before it, also where that could not be written down yet.
+        self.take_in_spooled().await;
         // From here to the settling, a tool with effects has the session to itself.
         let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
         trail.stamp = entered.state.stamp;

@@ -209,7 +209,7 @@ impl Theatre {
         let mut trail = Trail::unseen(&self.gate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
         // Whoever ran it then.
-        trail.apart = row.facts.reported;
+        trail.apart = row.facts.reported && Ruling::of(row) == Ruling::Admitted;
         // `~` is what it was then; of rows that do not tell, what it is here.
         trail.facts.home.clone_from(&row.facts.home);
         (call, trail, watch)

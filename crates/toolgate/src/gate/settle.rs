@@ -416,7 +416,7 @@ impl Toolgate {
     }
 
     /// The store is there: rows that wait for it can go in.
-    async fn take_in_spooled(&self) {
+    pub(super) async fn take_in_spooled(&self) {
         if self.0.spool.is_waiting()
             && let Err(error) = Box::pin(self.recover()).await
         {

@@ -368,7 +368,8 @@ fn each_text(value: &Value, at: &mut Pointer, is_told: bool, visit: &mut impl Fn
             }
         }
         Value::Object(fields) => {
-            let is_told = is_told || fields.iter().any(|(name, field)| field.is_string() && is_called(name, MEANT));
+            let is_told =
+                is_told || fields.iter().any(|(name, field)| field.as_str().is_some_and(|path| !path.is_empty()) && is_called(name, MEANT));
             for (name, field) in fields {
                 at.push(name.clone());
                 each_text(field, at, is_told, visit);

@@ -60,8 +60,12 @@ fn pieces(program: &str, words: &[Word]) -> Vec<Word> {
     let given = options::read(words, &CSPLIT);
     // How it is counted may hold more of the path.
     let counted = if given.has(&["-b", "--suffix-format"]) { Word::unknown(false) } else { Word::name() };
-    let begins = given.values(&["-f", "--p", "--prefix"]).into_iter();
+    let mut begins = given.values(&["-f", "--p", "--prefix"]);
+    // It has one, also where none is said.
+    if begins.is_empty() {
+        begins.push(Word::known("xx"));
+    }
     // What stands behind an option that is cut short is an operand as well.
     let cut = given.has_just("--p");
-    begins.chain(given.operands.into_iter().filter(|_| cut)).map(|begins| begins.then(&counted)).collect()
+    begins.into_iter().chain(given.operands.into_iter().filter(|_| cut)).map(|begins| begins.then(&counted)).collect()
 }

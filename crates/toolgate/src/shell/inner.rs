@@ -391,9 +391,11 @@ pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sur
 /// mostly means something else: `aws s3 cp "$FILE" s3://x`.
 pub(super) fn may_change(command: &Command) -> Vec<Command> {
     const CHANGING: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rm", "rsync", "tee"];
+    // To these they are verbs of their own.
+    const OWN: &[&str] = &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
     // What follows on one of them is among its words, too.
     const MOST: usize = 2;
-    if command.guessed || command.program().is_none_or(is_known) {
+    if command.guessed || command.program().is_none_or(|program| is_known(program) || OWN.contains(&program)) {
         return Vec::new();
     }
     let begins = |at: &usize| command.words.get(*at).and_then(Word::text).is_some_and(|text| CHANGING.contains(&base(text)));

@@ -6,8 +6,9 @@ use super::Place;
 use super::place::{paths_of, spelled_out};
 use super::word::{Part, Spelling, Sure, Word, meet};
 
-/// So many ways are tried; who knows more may go anywhere.
-const MOST: usize = 128;
+/// So many ways are tried, of so many letters in all; who knows more may go anywhere.
+const MOST: usize = 32;
+const MOST_LETTERS: usize = 1_024;
 
 /// The paths in texts that a word may begin with of which nobody knows how it begins.
 pub(super) fn ways(texts: &[Word]) -> Vec<&str> {
@@ -19,7 +20,7 @@ impl Place<'_> {
     /// Whether a word of which nobody knows how it begins is a path to it, or may be one, if it begins with one of these ways.
     pub(super) fn is_led_on(&self, ways: &[&str], word: &Word) -> bool {
         let open: Vec<&Spelling> = word.spellings().iter().filter(|spelling| spelling.first() == Some(&Part::Any)).collect();
-        !open.is_empty() && (ways.len() > MOST || ways.iter().any(|way| self.leads_on(way, &open)))
+        !open.is_empty() && (is_too_much(ways) || ways.iter().any(|way| self.leads_on(way, &open)))
     }
 
     fn leads_on(&self, way: &str, open: &[&Spelling]) -> bool {
@@ -27,7 +28,8 @@ impl Place<'_> {
         let Some(Part::Text(way)) = cleaned.first() else { return false };
         // Most have nothing of it.
         let bare = way.trim_start_matches("../");
-        let is_near = bare.contains("..") || self.path.contains('*') || self.path.contains(bare) || way.starts_with(&self.path);
+        let is_near =
+            bare.split('/').any(|part| part == "..") || self.path.contains('*') || self.path.contains(bare) || way.starts_with(&self.path);
         is_near && open.iter().any(|spelling| self.is_named_by(&begun_with(way, spelling)) != Sure::No)
     }
 
@@ -42,6 +44,10 @@ impl Place<'_> {
         };
         if self.is_a_name() { self.is_named_by(word) != Sure::No } else { word.spellings().iter().any(one) }
     }
+}
+
+fn is_too_much(ways: &[&str]) -> bool {
+    ways.len() > MOST || ways.iter().map(|way| way.len()).sum::<usize>() > MOST_LETTERS
 }
 
 /// A spelling with a text in the place of its first part.

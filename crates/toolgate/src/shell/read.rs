@@ -235,8 +235,8 @@ impl<'r> Reader<'r> {
             "variable_assignment" => self.assignment(node, above),
             "for_statement" => {
                 let mut cursor = node.walk();
-                let values: Vec<String> = node.children_by_field_name("value", &mut cursor).flat_map(|value| self.kept(value)).collect();
-                self.found.kept.extend(values);
+                let values: Vec<Node<'_>> = node.children_by_field_name("value", &mut cursor).collect();
+                values.into_iter().for_each(|value| self.keep(value));
             }
             "comment" => self.comment(node),
             "heredoc_redirect" => self.here_document(node),
@@ -276,8 +276,9 @@ impl<'r> Reader<'r> {
         let name = node.child_by_field_name("name").map(|name| self.of(name)).unwrap_or_default();
         let name = name.split('[').next().unwrap_or_default();
         let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
-        let kept = node.child_by_field_name("value").map(|value| self.kept(value)).unwrap_or_default();
-        self.found.kept.extend(kept);
+        if let Some(value) = node.child_by_field_name("value") {
+            self.keep(value);
+        }
         // `IFS= read` cuts a line otherwise, and nothing else.
         let reads = above.last().is_some_and(|command| {
             command.kind() == "command" && command.child_by_field_name("name").is_some_and(|name| self.of(name) == "read")
@@ -289,6 +290,18 @@ impl<'r> Reader<'r> {
         };
         if is_powerful(name, value) && !(name == "IFS" && reads) {
             self.doubt(format!("`{name}` changes what commands do"));
+        }
+    }
+
+    /// Keeps in mind what a variable is set to, as far as there is room for it.
+    fn keep(&mut self, value: Node<'_>) {
+        const MOST: usize = 512;
+        if self.found.kept.len() < MOST {
+            let kept = self.kept(value);
+            self.found.kept.extend(kept.into_iter().take(MOST));
+        }
+        if self.found.kept.len() >= MOST {
+            self.doubt("its variables hold too many words");
         }
     }
 

@@ -153,6 +153,7 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         "npm -v; ./fix toolgate.toml",
         // A name that is put together.
         "split -a1 -l1 --additional-suffix=.json evil .claude/setting",
+        "mkdir xx && csplit -b '/../.claude/settings%.0d.json' evil 3",
         "split --a .json -l1 evil .claude/setting",
         "csplit -f .claude/set evil 3",
         "csplit -f .claude -b '/settings%.0d.json' evil 3",
@@ -370,6 +371,8 @@ async fn everyday_commands_reach_nothing_of_it() {
         "sed -i.bak 's/a/b/' settings",
         "cp -b -S .orig a.txt b.txt",
         "split -l 1000 data.csv part_",
+        "csplit data.csv 10",
+        "aws s3 cp . s3://bucket/ --recursive",
         "gcc -o \"$D/prog\" x.c",
         "gcc -o \"build/$NAME\" x.c",
         "git archive --output=\"x-$V.tar\" HEAD",

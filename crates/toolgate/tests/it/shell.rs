@@ -565,6 +565,8 @@ async fn a_hostile_command_is_answered_in_time() {
         "cat ".to_owned() + &"[a]*".repeat(6_000),
         "ls ".to_owned() + &">a ".repeat(8_000),
         "find . ".to_owned() + &"-exec ".repeat(4_000),
+        format!(": {}; cat {}", (0..128).map(|n| format!("/q/../{}{n} ", "x".repeat(220))).collect::<String>(), "$z/x$z ".repeat(250)),
+        format!("z='{}'; {}", "/a ".repeat(8_000), "a=$z;".repeat(800)),
         format!("tar cf a {}", (0..1_000).map(|n| format!("-C b{n} c{n} ")).collect::<String>()),
         nested_env(),
     ];
