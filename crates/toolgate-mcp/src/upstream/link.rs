@@ -360,27 +360,6 @@ impl Link {
         }
     }
 
-    /// Asks what it offers. One that answers calls meanwhile may have no time for questions, and one answer may be lost among what a
-    /// talkative one says; one that answers nothing, asked twice, is ill.
-    async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
-        let before = self.answers.load(Ordering::Relaxed);
-        let mut listed = Ok(());
-        for _ in 0..2 {
-            listed = self.list(peer).await;
-            if listed.is_ok() {
-                return Ok(());
-            }
-            if self.answers.load(Ordering::Relaxed) != before {
-                // That something has changed is still to be seen.
-                if self.told.load(Ordering::Relaxed) {
-                    self.relist.notify_one();
-                }
-                return Ok(());
-            }
-        }
-        listed.map_err(|why| format!("{ill}: {why}"))
-    }
-
     /// Whether calls are under way.
     fn is_busy(&self) -> bool {
         self.seats.available_permits() < self.upstream.concurrency

@@ -51,9 +51,8 @@ pub(super) struct Parked {
     config: Digest,
     facts: Facts,
     latency: Latency,
-    /// How far the session had come. Older passes do not tell.
-    #[serde(default)]
-    stamp: Option<u64>,
+    /// How far the session had come.
+    stamp: u64,
 }
 
 impl Parked {
@@ -69,7 +68,7 @@ impl Parked {
             config: trail.config,
             facts: trail.facts.clone(),
             latency: trail.latency(),
-            stamp: Some(trail.stamp),
+            stamp: trail.stamp,
         };
         serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "the call cannot be kept"))
     }
@@ -204,7 +203,7 @@ impl Toolgate {
         trail.stop_reason = parked.stop_reason;
         trail.config = parked.config;
         trail.asked = parked.asked;
-        trail.stamp = parked.stamp.unwrap_or(u64::MAX);
+        trail.stamp = parked.stamp;
         trail.digest = Some(arguments.digest());
         trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
         trail.facts = Facts { claimed: used, ..parked.facts };

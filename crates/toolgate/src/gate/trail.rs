@@ -45,7 +45,7 @@ pub(crate) struct Trail {
     pub(crate) kept: Option<String>,
     /// A client runs it, not this process.
     pub(crate) apart: bool,
-    /// How far its session had come when it was admitted.
+    /// How far its session had come when it was admitted; where nobody knows, at its beginning.
     pub(crate) stamp: u64,
     /// Where the client asks its user: why.
     pub(crate) asks: Option<String>,
@@ -109,7 +109,7 @@ impl Trail {
             span: Span::none(),
             kept: None,
             apart: false,
-            stamp: u64::MAX,
+            stamp: 0,
             asks: None,
             gate: Gate::Admit,
             since: std::time::Instant::now(),

@@ -261,3 +261,22 @@ async fn a_spool_may_be_shared() {
     let rows = gates[0].session("a", "alice", "s").rows().await.unwrap();
     assert_eq!(rows.len(), 4, "{rows:#?}");
 }
+
+#[tokio::test]
+async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_after_it() {
+    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let world = World::new(|agent| {
+        let edit = plain("edit").effect(Effect::Write).open().revokes("check");
+        let ship = plain("ship").effect(Effect::Write);
+        let rule = toolgate::policy::Require::new("checked", ["ship"], ["check"]);
+        agent.tool(plain("check").effect(Effect::Read)).tool(edit).tool(ship).policy(rule)
+    });
+    let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
+    assert_eq!(code("check").await, None);
+    world.store.fail(&[Fails::Finish]);
+    assert_eq!(code("edit").await.as_deref(), Some("store_unavailable"));
+    world.store.fail(&[]);
+    // What was proved before it is gone, and what is proved after it stands.
+    assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
+    assert_eq!((code("check").await, code("ship").await), (None, None));
+}

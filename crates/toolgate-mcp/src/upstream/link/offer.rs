@@ -55,6 +55,27 @@ impl Link {
         Ok(())
     }
 
+    /// Asks what it offers. One that answers calls meanwhile may have no time for questions, and one answer may be lost among what a
+    /// talkative one says; one that answers nothing, asked twice, is ill.
+    pub(super) async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
+        let before = self.answers.load(Ordering::Relaxed);
+        let mut listed = Ok(());
+        for _ in 0..2 {
+            listed = self.list(peer).await;
+            if listed.is_ok() {
+                return Ok(());
+            }
+            if self.answers.load(Ordering::Relaxed) != before {
+                // That something has changed is still to be seen.
+                if self.told.load(Ordering::Relaxed) {
+                    self.relist.notify_one();
+                }
+                return Ok(());
+            }
+        }
+        listed.map_err(|why| format!("{ill}: {why}"))
+    }
+
     /// What it tells soon; else nothing.
     async fn shortly<T>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>) -> Vec<T> {
         let (listed, whole) =
