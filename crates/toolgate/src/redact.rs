@@ -5,16 +5,12 @@ use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
 use regex::Regex;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::Sha256;
 
-use crate::error::ToolError;
 use crate::json::{Digest, Pointer, canonical};
-use crate::ledger::Row;
-use crate::outcome::{Outcome, Output};
-use crate::policy::Facts;
+
+mod record;
 
 /// The mark that a value leaves where it is redacted with this key, to look for it in a ledger.
 #[must_use]
@@ -115,26 +111,6 @@ pub(crate) fn is_redacted(value: &Value) -> bool {
     }
 }
 
-/// What is left of a thing where nothing of it may be shown.
-trait Scrubbed {
-    fn emptied(&self) -> Self;
-}
-
-impl Scrubbed for Outcome {
-    fn emptied(&self) -> Self {
-        match self {
-            Self::Error(error) => ToolError::new(error.category, error.code.clone(), "[redacted]").with_effects(error.effects).into(),
-            _ => Self::Success(Output::default()),
-        }
-    }
-}
-
-impl Scrubbed for Facts {
-    fn emptied(&self) -> Self {
-        Self { now: self.now, ..Self::default() }
-    }
-}
-
 /// True where a path is a secret, lies inside one, or should have held one.
 pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
     secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
@@ -162,44 +138,17 @@ impl Redactor {
         Ok(Self { mac: Hmac::new_from_slice(&key).map_err(|e| e.to_string())?, patterns })
     }
 
-    /// A row without what the patterns say is secret, wherever it stands.
-    pub(crate) fn row(&self, mut row: Row) -> Row {
-        if self.patterns.is_empty() {
-            return row;
-        }
-        let mut arguments = Arc::unwrap_or_clone(row.arguments);
-        self.scrub(&mut arguments);
-        row.arguments = Arc::new(arguments);
-        row.entities.iter_mut().for_each(|(_, value)| self.scrub(value));
-        row.client_id = row.client_id.map(|text| self.scrub_text(&text).into_owned());
-        row.stop_reason = row.stop_reason.map(|text| self.scrub_text(&text).into_owned());
-        row.outcome = self.scrubbed(row.outcome);
-        row.facts = self.scrubbed(row.facts);
-        row
-    }
-
-    /// An outcome as it may be written down. What nobody knows the secrets of is marked as a whole.
-    pub(crate) fn outcome(&self, outcome: Outcome, secrets: Option<&[Pointer]>) -> Outcome {
-        let outcome = match outcome {
-            Outcome::Success(output) => {
-                let value = secrets.map_or_else(|| self.mark(&output.value), |secrets| self.redact(&output.value, secrets));
-                Outcome::Success(Output { value, ..output })
-            }
-            other => other,
-        };
-        if self.patterns.is_empty() { outcome } else { self.scrubbed(outcome) }
-    }
-
     /// Text without what the patterns say is secret.
     pub(crate) fn text(&self, text: &str) -> String {
         self.scrub_text(text).into_owned()
     }
 
-    /// The same thing without what the patterns say is secret; as good as empty where it cannot be put together again.
-    fn scrubbed<T: Serialize + DeserializeOwned + Scrubbed>(&self, thing: T) -> T {
-        let mut value = serde_json::to_value(&thing).unwrap_or_default();
-        self.scrub(&mut value);
-        T::deserialize(value).unwrap_or_else(|_| thing.emptied())
+    /// The same text where nothing in it is secret.
+    pub(crate) fn shared_text(&self, text: &Arc<str>) -> Arc<str> {
+        match self.scrub_text(text) {
+            std::borrow::Cow::Owned(clean) => clean.into(),
+            std::borrow::Cow::Borrowed(_) => Arc::clone(text),
+        }
     }
 
     /// Takes what the patterns say is secret out of a document, member names too.

@@ -382,7 +382,8 @@ impl Toolgate {
             key: trail.key.clone(),
             turn: trail.turn,
             stop_reason: trail.stop_reason.clone(),
-            tool: Arc::clone(&trail.tool),
+            // What a model calls a tool that there is not may be anything.
+            tool: if self.registered(trail).is_some() { Arc::clone(&trail.tool) } else { self.0.redactor.shared_text(&trail.tool) },
             arguments: Arc::clone(&trail.arguments),
             entities: self.entities(&outcome, trail),
             digest: trail.digest,

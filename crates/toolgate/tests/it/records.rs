@@ -6,7 +6,7 @@ use serde_json::json;
 use toolgate::policy::Deny;
 use toolgate::{Agent, Compared, Effect, Effects, Gate, Replay, Tool};
 
-use crate::support::{Fails, World};
+use crate::support::{Built, Fails, World};
 
 #[tokio::test]
 async fn a_caller_who_hangs_up_cancels_the_tool_and_not_the_row() {
@@ -279,4 +279,41 @@ async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_a
     // What was proved before it is gone, and what is proved after it stands.
     assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
     assert_eq!((code("check").await, code("ship").await), (None, None));
+}
+
+/// A pattern that half of all times and names match: what callers said goes, what toolgate knows by itself stays.
+#[tokio::test]
+async fn a_pattern_takes_nothing_out_of_a_row_that_is_toolgates_own() {
+    let schema = || json!({"type": "object", "properties": {"card": {"type": "string"}}});
+    let pay = Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"said": "paid 4111"})) })
+        .effect(Effect::Write)
+        .entity("card", "/card");
+    let look = Tool::dynamic("look", "Looks.", schema(), |_, _| async { Ok(json!({})) });
+    let look = look.effect(Effect::Read).entity("card", "/card");
+    let rule = toolgate::policy::Require::new("looked", ["pay"], ["look"]).same("card", "/card");
+    let agent = Agent::builder("a").tool(pay).tool(look).policy(rule).build().unwrap();
+    let clock = std::sync::Arc::new(toolgate::ManualClock::at("2026-04-11T10:41:11.411141114Z".parse().unwrap()));
+    let gate = crate::support::gate().clock(clock).redact("[0-9]+").unwrap().agent(agent).built();
+    let s = gate.session("a", "alice", "s");
+    let key = toolgate::SessionKey::new("nobody", "alice", "s");
+    gate.call(toolgate::Call::new(key, "pay", toolgate::Arguments::Value(json!({}))).misread("4111 is no object")).await;
+    for (tool, expected) in [("pay", "prerequisite_missing"), ("look", "ok"), ("pay", "ok"), ("pay4111", "unknown_tool")] {
+        let answer = s.call(tool, json!({"card": "4111"})).await;
+        assert_eq!(answer.outcome.error().map_or("ok", |error| &error.code), expected);
+    }
+    let mut rows = gate.session("nobody", "alice", "s").rows().await.unwrap();
+    rows.extend(s.rows().await.unwrap());
+    assert_eq!(rows.len(), 5);
+    for row in &rows {
+        assert_eq!(row.facts.now, row.at, "{row:?}");
+        assert!(!serde_json::to_string(&(&row.tool, &row.arguments, &row.entities, &row.outcome.success())).unwrap().contains("4111"));
+        if let Some(error) = row.outcome.error() {
+            assert!(error.call_id == Some(row.call) && error.message != "[redacted]" && !error.message.contains("4111"), "{error:?}");
+        }
+    }
+    assert!(rows[0].facts.misread && rows[0].facts.turned_away.as_deref().is_some_and(|why| why.ends_with("] is no object")));
+    let [(_, None), ..] = rows[1].facts.evidence.as_slice() else { panic!("{:?}", rows[1].facts) };
+    let [(known, Some(proof)), ..] = rows[3].facts.evidence.as_slice() else { panic!("{:?}", rows[3].facts) };
+    assert_eq!(proof.at, rows[2].at);
+    assert!(!format!("{known:?}{:?}", proof.entities).contains("4111"));
 }

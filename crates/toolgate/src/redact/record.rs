@@ -1,0 +1,176 @@
+//! What patterns take out of a record: what callers, tools and services brought into it. What is toolgate's own stays, whatever it
+//! looks like: times, digests and the names of calls, without which a row decides nothing any more.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rust_decimal::Decimal;
+use serde_json::Value;
+
+use super::Redactor;
+use crate::error::{FieldError, NextStep, ToolError};
+use crate::json::Pointer;
+use crate::ledger::Row;
+use crate::outcome::{Outcome, Output, Signal};
+use crate::policy::{ApprovalFact, Facts, FileFact, HookFact, Observed, Used};
+use crate::session::{Evidence, EvidenceKey};
+
+impl Redactor {
+    /// A row without what the patterns say is secret.
+    pub(crate) fn row(&self, row: Row) -> Row {
+        if self.patterns.is_empty() {
+            return row;
+        }
+        Row {
+            arguments: Arc::new(self.value(Arc::unwrap_or_clone(row.arguments))),
+            entities: self.entities(row.entities),
+            client_id: row.client_id.map(|text| self.clean(text)),
+            stop_reason: row.stop_reason.map(|text| self.clean(text)),
+            outcome: self.told(row.outcome),
+            facts: self.facts(row.facts),
+            ..row
+        }
+    }
+
+    /// An outcome as it may be written down. What nobody knows the secrets of is marked as a whole.
+    pub(crate) fn outcome(&self, outcome: Outcome, secrets: Option<&[Pointer]>) -> Outcome {
+        let outcome = match outcome {
+            Outcome::Success(output) => {
+                let value = secrets.map_or_else(|| self.mark(&output.value), |secrets| self.redact(&output.value, secrets));
+                Outcome::Success(Output { value, ..output })
+            }
+            other => other,
+        };
+        if self.patterns.is_empty() { outcome } else { self.told(outcome) }
+    }
+
+    fn clean(&self, text: String) -> String {
+        match self.scrub_text(&text) {
+            Cow::Owned(clean) => clean,
+            Cow::Borrowed(_) => text,
+        }
+    }
+
+    fn value(&self, mut value: Value) -> Value {
+        self.scrub(&mut value);
+        value
+    }
+
+    fn entities(&self, entities: Vec<(Arc<str>, Value)>) -> Vec<(Arc<str>, Value)> {
+        entities.into_iter().map(|(name, value)| (name, self.value(value))).collect()
+    }
+
+    fn told(&self, outcome: Outcome) -> Outcome {
+        match outcome {
+            Outcome::Success(output) => {
+                Outcome::Success(Output { message: output.message.map(|text| self.clean(text)), value: self.value(output.value), ..output })
+            }
+            Outcome::Error(error) => Outcome::Error(Box::new(self.error(*error))),
+            Outcome::Signal(Signal::ExpandSection { section, reason }) => {
+                Outcome::Signal(Signal::ExpandSection { section: self.clean(section), reason: self.clean(reason) })
+            }
+            Outcome::Signal(Signal::Abort { reason }) => Outcome::Signal(Signal::Abort { reason: self.clean(reason) }),
+        }
+    }
+
+    fn error(&self, mut error: ToolError) -> ToolError {
+        let field = |field: FieldError| FieldError {
+            path: self.clean(field.path),
+            expected: self.clean(field.expected),
+            got: self.clean(field.got),
+            did_you_mean: field.did_you_mean.map(|text| self.clean(text)),
+        };
+        if let Cow::Owned(theirs) = error.code {
+            error.code = self.clean(theirs).into();
+        }
+        error.message = self.clean(error.message);
+        error.errors = error.errors.into_iter().map(field).collect();
+        error.redirect_tool = error.redirect_tool.map(|text| self.clean(text));
+        error.next = error.next.map(|next| NextStep { tool: next.tool, arguments: self.value(next.arguments) });
+        error.upstream = error.upstream.map(|value| self.value(value));
+        error
+    }
+
+    /// Every fact is named here: of a new one somebody has to say what it may hold.
+    fn facts(&self, facts: Facts) -> Facts {
+        let Facts {
+            now,
+            evidence,
+            counters,
+            marks,
+            files,
+            origins,
+            home,
+            hooks,
+            observed,
+            turned_away,
+            misread,
+            paused,
+            late,
+            after,
+            opened,
+            reported,
+            ran,
+            recalled,
+            recalled_by,
+            progress,
+            budget,
+            approval,
+            claimed,
+            watch,
+        } = facts;
+        Facts {
+            evidence: evidence.into_iter().map(|(key, proof)| (self.evidence_key(key), proof.map(|proof| self.proof(&proof)))).collect(),
+            counters: self.used(counters),
+            marks: self.named(marks, |mark| mark.map(|value| self.value(value))),
+            files: self.named(files, |fact| match fact {
+                FileFact::Unreadable(why) => FileFact::Unreadable(self.clean(why)),
+                FileFact::Absent | FileFact::Present(_) => fact,
+            }),
+            origins: self.named(origins, |known| known),
+            home: home.map(|text| self.clean(text)),
+            hooks: hooks.into_iter().map(|fact| HookFact { no_redirect: fact.no_redirect.map(|text| self.clean(text)), ..fact }).collect(),
+            observed: observed.into_iter().map(|fact| Observed { message: self.clean(fact.message), ..fact }).collect(),
+            turned_away: turned_away.map(|text| self.clean(text)),
+            paused: paused.map(|(target, why)| (target, self.clean(why))),
+            ran: ran.map(|value| self.value(value)),
+            approval: approval.map(|fact| ApprovalFact { answered_by: fact.answered_by.map(|text| self.clean(text)), ..fact }),
+            claimed: self.used(claimed),
+            now,
+            misread,
+            late,
+            after,
+            opened,
+            reported,
+            recalled,
+            recalled_by,
+            progress,
+            budget,
+            watch,
+        }
+    }
+
+    fn evidence_key(&self, key: EvidenceKey) -> EvidenceKey {
+        EvidenceKey { entity: key.entity.map(|(name, value)| (name, self.scrub_text(&value).into())), ..key }
+    }
+
+    fn proof(&self, proof: &Evidence) -> Arc<Evidence> {
+        let Evidence { tool, entities, fields, at, origin, stamp } = proof.clone();
+        Arc::new(Evidence { entities: self.entities(entities), fields: self.value(fields), tool, at, origin, stamp })
+    }
+
+    /// Under other names where a name is secret.
+    fn named<V>(&self, map: BTreeMap<String, V>, one: impl Fn(V) -> V) -> BTreeMap<String, V> {
+        map.into_iter().map(|(name, value)| (self.clean(name), one(value))).collect()
+    }
+
+    /// Limits count what is in the arguments: an amount that is secret leaves a mark, and its counter is not known any more.
+    fn used(&self, used: Vec<Used>) -> Vec<Used> {
+        let one = |(counter, window, amount): Used| match self.scrub_text(&amount.to_string()) {
+            Cow::Owned(mark) => (mark, window, Decimal::ZERO),
+            Cow::Borrowed(_) => (self.clean(counter), window, amount),
+        };
+        used.into_iter().map(one).collect()
+    }
+}
