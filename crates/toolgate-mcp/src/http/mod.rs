@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Client, Method, StatusCode, Url};
 use serde_json::Value;
-use toolgate::config::{Body, HttpTool, Reference};
+use toolgate::config::{Body, HttpTool};
 use toolgate::{Ctx, Effects, Failure, Filled, Handler, Judged, Permit, Template};
 
 use address::{Guard, is_forbidden};
@@ -197,7 +197,7 @@ impl Handler for Runner {
         let (text, more) = read(answer, self.tool.most).await?;
         if !status.is_success() {
             let said = String::from_utf8_lossy(&text);
-            let failure = Failure::http(status.as_u16(), &super::http::without(&self.tool.headers, &said));
+            let failure = Failure::http(status.as_u16(), &self.tool.without_secrets(&said));
             let failure = if status.is_redirection() {
                 Failure::business("tool_failed", "the service leads elsewhere, and does not say where")
             } else if first && status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
@@ -221,12 +221,6 @@ impl Handler for Runner {
         };
         Ok(toolgate::without_contract(&value).unwrap_or(value))
     }
-}
-
-/// A text without the values of headers.
-fn without(headers: &[(String, Reference)], text: &str) -> String {
-    let values = headers.iter().filter_map(|(_, value)| value.resolve().ok()).filter(|value| value.len() >= 4);
-    values.fold(text.to_owned(), |text, value| text.replace(&value, "[redacted]"))
 }
 
 /// What an answer says, and whether it says more than that.

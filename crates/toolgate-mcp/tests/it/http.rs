@@ -170,6 +170,25 @@ async fn statuses_mean_what_they_mean_everywhere() {
     gate.end().await;
 }
 
+/// A service repeats the key, and not the word in front of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_behind_its_scheme_is_told_to_nobody() {
+    let service = Service::open().await;
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("key"), "s3cr3t-token\n").unwrap();
+    let mut config =
+        tool("file", &service, "/status/422", &format!("headers = {{ x-key = {{ file = {} }} }}", json!(home.path().join("key"))));
+    config += &tool("word", &service, "/status/422", "headers = { authorization = \"Bearer s3cr3t-token\" }");
+    config += &tool("unset", &service, "/status/422", "headers = { authorization = \"Bearer ${TOOLGATE_NOT_SET:-s3cr3t-token}\" }");
+    let gate = Gate::open(&config).await;
+    let client = gate.client();
+    for tool in ["file", "word", "unset"] {
+        let refused = client.call(tool, json!({})).await.to_string();
+        assert!(refused.contains("not today, [redacted]") && !refused.contains("s3cr3t"), "{tool}: {refused}");
+    }
+    gate.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_leads_where_it_may_not_go() {
     let service = Service::open().await;

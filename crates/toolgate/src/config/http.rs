@@ -44,6 +44,14 @@ pub enum Body {
     Form(Vec<(String, Template)>),
 }
 
+impl HttpTool {
+    /// A text without the secrets that its headers hold.
+    #[must_use]
+    pub fn without_secrets(&self, text: &str) -> String {
+        super::reference::without_values(self.headers.iter().map(|(_, value)| value), text)
+    }
+}
+
 /// A tool as it is read.
 type Read = (HttpTool, Vec<u16>, Option<Retry>);
 

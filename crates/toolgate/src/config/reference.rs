@@ -95,6 +95,19 @@ pub(super) fn without<'a>(references: impl IntoIterator<Item = &'a Reference>, t
     crate::redact::without(references.into_iter().flat_map(Reference::hidden), text)
 }
 
+/// A text without these values: each as a whole, and what of it stands elsewhere or behind a scheme.
+pub(super) fn without_values<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
+    let of = |reference: &'a Reference| reference.hidden().chain(reference.resolve().into_iter().flat_map(and_behind_scheme));
+    crate::redact::without(references.into_iter().flat_map(of), text)
+}
+
+/// A value, and what of it stands behind a scheme, as in `Bearer …`: a service repeats the one or the other.
+pub(super) fn and_behind_scheme(value: String) -> Vec<String> {
+    let behind = value.split_once(' ').map(|(_, behind)| behind.to_owned());
+    let behind = behind.filter(|behind| behind.len() >= 8 && !behind.contains(' '));
+    behind.into_iter().chain([value]).collect()
+}
+
 impl Reader<'_> {
     /// A value that may stand elsewhere. What is wrong with it is said without saying what it is.
     pub(super) fn reference(&self, table: &Table<'_>, key: &str) -> Option<Reference> {

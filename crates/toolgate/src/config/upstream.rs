@@ -192,8 +192,8 @@ impl Upstream {
             }
         };
         let text = super::reference::without(self.references(), text);
-        let values = set.into_iter().filter_map(|value| value.resolve().ok()).filter(|value| value.len() >= 8);
-        values.fold(text, |text, value| text.replace(&value, "[redacted]"))
+        let values = set.into_iter().filter_map(|value| value.resolve().ok()).flat_map(super::reference::and_behind_scheme);
+        crate::redact::without(values.filter(|value| value.len() >= 8), &text)
     }
 
     /// What it refers to and is not there, each thing once. What is there is not told.
