@@ -1,6 +1,7 @@
 //! What is secret leaves a keyed mark instead of itself, before anything is written.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -11,6 +12,9 @@ use sha2::Sha256;
 use crate::json::{Digest, Pointer, canonical};
 
 mod record;
+mod spelled;
+
+use spelled::{Unescaped, marks};
 
 /// The mark that a value leaves where it is redacted with this key, to look for it in a ledger.
 #[must_use]
@@ -116,6 +120,21 @@ pub(crate) fn is_secret(path: &Pointer, secrets: &[Pointer]) -> bool {
     secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
 }
 
+/// What a pattern has found.
+struct Found {
+    place: Range<usize>,
+    /// What it is, where that is not what is written there.
+    meant: Option<String>,
+}
+
+impl Found {
+    /// It is more than was thought.
+    fn join(&mut self, more: &Range<usize>) {
+        self.place = self.place.start.min(more.start)..self.place.end.max(more.end);
+        self.meant = None;
+    }
+}
+
 /// Replaces secrets by marks. The same secret leaves the same mark under the same key.
 #[derive(Clone)]
 pub(crate) struct Redactor {
@@ -161,7 +180,7 @@ impl Redactor {
             }
             // A number is marked as a whole: half of one is another number.
             Value::Number(number) => {
-                if self.patterns.iter().any(|pattern| pattern.is_match(number.as_str())) {
+                if self.places(number.as_str()).next().is_some() {
                     *value = self.mark(value);
                 }
             }
@@ -186,17 +205,62 @@ impl Redactor {
     }
 
     fn scrub_text<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
-        let mut clean = std::borrow::Cow::Borrowed(text);
-        for pattern in &self.patterns {
-            if pattern.is_match(&clean) {
-                let marked = |found: &regex::Captures<'_>| {
-                    let whole = found.get(0).map_or("", |found| found.as_str());
-                    if whole.is_empty() { String::new() } else { self.mark_text(&Value::String(whole.to_owned())) }
-                };
-                clean = pattern.replace_all(&clean, marked).into_owned().into();
-            }
+        let found = self.found(text);
+        if found.is_empty() {
+            return text.into();
         }
-        clean
+        let (mut clean, mut end) = (String::with_capacity(text.len()), 0);
+        for Found { place, meant } in found {
+            clean.push_str(text.get(end..place.start).unwrap_or_default());
+            let meant = meant.unwrap_or_else(|| text.get(place.clone()).unwrap_or_default().to_owned());
+            clean.push_str(&self.mark_text(&Value::String(meant)));
+            end = place.end;
+        }
+        clean.push_str(text.get(end..).unwrap_or_default());
+        clean.into()
+    }
+
+    /// What the patterns find in a text, in order. Each looks at the whole of it, for what one takes out another may have to see. What
+    /// overlaps is one secret, and what lies in a mark is none.
+    fn found(&self, text: &str) -> Vec<Found> {
+        if self.patterns.is_empty() {
+            return Vec::new();
+        }
+        let mut found: Vec<Found> = self.places(text).map(|place| Found { place, meant: None }).collect();
+        if let Some(plain) = Unescaped::of(text) {
+            let own = |place: Range<usize>| Found { meant: plain.text.get(place.clone()).map(str::to_owned), place: plain.written(&place) };
+            found.extend(self.places(&plain.text).map(own));
+        }
+        if found.is_empty() {
+            return found;
+        }
+        let marks = marks(text);
+        let outside = |mut one: Found| {
+            let first = marks.partition_point(|mark| mark.end <= one.place.start);
+            let behind = marks.partition_point(|mark| mark.start < one.place.end);
+            for mark in marks.get(first..behind).unwrap_or_default() {
+                if mark.start <= one.place.start && one.place.end <= mark.end {
+                    return None;
+                }
+                one.join(mark);
+            }
+            Some(one)
+        };
+        found = found.into_iter().filter_map(outside).collect();
+        found.sort_by_key(|one| (one.place.start, one.place.end, one.meant.is_some()));
+        found.dedup_by(|next, one| {
+            let overlaps = next.place.start < one.place.end;
+            if overlaps && next.place != one.place {
+                one.join(&next.place);
+            }
+            overlaps
+        });
+        found
+    }
+
+    /// Where the patterns match, each by itself. Where nothing is matched, nothing is taken out.
+    fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+        self.patterns.iter().flat_map(move |pattern| pattern.find_iter(text)).map(|found| found.range()).filter(|place| !place.is_empty())
     }
 
     /// What stands for a digest that a secret could be guessed from.

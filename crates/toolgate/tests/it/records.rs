@@ -317,3 +317,65 @@ async fn a_pattern_takes_nothing_out_of_a_row_that_is_toolgates_own() {
     assert_eq!(proof.at, rows[2].at);
     assert!(!format!("{known:?}{:?}", proof.entities).contains("4111"));
 }
+
+/// Each pattern sees what was said, and not what another has left of it; what matches nothing takes out nothing; a mark is nobody's secret.
+#[tokio::test]
+async fn patterns_take_nothing_from_each_other() {
+    let properties = json!({"text": {"type": "string"}, "n": {"type": "integer"}, "pin": {"type": "string", "writeOnly": true}});
+    let say = Tool::dynamic("say", "Says.", json!({"type": "object", "properties": properties}), |_, _| async { Ok(json!({})) });
+    let agent = Agent::builder("a").tool(say.effect(Effect::Read)).build().unwrap();
+    let mut gate = crate::support::gate().agent(agent);
+    for pattern in [r"\d{4}", "sk-[0-9a-z-]{10,}", "[0-9a-f]{32}", "q*"] {
+        gate = gate.redact(pattern).unwrap();
+    }
+    let s = gate.built().session("a", "alice", "s");
+    for args in [
+        json!({"text": "4111"}),
+        json!({"text": "key sk-abcd-4111-efgh, then 4111"}),
+        json!({"pin": "1234", "n": 7}),
+        json!({"pin": "1234", "n": 8}),
+    ] {
+        assert!(s.call("say", args).await.outcome.error().is_none());
+    }
+    let rows = s.rows().await.unwrap();
+    let said = |row: usize, name: &str| rows[row].arguments[name].as_str().unwrap().to_owned();
+    let is_mark = |text: &str| text.len() == 43 && text.starts_with("[redacted ") && text.matches('[').count() == 1;
+    let card = said(0, "text");
+    assert!(is_mark(&card), "{card}");
+    let text = said(1, "text");
+    let key = text.strip_prefix("key ").and_then(|text| text.strip_suffix(&format!(", then {card}"))).unwrap();
+    assert!(is_mark(key), "{text}");
+    let pin = said(2, "pin");
+    assert!(is_mark(&pin) && pin == said(3, "pin"), "{pin}");
+    assert_eq!(rows[2].arguments["n"], 7);
+}
+
+/// Keys of evidence and counters, and errors, hold values as they are spelled in JSON.
+#[tokio::test]
+async fn a_pattern_finds_what_is_spelled_as_in_json() {
+    let schema = |user: serde_json::Value| json!({"type": "object", "properties": {"user": user}});
+    let tool = |name: &str, user| Tool::dynamic(name, "T.", schema(user), |_, _| async { Ok(json!({})) }).entity("user", "/user");
+    let text = || json!({"type": "string"});
+    let agent = Agent::builder("a")
+        .tool(tool("look", text()).effect(Effect::Read))
+        .tool(tool("pay", text()).effect(Effect::Write))
+        .tool(tool("pick", json!({"enum": ["a"]})).effect(Effect::Read))
+        .policy(toolgate::policy::Require::new("looked", ["pay"], ["look"]).same("user", "/user"))
+        .policy(toolgate::policy::Limit::calls("few", ["pay"], 9).per(toolgate::policy::Per::Entity("/user".into())))
+        .build()
+        .unwrap();
+    let s = crate::support::gate().redact(r"CORP\\\w+").unwrap().agent(agent).built().session("a", "alice", "s");
+    for (tool, expected) in [("pay", "prerequisite_missing"), ("look", "ok"), ("pay", "ok"), ("pick", "invalid_arguments")] {
+        let answer = s.call(tool, json!({"user": r"CORP\mallory"})).await;
+        assert_eq!(answer.outcome.error().map_or("ok", |error| &error.code), expected);
+    }
+    let rows = s.rows().await.unwrap();
+    for row in &rows {
+        let row = serde_json::to_string(row).unwrap();
+        assert!(!row.contains("mallory") && row.contains("[redacted "), "{row}");
+    }
+    // The same secret leaves the same mark, however it is spelled.
+    let mark = rows[2].arguments["user"].as_str().unwrap();
+    assert_eq!(rows[2].facts.evidence[0].0.entity.as_ref().map(|(_, value)| &**value), Some(format!("\"{mark}\"").as_str()));
+    assert!(rows[2].facts.claimed[0].0.contains(mark), "{:?}", rows[2].facts);
+}

@@ -1,0 +1,116 @@
+//! How a text is written: marks that stand in it, and escapes as JSON has them.
+
+use std::ops::Range;
+
+/// What a mark begins with, and how many digits follow.
+const BEGINS: &str = "[redacted ";
+const DIGITS: usize = 32;
+
+/// Where marks stand in a text, in order.
+pub(super) fn marks(text: &str) -> Vec<Range<usize>> {
+    let one = |(start, begins): (usize, &str)| {
+        let digits = start + begins.len();
+        let end = digits + DIGITS;
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let whole = text.get(digits..end).is_some_and(|all| all.bytes().all(is_digit)) && text.get(end..=end) == Some("]");
+        whole.then_some(start..end + 1)
+    };
+    text.match_indices(BEGINS).filter_map(one).collect()
+}
+
+/// A text as it is meant where it is spelled as in JSON: a key or a message may hold a value that way, and its secrets.
+pub(super) struct Unescaped {
+    pub(super) text: String,
+    /// From where on it is shorter than what is written: a place in it, and the same place there.
+    from: Vec<(usize, usize)>,
+}
+
+impl Unescaped {
+    /// Nothing where nothing is escaped.
+    pub(super) fn of(written: &str) -> Option<Self> {
+        if !written.contains('\\') {
+            return None;
+        }
+        let (mut text, mut from, mut rest) = (String::with_capacity(written.len()), Vec::new(), written);
+        while let Some((before, after)) = rest.split_once('\\') {
+            text.push_str(before);
+            rest = match escaped(after) {
+                Some((meant, behind)) => {
+                    text.push(meant);
+                    from.push((text.len(), written.len() - behind.len()));
+                    behind
+                }
+                None => {
+                    text.push('\\');
+                    after
+                }
+            };
+        }
+        text.push_str(rest);
+        (!from.is_empty()).then_some(Self { text, from })
+    }
+
+    /// Where it is written what is meant at a place.
+    pub(super) fn written(&self, place: &Range<usize>) -> Range<usize> {
+        self.at(place.start)..self.at(place.end)
+    }
+
+    fn at(&self, place: usize) -> usize {
+        let before = self.from.partition_point(|(own, _)| *own <= place).checked_sub(1).and_then(|last| self.from.get(last));
+        before.map_or(place, |(own, there)| there + (place - own))
+    }
+}
+
+/// What stands behind a backslash: what it means, and what comes after it.
+fn escaped(text: &str) -> Option<(char, &str)> {
+    let mut rest = text.chars();
+    let meant = match rest.next()? {
+        same @ ('"' | '\\' | '/') => same,
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'b' => '\u{8}',
+        'f' => '\u{c}',
+        'u' => {
+            let (digits, behind) = rest.as_str().split_at_checked(4)?;
+            return Some((u32::from_str_radix(digits, 16).ok().and_then(char::from_u32)?, behind));
+        }
+        _ => return None,
+    };
+    Some((meant, rest.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_marks_are_marks() {
+        let mark = format!("[redacted {}]", "0af9".repeat(8));
+        for (text, expected) in [
+            (mark.clone(), vec![(0, 43)]),
+            (format!("ä{mark}{mark}!"), vec![(2, 45), (45, 88)]),
+            (format!("[redacted {mark}"), vec![(10, 53)]),
+            (mark.replace(']', ""), vec![]),
+            (mark.replace("f9]", "F9]"), vec![]),
+            (mark.replace('9', "ä"), vec![]),
+            ("[redacted ]".to_owned(), vec![]),
+        ] {
+            let found: Vec<(usize, usize)> = marks(&text).iter().map(|mark| (mark.start, mark.end)).collect();
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_found_again_as_it_is_written() {
+        let written = r#"a \"b\\c\" \u00e4\nd \x"#;
+        let plain = Unescaped::of(written).unwrap();
+        assert_eq!(plain.text, "a \"b\\c\" ä\nd \\x");
+        for (meant, there) in [("a", "a"), ("b\\c", r"b\\c"), ("\"b", r#"\"b"#), ("ä", r"\u00e4"), ("ä\nd", r"\u00e4\nd"), ("\\x", r"\x")]
+        {
+            let start = plain.text.find(meant).unwrap();
+            assert_eq!(written.get(plain.written(&(start..start + meant.len()))), Some(there), "{meant}");
+        }
+        assert!(Unescaped::of(r"C:\users\x, \u12, \").is_none());
+    }
+}
