@@ -17,7 +17,7 @@ use crate::clock::ManualClock;
 use crate::code;
 use crate::ledger::{Decision, Gate, Row};
 use crate::policy::{RecalledBy, Watch};
-use crate::redact::is_redacted;
+use crate::redact::{is_marked, is_redacted};
 use crate::registry::Agent;
 use crate::session::Revoked;
 use stage::Stage;
@@ -215,6 +215,12 @@ impl Theatre {
         (call, trail, watch)
     }
 
+    /// Whether there may be a tool here that a call has named, where its name was redacted.
+    fn may_know(&self, row: &Row) -> bool {
+        let agent = self.gate.agent(&row.key.agent).filter(|_| is_marked(&row.tool));
+        agent.is_some_and(|agent| agent.tools.keys().any(|name| may_be(&row.tool, name)))
+    }
+
     /// Takes a recorded call through the gates before the tool: of a plan, without what those before it take away.
     async fn judge(&self, row: &Row, taken: Vec<Revoked>) -> Judged {
         let (call, mut trail, watch) = self.bring(row);
@@ -245,6 +251,9 @@ impl Theatre {
             Ok(Admitted::Replay(_)) => Ruling::Replayed,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
+                if gate == Gate::Resolve && self.may_know(row) {
+                    return Judged::Unknown("something of the tool's name was redacted, and there is one that it may be".to_owned(), None);
+                }
                 if gate == Gate::Validate && unread {
                     return Judged::Unknown(UNREAD.to_owned(), None);
                 }
@@ -260,6 +269,12 @@ impl Theatre {
             _ => Judged::Decided(ruling, None),
         }
     }
+}
+
+/// Whether a name of which something was redacted may be this one.
+fn may_be(marked: &str, name: &str) -> bool {
+    let (before, after) = (marked.split("[redacted ").next().unwrap_or_default(), marked.rsplit(']').next().unwrap_or_default());
+    name.len() > before.len() + after.len() && name.starts_with(before) && name.ends_with(after)
 }
 
 /// Where a refusal hung on the moment, that it did.

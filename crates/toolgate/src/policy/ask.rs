@@ -161,6 +161,9 @@ impl<'a> Ask<'a> {
     /// A fault if the policy did not name it in [`super::Policy::needs`].
     pub fn mark(&self, name: &str) -> Result<Option<&'a Value>, Fault> {
         let mark = self.facts.marks.get(name).ok_or_else(|| Fault(format!("mark `{name}` was not asked for in `needs`")))?;
+        if self.facts.watch.0.is_some() && mark.as_ref().is_some_and(crate::redact::is_redacted) {
+            self.facts.watch.unknown(|| "what a rule remembers was redacted".to_owned());
+        }
         Ok(mark.as_ref())
     }
 

@@ -11,9 +11,9 @@ use serde_json::Value;
 use super::Redactor;
 use crate::error::{FieldError, NextStep, ToolError};
 use crate::json::Pointer;
-use crate::ledger::Row;
+use crate::ledger::{Decision, Gate, Row};
 use crate::outcome::{Outcome, Output, Signal};
-use crate::policy::{ApprovalFact, Facts, FileFact, HookFact, Observed, Used};
+use crate::policy::{ApprovalFact, Facts, FileFact, HookFact, Observed, ReadBeforeWrite, Used};
 use crate::session::{Evidence, EvidenceKey};
 
 impl Redactor {
@@ -22,12 +22,14 @@ impl Redactor {
         if self.patterns.is_empty() {
             return row;
         }
+        // Before a tool runs, only hooks bring codes with them.
+        let ruled = row.decision == Decision::Refused && row.gate < Gate::Run && row.gate != Gate::Hooks;
         Row {
             arguments: Arc::new(self.value(Arc::unwrap_or_clone(row.arguments))),
             entities: self.entities(row.entities),
             client_id: row.client_id.map(|text| self.clean(text)),
             stop_reason: row.stop_reason.map(|text| self.clean(text)),
-            outcome: self.told(row.outcome),
+            outcome: self.told(row.outcome, ruled),
             facts: self.facts(row.facts),
             ..row
         }
@@ -42,7 +44,7 @@ impl Redactor {
             }
             other => other,
         };
-        if self.patterns.is_empty() { outcome } else { self.told(outcome) }
+        if self.patterns.is_empty() { outcome } else { self.told(outcome, false) }
     }
 
     fn clean(&self, text: String) -> String {
@@ -61,12 +63,13 @@ impl Redactor {
         entities.into_iter().map(|(name, value)| (name, self.value(value))).collect()
     }
 
-    fn told(&self, outcome: Outcome) -> Outcome {
+    /// The code of a rule is the configuration's, and what a refusal is known by.
+    fn told(&self, outcome: Outcome, ruled: bool) -> Outcome {
         match outcome {
             Outcome::Success(output) => {
                 Outcome::Success(Output { message: output.message.map(|text| self.clean(text)), value: self.value(output.value), ..output })
             }
-            Outcome::Error(error) => Outcome::Error(Box::new(self.error(*error))),
+            Outcome::Error(error) => Outcome::Error(Box::new(self.error(*error, ruled))),
             Outcome::Signal(Signal::ExpandSection { section, reason }) => {
                 Outcome::Signal(Signal::ExpandSection { section: self.clean(section), reason: self.clean(reason) })
             }
@@ -74,16 +77,17 @@ impl Redactor {
         }
     }
 
-    fn error(&self, mut error: ToolError) -> ToolError {
+    fn error(&self, mut error: ToolError, ruled: bool) -> ToolError {
         let field = |field: FieldError| FieldError {
             path: self.clean(field.path),
             expected: self.clean(field.expected),
             got: self.clean(field.got),
             did_you_mean: field.did_you_mean.map(|text| self.clean(text)),
         };
-        if let Cow::Owned(theirs) = error.code {
-            error.code = self.clean(theirs).into();
-        }
+        error.code = match error.code {
+            Cow::Owned(theirs) if !ruled => self.clean(theirs).into(),
+            own => own,
+        };
         error.message = self.clean(error.message);
         error.errors = error.errors.into_iter().map(field).collect();
         error.redirect_tool = error.redirect_tool.map(|text| self.clean(text));
@@ -123,7 +127,7 @@ impl Redactor {
         Facts {
             evidence: evidence.into_iter().map(|(key, proof)| (self.evidence_key(key), proof.map(|proof| self.proof(&proof)))).collect(),
             counters: self.used(counters),
-            marks: self.named(marks, |mark| mark.map(|value| self.value(value))),
+            marks: marks.into_iter().map(|(name, mark)| self.remembered(name, mark)).collect(),
             files: self.named(files, |fact| match fact {
                 FileFact::Unreadable(why) => FileFact::Unreadable(self.clean(why)),
                 FileFact::Absent | FileFact::Present(_) => fact,
@@ -158,6 +162,13 @@ impl Redactor {
     fn proof(&self, proof: &Evidence) -> Arc<Evidence> {
         let Evidence { tool, entities, fields, at, origin, stamp } = proof.clone();
         Arc::new(Evidence { entities: self.entities(entities), fields: self.value(fields), tool, at, origin, stamp })
+    }
+
+    /// What a rule remembers. What a file was like is a digest, and no secret.
+    fn remembered(&self, name: String, mark: Option<Value>) -> (String, Option<Value>) {
+        let of_file = mark.as_ref().is_some_and(|value| ReadBeforeWrite::remembers(&name, value));
+        let mark = if of_file { mark } else { mark.map(|value| self.value(value)) };
+        (self.clean(name), mark)
     }
 
     /// Under other names where a name is secret.

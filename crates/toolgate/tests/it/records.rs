@@ -379,3 +379,49 @@ async fn a_pattern_finds_what_is_spelled_as_in_json() {
     assert_eq!(rows[2].facts.evidence[0].0.entity.as_ref().map(|(_, value)| &**value), Some(format!("\"{mark}\"").as_str()));
     assert!(rows[2].facts.claimed[0].0.contains(mark), "{:?}", rows[2].facts);
 }
+
+/// What a refusal is known by, and what a file was like, is no secret, whatever it looks like.
+#[tokio::test]
+async fn a_pattern_makes_no_decision_another_one() {
+    let tool = |name: &str| Tool::dynamic(name, "T.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let agent = |more: &str| {
+        let rule = toolgate::policy::Require::new("looked", ["pay"], ["look"]).code("step-1");
+        Agent::builder("a")
+            .tool(tool("look").effect(Effect::Read))
+            .tool(tool("pay").effect(Effect::Write))
+            .tool(tool(more).effect(Effect::Read))
+            .tools(toolgate::builtin::files())
+            .files(toolgate::MemoryFs::new([("a.txt", "x")]))
+            .policy(rule)
+            .policy(toolgate::policy::ReadBeforeWrite::default())
+            .build()
+            .unwrap()
+    };
+    let gate = crate::support::gate().redact("[0-9]+").unwrap().redact("[0-9a-f]{9,}").unwrap().agent(agent("other")).build().unwrap();
+    let s = gate.session("a", "alice", "s");
+    for (tool, args, expected) in [
+        ("pay", json!({}), "step-1"),
+        ("read_file", json!({"path": "a.txt"}), "ok"),
+        ("write_file", json!({"path": "a.txt", "content": "y"}), "ok"),
+        ("tool-4111", json!({}), "unknown_tool"),
+    ] {
+        let answer = s.call(tool, args).await;
+        assert_eq!(answer.outcome.error().map_or("ok", |error| &error.code), expected, "{tool}");
+    }
+    let rows = s.rows().await.unwrap();
+    assert_eq!(rows[0].code(), Some("step-1"));
+    let replay = Replay::of(&gate).unwrap();
+    for row in &rows {
+        assert_eq!(replay.decide(row).await, Compared::Same, "{row:?}");
+    }
+    // Of a tool that is new nobody knows whether it was the one that was meant.
+    let known = Replay::new([agent("tool-4111")]).unwrap();
+    let compared = known.decide(&rows[3]).await;
+    assert!(matches!(&compared, Compared::Undecidable(why) if why.contains("name was redacted")), "{compared:?}");
+    assert_eq!(Replay::new([agent("tool-")]).unwrap().decide(&rows[3]).await, Compared::Same);
+    // What a rule remembers and was redacted decides nothing.
+    let mut row = (*rows[2]).clone();
+    let mark = row.facts.marks.values_mut().next().unwrap();
+    *mark = Some(json!("[redacted 0123]"));
+    assert!(matches!(replay.decide(&row).await, Compared::Undecidable(_)));
+}
