@@ -162,14 +162,6 @@ impl Redactor {
         self.scrub_text(text).into_owned()
     }
 
-    /// The same text where nothing in it is secret.
-    pub(crate) fn shared_text(&self, text: &Arc<str>) -> Arc<str> {
-        match self.scrub_text(text) {
-            std::borrow::Cow::Owned(clean) => clean.into(),
-            std::borrow::Cow::Borrowed(_) => Arc::clone(text),
-        }
-    }
-
     /// Takes what the patterns say is secret out of a document, member names too.
     pub(crate) fn scrub(&self, value: &mut Value) {
         match value {

@@ -382,8 +382,7 @@ impl Toolgate {
             key: trail.key.clone(),
             turn: trail.turn,
             stop_reason: trail.stop_reason.clone(),
-            // What a model calls a tool that there is not may be anything.
-            tool: if self.registered(trail).is_some() { Arc::clone(&trail.tool) } else { self.0.redactor.shared_text(&trail.tool) },
+            tool: Arc::clone(&trail.tool),
             arguments: Arc::clone(&trail.arguments),
             entities: self.entities(&outcome, trail),
             digest: trail.digest,
@@ -441,7 +440,9 @@ impl Toolgate {
         trail.span.record("toolgate.decision", end.decision.name());
         if let Outcome::Error(error) = &mut end.outcome {
             error.call_id = Some(trail.id);
-            trail.span.record("error.type", &*error.code);
+            // As the row has it, in which no pattern finds anything; what could not be recorded has a code of toolgate's own.
+            let code = row.code().filter(|_| end.gate != Gate::Record).unwrap_or(&error.code);
+            trail.span.record("error.type", code);
             trail.span.record("otel.status_code", "ERROR");
         }
         self.publish(&Event::ToolInvoked(row));

@@ -81,10 +81,10 @@ impl Trail {
         let id = id.unwrap_or_else(CallId::fresh);
         let started = gate.now();
         let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
-        // The name of a tool that does not exist is somebody else's text.
+        // The name of a tool that does not exist is somebody else's text, and may be anything.
         let tool: Arc<str> = match gate.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str())) {
             Some(tool) => Arc::clone(&tool.spec.name),
-            None => crate::names::shown(&call.tool).into(),
+            None => gate.0.redactor.text(&crate::names::shown(&call.tool)).into(),
         };
         Box::new(Self {
             id,

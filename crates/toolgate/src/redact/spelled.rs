@@ -72,7 +72,11 @@ fn escaped(text: &str) -> Option<(char, &str)> {
         'b' => '\u{8}',
         'f' => '\u{c}',
         'u' => {
-            let (digits, behind) = rest.as_str().split_at_checked(4)?;
+            // Or as toolgate shows it.
+            let (digits, behind) = match rest.as_str().strip_prefix('{') {
+                Some(inner) => inner.split_once('}')?,
+                None => rest.as_str().split_at_checked(4)?,
+            };
             return Some((u32::from_str_radix(digits, 16).ok().and_then(char::from_u32)?, behind));
         }
         _ => return None,
@@ -111,6 +115,7 @@ mod tests {
             let start = plain.text.find(meant).unwrap();
             assert_eq!(written.get(plain.written(&(start..start + meant.len()))), Some(there), "{meant}");
         }
+        assert_eq!(Unescaped::of(r"M\u{fc}ller").unwrap().text, "Müller");
         assert!(Unescaped::of(r"C:\users\x, \u12, \").is_none());
     }
 }

@@ -83,3 +83,29 @@ async fn a_call_is_one_event_and_one_span() {
     assert_eq!(find("acts", "error.type").as_deref(), Some("unknown_tool"));
     assert_eq!(find("acts", "toolgate.gate").as_deref(), Some("resolve"));
 }
+
+/// What a model calls a tool that there is not, and what a tool calls its failure, may be anything.
+#[tokio::test]
+async fn a_span_says_nothing_that_a_row_may_not() {
+    let spans: Spans = Arc::default();
+    let _guard = tracing::subscriber::set_default(Registry::default().with(Keep(Arc::clone(&spans))));
+    let failed = || toolgate::Failure::new(toolgate::Category::Business, "no-4111".to_owned(), "no");
+    let fails = Tool::dynamic("fails", "Fails.", json!({"type": "object"}), move |_, _| async move { Err(failed()) }).open();
+    let world = World::with(|a| a.tool(fails), |g| g.redact("[0-9]{4}").unwrap());
+    world.session.call("look", json!({})).await;
+    tracing::callsite::rebuild_interest_cache();
+    for tool in ["card-4111", "fails"] {
+        assert!(world.session.call(tool, json!({})).await.outcome.error().is_some());
+    }
+    let spans: Vec<_> = spans.lock().unwrap().values().filter(|span| span.contains_key("gen_ai.tool.name")).cloned().collect();
+    let rows = world.session.rows().await.unwrap();
+    for row in &rows[1..] {
+        let span = spans.iter().find(|span| span["gen_ai.tool.name"] == *row.tool).unwrap();
+        assert_eq!(span.get("error.type").map(String::as_str), row.code());
+        let (name, code) = (&span["otel.name"], &span["error.type"]);
+        assert!(
+            !name.contains("4111") && !code.contains("4111") && (name.contains("[redacted ") || code.contains("[redacted ")),
+            "{span:?}"
+        );
+    }
+}
