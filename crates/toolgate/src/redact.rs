@@ -250,6 +250,16 @@ impl Redactor {
         found
     }
 
+    /// Where a text can be cut, at a place or before it: not in the middle of what the patterns find.
+    pub(crate) fn cut(&self, text: &str, at: usize) -> usize {
+        let mut end = at.saturating_add(LEFT).min(text.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let found = self.found(text.get(..end).unwrap_or_default());
+        found.iter().find(|one| one.place.start < at && at < one.place.end).map_or(at, |one| one.place.start)
+    }
+
     /// Where the patterns match, each by itself. Where nothing is matched, nothing is taken out.
     fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
         self.patterns.iter().flat_map(move |pattern| pattern.find_iter(text)).map(|found| found.range()).filter(|place| !place.is_empty())

@@ -17,6 +17,7 @@ use crate::json::{self, Bounds};
 use crate::ledger::Gate;
 use crate::outcome::{Output, Stored};
 use crate::policy::{Ask, Done, Mode};
+use crate::redact::Redactor;
 use crate::session::{Changes, Evidence, Origin};
 
 /// What a tool may give back at all: a row must be readable with it inside.
@@ -71,7 +72,7 @@ impl Toolgate {
         let mut output = Output { message: txn.message.take(), value, hidden: txn.hidden, empty, ..Output::default() };
         let most = tool.spec.max_output.unwrap_or(passed.agent.max_output);
         let whole = (passed.agent.watched.is_some() && !is_small(&output.value, most)).then(|| output.value.clone());
-        let stored = cap(&mut output, most);
+        let stored = cap(&mut output, most, &self.0.redactor);
         Ok(Shaped { output, stored, changes, digest, whole })
     }
 
@@ -168,7 +169,7 @@ impl Toolgate {
 }
 
 /// A result that is too large goes aside; the model gets its head and a handle.
-fn cap(output: &mut Output, most: usize) -> Option<(String, Arc<str>)> {
+fn cap(output: &mut Output, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
     if output.hidden || is_small(&output.value, most) {
         return None;
     }
@@ -184,6 +185,8 @@ fn cap(output: &mut Output, most: usize) -> Option<(String, Arc<str>)> {
     while !text.is_char_boundary(end) {
         end -= 1;
     }
+    // Half a secret would be found by no pattern in the row.
+    let end = redactor.cut(&text, end);
     let said =
         format!("The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.", text.len());
     output.message = Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));

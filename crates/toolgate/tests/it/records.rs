@@ -425,3 +425,21 @@ async fn a_pattern_makes_no_decision_another_one() {
     *mark = Some(json!("[redacted 0123]"));
     assert!(matches!(replay.decide(&row).await, Compared::Undecidable(_)));
 }
+
+/// Half a secret would be found by no pattern.
+#[tokio::test]
+async fn a_result_is_not_cut_in_the_middle_of_a_secret() {
+    let long = || format!("{}4111-1111-1111-1111{}", "x".repeat(4090), "y".repeat(100_000));
+    let tell = Tool::dynamic("tell", "Tells.", json!({"type": "object"}), move |_, _| async move { Ok(json!(long())) });
+    let agent = Agent::builder("a").tool(tell.effect(Effect::Read)).tool(toolgate::builtin::read_output()).build().unwrap();
+    let s = crate::support::gate().redact(r"\d{4}(-\d{4}){3}").unwrap().agent(agent).built().session("a", "alice", "s");
+    let answer = s.call("tell", json!({})).await;
+    let row = s.rows().await.unwrap().remove(0);
+    assert_eq!(row.outcome.success().unwrap().value, json!("x".repeat(4090)));
+    // Whoever reads on misses nothing.
+    let handle = answer.outcome.success().and_then(|output| output.stored.as_ref()).unwrap().handle.clone();
+    let page = s.call("read_output", json!({"handle": handle, "offset": 4090})).await;
+    let text = page.outcome.success().unwrap().value["text"].as_str().unwrap().to_owned();
+    assert!(text.starts_with("4111-1111-1111-1111yyy"), "{text}");
+    assert!(!serde_json::to_string(&s.rows().await.unwrap()).unwrap().contains("4111"));
+}
