@@ -326,7 +326,7 @@ impl RemoteTool {
             _ => Failure::business("tool_failed", message("reported a failure")),
         };
         let failure = self.by_pattern(&error.message).unwrap_or_else(|| failure.effects(Effects::Done));
-        failure.upstream(said)
+        failure.upstream(self.link.upstream.said_without_secrets(said))
     }
 
     /// What its words mean, where somebody has said so.
@@ -472,15 +472,17 @@ impl Handler for RemoteTool {
             let message = format!("`{}` of the upstream `{}` reported a failure", self.tool, self.link.upstream.name);
             Failure::business("tool_failed", message).effects(Effects::Done)
         };
+        // Who fails may say with which key.
+        let clean = |said: Value| self.link.upstream.said_without_secrets(said);
         if result.is_error == Some(true) {
             let failure = self.by_pattern(&said).unwrap_or_else(failed);
             let structured = result.structured_content.unwrap_or_default();
-            return Err(failure.upstream(json!({"said": said, "structured": structured})));
+            return Err(failure.upstream(clean(json!({"said": said, "structured": structured}))));
         }
         // Some say in a success that they failed.
         let blurted = || (self.link.upstream.blurts && blurts(&result)).then(failed);
         if let Some(failure) = self.by_pattern(&said).or_else(blurted) {
-            return Err(failure.upstream(json!({"said": said})));
+            return Err(failure.upstream(clean(json!({"said": said}))));
         }
         let value = value_of(&result);
         // Nobody else speaks as toolgate does, also not word for word.

@@ -408,6 +408,15 @@ async fn secrets_are_told_to_nobody_else() {
     }
 }
 
+/// Who fails may say with which key.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_words_of_a_failure_hold_no_key_of_the_upstream() {
+    let gate = Gate::open(&with_fixture("undeclared = \"read\"\nenv = { KEY = \"s3cr3t-of-the-upstream\", ROOT = \"/usr/bin\" }")).await;
+    let said = gate.client().call("fail", json!({"message": "bad key s3cr3t-of-the-upstream in /usr/bin"})).await.to_string();
+    assert!(said.contains("bad key [redacted] in /usr/bin") && !said.contains("s3cr3t"), "{said}");
+    gate.end().await;
+}
+
 /// A server that says this to everybody.
 fn says(answer: &'static str) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

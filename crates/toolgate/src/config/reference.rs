@@ -67,7 +67,7 @@ impl Reference {
     }
 
     /// What stands elsewhere in it: nobody may see that.
-    fn hidden(&self) -> impl Iterator<Item = String> {
+    pub(super) fn hidden(&self) -> impl Iterator<Item = String> {
         let one = |part: &Part| match part {
             Part::Text(_) => None,
             other => Self { parts: vec![other.clone()], place: None }.resolve().ok(),
@@ -88,11 +88,6 @@ impl Reference {
         };
         Some(Problem { place: self.place.clone(), ..Problem::new(why).help(help) })
     }
-}
-
-/// A text without what stands elsewhere.
-pub(super) fn without<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
-    crate::redact::without(references.into_iter().flat_map(Reference::hidden), text)
 }
 
 /// A text without these values: each as a whole, and what of it stands elsewhere or behind a scheme.

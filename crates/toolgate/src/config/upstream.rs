@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::file::Reader;
 use super::read::Table;
 use super::reference::Reference;
@@ -179,7 +181,31 @@ impl Upstream {
     /// A text without the secrets that it is given.
     #[must_use]
     pub fn without_secrets(&self, text: &str) -> String {
-        // All that it is set: many write their keys down as they are.
+        crate::redact::without(self.secrets(), text)
+    }
+
+    /// What it says without the secrets that it is given, member names too.
+    #[must_use]
+    pub fn said_without_secrets(&self, said: Value) -> Value {
+        fn clean(value: Value, secrets: &[String]) -> Value {
+            match value {
+                Value::String(text) => crate::redact::without(secrets, &text).into(),
+                Value::Array(items) => items.into_iter().map(|item| clean(item, secrets)).collect(),
+                Value::Object(map) => {
+                    map.into_iter().map(|(name, item)| (crate::redact::without(secrets, &name), clean(item, secrets))).collect()
+                }
+                other => other,
+            }
+        }
+        // A path that is there is no secret, and whoever reads of a failure has to know it.
+        let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
+        let mut secrets = self.secrets();
+        secrets.retain(|value| !is_there(value));
+        clean(said, &secrets)
+    }
+
+    /// What stands elsewhere of what it is given, and all that it is set: many write their keys down as they are.
+    fn secrets(&self) -> Vec<String> {
         let set: Vec<&Reference> = match &self.reach {
             Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
             Reach::Url { headers, credentials, .. } => {
@@ -191,9 +217,8 @@ impl Upstream {
                 headers.iter().map(|(_, value)| value).chain(own).collect()
             }
         };
-        let text = super::reference::without(self.references(), text);
         let values = set.into_iter().filter_map(|value| value.resolve().ok()).flat_map(super::reference::and_behind_scheme);
-        crate::redact::without(values.filter(|value| value.len() >= 8), &text)
+        self.references().into_iter().flat_map(Reference::hidden).chain(values.filter(|value| value.len() >= 8)).collect()
     }
 
     /// What it refers to and is not there, each thing once. What is there is not told.
