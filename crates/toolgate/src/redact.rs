@@ -27,6 +27,15 @@ pub(crate) const CUT: char = '…';
 /// How much of a value can be left in front of that, in bytes.
 const LEFT: usize = 16 << 10;
 
+/// The beginning of a text.
+pub(crate) fn head(text: &str, most: usize) -> String {
+    let mut head: String = text.chars().take(most).collect();
+    if head.len() < text.len() {
+        head.push(CUT);
+    }
+    head
+}
+
 /// A text without these values, nor what is left of one in whose middle it was cut off. What is shorter than four bytes stands in too many words.
 pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &str) -> String {
     let mut values: Vec<_> = values.into_iter().filter(|value| value.as_ref().len() >= 4).collect();

@@ -72,6 +72,20 @@ async fn arguments_are_words_or_standard_input_and_never_a_shell() {
 }
 
 #[tokio::test]
+async fn what_is_left_of_a_secret_in_what_a_program_says_goes_too() {
+    let room = Room::new();
+    let script = "head -c 1985 /dev/zero | tr '\\0' x >&2; cat >&2; exit 3";
+    let program = CommandTool::new("/bin/bash").arg("-c").arg(script).launcher(env!("CARGO_BIN_EXE_toolgate")).sandbox(room.room.clone());
+    let schema = json!({"type": "object", "properties": {"word": {"type": "string", "writeOnly": true}}});
+    let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program)).effect(Effect::Read).retry(0, Duration::ZERO);
+    let agent = Agent::builder("a").tool(tool.timeout(Duration::from_secs(20))).build().unwrap();
+    let session = Toolgate::builder().agent(agent).build().unwrap().session("a", "b", "c");
+    let answer = session.call("run", json!({"word": "hunter2-long"})).await;
+    let message = &answer.outcome.error().unwrap().message;
+    assert!(message.ends_with("x{\"word\":\"[redacted]…"), "{message}");
+}
+
+#[tokio::test]
 async fn what_a_program_comes_to() {
     let mut room = Room::new();
     assert_eq!(room.says("echo '{\"a\": 1}'").await, "{\"a\":1}");

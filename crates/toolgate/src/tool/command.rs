@@ -158,7 +158,8 @@ impl Handler for CommandTool {
         let feed = child::feed(stdin, arguments.bytes());
         let ((), out, err, status) = tokio::join!(feed, drain(stdout, self.most), drain(stderr, 64 << 10), program.wait());
         let status = status.map_err(|error| Failure::business("command_failed", format!("the program cannot be waited for: {error}")))?;
-        let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0)).trim().chars().take(2_000).collect::<String>();
+        let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0));
+        let said = crate::redact::head(said.trim(), 2_000);
         match status.code() {
             Some(0) => {}
             Some(NOT_RUN) if said.starts_with(&sign) => {
