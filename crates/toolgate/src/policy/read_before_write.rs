@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::problem::{ToolNames, not_one, unknown_tool};
+use super::problem::{ToolNames, not_one, secret_key, unknown_tool};
 use super::{Ask, Done, Fault, FileFact, Needs, Note, Observation, Outline, Policy, Problem, Remedy, Severity, Terms, Verdict};
 use crate::code;
 use crate::error::ToolError;
@@ -84,6 +84,8 @@ impl Policy for ReadBeforeWrite {
             let field = format!("guard.{tool}");
             problems.extend(unknown_tool(&field, tool, tools));
             problems.extend(not_one(&field, path));
+            let own: Vec<&Spec> = tools.iter().copied().filter(|spec| **tool == *spec.name()).collect();
+            problems.extend(secret_key(&field, path, &own));
             problems.extend(ToolNames::of([&**tool]).unknown_arguments(tools, [(field.clone(), path)].into_iter()));
         }
         // A model is told to read with it, so it must be there and take a path.

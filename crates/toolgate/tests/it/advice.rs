@@ -281,6 +281,7 @@ async fn secrets_are_not_advice() {
     for wrong in [
         agent().policy(Require::new("r", ["act"], ["proof"]).same("pin", "/pin")),
         agent().policy(Limit::calls("r", ["act"], 1).per(Per::Entity("/pin".into()))),
+        agent().policy(ReadBeforeWrite::new("r").guard("act", "/pin")),
         agent().tool(wants_pin("other").open().entity("pin", "/pin")).policy(Limit::calls("r", ["act"], 1)),
     ] {
         assert!(wrong.build().unwrap_err().to_string().contains("would be written down"));
