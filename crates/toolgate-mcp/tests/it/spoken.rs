@@ -139,7 +139,8 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
     let wanted = toolgate_store::Filter { tool: Some("mine".to_owned()), ..Default::default() };
     let rows = toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap();
     assert_eq!(rows.len(), 6 + wrong.len());
-    assert!(rows.iter().all(|one| !format!("{:?}", one.row).contains("4111")));
+    // So much of it stands in no time, length of time or digest by chance.
+    assert!(rows.iter().all(|one| !format!("{:?}", one.row).contains("4111 1111")));
     // What is no call has none.
     for body in ["{", "[]", r#"{"id": "3"}"#, r#"{"tool": 7}"#, r#"{"tool": "mine", "tool": "calc"}"#] {
         let (status, said) = decide("check", body).await;
