@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 use toolgate::policy::{RecalledBy, Verdict};
 use toolgate::{Answer, Category, Decision, Effect, Effects, Failure, Tool, ToolError};
 
@@ -35,15 +36,19 @@ async fn a_settled_call_is_handed_back_without_running() {
 
 #[tokio::test]
 async fn a_call_that_is_running_is_not_started_again() {
-    let world = World::with(|a| a, |g| g.busy_wait(Duration::from_millis(10)));
+    // It hangs for as long as this test wants.
+    let world = World::whose_act(|act| act.timeout(Duration::from_secs(60)));
     let other = world.gate.session("agent", "alice", "another");
-    let slow = keyed(&world, "k", json!({"how": "hang"}));
+    let token = CancellationToken::new();
+    let slow = world.session.prepare("act", json!({"how": "hang"})).idempotency_key("k").cancelled_by(token.clone());
+    let slow = world.gate.call(slow);
     tokio::pin!(slow);
     while world.ran() == 0 {
         assert!(tokio::time::timeout(Duration::from_millis(30), &mut slow).await.is_err());
     }
     let again = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
     assert_eq!(again.outcome.error().map(|e| (&*e.code, e.retryable)), Some(("in_progress", true)));
+    token.cancel();
     slow.await;
     let later = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
     assert_eq!(later.outcome.error().map(|e| (&*e.code, e.retryable)), Some(("pending_reconciliation", false)));

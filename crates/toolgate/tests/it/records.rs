@@ -10,7 +10,7 @@ use crate::support::{Built, Fails, World};
 
 #[tokio::test]
 async fn a_caller_who_hangs_up_cancels_the_tool_and_not_the_row() {
-    let world = World::new(|agent| agent);
+    let world = World::whose_act(|act| act.timeout(Duration::from_secs(60)));
     let quiet = world.fingerprint().await;
     let mut call = Box::pin(world.session.call("act", json!({"how": "hang"})));
     while world.ran() == 0 {
