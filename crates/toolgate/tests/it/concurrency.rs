@@ -1,14 +1,16 @@
 //! Calls at the same time come to what some order of them would have come to.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::Barrier;
 use toolgate::{Ctx, Effect, Tool};
 
 use crate::support::World;
 
 /// Reads and rewrites a list, yielding in between, so that a lost update would show.
-fn push(effect: Effect) -> Tool {
+fn push() -> Tool {
     Tool::dynamic(
         "push",
         "Appends.",
@@ -21,7 +23,7 @@ fn push(effect: Effect) -> Tool {
             if args["fail"] == true { Err(toolgate::Failure::business("told_to", "told to fail")) } else { Ok(json!(list)) }
         },
     )
-    .effect(effect)
+    .effect(Effect::Write)
     .local()
     .open()
 }
@@ -29,7 +31,7 @@ fn push(effect: Effect) -> Tool {
 /// A random interleaving of writers and readers equals some serial order.
 async fn interleaved(calls: u64, seed: u64) {
     let world = World::new(|agent| {
-        agent.tool(push(Effect::Write)).tool(
+        agent.tool(push()).tool(
             Tool::dynamic(
                 "peek",
                 "Looks.",
@@ -86,8 +88,25 @@ async fn any_interleaving_equals_some_serial_order() {
 
 #[tokio::test]
 async fn of_two_writers_in_conflict_one_loses_and_both_are_recorded() {
-    // Declared `read`, these two run at the same time and both write: the second finds the session changed.
-    let world = World::new(|agent| agent.tool(push(Effect::Read)));
+    // Declared `read`, these two run at the same time and both write: the second finds the session changed. Neither ends before both
+    // have begun, however long a store takes.
+    let both = Arc::new(Barrier::new(2));
+    let meet = Tool::dynamic(
+        "push",
+        "Appends.",
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}),
+        move |ctx: Ctx, args: Value| {
+            let both = Arc::clone(&both);
+            async move {
+                let mut list: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
+                both.wait().await;
+                list.push(args["n"].clone());
+                ctx.set_slice("list", &list)?;
+                Ok(json!(list))
+            }
+        },
+    );
+    let world = World::new(|agent| agent.tool(meet.effect(Effect::Read).local().open()));
     let (a, b) = tokio::join!(world.session.call("push", json!({"n": 1})), world.session.call("push", json!({"n": 2})));
     let lost: Vec<_> = [&a, &b].into_iter().filter_map(|answer| answer.outcome.error()).collect();
     assert_eq!(lost.len(), 1, "{a:?} {b:?}");
