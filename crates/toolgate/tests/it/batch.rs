@@ -78,7 +78,7 @@ async fn neighbouring_reads_run_together() {
         },
     )
     .effect(Effect::Read)
-    .timeout(Duration::from_secs(5));
+    .timeout(Duration::from_secs(60));
     let world = World::new(|agent| agent.tool(meet));
     let turn = plan(&[("meet", json!({"n": 1})), ("meet", json!({"n": 2})), ("meet", json!({"n": 3}))]);
     assert_eq!(codes(&world.session.batch(turn).await), ["ok", "ok", "ok"]);

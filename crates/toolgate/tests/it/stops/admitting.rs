@@ -10,7 +10,7 @@ use toolgate::policy::{Fault, Sequence, Terms, Verdict};
 use toolgate::store::Target;
 use toolgate::{Call, Category, Effects, Gate, SessionKey, Store, Tool, ToolError};
 
-use super::worlds::{Deaf, hooked, plain, ruled, scripted};
+use super::worlds::{Deaf, hooked, plain, ruled, scripted, scripted_for};
 use super::{Before, Case, Expected, Step, Stopped, act, refused};
 use crate::support::{Fails, World};
 
@@ -208,7 +208,7 @@ fn by_hooks() -> Vec<Case> {
         ("a program that denies", scripted("echo no >&2; exit 2"), acts!("ok"), refused("hook_denied", Gate::Hooks)),
         ("a program that crashes", scripted("exit 1"), acts!("ok"), refused("hook_failed", Gate::Hooks)),
         ("a program that is killed", scripted("kill -9 $$"), acts!("ok"), refused("hook_failed", Gate::Hooks)),
-        ("a program that hangs", scripted("sleep 60"), acts!("ok"), refused("hook_failed", Gate::Hooks)),
+        ("a program that hangs", scripted_for(1, "sleep 60"), acts!("ok"), refused("hook_failed", Gate::Hooks)),
         ("a program that prints junk", scripted("echo fine by me"), acts!("ok"), refused("hook_failed", Gate::Hooks)),
         ("a program that decides nonsense", nonsense, acts!("ok"), refused("hook_failed", Gate::Hooks)),
         ("a program that is not there", World::new(|a| a.hook(gone)), acts!("ok"), refused("hook_failed", Gate::Hooks)),

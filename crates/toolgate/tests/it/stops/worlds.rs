@@ -85,8 +85,15 @@ pub(super) fn hooked(how: &'static str) -> World {
     World::new(|agent| agent.hook(TestHook(how)))
 }
 
+/// A program that is given the time it takes to begin.
 pub(super) fn scripted(script: &'static str) -> World {
-    World::new(|agent| agent.hook(CommandHook::new("script", "/bin/sh").arg("-c").arg(script).timeout(Duration::from_secs(3)).before()))
+    scripted_for(60, script)
+}
+
+/// A program that is given so many seconds.
+pub(super) fn scripted_for(seconds: u64, script: &'static str) -> World {
+    let hook = CommandHook::new("script", "/bin/sh").arg("-c").arg(script).timeout(Duration::from_secs(seconds));
+    World::new(|agent| agent.hook(hook.before()))
 }
 
 pub(super) fn ruled(check: fn(&Ask<'_>) -> Result<Verdict, Fault>) -> World {
