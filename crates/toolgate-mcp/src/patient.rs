@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_takes_nothing_is_hung_up_on() {
         let (near, mut far) = tokio::io::duplex(8);
         let mut near = Patient::new(near, Duration::from_millis(200));

@@ -413,7 +413,7 @@ mod tests {
         let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
         let sent = send.try_send_request(request);
         drop(far);
-        let sent = tokio::time::timeout(Duration::from_secs(5), driven(&mut drive, sent)).await.expect("nobody ever says so");
+        let sent = tokio::time::timeout(Duration::from_secs(60), driven(&mut drive, sent)).await.expect("nobody ever says so");
         assert!(sent.unwrap_err().take_message().is_some());
     }
 }
