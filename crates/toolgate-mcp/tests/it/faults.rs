@@ -236,10 +236,16 @@ async fn junk_of_every_kind() {
             "command = {}\nundeclared = \"read\"\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n",
             script(home.path(), name, &text)
         );
-        let gate = Gate::open(&config(&ill)).await;
+        let gate = Gate::hasty(&config(&ill)).await;
         // Who says nothing is not waited for.
         let waited = !matches!(status_of(&gate, "ill"), Status::Starting);
         assert!(!waited || !matches!(name, "silent" | "half"), "{name}");
+        let mut tries = 0;
+        until("the other one is there", async || {
+            tries += 1;
+            gate.client().in_session(&format!("well-{tries}")).code("well_echo", json!({"text": "x"})).await == "ok"
+        })
+        .await;
         let crowd = Crowd::gather(&gate.client());
         if lives {
             let mut tries = 0;

@@ -287,7 +287,7 @@ async fn long_lists_are_read_and_told_page_by_page() {
 async fn a_list_without_end_keeps_nobody_waiting() {
     let (_a, tools) = Shelf { endless: "tools", ..Shelf::new("a", 1) }.open("").await;
     let (_b, prompts) = Shelf { endless: "prompts", ..Shelf::new("b", 1) }.open("").await;
-    let gate = Gate::open(&format!("{tools}{prompts}[tools.calc]\nkind = \"builtin\"\n")).await;
+    let gate = Gate::hasty(&format!("{tools}{prompts}[tools.calc]\nkind = \"builtin\"\n")).await;
     let client = gate.client();
     assert_eq!(client.code("calc", json!({"expression": "1"})).await, "ok");
     // Whose prompts have no end has tools all the same.
