@@ -207,7 +207,11 @@ impl ServerHandler for Shelf {
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
-        (!self.fussy || requested.resource_subscriptions.is_none()).then(|| requested.clone())
+        if self.fussy && requested.resource_subscriptions.is_some() {
+            self.wanted.fetch_add(1, Ordering::SeqCst);
+            return None;
+        }
+        Some(requested.clone())
     }
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
@@ -346,15 +350,14 @@ async fn a_resource_that_is_not_told_of_keeps_no_list_from_being_heard_of() {
     let request = plain().post(&client.url).header("accept", EITHER).header("mcp-protocol-version", "2026-07-28");
     newer.ask(request.header("mcp-method", "subscriptions/listen").json(&listen));
     newer.hear(|said| said["method"] == "notifications/subscriptions/acknowledged").await;
-    // It is asked to tell of that one, and does not want to.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    until("it is asked to tell of that one, and does not want to", async || shelf.wanted.load(Ordering::SeqCst) > 0).await;
     shelf.many.store(3, Ordering::SeqCst);
     let seen = until("it is offered", async || {
         shelf.announce().await;
         client.tools().await.len() == 3
     });
     // Sooner than its lists are looked at without a word of it.
-    tokio::time::timeout(Duration::from_secs(15), seen).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(20), seen).await.unwrap();
     drop(newer);
     gate.end().await;
 }
