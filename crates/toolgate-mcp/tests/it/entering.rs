@@ -55,7 +55,7 @@ impl Ears {
         if let Some(at) = self.kept.iter().position(&is) {
             return self.kept.remove(at);
         }
-        let found = tokio::time::timeout(Duration::from_secs(20), async {
+        let found = tokio::time::timeout(Duration::from_secs(60), async {
             loop {
                 let said = self.heard.recv().await.unwrap();
                 if is(&said) {
@@ -171,7 +171,7 @@ async fn who_has_a_certificate_is_talked_to_in_private_only() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut heard = Vec::new();
-    let _ = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut heard)).await.unwrap();
+    let _ = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut heard)).await.unwrap();
     assert!(!String::from_utf8_lossy(&heard).contains("HTTP"), "{heard:?}");
     // Who vouches for itself is not believed, and it is told why.
     let other = Gate::open(&format!("[upstreams.far]\nurl = \"{base}/mcp\"\nundeclared = \"read\"\n")).await;

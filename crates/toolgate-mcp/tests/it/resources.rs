@@ -286,10 +286,10 @@ async fn nothing_is_promised_that_is_not_kept() {
     // However many there are, they are looked at in a moment.
     let many: Vec<String> = (0..100_000).map(|n| format!("toolgate://x/note://{n}")).collect();
     let mut listening =
-        tokio::time::timeout(std::time::Duration::from_secs(20), Listening::open(&gate, "", json!({"resourceSubscriptions": many})))
+        tokio::time::timeout(std::time::Duration::from_secs(60), Listening::open(&gate, "", json!({"resourceSubscriptions": many})))
             .await
             .unwrap();
-    let said = tokio::time::timeout(std::time::Duration::from_secs(20), listening.next()).await.unwrap();
+    let said = tokio::time::timeout(std::time::Duration::from_secs(60), listening.next()).await.unwrap();
     assert_eq!(said["params"]["notifications"]["resourceSubscriptions"].as_array().map(Vec::len), Some(1_000));
     drop((ask, listening));
     gate.end().await;
@@ -379,7 +379,7 @@ async fn whatever_may_have_changed_while_an_upstream_was_away_is_told() {
     let mut told = HashSet::new();
     while told.len() < wanted.len() {
         let said =
-            tokio::time::timeout(Duration::from_secs(30), listening.next()).await.unwrap_or_else(|_| panic!("{} of 600", told.len()));
+            tokio::time::timeout(Duration::from_secs(60), listening.next()).await.unwrap_or_else(|_| panic!("{} of 600", told.len()));
         if said["method"] == "notifications/resources/updated" {
             told.insert(said["params"]["uri"].to_string());
         }

@@ -17,13 +17,13 @@ fn digest(token: &str) -> String {
     Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes to the gateway as they are, and what it says to that.
+/// Bytes to the gateway as they are, and what it says to that until it hangs up.
 async fn raw(gate: &Gate, request: &[u8]) -> String {
     let address = gate.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request).await.unwrap();
     let mut answer = Vec::new();
-    let _ = tokio::time::timeout(Duration::from_secs(3), stream.read_to_end(&mut answer)).await;
+    let _ = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut answer)).await.unwrap();
     String::from_utf8_lossy(&answer).into_owned()
 }
 
