@@ -308,7 +308,7 @@ async fn a_conversation_without_a_name_ends_when_nothing_is_said() {
     let config = with_fixture("")
         + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\nproves = [\"/text\"]\n[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"echo_first\"\nrule = \"require\"\ntools = [\"count\"]\nany_of = [\"echo\"]\nreason = \"Echo first.\"\n\
-           [gateway]\nidle = \"3s\"\n";
+           [gateway]\nidle = \"10s\"\n";
     let gate = Gate::open(&config).await;
     let (client, named) = (gate.client(), gate.client().in_session("named"));
     assert_eq!(client.code("count", json!({})).await, "prerequisite_missing");
@@ -316,7 +316,7 @@ async fn a_conversation_without_a_name_ends_when_nothing_is_said() {
         assert_eq!(client.code("echo", json!({"text": "x"})).await, "ok");
         assert_eq!(client.code("count", json!({})).await, "ok");
     }
-    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    tokio::time::sleep(Duration::from_millis(10_500)).await;
     assert_eq!(client.code("count", json!({})).await, "prerequisite_missing");
     // One that has a name is what it was.
     assert_eq!(named.code("count", json!({})).await, "ok");
