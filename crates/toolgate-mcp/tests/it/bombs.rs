@@ -180,11 +180,13 @@ struct Desk {
     now: AtomicUsize,
     most: AtomicUsize,
     came: AtomicUsize,
+    /// Nobody leaves before so many are there.
+    full: usize,
 }
 
 /// An upstream of 2026-07-28 whose tools take as long as they are told: how to reach it, and who is there.
-async fn desk() -> (String, Arc<Desk>) {
-    let desk = Arc::<Desk>::default();
+async fn desk(full: usize) -> (String, Arc<Desk>) {
+    let desk = Arc::new(Desk { full, ..Desk::default() });
     let own = Arc::clone(&desk);
     let schema = r#"{"type":"object","properties":{"ms":{"type":"integer"},"n":{"type":"integer"}}}"#;
     let tools = ["wait", "rest"].map(|name| tool(name, schema)).join(",");
@@ -198,6 +200,9 @@ async fn desk() -> (String, Arc<Desk>) {
                     desk.came.fetch_add(1, Ordering::SeqCst);
                     desk.most.fetch_max(desk.now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     let ms = asked.pointer("/params/arguments/ms").and_then(Value::as_u64).unwrap_or_default();
+                    while desk.most.load(Ordering::SeqCst) < desk.full {
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
                     tokio::time::sleep(Duration::from_millis(ms)).await;
                     desk.now.fetch_sub(1, Ordering::SeqCst);
                     result(&asked, json!({"resultType": "complete", "content": []}))
@@ -218,12 +223,12 @@ async fn error_of(client: &Client, tool: &str, n: usize, ms: u64) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_upstream_has_its_own_room_and_its_own_time() {
-    let ((narrow, few), (usual, many), (quick, _), (full, one)) = (desk().await, desk().await, desk().await, desk().await);
+    let ((narrow, few), (usual, many), (quick, _), (full, one)) = (desk(3).await, desk(16).await, desk(0).await, desk(0).await);
     let text = format!(
         "[upstreams.narrow]\n{narrow}undeclared = \"read\"\nconcurrency = 3\n[upstreams.usual]\n{usual}undeclared = \"read\"\n\
          [upstreams.quick]\n{quick}undeclared = \"read\"\ntimeout = \"400ms\"\n\
          [tools.quick_rest]\nkind = \"mcp\"\nupstream = \"quick\"\neffect = \"read\"\ntimeout = \"20s\"\n\
-         [upstreams.full]\n{full}concurrency = 1\ntimeout = \"1s\"\n\
+         [upstreams.full]\n{full}concurrency = 1\ntimeout = \"4s\"\n\
          [tools.full_wait]\nkind = \"mcp\"\nupstream = \"full\"\neffect = \"write\"\npolicy = \"open\"\n"
     );
     let gate = Gate::open(&text).await;
@@ -232,7 +237,7 @@ async fn each_upstream_has_its_own_room_and_its_own_time() {
     let errors = join_all(crowd).await;
     assert!(errors.iter().all(Value::is_null), "{errors:?}");
     let (few, many) = (few.most.load(Ordering::SeqCst), many.most.load(Ordering::SeqCst));
-    assert!((2..=3).contains(&few) && (4..=16).contains(&many), "at most 3 and 16 at the same time: {few} {many}");
+    assert_eq!((few, many), (3, 16), "so many at the same time, and no more");
     // The time of an upstream holds for its tools but for those that have their own, and for nobody else's.
     let (late, patient, other) = tokio::join!(
         error_of(&client, "quick_wait", 0, 30_000),
@@ -252,9 +257,9 @@ async fn each_upstream_has_its_own_room_and_its_own_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_never_answers_is_left_alone_and_taken_back() {
-    let ((ill, desk), (well, _)) = (desk().await, desk().await);
+    let ((ill, desk), (well, _)) = (desk(0).await, desk(0).await);
     let text = format!(
-        "[upstreams.ill]\n{ill}undeclared = \"read\"\ntimeout = \"1s\"\nconcurrency = 64\n\
+        "[upstreams.ill]\n{ill}undeclared = \"read\"\ntimeout = \"3s\"\nconcurrency = 64\n\
          [tools.ill_rest]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\ntimeout = \"20s\"\n\
          [upstreams.well]\n{well}undeclared = \"read\"\n"
     );
