@@ -157,7 +157,7 @@ async fn insist(client: &Client, text: &str) {
 async fn what_is_said_between_answers_costs_a_call_at_most_and_makes_none_twice() {
     let home = tempfile::tempdir().unwrap();
     let books = Books::open(home.path());
-    let gate = Gate::open(&config(&ill(home.path(), 80, "timeout = \"1s\""))).await;
+    let gate = Gate::open(&config(&ill(home.path(), 80, "timeout = \"3s\""))).await;
     let client = gate.client();
     let crowd = Crowd::of(&client, &["well_echo"]);
     let all: Vec<&str> = ANSWERED.into_iter().chain(UNANSWERED).collect();

@@ -131,10 +131,17 @@ async fn who_is_listened_to_ends_by_itself() {
         let word = home.path().join(pause.to_string());
         let more = format!("undeclared = \"read\"\nenv = {{ FIXTURE_GOODBYE = {} }}", json!(word));
         let config = toolgate::config::Config::parse("toolgate.toml", &with_fixture(&more));
-        let upstreams = Upstreams::start(&config, &Starting::default(), Duration::from_secs(10)).await.unwrap();
-        assert!(upstreams.health().iter().all(|health| matches!(health.status, Status::Up { .. })), "{:?}", upstreams.health());
-        tokio::time::sleep(Duration::from_millis(pause)).await;
-        upstreams.end().await;
+        // It is given seconds, in which a machine with much to do may do something else: then another one is tried. One that is not told
+        // that nobody listens any more never ends by itself.
+        for _ in 0..3 {
+            let upstreams = Upstreams::start(&config, &Starting::default(), Duration::from_secs(20)).await.unwrap();
+            assert!(upstreams.health().iter().all(|health| matches!(health.status, Status::Up { .. })), "{:?}", upstreams.health());
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            upstreams.end().await;
+            if word.exists() {
+                break;
+            }
+        }
         assert!(word.exists(), "it was killed: {pause}");
     }
 }
@@ -194,7 +201,7 @@ async fn killed_again_and_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hung_and_slow() {
     let ill = format!(
-        "command = {}\nargs = [\"--stdio\", \"--tools\", \"2\"]\n[tools.ill_sleep]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\ntimeout = \"300ms\"\n",
+        "command = {}\nargs = [\"--stdio\", \"--tools\", \"2\"]\n[tools.ill_sleep]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\ntimeout = \"2s\"\n",
         json!(fixture())
     );
     let gate = Gate::open(&config(&ill)).await;
