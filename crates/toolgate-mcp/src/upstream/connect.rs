@@ -101,9 +101,9 @@ pub(super) async fn connect<H: ClientHandler>(
                 Ok(service) => Ok(Connection { service, child: Some(process), straight: None }),
                 Err(error) => {
                     drop(process);
-                    // The last that it said may say why.
+                    // The last that it said may say why. It has ended, so all of it is there, but for what others say in its place.
                     if let Some(listening) = listening {
-                        let _ = tokio::time::timeout(Duration::from_millis(200), listening).await;
+                        let _ = tokio::time::timeout(Duration::from_secs(1), listening).await;
                     }
                     Err(super::plain::hello(&error))
                 }
