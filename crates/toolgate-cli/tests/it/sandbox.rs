@@ -164,7 +164,6 @@ async fn nothing_leaves_the_room() {
 async fn a_program_that_multiplies_is_ended_with_all_its_children() {
     use std::os::unix::fs::PermissionsExt;
     let mut room = Room::new();
-    room.seconds = 3;
     room.room.processes = 20;
     // The kernel does not count root's: as somebody else, then.
     let launcher = room.path("launcher");
@@ -178,22 +177,29 @@ async fn a_program_that_multiplies_is_ended_with_all_its_children() {
     let mark = format!("toolgate-bomb-{}", std::process::id());
     // Ten generations at most, so that a room that does not hold does not take the machine with it.
     let bomb = format!("f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec -a {mark} sleep 100; }}; f 9");
-    let script = CommandTool::new("/bin/bash").arg("-c").arg(&bomb);
-    let session = room.session_led_by(script, &launcher);
-    let (watch, over) = (mark.clone(), Arc::new(AtomicBool::new(false)));
-    let is_over = Arc::clone(&over);
-    let most = tokio::task::spawn_blocking(move || {
-        let mut most = 0;
-        while !is_over.load(Ordering::Relaxed) {
-            most = most.max(processes_called(&watch));
-            std::thread::sleep(Duration::from_millis(20));
+    let mut most = 0;
+    // A machine with much to do takes its time to begin.
+    for seconds in [3, 12, 48] {
+        room.seconds = seconds;
+        let session = room.session_led_by(CommandTool::new("/bin/bash").arg("-c").arg(&bomb), &launcher);
+        let (watch, over) = (mark.clone(), Arc::new(AtomicBool::new(false)));
+        let is_over = Arc::clone(&over);
+        let counted = tokio::task::spawn_blocking(move || {
+            let mut most = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                most = most.max(processes_called(&watch));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            most
+        });
+        let answer = session.call("run", json!({})).await;
+        over.store(true, Ordering::Relaxed);
+        assert!(answer.outcome.error().is_some(), "{answer:?}");
+        most = counted.await.unwrap();
+        if most > 0 {
+            break;
         }
-        most
-    });
-    let answer = session.call("run", json!({})).await;
-    over.store(true, Ordering::Relaxed);
-    assert!(answer.outcome.error().is_some(), "{answer:?}");
-    let most = most.await.unwrap();
+    }
     assert!((1..=21).contains(&most), "{most} at once");
     gone(&mark).await;
 }
