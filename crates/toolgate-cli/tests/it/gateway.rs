@@ -373,7 +373,10 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
     project.write("project/teller", "#!/bin/sh\necho \"the key is $KEY\" >&2\nexit 1\n");
     std::fs::set_permissions(project.path("project/teller"), std::fs::Permissions::from_mode(0o755)).unwrap();
     project.write("project/key", secret);
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Nobody listens there, nor comes to while it is held.
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let nobody = held.local_addr().unwrap();
     project.write(
         "project/toolgate.toml",
         &format!(
