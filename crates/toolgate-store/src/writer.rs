@@ -429,7 +429,7 @@ mod tests {
                 .collect();
             for task in tasks {
                 // Nothing is unsigned here, so no clock comes to the rescue.
-                tokio::time::timeout(Duration::from_secs(20), task).await.expect("somebody was never answered").unwrap();
+                tokio::time::timeout(Duration::from_secs(60), task).await.expect("somebody was never answered").unwrap();
             }
         }
     }
@@ -451,7 +451,7 @@ mod tests {
             drop(writer);
             let _ = told.send(());
         });
-        assert!(closed.recv_timeout(Duration::from_secs(20)).is_ok(), "it never ends");
+        assert!(closed.recv_timeout(Duration::from_secs(60)).is_ok(), "it never ends");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -482,7 +482,7 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(60), task).await.expect("somebody was never answered").unwrap();
         }
         // What somebody left who did not wait is written all the same.
-        for _ in 0..200 {
+        for _ in 0..6_000 {
             if lock(&writer.desk.tray).jobs.is_empty() {
                 return;
             }

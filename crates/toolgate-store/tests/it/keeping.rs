@@ -226,7 +226,7 @@ fn what_could_not_be_signed_is_signed_later() {
         tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
         std::fs::rename(&aside, &file).unwrap();
         let signed = async || {
-            for _ in 0..100 {
+            for _ in 0..600 {
                 if desk.verify().signed_to == 2 {
                     return true;
                 }
