@@ -36,7 +36,7 @@ NPM = [
 ]
 PIP = ["mcp==2.3.0", "fastmcp==4.1.2", "mcp-server-git==2026.10.19", "mcp-server-time==2026.10.19"]
 EARLIER_PIP = ["mcp==1.30.0", "mcp-server-sqlite==2025.4.25"]
-CLIENT_SECONDS, COMMAND_SECONDS, READY_SECONDS, GONE_SECONDS = 90, 20, 60, 5
+CLIENT_SECONDS, COMMAND_SECONDS, READY_SECONDS, GONE_SECONDS = 90, 20, 60, 20
 
 REASON = "What is secret stays where it is; ask its owner."
 CONFIG = """
