@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -43,18 +43,21 @@ pub(crate) fn store() -> Arc<dyn Store> {
     let wanted = std::env::var("TOOLGATE_TEST_STORE").unwrap_or_default();
     assert!(matches!(wanted.as_str(), "" | "memory" | "sqlite"), "there is no store `{wanted}` to test");
     if wanted == "sqlite" {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{}", std::process::id()));
-        if !directory.exists() {
-            // What earlier runs left behind. A test may start this program again while the first still runs.
+        static FIRST: Once = Once::new();
+        let own = std::process::id().to_string();
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{own}"));
+        FIRST.call_once(|| {
+            // What earlier runs left behind, one with the same number among them. A test may start this program again while the first
+            // still runs.
             for old in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
                 let name = old.file_name();
                 let owner = name.to_str().and_then(|name| name.strip_prefix("stores-"));
-                if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+                if owner.is_some_and(|pid| pid == own || !Path::new("/proc").join(pid).exists()) {
                     let _ = std::fs::remove_dir_all(old.path());
                 }
             }
-        }
-        std::fs::create_dir_all(&directory).unwrap();
+            std::fs::create_dir_all(&directory).unwrap();
+        });
         let path = directory.join(format!("{}.db", NEXT.fetch_add(1, Ordering::SeqCst)));
         return Arc::new(toolgate_store::SqliteStore::open(path).unwrap());
     }
