@@ -101,8 +101,9 @@ fn calls_are_spans_of_the_trace_that_the_client_is_in() {
     }
     let spans = collector.spans();
     let named = |name: &str| spans.iter().filter(|(_, span, _)| span.name == name).collect::<Vec<_>>();
-    let (of_trace, alone): (Vec<_>, Vec<_>) =
-        named("execute_tool in_calc").into_iter().partition(|(_, span, _)| span.trace_id[..2] == [0x0a, 0xf7]);
+    let (of_trace, alone): (Vec<_>, Vec<_>) = named("execute_tool in_calc")
+        .into_iter()
+        .partition(|(_, span, _)| span.trace_id[..8] == [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd]);
     let [(service, span, about)] = of_trace.as_slice() else { panic!("{spans:#?}") };
     assert_eq!((service.as_str(), span.parent_span_id.as_slice()), ("toolgate", &[0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31][..]));
     assert_eq!((about["gen_ai.tool.name"].as_str(), about["toolgate.decision"].as_str()), ("in_calc", "succeeded"));
