@@ -802,7 +802,8 @@ impl Service {
         project.environment(&mut command);
         let args = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
         let service = Self(command.args(args).stderr(Stdio::null()).spawn().unwrap());
-        while !project.path("project/hook.sock").exists() {
+        // Its socket is there a moment before it is listened at.
+        while std::os::unix::net::UnixStream::connect(project.path("project/hook.sock")).is_err() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         service
