@@ -25,6 +25,12 @@ fn program(name: &str) -> String {
     format!("'{}'", assert_cmd::cargo::cargo_bin(name).display())
 }
 
+/// Copies a program. Another one does it: what is open for writing here may be so in a child that another test has just begun, and cannot
+/// be run.
+fn copy(name: &str, project: &Project, to: &str) {
+    assert_eq!(sh(project, &format!("install -m 755 {} '{}'", program(name), project.path(to).display()), "").0, 0);
+}
+
 fn bash(id: &str, command: &str) -> String {
     event("PreToolUse", id, "Bash", json!({"command": command})).to_string()
 }
@@ -232,7 +238,7 @@ fn somebody_whom_no_file_lists_is_answered() {
         eprintln!("SKIPPED: this is tried as root, with `setpriv`");
         return;
     }
-    std::fs::copy(assert_cmd::cargo::cargo_bin("toolgate-hook"), project.path("hook")).unwrap();
+    copy("toolgate-hook", &project, "hook");
     std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let line = format!("cd / && env -u HOME setpriv --reuid 54321 --clear-groups '{}'", project.path("hook").display());
     let (code, stdout, stderr) = sh(&project, &line, &bash("a", "ls"));
@@ -260,7 +266,7 @@ fn a_ledger_that_may_not_be_read_is_not_said_to_be_changed() {
         eprintln!("SKIPPED: this is tried as root, with `setpriv`");
         return;
     }
-    std::fs::copy(assert_cmd::cargo::cargo_bin("toolgate"), project.path("toolgate")).unwrap();
+    copy("toolgate", &project, "toolgate");
     std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let as_other = |verb: &str| {
         let line = format!("setpriv --reuid 54321 --clear-groups '{}' {verb} --store ledger.db", project.path("toolgate").display());

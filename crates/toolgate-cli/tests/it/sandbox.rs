@@ -170,9 +170,11 @@ async fn a_program_that_multiplies_is_ended_with_all_its_children() {
     let program = env!("CARGO_BIN_EXE_toolgate");
     let root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
     let (own, other) = (room.path("toolgate"), if root { "exec setpriv --reuid 61234 --regid 61234 --clear-groups " } else { "exec " });
-    std::fs::copy(program, &own).unwrap();
-    std::fs::write(&launcher, format!("#!/bin/sh\n{other}{} \"$@\"\n", own.display())).unwrap();
-    std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(room.path("launcher.txt"), format!("#!/bin/sh\n{other}{} \"$@\"\n", own.display())).unwrap();
+    // Another program makes them: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
+    for (from, to) in [(PathBuf::from(program), &own), (room.path("launcher.txt"), &launcher)] {
+        assert!(std::process::Command::new("install").args(["-m", "755"]).args([&from, to]).status().unwrap().success());
+    }
     std::fs::set_permissions(room.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let mark = format!("toolgate-bomb-{}", std::process::id());
     // Ten generations at most, so that a room that does not hold does not take the machine with it.

@@ -1,6 +1,5 @@
 //! One upstream falls ill; nobody else notices, and nothing happens twice.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,9 +20,10 @@ pub(crate) fn config(ill: &str) -> String {
 
 /// A program of a few lines.
 fn script(home: &Path, name: &str, text: &str) -> Value {
-    let path = home.join(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (path, draft) = (home.join(name), home.join(format!("{name}.txt")));
+    std::fs::write(&draft, format!("#!/bin/sh\n{text}\n")).unwrap();
+    // Another program makes it: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
+    assert!(std::process::Command::new("install").args(["-m", "755"]).args([&draft, &path]).status().unwrap().success());
     json!(path)
 }
 

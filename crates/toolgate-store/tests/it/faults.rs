@@ -96,7 +96,9 @@ fn a_directory_that_cannot_be_written_to_is_told() {
         return;
     }
     let exe = readable.path().join("exe");
-    std::fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
+    // Another program makes it: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
+    let own = std::env::current_exe().unwrap();
+    assert!(Command::new("install").args(["-m", "755"]).args([&own, &exe]).status().unwrap().success());
     let output = Command::new(&exe)
         .args(["worker", "--exact", "--nocapture"])
         .env("TOOLGATE_WORKER", "fill")

@@ -1,7 +1,6 @@
 //! Hooks: in order, on each other's rewrites, and never in silence.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,9 +14,10 @@ use toolgate::{Category, Effect, Tool, ToolError};
 use crate::support::{World, rule};
 
 fn script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
-    let path = dir.path().join(name);
-    fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let (path, text) = (dir.path().join(name), dir.path().join(format!("{name}.txt")));
+    fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
+    // Another program makes it: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
+    assert!(std::process::Command::new("install").args(["-m", "755"]).args([&text, &path]).status().unwrap().success());
     path
 }
 
