@@ -30,21 +30,14 @@ fn push() -> Tool {
 
 /// A random interleaving of writers and readers equals some serial order.
 async fn interleaved(calls: u64, seed: u64) {
-    let world = World::new(|agent| {
-        agent.tool(push()).tool(
-            Tool::dynamic(
-                "peek",
-                "Looks.",
-                json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
-                |ctx: Ctx, _| async move {
-                    let before: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
-                    tokio::task::yield_now().await;
-                    Ok(json!(before))
-                },
-            )
-            .effect(Effect::Read),
-        )
-    });
+    let peek =
+        Tool::dynamic("peek", "Looks.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |ctx: Ctx, _| async move {
+            let before: Vec<Value> = ctx.slice("list")?.unwrap_or_default();
+            tokio::task::yield_now().await;
+            Ok(json!(before))
+        });
+    // All of them wait for each other, on a slow disk for long.
+    let world = World::with(|agent| agent.tool(push()).tool(peek.effect(Effect::Read)), |gate| gate.busy_wait(Duration::from_secs(60)));
     let mut tasks = Vec::new();
     for n in 0..calls {
         let session = world.session.clone();
