@@ -1,10 +1,11 @@
 //! Rows that the store could not take wait in a file until it can.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -18,7 +19,12 @@ pub(crate) struct Spool {
     /// What no file could take either, as when the disk is full: kept as long as the process lives.
     held: Mutex<Vec<Arc<Row>>>,
     waiting: AtomicBool,
+    /// One at a time takes rows in.
+    pub(crate) taking: tokio::sync::Mutex<()>,
 }
+
+/// The spools among others that are in use: the runtimes of one store have one, as when a configuration is read anew.
+static IN_USE: Mutex<BTreeMap<PathBuf, Weak<Spool>>> = Mutex::new(BTreeMap::new());
 
 /// Most rows that are kept in memory alone.
 const MOST_HELD: usize = 10_000;
@@ -34,14 +40,25 @@ pub(crate) struct Taken {
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
         let waiting = AtomicBool::new(path.exists());
-        Self { among: None, path, file: Mutex::default(), held: Mutex::default(), waiting }
+        Self { among: None, path, file: Mutex::default(), held: Mutex::default(), waiting, taking: tokio::sync::Mutex::default() }
     }
 
-    /// A spool of this process among those of others. What a process left behind that is gone, is taken over.
-    pub(crate) fn among(directory: &Path, owner: &str) -> io::Result<Self> {
+    /// The spool of this owner among those of others. What a process left behind that is gone, is taken over.
+    pub(crate) fn among(directory: &Path, owner: &str) -> io::Result<Arc<Self>> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let spool = Self { among: Some(directory.to_owned()), ..Self::new(directory.join(format!("{}.jsonl", owner.replace(':', "-")))) };
+        let path = directory.join(format!("{}.jsonl", owner.replace(':', "-")));
+        let mut in_use = crate::lock(&IN_USE);
+        in_use.retain(|_, spool| spool.strong_count() > 0);
+        let spool = match in_use.get(&path).and_then(Weak::upgrade) {
+            Some(spool) => spool,
+            None => {
+                let spool = Arc::new(Self { among: Some(directory.to_owned()), ..Self::new(path.clone()) });
+                in_use.insert(path, Arc::downgrade(&spool));
+                spool
+            }
+        };
+        drop(in_use);
         if !spool.orphans()?.is_empty() {
             spool.waiting.store(true, Ordering::Release);
         }
@@ -102,6 +119,25 @@ impl Spool {
                 }
             }
         }
+        let file = match self.left_before()? {
+            Some(file) => file,
+            None => self.made()?,
+        };
+        *guard = Some(file.try_clone()?);
+        Ok(file)
+    }
+
+    /// What an earlier runtime of the same store has left, locked; nothing where another process has just taken it over.
+    fn left_before(&self) -> io::Result<Option<File>> {
+        let file = match private().read(true).append(true).open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(is_at(&file, &self.path).then_some(file))
+    }
+
+    fn made(&self) -> io::Result<File> {
         // Nobody sees it before it is locked.
         let draft = self.path.with_extension("new");
         let file = private().read(true).append(true).create(true).open(&draft)?;
@@ -110,7 +146,6 @@ impl Spool {
         if let Some(directory) = self.path.parent() {
             File::open(directory)?.sync_all()?;
         }
-        *guard = Some(file.try_clone()?);
         Ok(file)
     }
 

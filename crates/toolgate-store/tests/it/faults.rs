@@ -70,6 +70,40 @@ fn a_full_disk_is_told_and_its_rows_come_in_later() {
 }
 
 #[test]
+fn what_waits_for_the_store_is_not_lost_when_a_configuration_is_read_anew() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let build = || Toolgate::builder().agent(agent(&desk.world())).store(store.clone()).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let look = async |gate: &Toolgate, n: u32| {
+            gate.session("desk", "alice", "s").call("look", json!({"customer": format!("C-{n}0")})).await.call
+        };
+        let first = build();
+        let mut calls = vec![look(&first, 1).await];
+        sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+        calls.push(look(&first, 2).await);
+        // Another runtime on the same store, while the first is still there.
+        let second = build();
+        calls.push(look(&second, 3).await);
+        calls.push(look(&first, 4).await);
+        drop(first);
+        calls.push(look(&second, 5).await);
+        // And one when nobody has the file open any more.
+        drop(second);
+        let third = build();
+        calls.push(look(&third, 6).await);
+        sql("DROP TRIGGER away");
+        calls.push(look(&third, 7).await);
+        let mut rows: Vec<_> = third.session("desk", "alice", "s").rows().await.unwrap().iter().map(|row| row.call).collect();
+        rows.sort_unstable();
+        calls.sort_unstable();
+        assert_eq!(rows, calls, "each call has its row");
+    });
+    desk.verify();
+}
+
+#[test]
 fn a_directory_that_cannot_be_written_to_is_told() {
     let missing = SqliteStore::open("/nowhere/at/all/ledger.db").unwrap_err().to_string();
     assert!(missing.contains("/nowhere/at/all"), "{missing}");

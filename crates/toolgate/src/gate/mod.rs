@@ -82,9 +82,7 @@ pub(crate) struct Inner {
     clock: Arc<dyn Clock>,
     listeners: Vec<Listener>,
     redactor: Redactor,
-    spool: Spool,
-    /// One at a time takes spooled rows in.
-    recovering: tokio::sync::Mutex<()>,
+    spool: Arc<Spool>,
     /// Names this process in claims.
     owner: Arc<str>,
     busy_wait: Duration,
@@ -339,7 +337,7 @@ impl Toolgate {
     /// # Errors
     /// What still stands in the way; the rows stay where they are.
     pub async fn recover(&self) -> Result<usize, StoreError> {
-        let Ok(_one) = self.0.recovering.try_lock() else { return Ok(0) };
+        let Ok(_one) = self.0.spool.taking.try_lock() else { return Ok(0) };
         let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         for row in &taken.rows {
             self.0.store.take_in(Arc::clone(row)).await?;
@@ -432,9 +430,9 @@ impl ToolgateBuilder {
         let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
         let owner = store.owner().unwrap_or_else(|| CallId::fresh().to_string().into());
         let spool = match (self.spool, store.home()) {
-            (Some(path), _) => Spool::new(path),
+            (Some(path), _) => Arc::new(Spool::new(path)),
             (None, Some(home)) => Spool::among(&home.join("spool"), &owner)?,
-            (None, None) => Spool::new(std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl"))),
+            (None, None) => Arc::new(Spool::new(std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")))),
         };
         for agent in self.agents.values() {
             store.introduce(agent.config, &agent.definition);
@@ -446,7 +444,6 @@ impl ToolgateBuilder {
             redactor: Redactor::new(store.redaction_key(), self.redact).map_err(std::io::Error::other)?,
             store,
             spool,
-            recovering: tokio::sync::Mutex::new(()),
             owner,
             busy_wait: self.busy_wait,
             approval_life: self.approval_life,
