@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -166,6 +166,13 @@ impl Spool {
             }
         }
         Ok(found)
+    }
+
+    /// The row that has waited longest, where that can be told without reading the others.
+    pub(crate) fn first(&self) -> Option<Arc<Row>> {
+        let lines = io::BufReader::new(File::open(&self.path).ok()?).split(b'\n');
+        let line = lines.map_while(Result::ok).find(|line| !line.is_empty())?;
+        serde_json::from_slice(&line).ok().map(Arc::new)
     }
 
     /// Reads the waiting rows, and those that others left behind. They stay on disk until [`Spool::taken`].

@@ -338,6 +338,10 @@ impl Toolgate {
     /// What still stands in the way; the rows stay where they are.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let Ok(_one) = self.0.spool.taking.try_lock() else { return Ok(0) };
+        // One tells whether the store is back: as long as it is away, nobody reads all that waits for it.
+        if let Some(first) = self.0.spool.first() {
+            self.0.store.take_in(first).await?;
+        }
         let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         for row in &taken.rows {
             self.0.store.take_in(Arc::clone(row)).await?;

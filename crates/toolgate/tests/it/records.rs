@@ -223,6 +223,26 @@ async fn a_spool_with_a_torn_line_gives_back_the_rest() {
     assert!(left[0].to_string_lossy().ends_with(".spoilt"));
 }
 
+#[tokio::test]
+async fn while_the_store_is_away_a_call_does_not_read_all_that_waits_for_it() {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::Finish]);
+    world.session.call("look", json!({"at": "1"})).await;
+    // Whoever reads as far as this makes a copy of the file.
+    let path = world.spool.path().join("rows.jsonl");
+    let mut rows = std::fs::read(&path).unwrap();
+    rows.extend_from_slice(b"\nno row\n");
+    std::fs::write(&path, rows).unwrap();
+    for at in ["2", "3", "4"] {
+        world.session.call("look", json!({"at": at})).await;
+    }
+    let copies = || std::fs::read_dir(world.spool.path()).unwrap().filter(|e| e.as_ref().unwrap().path() != path).count();
+    assert_eq!((world.spooled().len(), copies()), (5, 0));
+    world.store.fail(&[]);
+    assert_eq!(world.gate.recover().await, Ok(4));
+    assert_eq!((world.rows().await.0.len(), copies()), (4, 1));
+}
+
 /// The task of a call dies between its claim and its end: the row says so, and the claim is pending, not forgotten.
 #[tokio::test]
 async fn a_call_that_dies_is_recorded_and_its_claim_is_pending() {
