@@ -203,6 +203,19 @@ impl Inner {
         }
     }
 
+    /// Claims whose time is up are pending from here on, and may have taken evidence away. What a client only read is let go.
+    fn sweep(&mut self, now: Timestamp) {
+        let is_over = |claim: &&Claim| {
+            let open = claim.settled.is_none() && !claim.pending && now > claim.intent.lease;
+            open && (claim.intent.effect || claim.intent.is_run_by_client())
+        };
+        let over: Vec<CallId> = self.claims.values().filter(is_over).map(|claim| claim.intent.call).collect();
+        for call in over {
+            self.revoke_for(call);
+            self.end_claim(call, Settle::Pending, None, None);
+        }
+    }
+
     fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
         // What somebody has settled stays settled.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
@@ -440,17 +453,13 @@ impl Store for MemoryStore {
         }))
     }
 
-    async fn leave(&self, key: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
+    async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let mut left = Vec::new();
-        for claim in inner.claims.values_mut().filter(|claim| claim.intent.key == *key && claim.intent.pass.is_some()) {
-            claim.intent.pass = None;
-            left.push(claim.intent.call);
+        let over = now.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MIN);
+        for claim in inner.claims.values_mut().filter(|claim| claim.intent.key == *key && claim.intent.is_run_by_client()) {
+            (claim.intent.pass, claim.intent.lease) = (None, over);
         }
-        for call in left {
-            inner.revoke_for(call);
-            inner.end_claim(call, Settle::Pending, None, None);
-        }
+        inner.sweep(now);
         Ok(())
     }
 
@@ -507,7 +516,8 @@ impl Store for MemoryStore {
     }
 
     async fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
-        let inner = crate::lock(&self.inner);
+        let mut inner = crate::lock(&self.inner);
+        inner.sweep(now);
         let mut pending: Vec<Intent> = inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.intent.as_ref().clone()).collect();
         pending.sort_unstable_by_key(|intent| intent.call);
         Ok(pending)
@@ -523,6 +533,7 @@ impl Store for MemoryStore {
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
+        inner.sweep(now);
         let Some(claim) = inner.claims.get(&call).filter(|claim| claim.is_pending(now) && settle != Settle::Pending) else {
             return Ok(false);
         };

@@ -8,7 +8,7 @@ use toolgate::store::Store;
 use toolgate::{Agent, AgentBuilder, Arguments, Call, Decision, Effect, Effects, Failure, SignedDuration, Tool, Toolgate};
 
 use crate::flow::{PAGE, oracle, send, sends};
-use crate::support::{Built, store};
+use crate::support::{Built, World, store};
 
 /// One store, and as many processes as are wanted.
 struct Desk(Arc<dyn Store>);
@@ -211,6 +211,41 @@ async fn what_a_client_may_have_done_takes_evidence_away() {
         let said = ran.as_ref().map_or_else(code, |_| "ok");
         assert_eq!(said, if how == "nothing" { "ok" } else { "prerequisite_missing" }, "{how}");
     }
+}
+
+#[tokio::test]
+async fn what_nobody_reports_in_time_is_given_up() {
+    use toolgate::policy::{Limit, Per, Require};
+    let world = World::new(|agent| {
+        let plain = |name: &str| Tool::external(name, "Does.", None);
+        let agent = agent.tool(plain("peek").effect(Effect::Read)).tool(plain("test").effect(Effect::Read));
+        let agent = agent.tool(plain("edit").open().revokes("test")).tool(plain("ship"));
+        let few = Limit::calls("few", ["peek"], 1).per(Per::Session);
+        agent.policy(few).policy(Require::new("tested", ["ship"], ["test"]).accept_reported())
+    });
+    let call = |tool: &str, id: &str| world.session.prepare(tool, json!({"id": id})).client_id(id);
+    let admitted = async |tool: &str, id: &str| match world.gate.admit_kept(call(tool, id)).await {
+        Ok(_) => "ok".to_owned(),
+        Err(answer) => code(&answer).to_owned(),
+    };
+    assert_eq!(admitted("edit", "e").await, "ok");
+    assert_eq!(admitted("test", "t").await, "ok");
+    assert_eq!(code(&world.gate.report_kept(call("test", "t"), Ok(json!({}))).await), "ok");
+    assert_eq!(admitted("ship", "s").await, "ok", "it was tested after the edit was let through");
+    assert_eq!(code(&world.gate.report_kept(call("ship", "s"), Ok(json!({}))).await), "ok");
+    assert_eq!(admitted("peek", "p").await, "ok");
+    assert_eq!(admitted("peek", "q").await, "few");
+    world.advance(SignedDuration::from_hours(25));
+    let pending: Vec<_> = world.gate.pending().await.unwrap().iter().map(|intent| intent.tool.to_string()).collect();
+    assert_eq!(pending, ["edit"], "reading leaves nothing to find out");
+    assert_eq!(admitted("ship", "u").await, "prerequisite_missing", "it may have been made after the test");
+    assert_eq!(admitted("peek", "r").await, "ok", "what it had reserved is free");
+    // A session that ends waits for nobody, also where the client has its pass in hand.
+    let pass = world.session.admit("edit", json!({"id": "f"})).await.ok().unwrap();
+    world.gate.leave(world.session.key()).await.unwrap();
+    assert_eq!(world.gate.pending().await.unwrap().len(), 2);
+    pass.report(Ok(json!({}))).await;
+    assert_eq!(world.gate.pending().await.unwrap().len(), 1, "it is late, and still the truth");
 }
 
 #[tokio::test]
