@@ -251,11 +251,11 @@ impl Row {
         self.at.checked_add(took).unwrap_or(self.at)
     }
 
-    /// Whether it is about a call that asked to be let in: not what was found out about another, and not a report of
-    /// something that nobody had let in.
+    /// Whether it is about a call that asked to be let in: not what was found out about another, and not a report that was
+    /// refused, as one of something that nobody had let in.
     #[must_use]
     pub fn is_a_call(&self) -> bool {
-        self.decision != Decision::Settled && !(self.gate == Gate::Settle && self.code() == Some(crate::code::NOT_ADMITTED))
+        self.decision != Decision::Settled && !(self.gate == Gate::Settle && self.decision == Decision::Refused)
     }
 
     /// The code of its error, where it came to one.

@@ -118,16 +118,19 @@ impl Toolgate {
     async fn settle_kept(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<Trail>) -> Answer {
         trail.at(Gate::Settle);
         trail.facts.reported = true;
-        let taken = match self.0.store.take_pass(&call.key, call.client_id.as_deref().unwrap_or_default()).await {
-            Ok(taken) => taken,
-            Err(error) => return self.refuse(error.into(), trail).await,
-        };
         let told = self.told(call, &mut trail);
         let ran = Arc::clone(&trail.arguments);
         let agent = self.0.agents.get(&call.key.agent).map(Arc::clone);
         if let Some(agent) = &agent {
             trail.config = agent.config;
         }
+        let taken = match self.0.store.take_pass(&call.key, call.client_id.as_deref().unwrap_or_default()).await {
+            Ok(taken) => taken,
+            Err(error) => {
+                let otherwise = Otherwise::new(told.as_ref(), &result);
+                return self.refuse_unadmitted(not_taken_down(&error), call, &otherwise, trail).await;
+            }
+        };
         match (taken, agent) {
             (Some(taken), Some(agent)) => match self.unpark(call, taken, &agent, trail) {
                 Ok((mut passed, mut trail)) => {
@@ -229,6 +232,13 @@ impl Toolgate {
 fn never_admitted(tool: &str) -> Stop {
     let message = format!("a run of `{}` was reported that was never admitted, or was reported before; it proves nothing", shown(tool));
     Stop::at(Gate::Settle, ToolError::of(code::NOT_ADMITTED, message).with_effects(Effects::Unknown))
+}
+
+/// Whatever the client says, it has run: nobody may take it for something to repeat. Its pass stays where it is.
+fn not_taken_down(error: &StoreError) -> Stop {
+    tracing::error!(%error, "the store is not available, and a report could not be taken down");
+    let message = "the store is not available, so what came of the call is not recorded; do not repeat it";
+    Stop::at(Gate::Settle, ToolError::of(code::STORE_UNAVAILABLE, message).with_effects(Effects::Unknown))
 }
 
 fn other_than_admitted() -> Failure {

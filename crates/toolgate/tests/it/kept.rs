@@ -8,7 +8,7 @@ use toolgate::store::Store;
 use toolgate::{Agent, AgentBuilder, Arguments, Call, Decision, Effect, Effects, Failure, SignedDuration, Tool, Toolgate};
 
 use crate::flow::{PAGE, oracle, send, sends};
-use crate::support::{Built, World, store};
+use crate::support::{Built, Fails, World, store};
 
 /// One store, and as many processes as are wanted.
 struct Desk(Arc<dyn Store>);
@@ -211,6 +211,22 @@ async fn what_a_client_may_have_done_takes_evidence_away() {
         let said = ran.as_ref().map_or_else(code, |_| "ok");
         assert_eq!(said, if how == "nothing" { "ok" } else { "prerequisite_missing" }, "{how}");
     }
+}
+
+#[tokio::test]
+async fn nobody_is_told_to_repeat_what_was_run_while_the_store_was_away() {
+    let world = World::new(|agent| agent.tool(Tool::external("run", "Runs.", None).open()));
+    let call = || world.session.prepare("run", json!({"what": "a"})).client_id("c");
+    let _ = world.gate.admit_kept(call()).await.unwrap();
+    world.store.fail(&[Fails::TakePass]);
+    let answer = world.gate.report_kept(call(), Ok(json!("done"))).await;
+    let heard = answer.outcome.error().unwrap();
+    assert_eq!((&*heard.code, heard.effects, heard.retryable), ("store_unavailable", Effects::Unknown, false));
+    assert!(!heard.message.contains("nothing was done"), "{}", heard.message);
+    let row = world.session.rows().await.unwrap().pop().unwrap();
+    assert_eq!((row.effects, &*row.arguments, row.is_a_call()), (Effects::Unknown, &json!({"what": "a"}), false));
+    world.store.fail(&[]);
+    assert_eq!(code(&world.gate.report_kept(call(), Ok(json!("done"))).await), "ok", "its pass is still there");
 }
 
 #[tokio::test]

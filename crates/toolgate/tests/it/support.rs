@@ -35,6 +35,7 @@ pub(crate) enum Fails {
     FinishDies,
     /// Somebody else has changed the session by then, once.
     FinishConflicts,
+    TakePass,
 }
 
 /// The store that all tests run on: in memory, or with `TOOLGATE_TEST_STORE=sqlite` in a file.
@@ -182,6 +183,7 @@ impl Store for FaultyStore {
         self.inner.finish(finish).await
     }
     async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<toolgate::store::Taken>, StoreError> {
+        self.check(Fails::TakePass)?;
         self.inner.take_pass(key, client).await
     }
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
