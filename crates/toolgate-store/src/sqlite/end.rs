@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use rusqlite::params;
-use toolgate::Row;
 use toolgate::json::Digest;
-use toolgate::store::{Conflict, Finish};
+use toolgate::store::{Conflict, Finish, Settle};
+use toolgate::{Effects, Row};
 
 use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
@@ -69,4 +69,26 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
         claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), now)?;
     }
     Ok(Ok((row, seq, hash)))
+}
+
+/// A row that was spooled while the store was away: it ends its claim by its effects. One that is there already is left alone.
+pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
+    claims::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
+    let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
+    if ledger::has(tx.sql, &row.call)? {
+        // It was given up meanwhile, and this is how it really ended.
+        if let Some(claim) = claim.filter(|_| row.effects != Effects::Unknown) {
+            let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
+            claims::append_row(tx, &late)?;
+            claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
+        }
+        return Ok(());
+    }
+    if let Some(claim) = claim {
+        if Settle::by(row.effects) != Settle::Released {
+            claims::revoke_for(tx, &claim)?;
+        }
+        claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
+    }
+    claims::append_row(tx, row).map(|_| ())
 }

@@ -19,7 +19,7 @@ use toolgate::store::{
 use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
 
 use super::SqliteStore;
-use super::end::end;
+use super::end::{end, take_in};
 use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
 use crate::keys::recorded;
@@ -437,27 +437,12 @@ impl Store for SqliteStore {
     }
 
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
-        self.write(true, move |tx| {
-            claims::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
-            let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
-            if ledger::has(tx.sql, &row.call)? {
-                // It was given up meanwhile, and this is how it really ended.
-                if let Some(claim) = claim.filter(|_| row.effects != toolgate::Effects::Unknown) {
-                    let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
-                    claims::append_row(tx, &late)?;
-                    claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
-                }
-                return Ok(());
-            }
-            if let Some(claim) = claim {
-                if Settle::by(row.effects) != Settle::Released {
-                    claims::revoke_for(tx, &claim)?;
-                }
-                claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
-            }
-            claims::append_row(tx, &row).map(|_| ())
-        })
-        .await
+        self.write(true, move |tx| take_in(tx, &row)).await
+    }
+
+    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<(), StoreError> {
+        let rows = rows.to_vec();
+        self.write(true, move |tx| rows.iter().try_for_each(|row| take_in(tx, row))).await
     }
 
     fn introduce(&self, config: Digest, definition: &Arc<str>) {

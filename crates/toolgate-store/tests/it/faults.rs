@@ -104,6 +104,31 @@ fn what_waits_for_the_store_is_not_lost_when_a_configuration_is_read_anew() {
 }
 
 #[test]
+fn what_waits_for_the_store_comes_in_together() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent(&desk.world())).store(store.clone()).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-0"})).await;
+        sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+        let mut calls = Vec::new();
+        for n in 1..=100 {
+            calls.push(session.call("look", json!({"customer": format!("C-{n}0")})).await.call);
+        }
+        sql("DROP TRIGGER away");
+        let before = store.transactions();
+        assert_eq!(gate.recover().await, Ok(100));
+        let written = store.transactions() - before;
+        assert!(written < 20, "100 rows took {written} transactions");
+        let rows: Vec<_> = session.rows().await.unwrap().iter().skip(1).map(|row| row.call).collect();
+        assert_eq!(rows, calls, "in the order in which they ended");
+    });
+    desk.verify();
+}
+
+#[test]
 fn a_directory_that_cannot_be_written_to_is_told() {
     let missing = SqliteStore::open("/nowhere/at/all/ledger.db").unwrap_err().to_string();
     assert!(missing.contains("/nowhere/at/all"), "{missing}");

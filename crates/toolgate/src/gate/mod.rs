@@ -76,6 +76,9 @@ use trail::Trail;
 #[derive(Clone)]
 pub struct Toolgate(Arc<Inner>);
 
+/// How many spooled rows are handed to the store at once.
+const TAKEN_AT_ONCE: usize = 256;
+
 pub(crate) struct Inner {
     agents: HashMap<Arc<str>, Arc<Agent>>,
     store: Arc<dyn Store>,
@@ -343,8 +346,9 @@ impl Toolgate {
             self.0.store.take_in(first).await?;
         }
         let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
-        for row in &taken.rows {
-            self.0.store.take_in(Arc::clone(row)).await?;
+        // Whoever waits for it does not wait for the disk once a row.
+        for rows in taken.rows.chunks(TAKEN_AT_ONCE) {
+            self.0.store.take_in_all(rows).await?;
         }
         self.0.spool.taken(&taken).map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         Ok(taken.rows.len())

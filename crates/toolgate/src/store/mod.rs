@@ -502,6 +502,13 @@ pub trait Store: Send + Sync + 'static {
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
     /// Takes in a row that was spooled while the store was away. A row it has already is left alone.
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError>;
+    /// Takes in several, in their order: after an error perhaps some of them, which may be given again.
+    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<(), StoreError> {
+        for row in rows {
+            self.take_in(Arc::clone(row)).await?;
+        }
+        Ok(())
+    }
 
     /// Gets to know an agent's definition, to keep it once, under its digest, with the rows that were decided by it.
     fn introduce(&self, config: Digest, definition: &Arc<str>) {
