@@ -266,3 +266,13 @@ pub(crate) fn is_newest(sql: &Connection, home: &Home, id: &str) -> Done<()> {
         _ => Ok(()),
     }
 }
+
+/// What a statement reads from the beginning to the end.
+#[cfg(test)]
+pub(crate) fn scans(statement: &str) -> Vec<String> {
+    let sql = Connection::open_in_memory().unwrap();
+    migrate(&sql).unwrap();
+    let mut plan = sql.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
+    let steps: Vec<String> = plan.raw_query().mapped(|row| row.get(3)).collect::<Result<_, _>>().unwrap();
+    steps.into_iter().filter(|step| step.starts_with("SCAN")).collect()
+}
