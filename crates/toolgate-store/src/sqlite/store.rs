@@ -446,7 +446,12 @@ impl Store for SqliteStore {
     }
 
     fn introduce(&self, config: Digest, definition: &Arc<str>) {
-        lock(&self.shared.definitions).push((config, Arc::clone(definition)));
+        let mut definitions = lock(&self.shared.definitions);
+        // A configuration that is read anew is mostly the same.
+        if definitions.iter().all(|(known, _)| *known != config) {
+            definitions.push((config, Arc::clone(definition)));
+        }
+        drop(definitions);
         self.writer.post(move |tx| ledger::keep_config(tx, config));
     }
 
@@ -460,5 +465,20 @@ impl Store for SqliteStore {
 
     fn owner(&self) -> Option<Arc<str>> {
         self.shared.home.owner().map(Arc::clone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_definition_is_kept_in_memory_once_however_often_it_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(directory.path().join("ledger.db")).unwrap();
+        for definition in ["{}", "[]", "{}", "{}"] {
+            store.introduce(Digest::of(definition.as_bytes()), &Arc::from(definition));
+        }
+        assert_eq!(lock(&store.shared.definitions).len(), 2);
     }
 }
