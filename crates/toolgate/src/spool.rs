@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::call::CallId;
+use crate::json::Digest;
 use crate::ledger::Row;
 
 pub(crate) struct Spool {
@@ -86,6 +88,33 @@ impl Spool {
                 self.waiting.store(true, Ordering::Release);
             }
         })
+    }
+
+    /// Keeps the definition that a row was decided by, where others may take the row in: they may have another in force.
+    pub(crate) fn keep(&self, config: Digest, definition: &str) -> io::Result<()> {
+        let Some(path) = self.definition_at(config).filter(|path| !path.exists()) else { return Ok(()) };
+        // Who has only a part of an agent does not have its definition.
+        if Digest::of(definition.as_bytes()) != config {
+            return Ok(());
+        }
+        let draft = path.with_extension(CallId::fresh().to_string());
+        let write = || -> io::Result<()> {
+            let mut file = private().create_new(true).write(true).open(&draft)?;
+            file.write_all(definition.as_bytes())?;
+            file.sync_data()?;
+            std::fs::rename(&draft, &path)
+        };
+        write().inspect_err(|_| drop(std::fs::remove_file(&draft)))
+    }
+
+    /// A definition that somebody has kept.
+    pub(crate) fn definition(&self, config: Digest) -> Option<Arc<str>> {
+        let text = std::fs::read_to_string(self.definition_at(config)?).ok()?;
+        (Digest::of(text.as_bytes()) == config).then(|| text.into())
+    }
+
+    fn definition_at(&self, config: Digest) -> Option<PathBuf> {
+        Some(self.among.as_ref()?.join(format!("{config}.definition")))
     }
 
     fn append(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
@@ -209,7 +238,7 @@ impl Spool {
         }
         if spoilt {
             // For a person to look at: perhaps a record that a crash cut off.
-            let copy = self.path.with_extension(format!("{}.spoilt", crate::call::CallId::fresh()));
+            let copy = self.path.with_extension(format!("{}.spoilt", CallId::fresh()));
             private().create_new(true).write(true).open(&copy)?.write_all(&text)?;
             // Said once: what is left is what can be read.
             let mut good = Vec::new();

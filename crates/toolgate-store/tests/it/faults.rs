@@ -10,7 +10,7 @@ use serde_json::json;
 use toolgate::{ManualClock, Outcome, Toolgate};
 use toolgate_store::{Ledger, SqliteStore, Trust};
 
-use crate::world::{Desk, agent, append, copy_all, directory, lines, noon, runtime};
+use crate::world::{Desk, RULES, agent, agent_under, append, copy_all, directory, lines, noon, runtime};
 
 async fn work(gate: &Toolgate, session: &str, customers: std::ops::Range<u32>) {
     let session = gate.session("desk", "alice", session);
@@ -126,6 +126,33 @@ fn what_waits_for_the_store_comes_in_together() {
         assert_eq!(rows, calls, "in the order in which they ended");
     });
     desk.verify();
+}
+
+#[test]
+fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
+    for part in [true, false] {
+        let desk = Desk::new();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        drop(SqliteStore::open(desk.path()).unwrap());
+        sql("CREATE TRIGGER no_row BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END;
+             CREATE TRIGGER no_definition BEFORE INSERT ON configs BEGIN SELECT RAISE(ABORT, 'away'); END");
+        runtime().block_on(async {
+            let answer = desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-10"})).await;
+            assert_eq!(answer.outcome.error().unwrap().code, "store_unavailable");
+        });
+        sql("DROP TRIGGER no_row; DROP TRIGGER no_definition");
+        // The next process has as much of it as one call needs, or something else.
+        let next = match part {
+            true => agent(&desk.world()).excerpts().into_iter().find(|(tool, _)| **tool == *"look").unwrap().1.build().unwrap(),
+            false => agent_under(&desk.world(), &RULES.replace("most = 500", "most = 400")),
+        };
+        runtime().block_on(async {
+            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            let gate = Toolgate::builder().agent(next).store(store).build().unwrap();
+            assert_eq!(gate.recover().await, Ok(1));
+        });
+        assert_eq!(desk.verify().rows, 1);
+    }
 }
 
 #[test]

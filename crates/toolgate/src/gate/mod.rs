@@ -19,7 +19,7 @@ mod shape;
 mod through;
 mod trail;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::code;
 use crate::error::{Effects, ToolError};
 use crate::event::{Event, Listener};
-use crate::ledger::Gate;
+use crate::json::Digest;
+use crate::ledger::{Gate, Row};
 use crate::outcome::{Answer, Outcome};
 use crate::redact::Redactor;
 use crate::registry::Agent;
@@ -343,15 +344,28 @@ impl Toolgate {
         let Ok(_one) = self.0.spool.taking.try_lock() else { return Ok(0) };
         // One tells whether the store is back: as long as it is away, nobody reads all that waits for it.
         if let Some(first) = self.0.spool.first() {
+            self.introduce_those_of(std::slice::from_ref(&first));
             self.0.store.take_in(first).await?;
         }
         let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        self.introduce_those_of(&taken.rows);
         // Whoever waits for it does not wait for the disk once a row.
         for rows in taken.rows.chunks(TAKEN_AT_ONCE) {
             self.0.store.take_in_all(rows).await?;
         }
         self.0.spool.taken(&taken).map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         Ok(taken.rows.len())
+    }
+
+    /// What others have left may have been decided by what is not in force here: the store gets to know that, too.
+    fn introduce_those_of(&self, rows: &[Arc<Row>]) {
+        let own = |config: &Digest| self.0.agents.values().any(|agent| agent.config == *config && !agent.definition.is_empty());
+        let others: BTreeSet<Digest> = rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();
+        for config in others {
+            if let Some(definition) = self.0.spool.definition(config) {
+                self.0.store.introduce(config, &definition);
+            }
+        }
     }
 
     fn now(&self) -> jiff::Timestamp {

@@ -429,6 +429,11 @@ impl Toolgate {
         if let Err(spool) = self.0.spool.put(&row) {
             tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "a row could be neither stored nor spooled; it is kept in memory until the store takes it");
         }
+        if let Some(agent) = self.0.agents.get(&row.key.agent).filter(|agent| agent.config == row.config)
+            && let Err(error) = self.0.spool.keep(agent.config, &agent.definition)
+        {
+            tracing::warn!(%error, "the definition that a spooled row was decided by could not be kept beside it");
+        }
         let heard = unrecorded(error).with_effects(end.effects);
         let end = End { outcome: heard.into(), gate: Gate::Record, ..end };
         self.tell(end, row, None, trail)
