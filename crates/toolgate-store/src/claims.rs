@@ -413,7 +413,7 @@ pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend
             let sealed = tx.shared.keys().seal(&place(call), &serde_json::to_vec(outcome)?)?;
             tx.sql
                 .prepare_cached(
-                    "UPDATE claims SET state = 'settled', charges = '[]', draft = NULL, outcome = ?2, ended = ?3 WHERE call = ?1",
+                    "UPDATE claims SET state = 'settled', charges = '[]', draft = NULL, pass = NULL, outcome = ?2, ended = ?3 WHERE call = ?1",
                 )?
                 .execute(params![call.as_bytes().as_slice(), sealed, nanos(now)])?;
         }

@@ -776,3 +776,28 @@ fn a_call_that_nobody_ended_may_have_written() {
         }
     });
 }
+
+#[test]
+fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    runtime().block_on(async {
+        let agent = toolgate::Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent).store(store).clock(clock.clone()).build().unwrap();
+        let session = gate.session("a", "al", "s");
+        let call = |n: u32| session.prepare("run", json!({"n": n})).client_id("c").idempotency_key(n.to_string());
+        let _ = gate.admit_kept(call(1)).await.unwrap();
+        let newer = gate.admit_kept(call(2)).await.unwrap().call;
+        clock.advance(SignedDuration::from_hours(25));
+        assert_eq!(gate.pending().await.unwrap().len(), 2);
+        let done = Outcome::Success(toolgate::Output::of(json!("done")));
+        assert!(gate.settle_pending(newer, Some(done), "eve").await.unwrap());
+        let kept = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
+        let kept: i64 = rusqlite::Connection::open(desk.path()).unwrap().query_row(kept, [], |row| row.get(0)).unwrap();
+        assert_eq!(kept, 1, "nobody needs the other any more");
+        let late = gate.report_kept(call(1), Ok(json!({}))).await;
+        assert_eq!(late.outcome.error().map(|error| error.code.to_string()), None);
+        assert!(gate.pending().await.unwrap().is_empty());
+    });
+}
