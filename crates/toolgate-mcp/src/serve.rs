@@ -265,7 +265,7 @@ impl Http {
                     let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
                     return Err(self.unread(&caller, Some(""), &text, ErrorCode::INVALID_REQUEST, why).await);
                 };
-                self.hold_session(&running, &parts.headers, &caller, asked.agent.as_deref())?;
+                self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 let ends = (parts.method == Method::DELETE)
                     .then(|| parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok()).map(str::to_owned))
                     .flatten();
@@ -322,11 +322,16 @@ impl Http {
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
                     None => {
-                        let answer = self.mcp.handle(Request::from_parts(parts, Full::new(message.text))).await;
+                        let opens = opens_session(&parts.headers, &message.value);
+                        let request = Request::from_parts(parts, Full::new(message.text));
+                        let answer = match opens {
+                            true => self.open_session(&running, request, &caller, asked.agent.as_deref()).await?,
+                            false => self.mcp.handle(request).await,
+                        };
                         let answer = self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await;
-                        match &ends {
-                            Some(id) => drop(lock(&self.owners).remove(id)),
-                            None => self.own_session(&answer, caller, asked.agent),
+                        // What was not ended still counts.
+                        if let Some(id) = ends.filter(|_| answer.status().is_success()) {
+                            drop(lock(&self.owners).remove(&id));
                         }
                         answer
                     }
@@ -442,17 +447,8 @@ impl Http {
     }
 
     /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.
-    fn hold_session(&self, running: &Running, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
-        let Some(id) = headers.get("mcp-session-id") else {
-            // An older client that names no session wants one.
-            if is_newer(headers) {
-                return Ok(());
-            }
-            let mut owners = lock(&self.owners);
-            let bound = (!running.keys.is_open()).then_some(OWN_SESSIONS);
-            let many = is_full(&mut owners, &caller.principal, SESSIONS, bound, SESSION_LIFE);
-            return if many { Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60))) } else { Ok(()) };
-        };
+    fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
+        let Some(id) = headers.get("mcp-session-id") else { return Ok(()) };
         let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
         let mut owners = lock(&self.owners);
         match owners.get_mut(id) {
@@ -463,6 +459,28 @@ impl Http {
             // Whose it is, nobody else learns.
             _ => Err(refusal(StatusCode::NOT_FOUND, "there is no such session", None)),
         }
+    }
+
+    /// Opens a session for an older client, where there is room for one more. It goes on whoever waits for it: one that nobody owns would
+    /// live on and not be counted.
+    async fn open_session(
+        self: &Arc<Self>,
+        running: &Running,
+        request: Request<Full<Bytes>>,
+        caller: &Caller,
+        agent: Option<&str>,
+    ) -> Result<Answer, Box<Answer>> {
+        let bound = (!running.keys.is_open()).then_some(OWN_SESSIONS);
+        if is_full(&mut lock(&self.owners), &caller.principal, SESSIONS, bound, SESSION_LIFE) {
+            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60)));
+        }
+        let (http, caller, agent) = (Arc::clone(self), caller.clone(), agent.map(str::to_owned));
+        let opened = tokio::spawn(async move {
+            let answer = http.mcp.handle(request).await;
+            http.own_session(&answer, caller, agent);
+            answer
+        });
+        opened.await.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "the session cannot be opened", None))
     }
 
     fn own_session(&self, answer: &Answer, caller: Caller, agent: Option<String>) {
@@ -562,6 +580,11 @@ fn is_full(owners: &mut HashMap<String, Owner>, principal: &str, most: usize, ow
     over(owners)
 }
 
+/// Whether a request opens a session: by what it asks for, whatever revision it calls itself.
+fn opens_session(headers: &HeaderMap, message: &Value) -> bool {
+    !headers.contains_key("mcp-session-id") && message.get("method").is_some_and(|method| method == "initialize")
+}
+
 /// Whether a request is of 2026-07-28 or later.
 fn is_newer(headers: &HeaderMap) -> bool {
     headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
@@ -607,11 +630,63 @@ fn refusal(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use toolgate::config::Config;
+
     use super::*;
+    use crate::gateway::Options;
+
+    fn caller(who: &str) -> Caller {
+        Caller { principal: who.to_owned(), agents: None, session: None, proof: crate::identity::Proof::Nothing }
+    }
+
+    /// A greeting of an older client that calls itself a newer one.
+    fn hello() -> Request<Full<Bytes>> {
+        let about = json!({"protocolVersion": crate::MODERN, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let body = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
+        let request = Request::post("/mcp")
+            .header(HOST, "127.0.0.1")
+            .header(http::header::ACCEPT, "application/json, text/event-stream")
+            .header(CONTENT_TYPE, "application/json")
+            .header("mcp-protocol-version", crate::MODERN);
+        let mut request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
+        request.extensions_mut().insert(caller("ann"));
+        request
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_counts_whatever_it_calls_itself_and_whoever_waits_for_it() {
+        let options = Options {
+            store: Arc::new(toolgate::MemoryStore::default()),
+            upstreams: crate::Starting::default(),
+            patience: Duration::from_secs(5),
+            launcher: None,
+            built_in: None,
+            principal: "ann".to_owned(),
+        };
+        let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
+        let gateway = Gateway::open(config, options).await.unwrap();
+        let (running, ann) = (gateway.running(), caller("ann"));
+        let http = Arc::new(Http::new(gateway.clone(), &running, "127.0.0.1:7070".parse().unwrap()));
+        // Its client hangs up at once.
+        drop(http.open_session(&running, hello(), &ann, None).now_or_never());
+        let counted = async {
+            while lock(&http.owners).is_empty() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), counted).await.expect("it is nobody's");
+        assert_eq!(http.sessions.sessions.read().await.len(), 1);
+        let (parts, _) = hello().into_parts();
+        assert!(opens_session(&parts.headers, &json!({"method": "initialize"})));
+        lock(&http.owners).extend((0..SESSIONS).map(|n| (n.to_string(), (ann.clone(), None, Instant::now()))));
+        let refused = http.open_session(&running, hello(), &ann, None).await.err();
+        assert_eq!(refused.map(|answer| answer.status()), Some(StatusCode::SERVICE_UNAVAILABLE));
+        gateway.end().await;
+    }
 
     #[test]
     fn a_session_that_has_ended_takes_no_place() {
-        let caller = |who: &str| Caller { principal: who.to_owned(), agents: None, session: None, proof: crate::identity::Proof::Nothing };
         let owners = || -> HashMap<String, Owner> {
             ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string(), (caller(who), None, Instant::now()))).collect()
         };

@@ -341,6 +341,31 @@ async fn a_session_of_an_older_client_is_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_was_not_ended_is_still_its_own() {
+    let gate = Gate::open(CALC).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let url = format!("{}/mcp", gate.url);
+    let accept = "application/json, text/event-stream";
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let greeted = http.post(&url).header("accept", accept).json(&hello).send().await.unwrap();
+    let session = greeted.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+    let ended = async |version: &str| {
+        let request = http.delete(&url).header("mcp-session-id", &session).header("mcp-protocol-version", version);
+        request.send().await.unwrap().status().as_u16()
+    };
+    let listed = async || {
+        let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
+        http.post(&url).header("accept", accept).header("mcp-session-id", &session).json(&list).send().await.unwrap().status().as_u16()
+    };
+    // A revision that has no sessions, and one that nobody knows, end none.
+    for (version, status) in [("2026-07-28", 405), ("1999-01-01", 400)] {
+        assert_eq!((ended(version).await, listed().await), (status, 200), "{version}");
+    }
+    assert_eq!((ended("2025-06-18").await, listed().await), (202, 404));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_session_of_an_older_client_hears_what_it_subscribed_to_after_its_token_was_replaced() {
     let config = |token: &str| {
         let token = format!("[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n", digest(token));
