@@ -241,6 +241,7 @@ impl RemoteTool {
         if let Some(line) = line {
             options = options.with_meta(passed_on(line, is_modern(peer)));
         }
+        let _other = line.is_none().then(|| self.link.routes.other());
         let send = peer.send_request_with_option(request, options);
         let handle = self.link.routes.open(line, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
         let handle = handle.map_err(|error| self.understand(error, false, generation))?;

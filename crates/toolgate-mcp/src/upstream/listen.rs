@@ -236,6 +236,8 @@ impl Link {
         let full = || ErrorData::internal_error("the upstream has as many calls as it takes; try again later", None);
         let seat = tokio::time::timeout(timeout, self.seats.acquire()).await;
         let _seat = seat.map_err(|_| ServiceError::McpError(full()))?.map_err(|_| ServiceError::TransportClosed)?;
+        // What it asks back now may be about this, and is for no client of a call.
+        let _other = self.routes.other();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
         match &said {
             Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }) => self.failed(),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmcp::ErrorData;
 use rmcp::model::{
@@ -63,6 +64,17 @@ pub(crate) struct Line {
 pub(super) struct Routes {
     /// Held while a request is sent, so that no word about it comes too early.
     calls: tokio::sync::Mutex<HashMap<RequestId, (ProgressToken, mpsc::Sender<FromUpstream>)>>,
+    /// Questions under way that have no line to a client.
+    others: AtomicUsize,
+}
+
+/// A question without a line to its client, for as long as it is under way.
+pub(super) struct Other<'r>(&'r AtomicUsize);
+
+impl Drop for Other<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Routes {
@@ -80,6 +92,12 @@ impl Routes {
         Ok(sent)
     }
 
+    /// Something is asked for somebody who cannot be asked back.
+    pub(super) fn other(&self) -> Other<'_> {
+        self.others.fetch_add(1, Ordering::SeqCst);
+        Other(&self.others)
+    }
+
     pub(super) async fn close(&self, id: &RequestId) {
         self.calls.lock().await.remove(id);
     }
@@ -88,12 +106,15 @@ impl Routes {
         self.calls.lock().await.values().find(|(known, _)| known == token).map(|(_, line)| line.clone())
     }
 
-    /// Whom a request of the upstream is for: the call that it came in answer to; else the only one there is.
+    /// Whom a request of the upstream is for: the call that it came in answer to; else the only one there is, while nothing else is asked.
     pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
         let calls = self.calls.lock().await;
         match origin {
             Some(id) => calls.get(id).map(|(_, line)| line.clone()),
-            None => calls.values().next().filter(|_| calls.len() == 1).map(|(_, line)| line.clone()),
+            None => {
+                let alone = calls.len() == 1 && self.others.load(Ordering::SeqCst) == 0;
+                calls.values().next().filter(|_| alone).map(|(_, line)| line.clone())
+            }
         }
     }
 }

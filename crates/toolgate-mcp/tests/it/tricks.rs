@@ -1,6 +1,6 @@
 //! Tricks that were thought of: each of them is tried, and none works.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rmcp::model::*;
 use rmcp::service::RequestContext;
@@ -9,8 +9,10 @@ use rmcp::transport::streamable_http_server::{SessionManager, StreamableHttpServ
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 
+use crate::old::{about, answer, listen, request};
 use crate::support::{Gate, until, with_fixture};
 
 /// A server of an earlier revision that does what upstreams should not.
@@ -314,5 +316,87 @@ async fn an_empty_argument_does_not_shorten_a_path() {
     assert_eq!(gate.client().code("remove", json!({"id": ""})).await, "invalid_arguments");
     assert_eq!(gate.client().code("remove", json!({})).await, "invalid_arguments");
     assert!(asked.lock().unwrap().is_empty());
+    gate.end().await;
+}
+
+/// A server of the old transport that asks back when its prompt is wanted, and says nothing else before it is answered.
+#[derive(Default)]
+struct Curious {
+    line: Mutex<Option<mpsc::UnboundedSender<String>>>,
+    /// What is not answered yet.
+    open: Mutex<Vec<(Value, Value)>>,
+    /// What it was told when it asked.
+    told: Mutex<Option<Value>>,
+}
+
+impl Curious {
+    fn say(&self, message: &Value) {
+        if let Some(line) = self.line.lock().unwrap().as_ref() {
+            let _ = line.send(format!("event: message\ndata: {message}\n\n"));
+        }
+    }
+
+    async fn serve(self: Arc<Self>, mut stream: TcpStream) {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        if head.starts_with("get ") {
+            let (say, mut said) = mpsc::unbounded_channel();
+            *self.line.lock().unwrap() = Some(say);
+            let mut next = Some(answer("200 OK", "text/event-stream", "event: endpoint\ndata: /post\n\n"));
+            while let Some(text) = next {
+                if stream.write_all(text.as_bytes()).await.is_err() {
+                    return;
+                }
+                next = said.recv().await;
+            }
+            return;
+        }
+        let _ = stream.write_all(answer("202 Accepted", "text/plain", "").as_bytes()).await;
+        let id = asked["id"].clone();
+        let result = match asked["method"].as_str().unwrap_or_default() {
+            "initialize" => {
+                let mut about = about();
+                about["capabilities"] = json!({"tools": {}, "prompts": {}});
+                about
+            }
+            "tools/list" => json!({"tools": [{"name": "wait", "description": "Waits.", "inputSchema": {"type": "object"}}]}),
+            "prompts/list" => json!({"prompts": [{"name": "ask"}]}),
+            "ping" => json!({}),
+            "tools/call" => return self.open.lock().unwrap().push((id, json!({"content": [{"type": "text", "text": "done"}]}))),
+            "prompts/get" => {
+                self.open.lock().unwrap().push((id, json!({"messages": []})));
+                let form =
+                    json!({"message": "Is this Ann's?", "requestedSchema": {"type": "object", "properties": {"a": {"type": "string"}}}});
+                return self.say(&json!({"jsonrpc": "2.0", "id": "question", "method": "elicitation/create", "params": form}));
+            }
+            "" if id == "question" => {
+                *self.told.lock().unwrap() = Some(asked);
+                for (id, result) in std::mem::take(&mut *self.open.lock().unwrap()) {
+                    self.say(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+                }
+                return;
+            }
+            _ => return,
+        };
+        self.say(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_about_a_prompt_is_not_asked_of_whoever_makes_a_call() {
+    let curious = Arc::new(Curious::default());
+    let serving = Arc::clone(&curious);
+    let address = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
+    let upstream =
+        format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nundeclared = \"read\"\ntimeout = \"10s\"\n");
+    let gate = Gate::open(&upstream).await;
+    let bob = gate.client().in_session("bob").who_can(json!({"elicitation": {}}));
+    let calling = tokio::spawn(async move { bob.call("old_wait", json!({})).await });
+    until("it is called", async || curious.open.lock().unwrap().len() == 1).await;
+    let (_, prompt) = gate.client().in_session("ann").ask("prompts/get", json!({"name": "old_ask"})).await;
+    let told = curious.told.lock().unwrap().clone().unwrap_or_default();
+    assert!(told["error"]["message"].as_str().is_some_and(|why| why.contains("which call")), "{told}");
+    assert!(prompt["result"]["messages"].is_array(), "{prompt}");
+    let called = calling.await.unwrap();
+    assert_eq!(called["content"][0]["text"], "done", "{called}");
     gate.end().await;
 }
