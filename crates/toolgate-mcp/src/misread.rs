@@ -1,7 +1,7 @@
 //! Requests that ask for a call and cannot be understood. Nothing of them runs; that they came is written down, and told in the one
 //! contract.
 
-use rmcp::model::ErrorCode;
+use rmcp::model::{ErrorCode, ProtocolVersion};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -99,6 +99,12 @@ impl Glimpse {
             None => call,
         }
     }
+}
+
+/// Whether a message names a revision of the protocol that nobody knows. The library refuses it for that, whatever it asks for.
+pub(crate) fn is_of_unknown_revision(message: &Value) -> bool {
+    let named = message.pointer("/params/_meta/io.modelcontextprotocol~1protocolVersion").and_then(Value::as_str);
+    named.is_some_and(|named| ProtocolVersion::KNOWN_VERSIONS.iter().all(|known| known.as_str() != named))
 }
 
 /// Refuses a call because of the request that it came in.

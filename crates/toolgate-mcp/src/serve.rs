@@ -500,7 +500,15 @@ impl Http {
 
     /// An answer that turns a request for a call away before the door has seen it: that has its row, too.
     pub(crate) async fn noted(&self, answer: Answer, caller: &Caller, agent: Option<&str>, message: &Value) -> Answer {
-        let Some(call) = Glimpse::of_value(message).filter(|_| answer.status().is_client_error()) else { return answer };
+        let Some(call) = Glimpse::of_value(message) else { return answer };
+        // In a session of an older client it is told so in the stream, and the door never sees it.
+        if answer.status().is_success() && misread::is_of_unknown_revision(message) {
+            misread::note(&self.gateway, caller, agent, call, "the revision of the protocol is not known").await;
+            return answer;
+        }
+        if !answer.status().is_client_error() {
+            return answer;
+        }
         let (parts, body) = answer.into_parts();
         let text = match body.collect().await {
             Ok(text) => text.to_bytes(),

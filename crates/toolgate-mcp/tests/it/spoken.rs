@@ -165,6 +165,24 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
         assert_eq!(said["error"]["code"], json!(code), "{said}");
         assert_eq!(rows_of(&gate, "calc"), before + 1, "{said}");
     }
+    // In a session of an older client it is told in the stream that nobody knows the revision.
+    let post = async |session: Option<&str>, version: &str, body: String| {
+        let request = http.post(format!("{}/mcp", gate.url)).header("accept", "application/json, text/event-stream");
+        let request = request.header("content-type", "application/json").header("mcp-protocol-version", version).body(body);
+        let request = session.into_iter().fold(request, |request, session| request.header("mcp-session-id", session));
+        request.send().await.unwrap()
+    };
+    let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
+    let greeted = post(None, "2025-06-18", hello.to_string()).await;
+    let session = greeted.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+    for (version, code) in [("1999-01-01", json!(-32022)), ("2025-06-18", Value::Null)] {
+        let before = rows_of(&gate, "calc");
+        let body = asked("{}", &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#));
+        let said = last_message(&post(Some(&session), version, body).await.text().await.unwrap());
+        assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &code), "{said}");
+        assert_eq!(rows_of(&gate, "calc"), before + 1, "{said}");
+    }
     let (mut ask, mut answers) = on_streams(&gate).await;
     let before = rows_of(&gate, "calc");
     for line in
