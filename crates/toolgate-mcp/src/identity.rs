@@ -133,17 +133,24 @@ pub(crate) fn turned_away(running: &Running, caller: &Caller, asked: Option<&str
 
 /// The agent that a caller acts as.
 pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> Result<String, String> {
-    let agent = match asked.or_else(|| running.default_agent()) {
-        Some(agent) => agent.to_owned(),
-        None => {
-            return Err(format!("there are several agents ({}); name one in the address, as in /mcp/{{agent}}", running.agents.join(", ")));
-        }
+    let may = |agent: &str| {
+        caller.agents.as_ref().is_none_or(|agents| agents.iter().any(|named| named == agent))
+            && running.gate.agent(agent).is_some_and(|agent| agent.admits(&caller.principal))
     };
-    let known = running.agents.contains(&agent);
-    let may = caller.agents.as_ref().is_none_or(|agents| agents.contains(&agent))
-        && running.gate.agent(&agent).is_some_and(|agent| agent.admits(&caller.principal));
+    let Some(agent) = asked.or_else(|| running.default_agent()) else {
+        // Of those that it may not act as it does not learn.
+        let own: Vec<&str> = running.agents.iter().map(String::as_str).filter(|agent| may(agent)).collect();
+        return Err(match own.as_slice() {
+            [] => format!("`{}` may not act as any agent", caller.principal),
+            own => format!("name an agent in the address, as in /mcp/{{agent}}: {}", own.join(", ")),
+        });
+    };
     // Who may not act as an agent does not learn whether there is one.
-    if known && may { Ok(agent) } else { Err(format!("`{}` may not act as the agent `{}`", caller.principal, clean(&agent))) }
+    if running.agents.iter().any(|known| known == agent) && may(agent) {
+        Ok(agent.to_owned())
+    } else {
+        Err(format!("`{}` may not act as the agent `{}`", caller.principal, clean(agent)))
+    }
 }
 
 fn clean(text: &str) -> String {

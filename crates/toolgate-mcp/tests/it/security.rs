@@ -80,6 +80,25 @@ async fn tokens_are_known_by_their_digests() {
     gate.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_names_no_agent_learns_only_of_its_own() {
+    let config = format!(
+        "[agents.front_desk.tools.calc]\nkind = \"builtin\"\n[agents.vault.tools.calc]\nkind = \"builtin\"\n\
+         [[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n[[gateway.tokens]]\nprincipal = \"bob\"\nsha256 = \"{}\"\nagents = [\"front_desk\"]\n",
+        digest("ann-token"),
+        digest("bob-token")
+    );
+    let gate = Gate::open(&config).await;
+    for (token, learns) in [("ann-token", true), ("bob-token", false)] {
+        let client = gate.client().with_token(token);
+        for said in [client.ask("tools/list", json!({})).await.1, calc(&client).await.1] {
+            let said = said.to_string();
+            assert_eq!((said.contains("front_desk"), said.contains("vault")), (true, learns), "{token}: {said}");
+        }
+    }
+    gate.end().await;
+}
+
 /// Keys for tokens: one to sign with, and the set that says so.
 fn signer(kid: &str) -> (EncodingKey, Value) {
     // Fixed keys of P-256, made for this test.
