@@ -184,9 +184,10 @@ impl RemoteTool {
     /// What went wrong on the straight way.
     fn broken(&self, broken: Broken, generation: u64) -> Failure {
         let (name, link) = (&self.link.upstream.name, &self.link);
+        let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
         let unheard = |why: &str| {
             link.failed();
-            tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
+            tell(why);
             Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached"))
         };
         match broken {
@@ -197,8 +198,9 @@ impl RemoteTool {
             // A request that was refused at the door, or that found nobody, was not carried out.
             Broken::Nobody(why) => unheard(&why).effects(Effects::None),
             Broken::Status(401) if self.link.may_renew() => self.renewed(generation),
+            // One whose call it turns away does not keep all others from it.
             Broken::Status(status) => {
-                unheard(&format!("it answers with HTTP {status}"));
+                tell(&format!("it answers with HTTP {status}"));
                 Failure::http(status, "").effects(Effects::None)
             }
             Broken::Unclear(why) => unheard(&why),
@@ -286,6 +288,8 @@ impl RemoteTool {
                 tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
+                    // One whose call it turns away does not keep all others from it.
+                    Trouble::Status(_) => {}
                     _ => self.link.failed(),
                 }
                 let failure = match trouble {

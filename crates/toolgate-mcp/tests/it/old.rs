@@ -174,7 +174,7 @@ async fn no_answer_is_read_without_end() {
     {
         let client = gate.client().in_session(&format!("s{n}"));
         let mut said = Value::Null;
-        // Whoever was turned away too often is left alone for a moment.
+        // Whoever has not answered too often is left alone for a moment.
         until("it is asked", async || {
             said = client.call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
             said["code"] != "upstream_unavailable"
@@ -386,6 +386,52 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
             tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
         }
+        gate.end().await;
+    }
+}
+
+/// A server that turns some calls away: of an earlier revision, or of the newest.
+async fn picky(modern: bool) -> String {
+    listen(move |mut stream| async move {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        let own = json!({"name": "picky", "version": "1"});
+        let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
+        let with = |mut said: Value| {
+            said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
+            result(&asked, said)
+        };
+        let said = match asked["method"].as_str().unwrap_or_default() {
+            "server/discover" if modern => with(
+                json!({"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+            ),
+            "server/discover" => answer("404 No", "text/html", "<p>"),
+            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+            "initialize" => result(&asked, about()),
+            "ping" => result(&asked, json!({})),
+            "tools/list" => with(tools()),
+            "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
+            "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
+            _ => answer("202 Accepted", "text/plain", ""),
+        };
+        let _ = stream.write_all(said.as_bytes()).await;
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_turned_away_by_an_upstream_keeps_nobody_else_from_it() {
+    for modern in [false, true] {
+        let address = picky(modern).await;
+        let gate = Gate::open(&format!(
+            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n\
+             [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
+        ))
+        .await;
+        for turn in 0..8 {
+            let client = gate.client().in_session(&format!("s{turn}"));
+            assert_eq!(client.code("talk", json!({"who": "bob"})).await, "upstream_forbidden", "{modern} {turn}");
+        }
+        assert_eq!(gate.client().in_session("ann").code("talk", json!({"who": "ann"})).await, "ok", "{modern}");
         gate.end().await;
     }
 }
