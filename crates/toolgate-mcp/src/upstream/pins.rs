@@ -45,6 +45,26 @@ struct Pin {
     looked_at: bool,
 }
 
+/// The most that is kept of one upstream, in tools and in bytes. Nothing is forgotten to make room: what was accepted once could come back
+/// as something else.
+const MOST_TOOLS: usize = 20_000;
+const MOST_BYTES: usize = 96 << 20;
+
+impl Known {
+    /// Whether what an upstream offers now can be kept beside all that it has offered before.
+    fn has_room_for(&self, tools: &[Tool]) -> bool {
+        let long = |tool: &Tool| serde_json::to_vec(tool).map_or(0, |text| text.len());
+        let is_new = |tool: &&Tool| {
+            let pin = self.tools.get(&*tool.name);
+            pin.is_none_or(|pin| pin.accepted.as_ref() != Some(*tool) && pin.seen.as_ref() != Some(*tool))
+        };
+        let names = self.tools.len() + tools.iter().filter(|tool| !self.tools.contains_key(&*tool.name)).count();
+        let kept: usize = self.tools.values().flat_map(|pin| pin.accepted.iter().chain(&pin.seen)).map(long).sum();
+        let more: usize = tools.iter().filter(is_new).map(long).sum();
+        names <= MOST_TOOLS && kept + more <= MOST_BYTES
+    }
+}
+
 /// No two drafts have one name.
 static DRAFTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
@@ -152,8 +172,14 @@ impl Pins {
     }
 
     /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back.
-    pub(super) fn note(&self, tools: &[Tool]) {
+    ///
+    /// # Errors
+    /// It has offered more than anybody keeps.
+    pub(super) fn note(&self, tools: &[Tool]) -> Result<(), String> {
         let mut known = self.lock();
+        if !known.has_room_for(tools) {
+            return Err(format!("since it was first seen it has offered more than {MOST_TOOLS} tools, or {MOST_BYTES} bytes of them"));
+        }
         for tool in tools {
             let name = tool.name.to_string();
             let found = known.tools.get(&name);
@@ -179,6 +205,7 @@ impl Pins {
             known.tools.insert(name, pin);
         }
         self.keep(&known);
+        Ok(())
     }
 
     /// Holds a tool back, though nobody has changed it.

@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use toolgate_mcp::Status;
+use toolgate_mcp::{Starting, Status, Upstreams};
 
 use crate::entering::{EITHER, Ears, Older, plain};
-use crate::old::{about, answer, listen, request};
+use crate::old::{about, answer, listen, request, result};
 use crate::support::{Client, Gate, serve, until};
 
 /// A server of 2024-11-05: what it is asked is posted, and what it says it says on one stream.
@@ -301,6 +301,39 @@ async fn a_list_without_end_keeps_nobody_waiting() {
     // Whose tools have no end has said nothing that counts.
     assert!(client.tools().await.iter().all(|tool| !tool.starts_with("a_")));
     gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_always_offers_others_is_not_remembered_without_end() {
+    let turn = Arc::new(AtomicUsize::new(0));
+    let now = Arc::clone(&turn);
+    let address = listen(move |mut stream| {
+        let turn = now.load(Ordering::SeqCst);
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let tool = |n: usize| json!({"name": format!("t{turn}-{n}"), "inputSchema": {"type": "object"}});
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "initialize" => result(&asked, about()),
+                "ping" => result(&asked, json!({})),
+                "tools/list" => result(&asked, json!({"tools": (0..9_000).map(tool).collect::<Vec<_>>()})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await;
+    let home = tempfile::tempdir().unwrap();
+    let config = toolgate::config::Config::parse("toolgate.toml", &format!("[upstreams.many]\nurl = \"http://{address}/mcp\"\n"));
+    let starting = Starting { pins: Some(home.path().to_owned()), launcher: None };
+    for (many, there) in [(9_000, true), (18_000, true), (18_000, false)] {
+        turn.fetch_add(1, Ordering::SeqCst);
+        let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(60)).await.unwrap();
+        let health = upstreams.health().remove(0);
+        assert_eq!((health.tools, matches!(health.status, Status::Up { .. })), (many, there), "{:?}", health.status);
+        upstreams.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -46,7 +46,7 @@ impl Link {
             Ok::<_, String>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
         });
         let (tools, offer) = asked.await.map_err(|_| format!("not within {limit:?}"))??;
-        self.pins.note(&tools);
+        self.pins.note(&tools)?;
         let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
         let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
         if self.told.swap(false, Ordering::Relaxed) || before != offer {
