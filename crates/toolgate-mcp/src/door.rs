@@ -360,6 +360,8 @@ impl ServerHandler for Door {
         Ok(match found {
             ReadResourceResponse::Complete(result) => {
                 let mut result = render::unspoofed(result);
+                // Who may read it is decided here, whatever its upstream says.
+                result.cache_scope = result.cache_scope.map(|_| CacheScope::Private);
                 place.named(&mut result.contents);
                 ReadResourceResponse::Complete(result)
             }

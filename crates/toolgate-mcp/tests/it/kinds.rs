@@ -250,7 +250,8 @@ impl ServerHandler for Shelf {
         if !asked.uri.starts_with(&format!("{}://", self.word)) {
             return Err(ErrorData::resource_not_found("not here", None));
         }
-        Ok(ReadResourceResult::new(vec![ResourceContents::text(self.word, asked.uri)]).into())
+        let result = ReadResourceResult::new(vec![ResourceContents::text(self.word, asked.uri)]);
+        Ok(result.with_ttl_ms(60_000).with_cache_scope(CacheScope::Public).into())
     }
 }
 
@@ -416,7 +417,12 @@ async fn prompts_and_resources_are_for_those_whose_upstream_it_is() {
         assert_eq!(pages(&at(agent), "resources").await.concat(), of(|word, n| format!("toolgate://{word}/{word}://{n}")));
         for word in &words {
             assert_eq!(prompt(agent, &format!("{word}_p000")).await["result"]["messages"][0]["content"]["text"], *word);
-            assert_eq!(read(agent, &format!("toolgate://{word}/{word}://0")).await["result"]["contents"][0]["text"], *word);
+            let said = read(agent, &format!("toolgate://{word}/{word}://0")).await["result"].clone();
+            // Nobody keeps it for others, who may be somebody else's.
+            assert_eq!(
+                (&said["contents"][0]["text"], &said["ttlMs"], &said["cacheScope"]),
+                (&json!(word), &json!(60_000), &json!("private"))
+            );
         }
     }
     // What is somebody else's is told from what is nowhere by nobody.
