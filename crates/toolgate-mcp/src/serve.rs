@@ -206,7 +206,7 @@ impl Http {
             .with_cancellation_token(gateway.0.closed.child_token());
         let (doors, sessions) = (gateway.clone(), Arc::new(sessions));
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
-        let seats = Arc::new(Semaphore::new(settings.concurrency));
+        let seats = Arc::new(Semaphore::new(settings.concurrency.min(Semaphore::MAX_PERMITS)));
         let door = Door::new(gateway.clone(), None);
         Self { gateway, door, mcp, sessions, seats, arriving: AtomicUsize::new(0), rates: Mutex::default(), owners: Mutex::default() }
     }

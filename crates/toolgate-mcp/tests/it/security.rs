@@ -228,6 +228,13 @@ async fn nobody_listens_to_the_world_without_a_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn as_many_at_the_same_time_as_can_be_said_is_no_bound() {
+    let gate = Gate::open(&format!("{CALC}[gateway]\nconcurrency = {}\n", i64::MAX)).await;
+    assert_eq!(calc(&gate.client()).await.1["result"]["isError"], json!(false));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn names_and_pages_that_are_not_ours() {
     let config = format!("{CALC}[gateway]\nhosts = [\"gate.example\"]\norigins = [\"https://app.example:443\"]\n");
     let gate = Gate::open(&config).await;
