@@ -34,6 +34,8 @@ const TURN_META: &str = "toolgate/turn";
 const STOP_META: &str = "toolgate/stopReason";
 /// What the question for approval is called.
 const APPROVAL: &str = "toolgate_approval";
+/// What a question is called that an upstream of an earlier revision asks.
+const INPUT: &str = "input";
 /// The approver who is whoever sits before the client.
 const CLIENT: &str = "client";
 /// How many words of an upstream wait for its client.
@@ -412,9 +414,16 @@ impl Door {
                 }
             }
             Waits::Upstream(mut underway) => {
-                if underway.digest != digest(&request) {
-                    let error = ErrorData::invalid_params("this is another call than the one that was asked about", None);
-                    return Err(self.misread(key, &request, client, error).await);
+                let all_at_once = matches!(underway.asked, None | Some(FromUpstream::Inputs(..)));
+                let wrong = match underway.digest == digest(&request) {
+                    false => Some("this is another call than the one that was asked about"),
+                    true if !all_at_once && !responses.contains_key(INPUT) => Some("the answer is missing"),
+                    true => None,
+                };
+                if let Some(why) = wrong {
+                    // Nobody comes back for the one that was asked about.
+                    underway.cancel.cancel();
+                    return Err(self.misread(key, &request, client, ErrorData::invalid_params(why, None)).await);
                 }
                 *lock(&underway.counted) = Some(self.gateway.count());
                 match underway.asked.take() {
@@ -422,10 +431,7 @@ impl Door {
                     Some(FromUpstream::Inputs(_, reply)) => {
                         let _ = reply.send(Ok(responses));
                     }
-                    Some(asked) => {
-                        let said = responses.remove("input").ok_or_else(|| ErrorData::invalid_params("the answer is missing", None))?;
-                        reply(asked, said);
-                    }
+                    Some(asked) => reply(asked, responses.remove(INPUT).unwrap_or_default()),
                     None => {}
                 }
                 self.accompany(key, &request, *underway, client).await
@@ -435,7 +441,7 @@ impl Door {
 
     /// Parks a call whose upstream wants to know something.
     fn park(&self, key: &SessionKey, question: FromUpstream, underway: Underway, digest: String) -> Option<CallToolResponse> {
-        let one = |request| InputRequests::from([("input".to_owned(), request)]);
+        let one = |request| InputRequests::from([(INPUT.to_owned(), request)]);
         let requests = match &question {
             FromUpstream::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
             FromUpstream::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),

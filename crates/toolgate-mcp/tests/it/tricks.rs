@@ -319,7 +319,7 @@ async fn an_empty_argument_does_not_shorten_a_path() {
     gate.end().await;
 }
 
-/// A server of the old transport that asks back when its prompt is wanted, and says nothing else before it is answered.
+/// A server of the old transport that asks back, and says nothing else before it is answered.
 #[derive(Default)]
 struct Curious {
     line: Mutex<Option<mpsc::UnboundedSender<String>>>,
@@ -330,6 +330,16 @@ struct Curious {
 }
 
 impl Curious {
+    /// Serves it, behind a gateway.
+    async fn open() -> (Arc<Self>, Gate) {
+        let curious = Arc::new(Self::default());
+        let serving = Arc::clone(&curious);
+        let address = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
+        let upstream =
+            format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nundeclared = \"read\"\ntimeout = \"10s\"\n");
+        (curious, Gate::open(&upstream).await)
+    }
+
     fn say(&self, message: &Value) {
         if let Some(line) = self.line.lock().unwrap().as_ref() {
             let _ = line.send(format!("event: message\ndata: {message}\n\n"));
@@ -358,18 +368,25 @@ impl Curious {
                 about["capabilities"] = json!({"tools": {}, "prompts": {}});
                 about
             }
-            "tools/list" => json!({"tools": [{"name": "wait", "description": "Waits.", "inputSchema": {"type": "object"}}]}),
+            "tools/list" => {
+                let tool = |name: &str| json!({"name": name, "description": "Does.", "inputSchema": {"type": "object"}});
+                json!({"tools": [tool("wait"), tool("ask")]})
+            }
             "prompts/list" => json!({"prompts": [{"name": "ask"}]}),
             "ping" => json!({}),
-            "tools/call" => return self.open.lock().unwrap().push((id, json!({"content": [{"type": "text", "text": "done"}]}))),
-            "prompts/get" => {
-                self.open.lock().unwrap().push((id, json!({"messages": []})));
-                let form =
-                    json!({"message": "Is this Ann's?", "requestedSchema": {"type": "object", "properties": {"a": {"type": "string"}}}});
-                return self.say(&json!({"jsonrpc": "2.0", "id": "question", "method": "elicitation/create", "params": form}));
+            method @ ("tools/call" | "prompts/get") => {
+                let done = json!([{"type": "text", "text": "done"}]);
+                let result = if method == "tools/call" { json!({"content": done}) } else { json!({"messages": []}) };
+                self.open.lock().unwrap().push((id, result));
+                if asked["params"]["name"] == "ask" {
+                    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+                    let form = json!({"message": "Is this Ann's?", "requestedSchema": schema});
+                    self.say(&json!({"jsonrpc": "2.0", "id": "question", "method": "elicitation/create", "params": form}));
+                }
+                return;
             }
             "" if id == "question" => {
-                *self.told.lock().unwrap() = Some(asked);
+                *self.told.lock().unwrap() = Some(asked.clone());
                 for (id, result) in std::mem::take(&mut *self.open.lock().unwrap()) {
                     self.say(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
                 }
@@ -383,12 +400,7 @@ impl Curious {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_asked_about_a_prompt_is_not_asked_of_whoever_makes_a_call() {
-    let curious = Arc::new(Curious::default());
-    let serving = Arc::clone(&curious);
-    let address = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
-    let upstream =
-        format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nundeclared = \"read\"\ntimeout = \"10s\"\n");
-    let gate = Gate::open(&upstream).await;
+    let (curious, gate) = Curious::open().await;
     let bob = gate.client().in_session("bob").who_can(json!({"elicitation": {}}));
     let calling = tokio::spawn(async move { bob.call("old_wait", json!({})).await });
     until("it is called", async || curious.open.lock().unwrap().len() == 1).await;
@@ -398,5 +410,25 @@ async fn what_is_asked_about_a_prompt_is_not_asked_of_whoever_makes_a_call() {
     assert!(prompt["result"]["messages"].is_array(), "{prompt}");
     let called = calling.await.unwrap();
     assert_eq!(called["content"][0]["text"], "done", "{called}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_without_the_answer_is_refused_and_has_its_row() {
+    let (_, gate) = Curious::open().await;
+    let client = gate.client().who_can(json!({"elicitation": {}}));
+    let said = json!({"action": "decline"});
+    for (session, key, arguments) in [("no-answer", "other", json!({})), ("another-call", "input", json!({"a": 1}))] {
+        let client = client.in_session(session);
+        let asked = client.call("old_ask", json!({})).await;
+        assert_eq!(asked["resultType"], "input_required", "{asked}");
+        let back = json!({"name": "old_ask", "arguments": arguments, "requestState": asked["requestState"], "inputResponses": {key: said}});
+        let (_, answer) = client.ask("tools/call", back).await;
+        let told = &answer["error"]["data"];
+        assert_eq!((&told["code"], told["callId"].is_string()), (&json!("invalid_request"), true), "{answer}");
+        // So has the one that was asked about.
+        let rows = async || gate.gateway.gate().session("default", "local", session).rows().await.unwrap().len();
+        until("both have their rows", async || rows().await == 2).await;
+    }
     gate.end().await;
 }
