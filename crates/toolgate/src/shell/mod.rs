@@ -8,6 +8,7 @@ mod awk;
 mod behind;
 mod composed;
 mod goes;
+mod here;
 mod inner;
 mod known;
 mod open;

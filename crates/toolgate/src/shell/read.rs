@@ -335,38 +335,6 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// A text that stands in the command ends where the shell says, too.
-    fn here_document(&mut self, node: Node<'_>) {
-        let part = |kind: &str| {
-            let mut cursor = node.walk();
-            node.children(&mut cursor).find(|child| child.kind() == kind).map(|child| self.of(child).to_owned())
-        };
-        let (start, end) = (part("heredoc_start"), part("heredoc_end"));
-        let bare = start.as_deref().unwrap_or_default().trim_matches(['\'', '"']);
-        let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !plain || end.as_deref().map(str::trim) != Some(bare) {
-            self.doubt("a text in the command ends where nobody can tell");
-        }
-    }
-
-    /// In a text without quotes, the shell still expands.
-    fn body(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        let quoted = above.last().is_some_and(|redirect| self.is_quoted(*redirect));
-        let text = self.of(node);
-        let simple = |at: usize| {
-            let inside = text.get(at + 2..).and_then(|rest| rest.split('}').next()).unwrap_or_default();
-            !inside.is_empty() && inside.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        };
-        if !quoted && (text.contains('`') || text.match_indices("${").any(|(at, _)| !simple(at))) {
-            self.doubt("a text in the command holds what only the running shell knows");
-        }
-    }
-
-    fn is_quoted(&self, redirect: Node<'_>) -> bool {
-        let mut cursor = redirect.walk();
-        redirect.children(&mut cursor).any(|part| part.kind() == "heredoc_start" && self.of(part).contains(['\'', '"', '\\']))
-    }
-
     fn command(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         // Words may stand behind redirections, and redirections may hold words.
         let mut places = vec![node];

@@ -1,0 +1,74 @@
+//! Texts that stand in a command: where they end, and what the shell still expands in them.
+
+use tree_sitter::Node;
+
+use super::read::Reader;
+
+impl Reader<'_> {
+    /// A text that stands in the command ends where the shell says, too.
+    pub(super) fn here_document(&mut self, node: Node<'_>) {
+        let part = |kind: &str| {
+            let mut cursor = node.walk();
+            node.children(&mut cursor).find(|child| child.kind() == kind).map(|child| self.of(child).to_owned())
+        };
+        let (start, end) = (part("heredoc_start"), part("heredoc_end"));
+        let bare = start.as_deref().unwrap_or_default().trim_matches(['\'', '"']);
+        let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !plain || end.as_deref().map(str::trim) != Some(bare) {
+            self.doubt("a text in the command ends where nobody can tell");
+        }
+    }
+
+    /// In a text without quotes, the shell still expands.
+    pub(super) fn body(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        let quoted = above.last().is_some_and(|redirect| self.is_quoted(*redirect));
+        let text = self.of(node);
+        let simple = |at: usize| {
+            let inside = text.get(at + 2..).and_then(|rest| rest.split('}').next()).unwrap_or_default();
+            !inside.is_empty() && inside.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        };
+        if !quoted && (text.contains('`') || text.match_indices("${").any(|(at, _)| !simple(at))) {
+            self.doubt("a text in the command holds what only the running shell knows");
+        }
+        if !quoted && self.has_unread(node) {
+            self.read_again(node, above);
+        }
+    }
+
+    /// Whether a substitution stands in a text that the grammar has not found there.
+    fn has_unread(&self, node: Node<'_>) -> bool {
+        let text = self.of(node);
+        let is_escaped = |at: usize| {
+            let before = text.get(..at).unwrap_or_default();
+            (before.len() - before.trim_end_matches('\\').len()) % 2 == 1
+        };
+        let is_found = |at: usize| {
+            let mut cursor = node.walk();
+            let holds = |part: Node<'_>| part.byte_range().contains(&(node.start_byte() + at));
+            node.named_children(&mut cursor).any(|part| part.kind() != "heredoc_content" && holds(part))
+        };
+        text.match_indices("$(").any(|(at, _)| !is_escaped(at) && !is_found(at))
+    }
+
+    /// The grammar does not look into a text that begins with a space: it is read without it.
+    fn read_again(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        let before = node.start_byte().checked_sub(1).and_then(|at| self.text.as_bytes().get(at));
+        let is_spaced = before.is_some_and(|before| *before != b'\n');
+        let ending = above.last().and_then(|redirect| {
+            let mut cursor = redirect.walk();
+            redirect.children(&mut cursor).find(|part| part.kind() == "heredoc_end").map(|end| self.of(end).trim())
+        });
+        match ending.filter(|ending| is_spaced && !ending.is_empty()) {
+            Some(ending) => {
+                let again = format!(": <<{ending}\n{}\n{ending}\n", self.of(node).trim_end_matches('\n'));
+                self.found.add(super::read::read(&again, self.depth.down()));
+            }
+            None => self.doubt("a text in the command holds what only the running shell knows"),
+        }
+    }
+
+    pub(super) fn is_quoted(&self, redirect: Node<'_>) -> bool {
+        let mut cursor = redirect.walk();
+        redirect.children(&mut cursor).any(|part| part.kind() == "heredoc_start" && self.of(part).contains(['\'', '"', '\\']))
+    }
+}
