@@ -41,7 +41,7 @@ impl<'h> Place<'h> {
         sum(word.spellings().iter().map(|spelling| self.is_spelled(spelling)))
     }
 
-    /// `of=path`, `--file=path`, `@path`, `host:path` name it as well.
+    /// `of=path`, `--file=path`, `@path`, `host:path`, `path:/there` name it as well.
     fn is_spelled(&self, spelling: &[Part]) -> Sure {
         let mut best = self.is_path(spelling);
         if let [Part::Text(text), rest @ ..] = spelling {
@@ -54,6 +54,12 @@ impl<'h> Place<'h> {
             }
             for (at, _) in text.match_indices(['=', ':', '@', ',']) {
                 best = best.max(self.is_path(&begun_with(text.get(at + 1..).unwrap_or_default(), rest)));
+            }
+            // So do `-v path:/there` and `--mount=src=path,dst=/there`, where a sign follows.
+            let pieces = text.match_indices(['=', ':', ',']).filter_map(|(at, _)| text.get(..at)?.rsplit(['=', ':', '@', ',']).next());
+            for piece in pieces.filter(|piece| piece.contains(['/', '~'])) {
+                let glued = piece.get(2..).filter(|_| piece.starts_with('-'));
+                best = best.max(self.is_known_path(glued.unwrap_or(piece)));
             }
         }
         best
@@ -162,7 +168,9 @@ impl<'h> Place<'h> {
         let path = word.text().map(|text| normal(&self.spelled_out(text)));
         let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
         let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
-        !self.is_a_name() && !path.split('/').any(|part| part == parent)
+        // It may stand behind a sign or a short option, too.
+        let is_parent = |part: &str| part == parent || (part.starts_with('-') && part.get(2..) == Some(parent));
+        !self.is_a_name() && !path.split(['/', '=', ':', '@', ',']).any(is_parent)
     }
 
     /// Whether few other files are called like it: it has an ending, and stands in no hidden directory.

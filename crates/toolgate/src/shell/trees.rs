@@ -23,7 +23,10 @@ pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
     let falls_apart = word.splits && word.text().is_none() && !word.is_pattern();
     let named = word.spellings().len() > 1 && word.spellings().iter().all(|spelling| matches!(spelling.as_slice(), [Part::Text(_)]));
     let chooses = command.program().is_some_and(is_search) && !falls_apart && !named && word.spellings().iter().all(begins);
-    chooses || (matches!(command.program(), Some("du" | "ls" | "stat")) && word.text().is_none() && word.is_pattern())
+    // What is packed or copied leaves it out.
+    let leaves_out = matches!(command.program(), Some("tar" | "bsdtar" | "gtar" | "rsync"))
+        && word.text().is_some_and(|text| text.starts_with("--exclude="));
+    chooses || leaves_out || (matches!(command.program(), Some("du" | "ls" | "stat")) && word.text().is_none() && word.is_pattern())
 }
 
 fn searcher(program: &str) -> Option<&'static Shape> {

@@ -179,6 +179,11 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
 async fn a_place_is_named_behind_an_option_an_address_or_a_suffix() {
     let commands = [
         "cp -t .claude x",
+        "pytest --junitxml=.claude/settings.json",
+        "git fast-export --export-marks=.claude/settings.json HEAD",
+        "some-tool -o=.claude/settings.json",
+        "some-tool -r.claude/settings.json",
+        "docker run -v ./.claude/settings.json:/x alpine rm /x",
         "cp -t.claude x",
         "cp --target-directory=.claude x",
         "install -t.claude x",
@@ -345,6 +350,8 @@ async fn everyday_commands_reach_nothing_of_it() {
         "grep -o toolgate.toml README.md",
         "find . -name '*.rs'",
         "rsync -a --exclude=.claude src/ /tmp/x",
+        "tar czf /tmp/a.tgz --exclude=.claude/settings.json src",
+        "docker run -v /opt/x:/x alpine ls",
         "sed -i 's/DEBUG=//' config.ini",
         "sed -n 3p toolgate.toml",
         "cat toolgate.toml",

@@ -380,6 +380,9 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "c=curl; $c https://example.com",
         "sh -c 'exec wget x'",
         "docker run alpine wget x",
+        "docker run -v ~/.ssh:/x alpine cat /x/id",
+        "docker run --volume=/etc/shadow:/x:ro alpine cat /x",
+        "docker run --mount type=bind,src=/etc/shadow,dst=/x alpine cat /x",
         // To read secrets.
         "cat .env",
         "cat ./config/.env",
