@@ -3,6 +3,7 @@
 use super::inner::{is_known, language};
 use super::known::{PACKERS, SHELLS, TAKERS, TAKING};
 use super::options::beginning;
+use super::trees::{is_search, searcher};
 use super::word::Word;
 use super::{Command, without_options};
 
@@ -22,13 +23,36 @@ pub(super) fn names_no_files(command: &Command) -> bool {
 }
 
 /// Whether one of its words is a pattern to look for.
-pub(super) fn looks_for(command: &Command) -> bool {
+fn looks_for(command: &Command) -> bool {
     let gives = |word: &str| {
         let short = word.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains(['e', 'f']));
         short || word.starts_with("--reg") || word.starts_with("--fi")
     };
     let given = || command.words.iter().filter_map(Word::text).any(gives);
     command.program().is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program)) && !given()
+}
+
+/// Where the pattern stands that it looks for, among the words behind its program. What an option takes is none: `rg -g .env x`.
+pub(super) fn looked_for(command: &Command) -> Option<usize> {
+    let shape = command.program().filter(|_| looks_for(command)).and_then(searcher)?;
+    let letters = if shape.short.is_empty() { "ABCDGJKMNOWdefgmpt" } else { shape.short };
+    let takes = |text: &str| match (text.strip_prefix("--"), text.strip_prefix('-')) {
+        (Some(long), _) => shape.long.contains(&long),
+        (None, Some(flags)) => flags.find(|flag: char| letters.contains(flag)).is_some_and(|at| at + 1 == flags.len()),
+        (None, None) => false,
+    };
+    let mut is_taken = false;
+    command.words.iter().skip(1).position(|word| {
+        let is_value = std::mem::replace(&mut is_taken, word.text().is_some_and(takes));
+        !is_value && word.text().is_none_or(|text| !text.starts_with('-'))
+    })
+}
+
+/// Whether a word behind its program is what a search is told to leave out.
+pub(super) fn is_left_out(command: &Command, at: usize, word: &Word) -> bool {
+    let before = command.words.get(at).and_then(Word::text);
+    let leaves_out = matches!(before, Some("--exclude" | "--exclude-dir"));
+    leaves_out && word.text().is_some() && command.program().is_some_and(is_search)
 }
 
 /// Whether the files that it changes stand in what it reads.

@@ -29,7 +29,7 @@ pub(super) fn is_no_file(command: &Command, word: &Word) -> bool {
     chooses || leaves_out || (matches!(command.program(), Some("du" | "ls" | "stat")) && word.text().is_none() && word.is_pattern())
 }
 
-fn searcher(program: &str) -> Option<&'static Shape> {
+pub(super) fn searcher(program: &str) -> Option<&'static Shape> {
     SEARCHERS.iter().find(|shape| shape.programs.contains(&program))
 }
 
