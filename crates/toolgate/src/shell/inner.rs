@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::behind::{behind_flags, git, wrapped};
-use super::known::{CLOSED, HARMLESS, LANGUAGES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
+use super::known::{CLOSED, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
 use super::options::beginning;
 use super::text::has_braces;
 use super::word::{Sure, Word};
@@ -279,11 +279,14 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
             _ if text.starts_with(['-', '+']) && !text.starts_with("--") => {
                 let flags = text.get(1..).unwrap_or_default();
                 has_code |= text.starts_with('-') && flags.contains('c');
-                // Each of these takes a word.
+                // Each of these takes a word, and some change what patterns stand for; so do numbers to `zsh`.
                 for _ in flags.chars().filter(|flag| matches!(flag, 'o' | 'O')) {
-                    if words.next().is_some_and(|value| value.text().is_none()) {
+                    if words.next().is_some_and(|value| value.text().is_none_or(|value| !MODES.contains(&value))) {
                         return unknown();
                     }
+                }
+                if program == "zsh" && flags.contains(|flag: char| flag.is_ascii_digit()) {
+                    return unknown();
                 }
                 if flags.contains('s') && !has_code {
                     return fed(program, command, depth);

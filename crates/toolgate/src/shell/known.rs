@@ -26,6 +26,11 @@ pub(super) const MANAGERS: &[&str] = &[
 pub(super) const SHELLS: &[&str] = &[
     "sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh",
 ];
+/// Options of shells that change nothing in what words stand for.
+#[rustfmt::skip]
+pub(super) const MODES: &[&str] = &[
+    "allexport", "errexit", "errtrace", "functrace", "noclobber", "noexec", "nounset", "physical", "pipefail", "verbose", "xtrace",
+];
 /// Modules of Python that run nothing but what stands in files.
 #[rustfmt::skip]
 pub(super) const MODULES: &[&str] = &[
@@ -35,8 +40,9 @@ pub(super) const MODULES: &[&str] = &[
 /// What these do, nobody reads off their words.
 #[rustfmt::skip]
 pub(super) const CLOSED: &[&str] = &[
-    "alias", "at", "batch", "bind", "claude", "codex", "compgen", "complete", "coproc", "crontab", "cursor-agent", "ed", "emacs", "enable", "ex", "fc", "gemini", "history", "lldb", "nvim",
-    "shopt", "socat", "ssh", "telnet", "vi", "vim",
+    "alias", "at", "batch", "bind", "claude", "cmd.exe", "codex", "compgen", "complete", "coproc", "crontab", "cursor-agent", "ed", "emacs",
+    "emulate", "enable", "ex", "fc", "gemini", "history", "lldb", "nvim", "powershell", "powershell.exe", "pwsh.exe", "setopt", "shopt", "socat",
+    "ssh", "telnet", "unsetopt", "vi", "vim", "wsl", "wsl.exe", "zmodload",
 ];
 /// Variables that change what a command does.
 #[rustfmt::skip]

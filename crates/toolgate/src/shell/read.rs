@@ -239,6 +239,7 @@ impl<'r> Reader<'r> {
                 values.into_iter().for_each(|value| self.keep(value));
             }
             "comment" => self.comment(node),
+            "word" if self.is_looked_up(node, above) => self.doubt("some shells read a word as the path of a program"),
             "heredoc_redirect" => self.here_document(node),
             "heredoc_body" => self.body(node, above),
             "expansion" => self.expansion(node),
@@ -321,6 +322,16 @@ impl<'r> Reader<'r> {
         if !begins {
             self.doubt("a part looks like a comment and is none");
         }
+    }
+
+    /// `=name`, which `zsh` takes for the path of a program.
+    fn is_looked_up(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
+        let Some(name) = self.of(node).strip_prefix('=') else { return false };
+        let is_part = above.last().is_some_and(|outer| outer.kind() == "concatenation");
+        let begins = !is_part || above.last().is_some_and(|outer| outer.start_byte() == node.start_byte());
+        let is_name = name.chars().next().map_or(is_part, |first| first.is_alphabetic() || first == '_');
+        let around = above.iter().rev().find(|outer| outer.kind() != "concatenation");
+        begins && is_name && around.is_some_and(|outer| matches!(outer.kind(), "command" | "command_name"))
     }
 
     /// `${…}` with something in it that nobody else reads.
