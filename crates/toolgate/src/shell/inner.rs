@@ -81,11 +81,11 @@ fn is_mere_name(name: &str, value: &str) -> bool {
     (name.ends_with("BROWSER") && ["echo", "false", "none"].contains(&value)) || (chooses && is_plain())
 }
 
-/// The flags of a language that are code.
-pub(super) fn language(program: &str) -> Option<&'static str> {
+/// The flags of a language that are code, and those that take a word.
+pub(super) fn language(program: &str) -> Option<(&'static str, &'static str)> {
     // `python3.12` is Python.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
-    LANGUAGES.iter().find(|(name, _)| *name == program || *name == bare).map(|(_, flags)| *flags)
+    LANGUAGES.iter().find(|(name, ..)| *name == program || *name == bare).map(|(_, flags, valued)| (*flags, *valued))
 }
 
 /// Whether a program is known to run none of its words, or what it runs is looked at.
@@ -326,7 +326,7 @@ fn fed(program: &str, command: &Command, depth: Depth<'_>) -> Shell {
 }
 
 /// Code of another language.
-fn code(program: &str, flags: &str, words: &[Word]) -> Shell {
+fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
     let anything = || Shell::opaque(format!("`{program}` has code that can run anything"));
     if flags.is_empty() {
         return anything();
@@ -336,19 +336,19 @@ fn code(program: &str, flags: &str, words: &[Word]) -> Shell {
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return anything() };
         match text.strip_prefix('-') {
-            _ if text == "--version" || text == "--help" || (python && text == "-V") || (!python && text == "-v") => {
-                return Shell::default();
-            }
+            _ if text == "--version" || text == "--help" || (python && text == "-V") => return Shell::default(),
+            // Some say it, and go on.
+            _ if !python && text == "-v" && words.len() == 0 => return Shell::default(),
             // Modules of Python, where they are known.
             Some(module) if python && module.starts_with('m') => {
                 let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(Word::text) };
                 let known = name.is_some_and(|name| MODULES.contains(&name));
                 return if known { Shell::default() } else { anything() };
             }
+            // What follows is no file with code.
             Some(short)
-                if python
-                    && !short.starts_with('-')
-                    && short.ends_with(['W', 'X'])
+                if !short.starts_with('-')
+                    && short.ends_with(|flag: char| valued.contains(flag))
                     && !short.contains(|flag: char| flags.contains(flag)) =>
             {
                 if words.next().is_none_or(|value| value.text().is_none()) {
@@ -363,7 +363,7 @@ fn code(program: &str, flags: &str, words: &[Word]) -> Shell {
             }
             Some(short) if short.is_empty() || short.contains(|flag: char| flags.contains(flag)) => return anything(),
             Some(_) => {}
-            None if text == "eval" || is_device(text) => return anything(),
+            None if matches!(text, "eval" | "exec") || is_device(text) => return anything(),
             // A file, and what follows is its own.
             None => return Shell::default(),
         }
@@ -382,7 +382,8 @@ fn sets_code(word: &str) -> bool {
 
 /// Whether a command like this stands somewhere behind a program that nobody knows: it may run it.
 pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sure {
-    if command.program().is_none_or(is_known) {
+    // `bun` runs programs as well as code.
+    if command.program().is_none_or(|program| is_known(program) && program != "bun") {
         return Sure::No;
     }
     let known = |at: &usize| command.words.get(*at).is_some_and(|word| word.text().is_some());

@@ -74,12 +74,13 @@ pub(super) const PLAIN: &[&str] = &[
     "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "uname", "uniq", "unset", "unzip", "wait", "wc", "wget", "whatis", "whereis",
     "which", "who", "whoami", "xxd", "yes", "yum", "zip", "make", "gmake", "rustup", "declare", "local", "source", ".",
 ];
-/// Languages, and the letters of the flags that are code, or change what the code is.
+/// Languages, the letters of the flags that are code, or change what the code is, and those that take a word and are not.
 #[rustfmt::skip]
-pub(super) const LANGUAGES: &[(&str, &str)] = &[
-    ("python", "cmix"), ("pypy", "cmi"), ("perl", "eEMmdxI"), ("ruby", "erI"), ("node", "epriC"), ("nodejs", "epriC"), ("bun", "epr"),
-    ("deno", "e"), ("php", "rBREda"), ("lua", "eli"), ("luajit", "eli"), ("Rscript", "e"), ("osascript", "e"), ("groovy", "e"), ("julia", "eEL"),
-    ("guile", "ce"), ("tclsh", ""), ("expect", "c"), ("m4", ""), ("dc", ""), ("bc", ""), ("gdb", ""), ("sqlite3", ""),
+pub(super) const LANGUAGES: &[(&str, &str, &str)] = &[
+    ("python", "cmix", "WX"), ("pypy", "cmi", "WX"), ("perl", "eEMmdxI", ""), ("ruby", "erI", "CEX"), ("node", "epriC", ""), ("nodejs", "epriC", ""),
+    ("bun", "epr", "c"), ("deno", "e", "c"), ("php", "rBREda", "ctz"), ("lua", "eli", ""), ("luajit", "eli", "j"), ("Rscript", "e", ""),
+    ("osascript", "e", "ls"), ("groovy", "e", "cp"), ("julia", "eEL", "CHJpt"), ("guile", "ce", "CLlx"), ("tclsh", "", ""), ("expect", "c", ""),
+    ("m4", "", ""), ("dc", "", ""), ("bc", "", ""), ("gdb", "", ""), ("sqlite3", "", ""),
 ];
 /// Flags with which a program runs something that stands in a word.
 #[rustfmt::skip]
@@ -106,7 +107,21 @@ pub(super) const RUNNING: &[(&str, &[&str])] = &[
     ("mapfile", &["-C"]),
     ("readarray", &["-C"]),
     ("jobs", &["-x"]),
-    ("git", &["--upload-pack", "--receive-pack", "--exec", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "ext::"]),
+    ("bb", &["-e", "--eval"]),
+    ("deno", &["--eval"]),
+    ("elixir", &["-e", "--eval", "--rpc-eval"]),
+    ("erl", &["-eval"]),
+    ("iex", &["-e", "--eval", "--rpc-eval"]),
+    ("kotlin", &["-e"]),
+    ("octave", &["--eval"]),
+    ("R", &["-e"]),
+    ("racket", &["-e", "--eval"]),
+    ("rake", &["-e", "-E", "-p", "--execute"]),
+    ("sbcl", &["--eval"]),
+    ("scala", &["-e"]),
+    ("ts-node", &["-e", "--eval", "-p", "--print"]),
+    ("tsx", &["-e", "--eval", "-p", "--print"]),
+    ("git", &["--upload-pack", "--receive-pack", "--exec", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "--template", "ext::"]),
 ];
 /// Settings of `git` that run nothing.
 #[rustfmt::skip]
