@@ -292,6 +292,12 @@ impl<'r> Reader<'r> {
         if is_powerful(name, value) && !(name == "IFS" && reads) {
             self.doubt(format!("`{name}` changes what commands do"));
         }
+        // What a program is handed with its variables, it may read or write: `GIT_TRACE=/x git status`.
+        let is_handed = above.last().is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
+        if is_handed && let Some(text) = value.filter(|_| name != "PATH") {
+            let words = vec![Word::known("set"), Word::known(format!("{name}={text}"))];
+            self.found.commands.push(Command { words, ..Command::default() });
+        }
     }
 
     /// Keeps in mind what a variable is set to, as far as there is room for it.
@@ -322,16 +328,6 @@ impl<'r> Reader<'r> {
         if !begins {
             self.doubt("a part looks like a comment and is none");
         }
-    }
-
-    /// `=name`, which `zsh` takes for the path of a program.
-    fn is_looked_up(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
-        let Some(name) = self.of(node).strip_prefix('=') else { return false };
-        let is_part = above.last().is_some_and(|outer| outer.kind() == "concatenation");
-        let begins = !is_part || above.last().is_some_and(|outer| outer.start_byte() == node.start_byte());
-        let is_name = name.chars().next().map_or(is_part, |first| first.is_alphabetic() || first == '_');
-        let around = above.iter().rev().find(|outer| outer.kind() != "concatenation");
-        begins && is_name && around.is_some_and(|outer| matches!(outer.kind(), "command" | "command_name"))
     }
 
     /// `${…}` with something in it that nobody else reads.

@@ -94,6 +94,16 @@ impl Reader<'_> {
         Some(text.trim_end_matches('\n').to_owned())
     }
 
+    /// `=name`, which `zsh` takes for the path of a program.
+    pub(super) fn is_looked_up(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
+        let Some(name) = self.of(node).strip_prefix('=') else { return false };
+        let is_part = above.last().is_some_and(|outer| outer.kind() == "concatenation");
+        let begins = !is_part || above.last().is_some_and(|outer| outer.start_byte() == node.start_byte());
+        let is_name = name.chars().next().map_or(is_part, |first| first.is_alphabetic() || first == '_');
+        let around = above.iter().rev().find(|outer| outer.kind() != "concatenation");
+        begins && is_name && around.is_some_and(|outer| matches!(outer.kind(), "command" | "command_name"))
+    }
+
     pub(super) fn variable(&self, name: &str, at: usize) -> Word {
         // Before it is set it is something else, and some are never what they are set to.
         let early = self.first_set.get(name).is_some_and(|set| *set > at);

@@ -428,6 +428,8 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "cat $HOME/.ssh/id_rsa",
         "cat /etc/../etc/shadow",
         "F=.env; cat $F",
+        "GIT_TRACE=/etc/shadow git status",
+        "DOTENV=.env ./print-all",
         "cat \"$FILE\"",
         "python3 -c \"print(open('.env').read())\"",
         "while read l; do echo $l; done < .env",
