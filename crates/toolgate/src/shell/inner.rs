@@ -394,7 +394,7 @@ pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sur
 /// Commands behind a program that nobody knows which change something if it runs them. Who says which files only to the running shell
 /// mostly means something else: `aws s3 cp "$FILE" s3://x`.
 pub(super) fn may_change(command: &Command) -> Vec<Command> {
-    const CHANGING: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rm", "rsync", "tee"];
+    const CHANGING: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rimraf", "rm", "rsync", "tee"];
     // To these they are verbs of their own.
     const OWN: &[&str] = &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
     // What follows on one of them is among its words, too.

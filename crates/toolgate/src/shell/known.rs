@@ -131,14 +131,15 @@ pub(super) const SETTINGS: &[&str] = &[
 /// Programs that take away, move, change or open up what they name.
 #[rustfmt::skip]
 pub(super) const TAKERS: &[&str] = &[
-    "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "dos2unix", "fallocate", "install", "link", "ln", "mac2unix", "mmv", "mount", "mv",
-    "patch", "prename", "rename", "rm", "rmdir", "rsync", "sd", "setfacl", "shred", "sponge", "srm", "tee", "touch", "trash", "trash-put",
+    "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "del-cli", "dos2unix", "fallocate", "gio", "install", "link", "ln", "mac2unix", "mmv", "mount", "mv",
+    "patch", "prename", "rename", "rimraf", "rm", "rmdir", "rsync", "sd", "setfacl", "shred", "sponge", "srm", "tee", "touch", "trash", "trash-put",
     "truncate", "unix2dos", "unlink",
 ];
 /// Verbs of `git` that do.
 #[rustfmt::skip]
 pub(super) const TAKING: &[&str] = &[
-    "apply", "checkout", "checkout-index", "clean", "merge-file", "mv", "reset", "restore", "rm", "stash",
+    "apply", "bundle", "checkout", "checkout-index", "clean", "fast-export", "fast-import", "index-pack", "interpret-trailers", "mailinfo",
+    "merge-file", "mv", "reset", "restore", "rm", "stash", "subtree",
 ];
 /// Programs that put another file in the place of the one that they name, and how those end that are packed.
 #[rustfmt::skip]

@@ -170,6 +170,7 @@ async fn what_may_be_unpacked_over_a_place_is_asked() {
         // Behind a program that nobody knows.
         "pipenv run cp /tmp/e/settings.json .claude/",
         "eatmydata mv .claude /tmp/x",
+        "bunx rimraf .claude",
         "eatmydata rm -rf .cla*",
     ];
     each_is(&gate(&OWN, None), "ask", &commands).await;
@@ -188,6 +189,13 @@ async fn a_place_is_named_behind_an_option_an_address_or_a_suffix() {
         "some-tool -r.claude/settings.json",
         "docker run -v ./.claude/settings.json:/x alpine rm /x",
         "cp -t.claude x",
+        "git bundle create toolgate.toml HEAD",
+        "git fast-export --export-marks=toolgate.toml HEAD",
+        "git interpret-trailers --in-place toolgate.toml",
+        "git subtree pull --prefix=.claude o main",
+        "npx rimraf .claude",
+        "rimraf toolgate.toml",
+        "gio trash .claude",
         "cp --target-directory=.claude x",
         "install -t.claude x",
         "patch -d.claude -p1 < x.patch",
@@ -335,6 +343,8 @@ async fn everyday_commands_reach_nothing_of_it() {
         "git pull",
         "git stash",
         "git stash pop",
+        "git bundle create /tmp/a.bundle HEAD",
+        "npx rimraf dist",
         "git clean -n",
         "git clean -fd build",
         "git -C /home/ann/desk checkout main",
