@@ -131,9 +131,9 @@ pub(super) const SETTINGS: &[&str] = &[
 /// Programs that take away, move, change or open up what they name.
 #[rustfmt::skip]
 pub(super) const TAKERS: &[&str] = &[
-    "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "del-cli", "dos2unix", "fallocate", "gio", "install", "link", "ln", "mac2unix", "mmv", "mount", "mv",
-    "patch", "prename", "rename", "rimraf", "rm", "rmdir", "rsync", "sd", "setfacl", "shred", "sponge", "srm", "tee", "touch", "trash", "trash-put",
-    "truncate", "unix2dos", "unlink",
+    "bwrap", "chattr", "chgrp", "chmod", "chown", "cp", "dd", "del-cli", "dos2unix", "fallocate", "gio", "install", "link", "ln", "mac2unix",
+    "mmv", "mount", "mv", "patch", "prename", "rename", "rimraf", "rm", "rmdir", "rsync", "sd", "setfacl", "shred", "sponge", "srm", "tee", "touch",
+    "trash", "trash-put", "truncate", "unix2dos", "unlink",
 ];
 /// Verbs of `git` that do.
 #[rustfmt::skip]
@@ -238,6 +238,19 @@ pub(super) const WRITERS: &[Shape] = &[
         files: &["-B", "-I", "-O", "-T", "-t", "--log-in", "--log-io", "--log-out", "--log-timing", "--timing"], ..BASE
     },
     Shape { programs: &["logsave"], ..BASE },
+    Shape {
+        programs: &["go"], style: Style::Single,
+        long: &["blockprofile", "coverprofile", "cpuprofile", "memprofile", "mutexprofile", "o", "out", "output", "trace"],
+        files: &[
+            "-blockprofile", "-coverprofile", "-cpuprofile", "-memprofile", "-mutexprofile", "-o", "-out", "-output", "-trace", "--blockprofile",
+            "--coverprofile", "--cpuprofile", "--memprofile", "--mutexprofile", "--o", "--out", "--output", "--trace",
+        ], ..BASE
+    },
+    Shape {
+        programs: &["gh"], short: "ABDFHORabnpt", long: &["archive", "body", "dir", "name", "notes", "output", "pattern", "repo", "title"],
+        files: &["-O", "--output"], directories: &["-D", "--dir"], when: When::Verbs(&["download"]),
+        spared: &["-O", "--output"], here: true, ..BASE
+    },
     Shape { programs: &["openssl"], style: Style::Single, long: &["out", "keyout"], files: &["-out", "-keyout"], ..BASE },
 ];
 /// Programs that look for a pattern in files, by themselves or with `-r` in all under a directory.

@@ -159,8 +159,14 @@ pub(super) fn read(words: &[Word], shape: &Shape) -> Given {
             match flags.chars().next().filter(|flag| shape.short.contains(*flag)) {
                 Some(flag) => given.options.push((format!("-{flag}"), glued(flags.get(flag.len_utf8()..).unwrap_or_default()))),
                 None => {
-                    let value = if shape.long.contains(&flags) { rest.next().cloned() } else { None };
-                    given.options.push((text.to_owned(), value));
+                    let (name, tail) = name_and_value(flags);
+                    match tail.filter(|_| shape.long.contains(&name)) {
+                        Some(tail) => given.options.push((format!("-{name}"), glued(tail))),
+                        None => {
+                            let value = if shape.long.contains(&flags) { rest.next().cloned() } else { None };
+                            given.options.push((text.to_owned(), value));
+                        }
+                    }
                 }
             }
         } else {

@@ -91,8 +91,11 @@ fn renamed(words: &[Word]) -> Vec<Word> {
     words.iter().filter_map(directory).collect()
 }
 
-/// `find` without a directory looks in this one.
+/// `find` without a directory looks in this one, and `cargo clean` takes away the one that it is told.
 fn cleared(program: &str, words: &[Word]) -> Vec<Word> {
+    if program == "cargo" && words.iter().any(|word| word.text() == Some("clean")) {
+        return options::read(words, &Shape { long: &["target-dir"], ..BASE }).values(&["--target-dir"]);
+    }
     let deletes = program == "find" && words.iter().any(|word| word.text() == Some("-delete"));
     if deletes && starts(words).is_empty() { vec![here()] } else { Vec::new() }
 }
@@ -259,6 +262,11 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
     let odd = |name: &Word| name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']));
     let directory = given.values(shape.directories).pop();
     files.extend(names.iter().map(|name| if odd(name) { Word::unknown(false) } else { from(name, directory.as_ref()) }));
+    // What it is told to say at the end, it may write into files.
+    if program == "curl" {
+        let said = given.values(&["-w", "--write-out"]);
+        files.extend(said.iter().filter_map(Word::text).flat_map(|text| text.split("%output{").skip(1)).map(said_into));
+    }
     match program {
         // An archive that is made is a file like any other.
         "tar" | "bsdtar" | "gtar" | "jar" if fills(command).is_empty() || packs(program, &given) => {
@@ -276,6 +284,12 @@ pub(super) fn writes(command: &Command) -> Vec<Word> {
         _ => {}
     }
     files
+}
+
+/// The file in `%output{FILE}`, of which this stands behind the bracket.
+fn said_into(text: &str) -> Word {
+    let (name, _) = text.split_once('}').unwrap_or((text, ""));
+    Word::known(name.strip_prefix(">>").unwrap_or(name))
 }
 
 /// What a module of Python writes: `json.tool` its second file.
