@@ -7,9 +7,15 @@ const MOST_PRINTED: usize = 64;
 
 /// Whether all its texts are plain.
 pub(super) fn is_plain(words: &[Word]) -> bool {
-    let mut words = words.iter();
+    let (mut words, mut has_text) = (words.iter(), false);
     while let Some(word) = words.next() {
-        let Some(text) = word.text() else { return false };
+        let Some(text) = word.text() else {
+            // A file that nobody knows is a file.
+            if has_text {
+                continue;
+            }
+            return false;
+        };
         match text {
             "-F" | "-v" => {
                 words.next();
@@ -22,9 +28,11 @@ pub(super) fn is_plain(words: &[Word]) -> bool {
         // Behind `print`, it writes; elsewhere it compares.
         let mut printed = text.match_indices("print").filter_map(|(at, name)| text.get(at + name.len()..));
         let writes = text.matches("print").count() > MOST_PRINTED || printed.any(is_written);
-        if writes || ["system", "getline", "|", "ARGV", "@"].iter().any(|act| text.contains(act)) {
+        let is_piped = text.replace("||", "").contains('|');
+        if writes || is_piped || ["system", "getline", "ARGV", "@"].iter().any(|act| text.contains(act)) {
             return false;
         }
+        has_text = true;
     }
     true
 }

@@ -16,6 +16,12 @@ const READING: &[&str] = &[
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
 /// Wrappers whose words may stand for other machines; which of them is a program, nobody can tell.
 const CONTAINERS: &[&str] = &["docker", "kubectl", "podman"];
+/// Verbs of those that run nothing.
+#[rustfmt::skip]
+const QUIET: &[&str] = &[
+    "describe", "events", "explain", "get", "history", "images", "info", "inspect", "kill", "label", "logs", "patch", "ps", "rm", "rmi", "stats",
+    "stop", "tag", "top", "version", "wait",
+];
 /// Programs behind `npx` and its like that take patterns of file names.
 const MATCHING: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
 /// Wrappers that hand their words to a shell as a text.
@@ -27,6 +33,10 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     let mut found = Shell::default();
     // `command -v` only looks.
     if program == "command" && rest.first().and_then(Word::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
+        return found;
+    }
+    let is_quiet = |word: &Word| word.text().is_some_and(|verb| QUIET.contains(&verb));
+    if CONTAINERS.contains(&program) && rest.first().is_some_and(is_quiet) {
         return found;
     }
     if rest.len() > MOST_WORDS {
@@ -372,6 +382,9 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                     found.opaque.push(other());
                 }
                 let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
+                // Newer ones have verbs.
+                let is_verb = |word: &Option<&str>| matches!(word, Some("get" | "list" | "set" | "unset"));
+                let plain = plain.clone().skip(usize::from(plain.clone().next().is_some_and(is_verb)));
                 let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
                 if count > 1 && !key.is_some_and(safe) {
                     found.opaque.push(other());

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::behind::{behind_flags, git, wrapped};
-use super::known::{CLOSED, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
+use super::known::{BARE, CLOSED, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
 use super::options::beginning;
 use super::text::has_braces;
 use super::word::{Sure, Word};
@@ -332,7 +332,7 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
         return anything();
     }
     let python = program.starts_with("py");
-    let mut words = words.iter();
+    let (mut words, mut has_tests) = (words.iter(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return anything() };
         match text.strip_prefix('-') {
@@ -357,9 +357,10 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
             }
             Some(long) if long.starts_with('-') => {
                 // What takes a word, and what is code, only the program knows.
-                if !["--test", "--watch", "--no-warnings", "--trace-warnings", "--verbose", "--quiet"].contains(&text) {
+                if !BARE.contains(&text) && !text.starts_with("--max-old-space-size=") {
                     return anything();
                 }
+                has_tests |= text == "--test" && program.starts_with("node");
             }
             Some(short) if short.is_empty() || short.contains(|flag: char| flags.contains(flag)) => return anything(),
             Some(_) => {}
@@ -368,8 +369,8 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
             None => return Shell::default(),
         }
     }
-    // It reads its code from whoever started it.
-    anything()
+    // It reads its code from whoever started it, unless it looks for tests.
+    if has_tests { Shell::default() } else { anything() }
 }
 
 /// Whether a word sets a variable of `make` to what it, or a shell, runs: to more than one plain word, or one that says how the rest runs.

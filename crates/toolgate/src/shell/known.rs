@@ -36,6 +36,7 @@ pub(super) const MODES: &[&str] = &[
 pub(super) const MODULES: &[&str] = &[
     "pytest", "unittest", "venv", "pip", "py_compile", "compileall", "json.tool", "http.server", "black", "ruff", "mypy", "flake8", "isort",
     "build", "tox", "coverage", "pylint", "django", "flask", "uvicorn", "zipfile", "tarfile", "this", "ensurepip", "pydoc", "site", "platform",
+    "alembic", "celery", "gunicorn", "mkdocs", "pyright", "sphinx", "twine", "virtualenv",
 ];
 /// What these do, nobody reads off their words.
 #[rustfmt::skip]
@@ -81,6 +82,12 @@ pub(super) const LANGUAGES: &[(&str, &str, &str)] = &[
     ("bun", "epr", "c"), ("deno", "e", "c"), ("php", "rBREda", "ctz"), ("lua", "eli", ""), ("luajit", "eli", "j"), ("Rscript", "e", ""),
     ("osascript", "e", "ls"), ("groovy", "e", "cp"), ("julia", "eEL", "CHJpt"), ("guile", "ce", "CLlx"), ("tclsh", "", ""), ("expect", "c", ""),
     ("m4", "", ""), ("dc", "", ""), ("bc", "", ""), ("gdb", "", ""), ("sqlite3", "", ""),
+];
+/// Longer options of those that take no word, and are no code.
+#[rustfmt::skip]
+pub(super) const BARE: &[&str] = &[
+    "--enable-source-maps", "--experimental-strip-types", "--experimental-vm-modules", "--inspect", "--inspect-brk", "--no-deprecation",
+    "--no-warnings", "--quiet", "--test", "--trace-warnings", "--verbose", "--watch",
 ];
 /// Flags with which a program runs something that stands in a word.
 #[rustfmt::skip]

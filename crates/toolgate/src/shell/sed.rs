@@ -52,6 +52,11 @@ fn is_plain_script(script: &str) -> bool {
         rest = letters.as_str();
         match act {
             'p' | 'd' | 'q' | '=' | 'n' | 'N' | 'D' | 'P' | 'h' | 'H' | 'g' | 'G' | 'x' | '{' => {}
+            // A name, and where to go on.
+            ':' | 'b' | 't' | 'T' => {
+                let name = rest.trim_start_matches([' ', '\t']);
+                rest = name.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
+            }
             // Text, up to the end of the line.
             'a' | 'i' | 'c' => rest = rest.split_once('\n').map(|(_, rest)| rest).unwrap_or_default(),
             's' | 'y' => {
