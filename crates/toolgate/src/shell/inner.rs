@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::behind::{behind_flags, git, wrapped};
-use super::known::{BARE, CLOSED, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
+use super::known::{BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
 use super::options::beginning;
 use super::text::has_braces;
 use super::word::{Sure, Word};
@@ -136,6 +136,9 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     {
         found.opaque.push(format!("`{program}` is told to run something else"));
     }
+    if escapes(program, rest, command) {
+        found.opaque.push(format!("`{program}` is told to run something else"));
+    }
     // What nobody knows may run whatever stands behind it.
     if !is_known(program) && !nested {
         for at in 0..rest.len().min(MOST_WORDS) {
@@ -220,6 +223,21 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         }
     }
     found
+}
+
+/// Whether a text for a database, behind its client or fed to it, runs something beside it: `psql -c '\! rm x'`.
+fn escapes(program: &str, rest: &[Word], command: &Command) -> bool {
+    let Some((_, signs)) = ESCAPING.iter().find(|(name, _)| *name == program) else { return false };
+    let fed = match &command.fed {
+        Some(Fed::Text(text)) => text.text(),
+        _ => None,
+    };
+    // To a database `||` puts texts together.
+    let is_one = |text: &str| {
+        let text = text.replace("||", "").to_lowercase();
+        signs.iter().any(|sign| text.contains(*sign))
+    };
+    rest.iter().filter_map(Word::text).chain(fed).any(is_one)
 }
 
 /// A command inside another one. Where it is only a guess that it is one, a word that is no program's name says nothing.

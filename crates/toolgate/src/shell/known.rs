@@ -130,6 +130,11 @@ pub(super) const RUNNING: &[(&str, &[&str])] = &[
     ("tsx", &["-e", "--eval", "-p", "--print"]),
     ("git", &["--upload-pack", "--receive-pack", "--exec", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "--template", "ext::"]),
 ];
+/// Signs, in small letters, by which a text for a database runs something beside it.
+#[rustfmt::skip]
+pub(super) const ESCAPING: &[(&str, &[&str])] = &[
+    ("psql", &["\\!", "`", "|", "program"]), ("mysql", &["\\!", "\\p", "pager", "system"]), ("mariadb", &["\\!", "\\p", "pager", "system"]),
+];
 /// Settings of `git` that run nothing.
 #[rustfmt::skip]
 pub(super) const SETTINGS: &[&str] = &[
