@@ -11,7 +11,7 @@ use super::ledger::{BOLD, DIM};
 /// Make a token for a client of the gateway. It is shown once; what is kept of it is its digest.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate token ci                          a token for whoever calls itself ci\n  toolgate token ci --agents support,billing  and may act as these two"
+    after_help = "Examples:\n  toolgate token ci                           a token for who is called ci here\n  toolgate token ci --agents support,billing  and may act as these two"
 )]
 pub(crate) struct Args {
     /// Who comes with it.
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// As which agents; all unless said.
     #[arg(long, value_delimiter = ',', value_name = "AGENT")]
     agents: Option<Vec<String>>,
-    /// One JSON object: {"token", "principal", "sha256"}.
+    /// One JSON object: {"token", "principal", "sha256", "agents"}.
     #[arg(long)]
     json: bool,
 }
