@@ -223,6 +223,24 @@ fn rows_go_by_themselves_only_where_the_configuration_says_when() {
 }
 
 #[test]
+fn what_is_pruned_by_hand_goes_by_the_configuration() {
+    let project = desk();
+    let pruned = |args: &[&str]| project.run(&[&["audit", "prune", "--dry-run"], args].concat(), "").1;
+    let keeping = |store: &str| {
+        let config = format!("store = \"{store}\"\nretention = \"36500d\"\n[tools.calc]\nkind = \"builtin\"\n");
+        project.write("project/toolgate.toml", &config);
+    };
+    keeping("ledger.db");
+    for args in [Vec::new(), vec!["--store", "ledger.db"]] {
+        assert!(pruned(&args).starts_with("0 rows from before 19"), "{}", pruned(&args));
+    }
+    assert!(pruned(&["--older-than", "1d"]).starts_with("0 rows from before 20"));
+    // Of another ledger it says nothing.
+    keeping("other.db");
+    assert!(pruned(&["--store", "ledger.db"]).starts_with("0 rows from before 20"));
+}
+
+#[test]
 fn the_doctor_says_how_old_rows_have_become() {
     let project = desk();
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n");

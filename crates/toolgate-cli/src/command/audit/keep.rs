@@ -11,6 +11,7 @@ use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
 
 use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, clean, counted, named, open as open_ledger, time};
 use super::Named;
+use crate::place::{InForce, State};
 
 fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future))
@@ -63,13 +64,19 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
     Ok(ExitCode::SUCCESS)
 }
 
+/// How long rows are kept where neither the command nor the configuration says it.
+const QUARTER: SignedDuration = SignedDuration::from_hours(24 * 90);
+
 pub(super) fn prune(
-    older_than: SignedDuration,
+    older_than: Option<SignedDuration>,
     sealed_older_than: SignedDuration,
     dry_run: bool,
     json: bool,
     store: Option<&Path>,
 ) -> io::Result<ExitCode> {
+    // What the configuration keeps for longer does not go because nobody has said so again.
+    let said = || State::unopened().and_then(|state| InForce::tried(&state)).ok().and_then(|found| found.retention());
+    let older_than = older_than.or_else(said).unwrap_or(QUARTER);
     let before = |age: SignedDuration| Timestamp::now().checked_sub(age).map_err(io::Error::other);
     let (rows_before, sealed_before) = (before(older_than)?, before(sealed_older_than)?);
     if dry_run {

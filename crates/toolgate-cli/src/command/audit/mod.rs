@@ -77,14 +77,14 @@ enum Verb {
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Take out what is older than its retention. Chains still hold; claims, limits and evidence stay.
+    /// Take out old rows; unless `retention` is said, nothing else does. Claims, limits and evidence stay.
     #[command(
         after_help = "Examples:\n  toolgate audit prune --store ledger.db\n  toolgate audit prune --store ledger.db --older-than 30d --dry-run"
     )]
     Prune {
-        /// How long rows are kept.
-        #[arg(long, value_name = "TIME", default_value = "90d", value_parser = duration)]
-        older_than: SignedDuration,
+        /// How old rows must be to go; unless said, as `retention` of the configuration says, else 90d.
+        #[arg(long, value_name = "TIME", value_parser = duration)]
+        older_than: Option<SignedDuration>,
         /// How long recorded outcomes, approvals and large outputs are kept. That a call was made is never forgotten.
         #[arg(long, value_name = "TIME", default_value = "30d", value_parser = duration)]
         sealed_older_than: SignedDuration,
