@@ -292,7 +292,8 @@ impl Reader<'_> {
                 let message =
                     if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
                 table.wrong(if both { "url" } else { "" }, Problem::new(message).help("like `command = \"mcp-server-git\"`"));
-                table.silence();
+                // Only what is in neither kind is unknown: it may be what was meant.
+                KEYS.into_iter().for_each(|key| table.mark_read(key));
                 None
             }
         };
@@ -380,6 +381,27 @@ impl Reader<'_> {
         Some(Credentials::Client { source: source?, client_id: client_id?, client_secret: client_secret?, scope })
     }
 }
+
+/// What a table of an upstream may say, however it is reached.
+const KEYS: [&str; 17] = [
+    "command",
+    "url",
+    "args",
+    "env",
+    "inherit",
+    "directory",
+    "headers",
+    "bearer",
+    "oauth",
+    "transport",
+    "prefix",
+    "undeclared",
+    "prompts",
+    "resources",
+    "timeout",
+    "concurrency",
+    "errors",
+];
 
 fn is_upstream_name(name: &str) -> bool {
     name.len() <= 32 && crate::names::is_tool_name(name)
