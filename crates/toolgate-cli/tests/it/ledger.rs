@@ -494,6 +494,7 @@ async fn a_call_is_explained_on_what_it_was_decided_on() {
     let rules = told["explanation"]["rules"].as_array().unwrap();
     assert_eq!(rules.iter().map(|note| &note["said"]).collect::<Vec<_>>(), ["pass", "deny"]);
     assert!(rules[1]["why"].as_str().unwrap().ends_with("(used: 300)"), "{told}");
+    assert_eq!(rules[1]["looked_at"], json!([{"what": "at most 500", "found": "300 used, 250 more", "holds": false}]));
 }
 
 /// A ledger with two calls of which nobody knows whether they took effect.

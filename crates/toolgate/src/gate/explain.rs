@@ -15,7 +15,7 @@ use super::{Stop, Toolgate};
 use crate::call::{Call, Judged};
 use crate::error::ToolError;
 use crate::ledger::Gate;
-use crate::limits::Charge;
+use crate::limits::{Charge, Over};
 use crate::policy::{Ask, Level, Mode, Note, Terms, Trace};
 use crate::registry::{Agent, Registered};
 use crate::store::{ApprovalState, Enter, Entered, Recalled, over_error, recalled_error};
@@ -237,7 +237,7 @@ impl Toolgate {
                 Err(over) => {
                     let error = over_error(error.clone(), &over);
                     if let Some(note) = note {
-                        (note.said, note.why) = (Said::Deny, Some(error.message.clone()));
+                        note.over(charge, &over, error.message.clone());
                     }
                     return Err(Box::pin(self.not_claimed(error.into(), &permit, &agent, &entered.state, trail)).await);
                 }
@@ -250,7 +250,7 @@ impl Toolgate {
                     _ if charge.amount < Decimal::ZERO => (note.said, note.why) = (Said::Fault, Some(less_than_nothing(rule))),
                     Ok(_) if note.said == Said::NotReached => (note.said, note.why) = (Said::Pass, None),
                     Ok(_) => {}
-                    Err(over) => (note.said, note.why) = (Said::Deny, Some(over_error(error.clone(), &over).message)),
+                    Err(over) => note.over(charge, &over, over_error(error.clone(), &over).message),
                 }
             }
         }
@@ -303,6 +303,17 @@ fn counted(terms: &Terms) -> (Said, Option<String>) {
         Some((_, error)) => (Said::Deny, Some(error.message.clone())),
         None if terms.charges.is_empty() => (Said::Pass, None),
         None => (Said::NotReached, Some("not reached (claim)".to_owned())),
+    }
+}
+
+impl RuleNote {
+    /// There is no room left for what the call would take of a limit.
+    fn over(&mut self, charge: &Charge, over: &Over, why: String) {
+        (self.said, self.why) = (Said::Deny, Some(why));
+        let limit = format!("at most {}", charge.cap);
+        for look in self.looked_at.iter_mut().filter(|look| look.what == limit && over.used > Decimal::ZERO) {
+            (look.holds, look.found) = (false, format!("{} used, {}", over.used.normalize(), look.found));
+        }
     }
 }
 
