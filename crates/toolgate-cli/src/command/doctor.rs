@@ -13,7 +13,7 @@ use toolgate::Spec;
 use toolgate::config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
-use super::init::{read, tools};
+use super::init::{hooked_above, read, tools};
 use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
 use super::serve::{Served, pins};
 use crate::client::{Client, is_hook};
@@ -399,7 +399,10 @@ fn clients(project: &Path, state: &State, declared: &[String], serves: bool, own
     }
     // A gateway needs no hooks.
     if !any && !serves {
-        found.say("hooks", Health::Ill, "no client has toolgate among its hooks; run `toolgate init --for claude-code`, or add `[gateway]` where `toolgate serve` serves this");
+        let none = "no client has toolgate among its hooks; run `toolgate init --for claude-code`, or add `[gateway]` where `toolgate serve` serves this";
+        let above = hooked_above(project);
+        let above = above.map(|above| format!("no client that is started here has any, but in {}: look again there", above.display()));
+        found.say("hooks", Health::Ill, above.unwrap_or_else(|| none.to_owned()));
     }
     Ok(())
 }

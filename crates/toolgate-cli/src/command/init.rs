@@ -110,6 +110,10 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     let accepted = if is_new {
         let text = template(args.client, args.user, store, import.as_deref());
         change(&mut out, &config, "", &text, args.dry_run)?;
+        // The nearest counts alone.
+        if let Some(above) = project.parent().and_then(place::of_project).filter(|_| !args.user) {
+            writeln!(out, "from here down it counts in place of {}: if that is not meant, remove it and run this there", above.display())?;
+        }
         true
     } else {
         let accepted = extend(&mut out, args, &config)?;
@@ -217,7 +221,9 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     }
     found |= shorten(&mut out, args, &project, &clients)?;
     if !found {
-        writeln!(out, "toolgate is in none of these settings")?;
+        let above = hooked_above(&project).filter(|_| !args.user);
+        let above = above.map(|above| format!("; it is in those of {}: run this there", above.display())).unwrap_or_default();
+        writeln!(out, "toolgate is in none of these settings{above}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -311,6 +317,16 @@ fn begin(store: &Path, state: &State) -> io::Result<()> {
         let _ = (fs::remove_file(store), fs::remove_dir_all(beside));
     }
     begun
+}
+
+/// The directory further up whose configuration counts in this one, where clients that are started there have hooks.
+pub(super) fn hooked_above(directory: &Path) -> Option<PathBuf> {
+    let above = place::of_project(directory)?.parent()?.to_owned();
+    let is_hooked = |client: Client| {
+        let text = client.file(Some(&above)).and_then(|path| read(&path)).unwrap_or_default();
+        Client::registered(&text).is_ok_and(|entries| !entries.is_empty())
+    };
+    (above != directory && Client::HOOKED.into_iter().any(is_hooked)).then_some(above)
 }
 
 /// The text of a file; nothing where there is none.

@@ -37,6 +37,26 @@ fn a_client_is_set_up_looked_at_and_left_as_it_was() {
 }
 
 #[test]
+fn who_is_in_a_directory_further_down_is_told() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    project.write("project/src/main.rs", "");
+    let said = |args: &[&str]| {
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
+        project.environment(&mut command);
+        let output = command.current_dir(project.path("project/src")).args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().replace(project.path("").to_str().unwrap(), "HOME/")
+    };
+    let doctor = said(&["doctor"]);
+    assert!(doctor.contains("no client that is started here has any, but in HOME/project: look again there\n"), "{doctor}");
+    assert_eq!(said(&["eject"]), "toolgate is in none of these settings; it is in those of HOME/project: run this there\n");
+    let init = said(&["init", "--for", "claude-code", "--dry-run"]);
+    assert!(init.contains("from here down it counts in place of HOME/project/toolgate.toml: if that is not meant, "), "{init}");
+    // The user's own holds everywhere.
+    assert!(!said(&["init", "--for", "claude-code", "--user", "--dry-run"]).contains("in place of"));
+}
+
+#[test]
 fn what_is_somebody_elses_is_left_alone() {
     let project = Project::new();
     let other =
