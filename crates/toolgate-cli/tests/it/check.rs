@@ -204,7 +204,8 @@ fn a_call_that_was_not_made_is_explained_as_it_would_be() {
 #[test]
 fn the_example_of_the_specification_loads() {
     let page = include_str!("../../../../specs/config.md");
-    let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let examples = || page.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap());
+    let example = examples().next().unwrap();
     let (code, stdout, stderr) = check(
         example,
         "{\"tool\": \"verify_customer\", \"arguments\": {\"customer_id\": \"C-1\"}, \"principal\": \"alice\"}",
@@ -213,6 +214,9 @@ fn the_example_of_the_specification_loads() {
     assert_eq!((code, stderr.as_str()), (0, ""));
     let told: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&told["decision"], &told["explanation"]["would"]), (&json!("allow"), &json!("run")));
+    let tests = examples().find(|example| example.starts_with("[[test]]")).unwrap();
+    let (code, stdout, stderr) = tests_of(example, tests, &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
 }
 
 #[test]
@@ -309,8 +313,12 @@ expect = "ask"
 "#;
 
 fn check_tests(tests: &str, more: &[&str]) -> (i32, String, String) {
+    tests_of(CONFIG, tests, more)
+}
+
+fn tests_of(config: &str, tests: &str, more: &[&str]) -> (i32, String, String) {
     let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("toolgate.toml"), CONFIG).unwrap();
+    std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
     std::fs::write(directory.path().join("tests.toml"), tests).unwrap();
     let mut command = Command::cargo_bin("toolgate").unwrap();
     let output = command.args(["check", "--tests", "tests.toml"]).args(more).current_dir(directory.path()).env_clear().output().unwrap();
