@@ -17,7 +17,7 @@ use crate::place::State;
 /// looked at it.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  toolgate upstream list                     ask all of them what they offer\n  toolgate upstream diff                     what is held back, and why\n  toolgate upstream accept git git_commit    it is fine as it was shown"
+    after_help = "Examples:\n  toolgate upstream list                 ask all of them what they offer\n  toolgate upstream diff                 what is held back, and why\n  toolgate upstream accept git commit    it is fine as it was shown"
 )]
 pub(crate) struct Args {
     /// The configuration. Without it: what is in force here.
@@ -44,12 +44,12 @@ enum Verb {
     },
     /// Accept tools as `diff` last showed them.
     #[command(
-        after_help = "Examples:\n  toolgate upstream accept git               all that is held back of it\n  toolgate upstream accept git git_commit    one tool"
+        after_help = "Examples:\n  toolgate upstream accept git           all that is held back of it\n  toolgate upstream accept git commit    one tool"
     )]
     Accept {
         /// Of which upstream.
         upstream: String,
-        /// Which tool; all that are held back unless said.
+        /// Which tool, by the name that `diff` shows; all that are held back unless said.
         tool: Option<String>,
     },
 }
