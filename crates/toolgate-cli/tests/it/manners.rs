@@ -567,7 +567,7 @@ fn the_small_programs_help_and_refuse() {
     $ toolgate-hook --nonsense x [2]
     toolgate: the command line cannot be understood, so the call is refused; see `toolgate-hook --help`
     $ toolgate-hook --socket none.sock [2]
-    toolgate: the service at none.sock does not answer: No such file or directory (os error 2); start it with `toolgate hook --serve`
+    toolgate: the service at none.sock does not answer: No such file or directory (os error 2); start it with `toolgate hook --serve --config FILE --socket PATH`
     $ toolgate-ask --help [0]
     Ask the service that `toolgate hook --serve` is.
 
@@ -578,6 +578,6 @@ fn the_small_programs_help_and_refuse() {
     $ toolgate-ask --nonsense x [2]
     toolgate: there is no `--nonsense`; see `toolgate-ask --help`
     $ toolgate-ask --socket none.sock [2]
-    toolgate: the service at none.sock does not answer: No such file or directory (os error 2); start it with `toolgate hook --serve`
+    toolgate: the service at none.sock does not answer: No such file or directory (os error 2); start it with `toolgate hook --serve --config FILE --socket PATH`
     ");
 }

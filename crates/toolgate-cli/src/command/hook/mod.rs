@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Ask the service that listens here, which may run as another user.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Be that service.
+    /// Be that service; `--config` says for what, `--socket` where.
     #[arg(long, requires = "socket", requires = "config")]
     pub(crate) serve: bool,
 }

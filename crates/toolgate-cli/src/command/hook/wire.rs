@@ -49,5 +49,6 @@ pub(crate) const UNHEARD: &str = "standard output is closed, so the call is refu
 
 /// Why there is no answer.
 pub(crate) fn silent(socket: &Path, error: &Error) -> String {
-    format!("the service at {} does not answer: {error}; start it with `toolgate hook --serve`", socket.display())
+    let start = "start it with `toolgate hook --serve --config FILE --socket PATH`";
+    format!("the service at {} does not answer: {error}; {start}", socket.display())
 }
