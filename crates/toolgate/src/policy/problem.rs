@@ -199,7 +199,8 @@ pub(super) fn unknown_tool(field: &str, name: &str, tools: &[&Spec]) -> Option<P
         return None;
     }
     let problem = Problem::at(field, format!("`{}` is no tool of this agent", shown(name)));
-    Some(problem.did_you_mean(name, tools.iter().map(|tool| tool.name())))
+    let problem = problem.did_you_mean(name, tools.iter().map(|tool| tool.name()));
+    Some(problem.or_help(&format!("it has no tools yet; in a file, one is a table like `[tools.{}]`", shown(name))))
 }
 
 fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem> {
