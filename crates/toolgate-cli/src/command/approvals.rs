@@ -40,7 +40,7 @@ enum Verb {
 
 #[derive(clap::Args)]
 struct Answer {
-    /// Which, as `list` shows it; the beginning or the end of the id will do.
+    /// Which, as `list` shows it; the last 6 digits will do.
     id: String,
     /// In whose name; yours unless said.
     #[arg(long = "as", value_name = "NAME")]

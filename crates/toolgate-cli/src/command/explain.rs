@@ -25,7 +25,7 @@ use super::replay::replay_of;
     after_help = "Exit code: 0 if it can be explained, whatever became of it; 2 if it cannot.\n\nExamples:\n  toolgate explain 01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8\n  toolgate explain c27a3fb5b2c8 --store ledger.db --json\n  toolgate explain '{\"tool\": \"issue_refund\", \"arguments\": {\"amount\": 600}}'"
 )]
 pub(crate) struct Args {
-    /// Calls: each by its id, of which the beginning or the end will do, or as a JSON object.
+    /// Calls: each by its id, of which the last 6 digits will do, or as a JSON object.
     #[arg(value_name = "CALL", required = true)]
     calls: Vec<Asked>,
     /// The configuration alone, for calls not made; without it, all that a call meets here.

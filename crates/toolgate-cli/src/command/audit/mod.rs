@@ -44,7 +44,7 @@ enum Verb {
     /// Everything about one call: what was asked, what was decided on what, what came of it.
     #[command(after_help = "Examples:\n  toolgate audit show 019a8f0e-… --store ledger.db")]
     Show {
-        /// The call, as `callId` names it; the beginning or the end of the name will do.
+        /// The call, as `query` lists it; the last 6 digits will do.
         call: Named,
         /// Only a signed receipt for its row, as JSON.
         #[arg(long)]
