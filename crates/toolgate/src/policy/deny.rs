@@ -144,7 +144,11 @@ impl Deny {
             let no_command = |tool: &&&Spec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
             problems.extend(governed.iter().filter(no_command).map(|tool| {
                 let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
-                Problem::at(format!("where.{index}.argument"), message).help(format!("say `shell = \"{path}\"` with the tool"))
+                let help = match &tool.shell {
+                    Some(shell) => format!("its shell command is `{shell}`"),
+                    None => format!("say `shell = \"{path}\"` with the tool"),
+                };
+                Problem::at(format!("where.{index}.argument"), message).help(help)
             }));
         }
         problems
