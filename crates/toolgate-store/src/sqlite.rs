@@ -70,7 +70,9 @@ impl SqliteStore {
         let open = || -> Done<Self> {
             let there = |error: std::io::Error| Fault::Said(format!("{}: {error}", state.display()));
             open::is_ours(path)?;
-            let _door = Home::door(state).map_err(there)?;
+            let look = "look whether the directory is there and can be written to";
+            let no_door = |error: std::io::Error| Fault::Said(format!("{}: {error}; {look}", state.display()));
+            let _door = Home::door(state).map_err(no_door)?;
             let sql = open::writing(path)?;
             let home = Home::enter(state).map_err(there)?;
             let (id, keys) = open::acquaint(&sql, &home)?;

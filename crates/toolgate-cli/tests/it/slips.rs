@@ -134,12 +134,13 @@ fn a_file_that_is_something_else_is_named() {
     project.write("project/pretty.jsonl", "{\n  \"tool\": \"bash\"\n}\n");
     std::fs::write(project.path("project/wide.jsonl"), b"\xff\xfe{\0\n\0").unwrap();
     let key = "a".repeat(64);
-    let wrong: [(&[&str], &str); 9] = [
+    let wrong: [(&[&str], &str); 10] = [
         (&["audit", "query", "--store", "."], "it is a directory; name a file"),
         (&["audit", "verify", "--store", "."], "it is a directory; name a file"),
         (&["pause", "--store", "."], "it is a directory; name a file"),
         (&["audit", "query", "--store", "some.toml"], "it is no ledger of toolgate"),
         (&["demo", "--store", "some.toml"], "it is no ledger of toolgate"),
+        (&["demo", "--store", "nowhere/ledger.db"], "look whether the directory is there and can be written to"),
         (&["audit", "receipt", "empty.json", "--key", &key], "empty.json: this is no JSON"),
         (&["check", "."], ".: it is a directory; name a file"),
         (&["check", "wide.jsonl"], "wide.jsonl, line 1: "),
