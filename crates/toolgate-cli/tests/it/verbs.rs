@@ -300,6 +300,17 @@ fn a_token_comes_with_the_lines_for_the_configuration() {
 }
 
 #[test]
+fn a_rule_about_all_arguments_is_no_rule_about_nothing() {
+    let config = "store = \"ledger.db\"\nredact = ['\\d{16}']\n[tools.bash]\nkind = \"client\"\npolicy = \"open\"\n";
+    let project = Project::with(config);
+    let command = "pay 1234567890123456";
+    tell(&project, "PreToolUse", command, &json!({}));
+    tell(&project, "PostToolUse", command, &json!({"tool_response": {"stdout": ""}}));
+    let (_, stdout, _) = project.run(&["replay", "s1"], "");
+    assert!(stdout.contains("undecidable: an argument was redacted, and a rule looks at all of them"), "{stdout}");
+}
+
+#[test]
 fn a_ledger_is_exported_pruned_and_signed_anew() {
     let nobody = "5f".repeat(32);
     let said = told(

@@ -108,7 +108,10 @@ impl<'a> Ask<'a> {
             && let Some(value) = value
             && crate::redact::is_redacted(value)
         {
-            self.facts.watch.unknown(|| format!("`{path}` was redacted, and a rule looks at it"));
+            self.facts.watch.unknown(|| match path.parts() {
+                [] => "an argument was redacted, and a rule looks at all of them".to_owned(),
+                _ => format!("`{path}` was redacted, and a rule looks at it"),
+            });
         }
     }
 
