@@ -261,6 +261,10 @@ fn calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> +
         }))
     }
     if args.calls.is_empty() {
+        // Whoever sits there does not know that they are waited for.
+        if io::stdin().is_terminal() {
+            crate::note("type calls, one a line, like {\"tool\": \"…\", \"arguments\": {…}}; Ctrl-D ends them");
+        }
         return numbered(io::stdin().lock().lines(), String::new());
     }
     let one = |given: &String| {

@@ -282,6 +282,17 @@ fn colours_are_for_terminals_whose_user_wants_them() {
 }
 
 #[test]
+fn who_is_waited_for_is_told() {
+    if std::process::Command::new("script").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: `script`, which makes a terminal, is not installed");
+        return;
+    }
+    let project = Project::with(CODER);
+    assert!(at_a_terminal(&project, &[], &["check"]).contains("type calls, one a line"));
+    assert!(!project.run(&["check"], "").2.contains("type calls"));
+}
+
+#[test]
 fn what_others_wrote_moves_no_cursor_and_begins_no_line() {
     let project = Project::with(CODER);
     let odd = "rm \u{202e}x\u{1b}[2J\r\nls";
