@@ -10,7 +10,7 @@ run: ## Build and start the gateway with a refund desk behind it, and an agent t
 test: deps ## Install what is missing, then check everything
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
-	cargo test --workspace --locked
+	RUST_TEST_THREADS=4 cargo test --workspace --locked # many wait more than they work
 	python3 tests/on_sqlite.py # the same on a database
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
 	$(MAKE) test-run
