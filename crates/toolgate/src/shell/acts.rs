@@ -2,8 +2,8 @@
 
 use super::inner::{is_known, language};
 use super::known::{PACKERS, SHELLS, TAKERS, TAKING};
-use super::options::beginning;
-use super::trees::{is_search, searcher};
+use super::options::{Shape, beginning};
+use super::trees::searcher;
 use super::word::Word;
 use super::{Command, without_options};
 
@@ -32,27 +32,62 @@ fn looks_for(command: &Command) -> bool {
     command.program().is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program)) && !given()
 }
 
-/// Where the pattern stands that it looks for, among the words behind its program. What an option takes is none: `rg -g .env x`.
-pub(super) fn looked_for(command: &Command) -> Option<usize> {
-    let shape = command.program().filter(|_| looks_for(command)).and_then(searcher)?;
-    let letters = if shape.short.is_empty() { "ABCDGJKMNOWdefgmpt" } else { shape.short };
+/// What a word behind a program that searches is to it.
+#[derive(Clone, Copy, PartialEq)]
+enum Role<'c> {
+    Option,
+    /// What this option takes.
+    Value(&'c str),
+    /// The pattern, or what is searched.
+    Plain,
+}
+
+fn roles<'c>(command: &'c Command, shape: &Shape) -> Vec<Role<'c>> {
+    let letters = if shape.short.is_empty() { "ABCGWgmp" } else { shape.short };
     let takes = |text: &str| match (text.strip_prefix("--"), text.strip_prefix('-')) {
         (Some(long), _) => shape.long.contains(&long),
         (None, Some(flags)) => flags.find(|flag: char| letters.contains(flag)).is_some_and(|at| at + 1 == flags.len()),
         (None, None) => false,
     };
-    let mut is_taken = false;
-    command.words.iter().skip(1).position(|word| {
-        let is_value = std::mem::replace(&mut is_taken, word.text().is_some_and(takes));
-        !is_value && word.text().is_none_or(|text| !text.starts_with('-'))
-    })
+    // Some take a number or nothing: `ag -C KEY`.
+    let fits = |option: &str, word: &Word| {
+        let counts = option.ends_with(['A', 'B', 'C']) || option.ends_with("context");
+        !counts || word.text().is_some_and(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let (mut before, mut is_over): (Option<&'c str>, bool) = (None, false);
+    let role = |word: &'c Word| {
+        if let Some(option) = before.take()
+            && fits(option, word)
+        {
+            return Role::Value(option);
+        }
+        match word.text().filter(|text| !is_over && text.len() > 1 && text.starts_with('-')) {
+            Some("--") => is_over = true,
+            Some(text) => before = takes(text).then_some(text),
+            None => return Role::Plain,
+        }
+        Role::Option
+    };
+    command.words.iter().skip(1).map(role).collect()
 }
 
-/// Whether a word behind its program is what a search is told to leave out.
-pub(super) fn is_left_out(command: &Command, at: usize, word: &Word) -> bool {
-    let before = command.words.get(at).and_then(Word::text);
-    let leaves_out = matches!(before, Some("--exclude" | "--exclude-dir"));
-    leaves_out && word.text().is_some() && command.program().is_some_and(is_search)
+/// Which words behind a program that searches name no file, in order: the pattern that it looks for, and what it is told to leave out.
+/// What an option takes is no pattern: `rg -g .env x`.
+pub(super) fn spared(command: &Command) -> Vec<usize> {
+    let Some(shape) = command.program().and_then(searcher) else { return Vec::new() };
+    let (roles, words) = (roles(command, shape), command.words.get(1..).unwrap_or_default());
+    // What an option takes that is cut short nobody can tell: `--incl .env`.
+    let is_cut = |text: &str| {
+        let long = text.strip_prefix("--").filter(|long| !long.is_empty() && !shape.long.contains(long));
+        long.is_some_and(|long| shape.long.iter().any(|name| name.starts_with(long)))
+    };
+    let is_sure = looks_for(command) && !words.iter().filter_map(Word::text).any(is_cut);
+    let pattern = roles.iter().position(|role| *role == Role::Plain).filter(|_| is_sure);
+    let is_spared = |at: usize, role: Role<'_>| match role {
+        Role::Value("--exclude" | "--exclude-dir") => words.get(at).is_some_and(|word| word.text().is_some()),
+        _ => Some(at) == pattern,
+    };
+    roles.into_iter().enumerate().filter(|(at, role)| is_spared(*at, *role)).map(|(at, _)| at).collect()
 }
 
 /// Whether the files that it changes stand in what it reads.

@@ -159,9 +159,9 @@ impl Shell {
                 }
                 sure => sure,
             };
-            let looked_for = acts::looked_for(command);
-            let named = words.iter().enumerate().filter(|(at, _)| !acts::names_no_files(command) && Some(*at) != looked_for);
-            let named = named.filter(|(at, word)| !trees::is_no_file(command, word) && !acts::is_left_out(command, *at, word));
+            let spared = acts::spared(command);
+            let named = words.iter().enumerate().filter(|(at, _)| !acts::names_no_files(command) && spared.binary_search(at).is_err());
+            let named = named.filter(|(_, word)| !trees::is_no_file(command, word));
             let sent = reach::sent(command);
             let named = named.map(|(_, word)| word).chain(&sent);
             let named = named.map(|word| known(word, place.is_named_by(word))).max().unwrap_or(Sure::No);
