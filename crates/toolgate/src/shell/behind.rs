@@ -378,7 +378,8 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                 break;
             }
             "config" => {
-                if texts.iter().flatten().any(|word| *word == "-f" || word.starts_with("--fil")) {
+                // Another file; and a comment is a word that looks like a key.
+                if texts.iter().flatten().any(|word| *word == "-f" || word.starts_with("--fil") || word.starts_with("--com")) {
                     found.opaque.push(other());
                 }
                 let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));

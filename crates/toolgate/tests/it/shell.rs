@@ -345,6 +345,7 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "git clone --u='toolgate pause;git-upload-pack' . y",
         "git clone --co alias.p=push . x",
         "git config --fil=x user.name y",
+        "git config --comment user.name alias.x '!git push'",
         "split --fi='rm -r d' x",
         "split --f='rm -r d' x",
         "tar --rs='rm -r d' -cf host:x y",
