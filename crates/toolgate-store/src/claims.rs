@@ -377,14 +377,16 @@ pub(crate) fn kept(call: CallId) -> String {
     format!("pass {call}")
 }
 
-/// Of all claims, only those that are open are looked at.
-const LEAVE: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2, pass = NULL
+/// Of all claims, only those that are open are looked at, and those that have a pass: of what was given up before, nobody will tell either.
+const LEAVE: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2
     WHERE session = ?1 AND state <> 'settled' AND state = 'open' AND owner >= 'client:' AND owner < 'client;'";
+const KEEP_NONE: &str = "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
 
 /// Nobody will report what a client's session has left open: its time is up.
 pub(crate) fn leave(tx: &mut Tx<'_>, key: &SessionKey, now: Timestamp) -> Done<()> {
     let Some(session) = Session::find(tx.sql, key)? else { return Ok(()) };
     tx.sql.prepare_cached(LEAVE)?.execute(params![session.id, nanos(now).saturating_sub(1)])?;
+    tx.sql.prepare_cached(KEEP_NONE)?.execute(params![session.id])?;
     sweep(tx, now).map(|_| ())
 }
 
@@ -549,6 +551,8 @@ pub(crate) fn shown(claim: Claim) -> Done<Intent> {
 mod tests {
     #[test]
     fn whoever_leaves_does_not_read_all_claims() {
-        assert_eq!(crate::open::scans(super::LEAVE), Vec::<String>::new());
+        for statement in [super::LEAVE, super::KEEP_NONE] {
+            assert_eq!(crate::open::scans(statement), Vec::<String>::new());
+        }
     }
 }

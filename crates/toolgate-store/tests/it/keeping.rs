@@ -801,3 +801,23 @@ fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
         assert!(gate.pending().await.unwrap().is_empty());
     });
 }
+
+#[test]
+fn a_session_that_ends_keeps_no_pass_of_what_was_given_up_before() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    runtime().block_on(async {
+        let agent = toolgate::Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent).store(store).clock(clock.clone()).build().unwrap();
+        let session = gate.session("a", "al", "s");
+        let call = || session.prepare("run", json!({})).client_id("c");
+        let _ = gate.admit_kept(call()).await.unwrap();
+        clock.advance(SignedDuration::from_hours(25));
+        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        gate.leave(session.key()).await.unwrap();
+        let late = gate.report_kept(call(), Ok(json!({}))).await;
+        assert_eq!(late.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("not_admitted"));
+        assert_eq!(gate.pending().await.unwrap().len(), 1);
+    });
+}

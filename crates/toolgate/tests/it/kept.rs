@@ -260,6 +260,7 @@ async fn what_nobody_reports_in_time_is_given_up() {
     let pass = world.session.admit("edit", json!({"id": "f"})).await.ok().unwrap();
     world.gate.leave(world.session.key()).await.unwrap();
     assert_eq!(world.gate.pending().await.unwrap().len(), 2);
+    assert_eq!(code(&world.gate.report_kept(call("edit", "e"), Ok(json!({}))).await), "not_admitted", "given up before or not");
     pass.report(Ok(json!({}))).await;
     assert_eq!(world.gate.pending().await.unwrap().len(), 1, "it is late, and still the truth");
 }
