@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{FlockOperation, flock};
@@ -21,6 +21,8 @@ pub(crate) struct Spool {
     /// What no file could take either, as when the disk is full: kept as long as the process lives.
     held: Mutex<Vec<Arc<Row>>>,
     waiting: AtomicBool,
+    /// How many rows at the beginning of the file the store has already, as far as is known here.
+    known: AtomicUsize,
     /// One at a time takes rows in.
     pub(crate) taking: tokio::sync::Mutex<()>,
 }
@@ -42,7 +44,8 @@ pub(crate) struct Taken {
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
         let waiting = AtomicBool::new(path.exists());
-        Self { among: None, path, file: Mutex::default(), held: Mutex::default(), waiting, taking: tokio::sync::Mutex::default() }
+        let (file, held, taking) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
+        Self { among: None, path, file, held, waiting, known: AtomicUsize::new(0), taking }
     }
 
     /// The spool of this owner among those of others. What a process left behind that is gone, is taken over.
@@ -197,11 +200,17 @@ impl Spool {
         Ok(found)
     }
 
-    /// The row that has waited longest, where that can be told without reading the others.
-    pub(crate) fn first(&self) -> Option<Arc<Row>> {
+    /// The first row that the store may not have, where that can be told without reading those behind it, and how many stand before it.
+    pub(crate) fn first(&self) -> Option<(Arc<Row>, usize)> {
         let lines = io::BufReader::new(File::open(&self.path).ok()?).split(b'\n');
-        let line = lines.map_while(Result::ok).find(|line| !line.is_empty())?;
-        serde_json::from_slice(&line).ok().map(Arc::new)
+        let known = self.known.load(Ordering::Relaxed);
+        let line = lines.map_while(Result::ok).filter(|line| !line.is_empty()).nth(known)?;
+        serde_json::from_slice(&line).ok().map(|row| (Arc::new(row), known))
+    }
+
+    /// The store has so many rows of the file.
+    pub(crate) fn has_stored(&self, rows: usize) {
+        self.known.fetch_max(rows, Ordering::Relaxed);
     }
 
     /// Reads the waiting rows, and those that others left behind. They stay on disk until [`Spool::taken`].
@@ -270,11 +279,13 @@ impl Spool {
         if self.path.exists() {
             let file = self.opened(&mut guard)?;
             if file.metadata()?.len() > taken.end {
+                self.known.store(taken.rows.len().saturating_sub(taken.held), Ordering::Relaxed);
                 return Ok(());
             }
             std::fs::remove_file(&self.path)?;
             *guard = None;
         }
+        self.known.store(0, Ordering::Relaxed);
         self.waiting.store(is_held || self.path.exists(), Ordering::Release);
         Ok(())
     }

@@ -129,6 +129,41 @@ fn what_waits_for_the_store_comes_in_together() {
 }
 
 #[test]
+fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent(&desk.world())).store(store).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let full_at = |rows: u32| {
+            let full = format!("WHEN (SELECT count(*) FROM ledger) >= {rows} BEGIN SELECT RAISE(ABORT, 'full'); END");
+            sql(&format!("DROP TRIGGER IF EXISTS no_room; CREATE TRIGGER no_room BEFORE INSERT ON ledger {full}"));
+        };
+        let session = gate.session("desk", "alice", "s");
+        full_at(0);
+        for n in 1..=3 {
+            session.call("look", json!({"customer": format!("C-{n}0")})).await;
+        }
+        full_at(1);
+        assert!(gate.recover().await.is_err());
+        assert_eq!(session.rows().await.unwrap().len(), 1);
+        // Whoever reads as far as this makes a copy of the file.
+        let files = || -> Vec<_> {
+            let spool = desk.directory.path().join("ledger.db.state/spool");
+            std::fs::read_dir(spool).unwrap().map(|entry| entry.unwrap().path()).collect()
+        };
+        let ends_in = |ending: &str| files().into_iter().find(|path| path.to_string_lossy().ends_with(ending));
+        append(&ends_in(".jsonl").unwrap(), "no row");
+        assert!(gate.recover().await.is_err());
+        assert_eq!(ends_in(".spoilt"), None, "nobody has read all that waits");
+        sql("DROP TRIGGER no_room");
+        assert_eq!(gate.recover().await, Ok(3));
+        assert_eq!(session.rows().await.unwrap().len(), 3);
+    });
+    desk.verify();
+}
+
+#[test]
 fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
     for part in [true, false] {
         let desk = Desk::new();

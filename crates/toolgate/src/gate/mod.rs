@@ -343,15 +343,17 @@ impl Toolgate {
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let Ok(_one) = self.0.spool.taking.try_lock() else { return Ok(0) };
         // One tells whether the store is back: as long as it is away, nobody reads all that waits for it.
-        if let Some(first) = self.0.spool.first() {
+        if let Some((first, before)) = self.0.spool.first() {
             self.introduce_those_of(std::slice::from_ref(&first));
             self.0.store.take_in(first).await?;
+            self.0.spool.has_stored(before + 1);
         }
         let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         self.introduce_those_of(&taken.rows);
         // Whoever waits for it does not wait for the disk once a row.
-        for rows in taken.rows.chunks(TAKEN_AT_ONCE) {
+        for (n, rows) in taken.rows.chunks(TAKEN_AT_ONCE).enumerate() {
             self.0.store.take_in_all(rows).await?;
+            self.0.spool.has_stored(n * TAKEN_AT_ONCE + rows.len());
         }
         self.0.spool.taken(&taken).map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         Ok(taken.rows.len())
