@@ -201,11 +201,12 @@ impl Spool {
     }
 
     /// The first row that the store may not have, where that can be told without reading those behind it, and how many stand before it.
+    /// What others left behind comes after what is in the file.
     pub(crate) fn first(&self) -> Option<(Arc<Row>, usize)> {
-        let lines = io::BufReader::new(File::open(&self.path).ok()?).split(b'\n');
         let known = self.known.load(Ordering::Relaxed);
-        let line = lines.map_while(Result::ok).filter(|line| !line.is_empty()).nth(known)?;
-        serde_json::from_slice(&line).ok().map(|row| (Arc::new(row), known))
+        let own = File::open(&self.path).ok().and_then(|file| nth_row(file, known));
+        let row = own.or_else(|| self.orphans().ok()?.into_iter().find_map(|(_, file)| nth_row(file, 0)))?;
+        Some((row, known))
     }
 
     /// The store has so many rows of the file.
@@ -289,6 +290,13 @@ impl Spool {
         self.waiting.store(is_held || self.path.exists(), Ordering::Release);
         Ok(())
     }
+}
+
+/// A row of a file, read no further than that.
+fn nth_row(file: File, n: usize) -> Option<Arc<Row>> {
+    let lines = io::BufReader::new(file).split(b'\n').map_while(Result::ok);
+    let line = lines.filter(|line| !line.is_empty()).nth(n)?;
+    serde_json::from_slice(&line).ok().map(Arc::new)
 }
 
 /// Whether this file is the one that goes by this name.

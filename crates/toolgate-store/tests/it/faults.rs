@@ -164,6 +164,33 @@ fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
 }
 
 #[test]
+fn what_others_left_behind_is_not_taken_over_before_the_store_is_back() {
+    let desk = Desk::new();
+    let spool = desk.directory.path().join("ledger.db.state/spool");
+    let files = || -> Vec<_> {
+        let names = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
+        names.filter(|path| path.extension().is_none_or(|ending| ending != "definition")).collect()
+    };
+    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+    drop(SqliteStore::open(desk.path()).unwrap());
+    sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+    runtime().block_on(async {
+        desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-10"})).await;
+        let left = files();
+        assert_eq!(left.len(), 1);
+        // As many processes as make one call each.
+        for _ in 0..3 {
+            let _ = desk.open().recover().await;
+            assert_eq!(files(), left, "nobody has read and written it all again");
+        }
+        sql("DROP TRIGGER away");
+        assert_eq!(desk.open().recover().await, Ok(1));
+        assert_eq!(files(), Vec::<std::path::PathBuf>::new());
+    });
+    assert_eq!(desk.verify().rows, 1);
+}
+
+#[test]
 fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
     for part in [true, false] {
         let desk = Desk::new();
