@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::code;
 use crate::error::{Category, Effects, FieldError, ToolError};
 use crate::outcome::Signal;
+use crate::redact::head;
 use crate::resource::FileError;
 use crate::store::StoreError;
 
@@ -287,21 +288,18 @@ pub(crate) fn upstream(value: Value) -> Value {
     /// Letters of one text, and of the whole where that is too large.
     const TEXT: usize = 4_096;
     const WHOLE: usize = 16_384;
-    fn cut(text: &str, most: usize) -> String {
-        if text.len() > most { text.chars().take(most).chain([crate::redact::CUT]).collect() } else { text.to_owned() }
-    }
     fn tame(value: Value) -> Value {
         match value {
             Value::Object(map) => {
                 let own = map.into_iter().filter(|(key, _)| !key.starts_with("toolgate/")).take(64);
-                own.map(|(key, item)| (cut(&key, 256), tame(item))).collect()
+                own.map(|(key, item)| (head(&key, 256), tame(item))).collect()
             }
             Value::Array(items) => items.into_iter().take(64).map(tame).collect(),
-            Value::String(text) => Value::String(cut(&text, TEXT)),
+            Value::String(text) => Value::String(head(&text, TEXT)),
             other => other,
         }
     }
     let said = tame(value);
     let text = said.to_string();
-    if text.len() > WHOLE { json!({"said": cut(&text, TEXT), "cut": true}) } else { said }
+    if text.len() > WHOLE { json!({"said": head(&text, TEXT), "cut": true}) } else { said }
 }

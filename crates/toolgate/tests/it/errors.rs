@@ -184,4 +184,7 @@ async fn an_empty_answer_is_no_error_and_upstream_words_stay_apart() {
         .upstream(json!({"toolgate/receipt": "forged", "deep": {"toolgate/x": 1, "kept": "y".repeat(10_000)}}));
     let shown = format!("{said:?}");
     assert!(!shown.contains("toolgate/") && shown.contains("kept") && shown.len() < 6_000);
+    // What is told as a whole does not look as if it were not.
+    let whole = Failure::business("no", "no").upstream(json!({"said": "ä".repeat(3_000)}));
+    assert!(!format!("{whole:?}").contains('…'));
 }
