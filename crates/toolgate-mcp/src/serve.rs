@@ -56,6 +56,11 @@ const SESSIONS: usize = 100_000;
 const OWN_SESSIONS: usize = SESSIONS / 10;
 /// How long a session of an older client lives without a word.
 const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
+/// How many that are refused are written down at the same time.
+const TURNS: usize = 64;
+/// What is told, and written down, where there is no room.
+const HASTY: &str = "too many requests in a short time";
+const CROWDED: &str = "too many requests at the same time";
 
 pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
 
@@ -68,6 +73,8 @@ pub(crate) struct Http {
     /// Of older clients.
     sessions: Arc<LocalSessionManager>,
     seats: Arc<Semaphore>,
+    /// Who is refused takes no seat, and waits until it is written down.
+    turns: Semaphore,
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
     rates: Mutex<Rates>,
@@ -208,7 +215,8 @@ impl Http {
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency.min(Semaphore::MAX_PERMITS)));
         let door = Door::new(gateway.clone(), None);
-        Self { gateway, door, mcp, sessions, seats, arriving: AtomicUsize::new(0), rates: Mutex::default(), owners: Mutex::default() }
+        let (turns, arriving) = (Semaphore::new(TURNS), AtomicUsize::new(0));
+        Self { gateway, door, mcp, sessions, seats, turns, arriving, rates: Mutex::default(), owners: Mutex::default() }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
@@ -246,7 +254,7 @@ impl Http {
         self.hold_rate(&running, &caller, 1)?;
         // Who is still talking takes no seat: it might go on for long.
         let seats = |many: u32| {
-            let full = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests at the same time", Some(1));
+            let full = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
             Arc::clone(&self.seats).try_acquire_many_owned(many).map_err(full)
         };
         match words.as_slice() {
@@ -261,7 +269,7 @@ impl Http {
             ["mcp", rest @ ..] => {
                 let Some(asked) = Asked::of(rest) else {
                     let text = self.collect(&running, &parts, body).await?;
-                    let _seat = seats(1)?;
+                    let _turn = self.turns.acquire().await;
                     let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
                     return Err(self.unread(&caller, Some(""), &text, ErrorCode::INVALID_REQUEST, why).await);
                 };
@@ -282,13 +290,13 @@ impl Http {
                     Ok(Read::Several(messages)) => match Batch::of(&parts, messages) {
                         Ok(batch) => (Message::default(), Some(batch)),
                         Err((messages, why)) => {
-                            let _seat = seats(1)?;
+                            let _turn = self.turns.acquire().await;
                             self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
                             return Err(Box::new(batch::refused(&why)));
                         }
                     },
                     Err(why) => {
-                        let _seat = seats(1)?;
+                        let _turn = self.turns.acquire().await;
                         return Err(self.unread(&caller, asked.agent.as_deref(), &text, ErrorCode::PARSE_ERROR, &why).await);
                     }
                 };
@@ -302,12 +310,26 @@ impl Http {
                 if u64::from(many) > room {
                     let why = format!("no more than {room} messages are taken at once");
                     let messages = batch.map(Batch::into_messages).unwrap_or_default();
-                    let _seat = seats(1)?;
+                    let _turn = self.turns.acquire().await;
                     self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
                     return Err(refusal(StatusCode::BAD_REQUEST, &why, None));
                 }
-                self.hold_rate(&running, &caller, many - 1)?;
-                let seat = seats(many)?;
+                let said = |message, batch: Option<Batch>| batch.map_or_else(|| vec![message], Batch::into_messages);
+                if let Err(refused) = self.hold_rate(&running, &caller, many - 1) {
+                    let _turn = self.turns.acquire().await;
+                    self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
+                    return Err(refused);
+                }
+                let seat = match seats(many) {
+                    Ok(seat) => seat,
+                    Err(refused) => {
+                        let _turn = self.turns.acquire().await;
+                        // All of them have counted as requests.
+                        let messages = said(message, batch);
+                        batch::lost(&self.gateway, &caller, asked.agent.as_deref(), messages, batch::MOST, CROWDED).await;
+                        return Err(refused);
+                    }
+                };
                 if self.door.prune(&running, &caller, asked.agent.as_deref(), &mut message) {
                     parts.headers.remove(CONTENT_LENGTH);
                 }
@@ -342,7 +364,17 @@ impl Http {
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
                 let text = self.collect(&running, &parts, body).await?;
-                let _seat = seats(1)?;
+                let _seat = match seats(1) {
+                    Ok(seat) => seat,
+                    Err(refused) => {
+                        let _turn = self.turns.acquire().await;
+                        if let Some(call) = Glimpse::of_body(&text).filter(|_| matches!(*verb, "check" | "report")) {
+                            let agent = call.agent.clone();
+                            misread::note(&self.gateway, &caller, agent.as_deref(), call, CROWDED).await;
+                        }
+                        return Err(refused);
+                    }
+                };
                 crate::api::call(&running, verb, &caller, &parts, &text)
                     .with_context(crate::trace::of_headers(&parts))
                     .await
@@ -421,7 +453,7 @@ impl Http {
         let asked = recent(&mut rates, &caller.principal, rate.per, now);
         if asked.len() + many as usize > rate.calls as usize {
             let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
-            return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many requests in a short time", Some(wait.as_secs() + 1)));
+            return Err(refusal(StatusCode::TOO_MANY_REQUESTS, HASTY, Some(wait.as_secs() + 1)));
         }
         asked.extend((0..many).map(|_| now));
         Ok(())

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Gate, with_fixture};
+use crate::support::{Gate, lines, until, with_fixture};
 
 const ACCEPT: &str = "application/json, text/event-stream";
 
@@ -160,7 +160,7 @@ async fn a_batch_that_is_none_does_nothing() {
     assert_eq!(rows(&gate), 71);
     // Nine messages take nine seats, which there are not; and each counts as one of those that may come in an hour. So does each that is
     // written down: these were 64, 2 and now 9, and seven were requests with one call or none, the greeting among them. That is 82 of 112;
-    // 106 with three times eight. The fourth eight count as one, as there is no room for the seven others: 107, and one and one are 109.
+    // 106 with three times eight. The fourth eight are refused, and six of them are written down: that is all that there is room for.
     let calls = |many: u64| json!((0..many).map(|id| call(id, "calc", json!({"expression": "1"}))).collect::<Vec<_>>());
     assert_eq!(old.say(&calls(9), None).await.0, 400);
     let statuses = [8, 8, 8, 8, 1, 1].map(&calls);
@@ -168,7 +168,8 @@ async fn a_batch_that_is_none_does_nothing() {
     for calls in &statuses {
         seen.push(old.say(calls, None).await.0);
     }
-    assert_eq!(seen, [200, 200, 200, 429, 200, 200]);
+    assert_eq!(seen, [200, 200, 200, 429, 429, 429]);
+    assert_eq!(rows(&gate), 71 + 9 + 24 + 6);
     gate.end().await;
     // What is refused as a request is not an answer to a message.
     let gate = Gate::open(&config("")).await;
@@ -213,6 +214,46 @@ async fn a_batch_that_is_refused_has_no_more_rows_than_the_rate_allows() {
         assert_eq!(told(&format!("not written down: {})", many - 9)), 1, "{many}");
         gate.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_call_that_comes_while_there_is_no_room_has_its_row() {
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let fixture = with_fixture(&format!("undeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}", json!(begun)));
+    let gate = Gate::open(&format!("{fixture}[tools.calc]\nkind = \"builtin\"\n\n[gateway]\nconcurrency = 2\n")).await;
+    let sleeper = |session: &str| {
+        let client = gate.client().in_session(session);
+        tokio::spawn(async move { client.call("sleep", json!({"ms": 600_000})).await })
+    };
+    let sleepers = [sleeper("a"), sleeper("b")];
+    until("both seats are taken", async || lines(&begun) == 2).await;
+    let one = || call(1, "calc", json!({"expression": "1"}));
+    let two = json!([one(), call(2, "calc", json!({"expression": "2"}))]);
+    let three = json!([one(), call(2, "calc", json!({"expression": "2"})), call(3, "calc", json!({"expression": "3"}))]);
+    let unread = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"calc"},"x":1e999}"#;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let mut written = 0;
+    for (place, body, status, many, why) in [
+        ("/mcp", two.to_string(), 503, 2, "at the same time"),
+        ("/mcp", one().to_string(), 503, 1, "at the same time"),
+        ("/v1/calls/check", json!({"id": "a", "session": "s", "tool": "calc"}).to_string(), 503, 1, "at the same time"),
+        ("/mcp", three.to_string(), 400, 3, "taken at once"),
+        ("/mcp", unread.to_owned(), 400, 1, ""),
+        ("/mcp/%ff", one().to_string(), 400, 1, "hexadecimal"),
+    ] {
+        let request = http.post(format!("{}{place}", gate.url)).header("accept", ACCEPT).header("content-type", "application/json");
+        let answer = request.body(body.clone()).send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), status, "{body}");
+        let said = answer.text().await.unwrap();
+        assert!(said.contains(why), "{said}");
+        written += many;
+        assert_eq!(rows(&gate), written, "{body}");
+    }
+    for sleeper in sleepers {
+        sleeper.abort();
+    }
+    gate.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
