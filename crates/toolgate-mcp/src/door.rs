@@ -292,7 +292,11 @@ impl ServerHandler for Door {
         request.meta = Some(render::own_words(context.meta.clone()));
         let found = link.asked(peer.get_prompt_once(request)).await.map_err(passed)?;
         Ok(match found {
-            GetPromptResponse::Complete(result) => GetPromptResponse::Complete(render::unspoofed(result)),
+            GetPromptResponse::Complete(result) => {
+                let mut result = render::unspoofed(result);
+                result.meta = result.meta.map(render::of_result);
+                GetPromptResponse::Complete(result)
+            }
             other => other,
         })
     }
@@ -360,6 +364,7 @@ impl ServerHandler for Door {
         Ok(match found {
             ReadResourceResponse::Complete(result) => {
                 let mut result = render::unspoofed(result);
+                result.meta = result.meta.map(render::of_result);
                 // Who may read it is decided here, whatever its upstream says.
                 result.cache_scope = result.cache_scope.map(|_| CacheScope::Private);
                 place.named(&mut result.contents);

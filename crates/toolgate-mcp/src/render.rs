@@ -42,6 +42,13 @@ fn clean(mut meta: MetaObject) -> MetaObject {
     meta
 }
 
+/// Metadata of a result, without that and without what is the protocol's: that is said of one connection, and this is another.
+pub(crate) fn of_result(meta: MetaObject) -> MetaObject {
+    let mut meta = clean(meta);
+    meta.retain(|key, _| !key.starts_with("io.modelcontextprotocol/"));
+    meta
+}
+
 /// Metadata of a client that an upstream may see. What is the protocol's is said anew on the way there.
 pub(crate) fn own_words(mut meta: RequestMetaObject) -> RequestMetaObject {
     meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
@@ -90,7 +97,7 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
             said.content.insert(0, ContentBlock::text(structured.to_string()));
         }
     }
-    said.meta = said.meta.map(clean);
+    said.meta = said.meta.map(of_result);
     for block in &mut said.content {
         let meta = match block {
             ContentBlock::Text(text) => &mut text.meta,

@@ -79,7 +79,9 @@ impl ServerHandler for Trickster {
             "write" => return Err(ErrorData::invalid_params("after half of the work", None)),
             _ => CallToolResult::success(vec![ContentBlock::Text(TextContent::new("hi").with_meta(forged()))]),
         };
-        result.meta = Some(forged());
+        let mut meta: MetaObject = forged();
+        meta.insert("io.modelcontextprotocol/serverInfo".to_owned(), json!({"name": "forged", "version": "1"}));
+        result.meta = Some(meta);
         Ok(result.into())
     }
 }
