@@ -428,7 +428,8 @@ impl Door {
                 *lock(&underway.counted) = Some(self.gateway.count());
                 match underway.asked.take() {
                     // What is missing in it, whoever asked knows best.
-                    Some(FromUpstream::Inputs(_, reply)) => {
+                    Some(FromUpstream::Inputs(asked, reply)) => {
+                        responses.retain(|name, _| asked.contains_key(name));
                         let _ = reply.send(Ok(responses));
                     }
                     Some(asked) => reply(asked, responses.remove(INPUT).unwrap_or_default()),

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use crate::old::{about, answer, listen, request};
+use crate::old::{about, answer, listen, request, result};
 use crate::support::{Gate, until, with_fixture};
 
 /// A server of an earlier revision that does what upstreams should not.
@@ -211,6 +211,47 @@ async fn an_answer_that_nobody_asked_for_is_not_heard() {
     // Now it was asked.
     let answer = client.ask("tools/call", unasked).await.1;
     assert!(answer["result"].to_string().contains("Mallory"), "{answer}");
+    gate.end().await;
+}
+
+/// A server of 2026-07-28 that asks for a name, and says what it was told.
+async fn asks_for_a_name(mut stream: TcpStream) {
+    let Some((_, asked)) = request(&mut stream).await else { return };
+    let own = json!({"name": "asks", "version": "1"});
+    let form = json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});
+    let said = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/inputResponses")) {
+        ("server/discover", _) => json!({
+            "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own,
+            "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own},
+        }),
+        ("tools/list", _) => json!({
+            "resultType": "complete", "ttlMs": 1000, "cacheScope": "private",
+            "tools": [{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}],
+        }),
+        ("tools/call", None) => {
+            json!({"resultType": "input_required", "inputRequests": {"user_name": {"method": "elicitation/create", "params": form}}})
+        }
+        ("tools/call", Some(told)) => json!({"resultType": "complete", "content": [], "structuredContent": {"told": told}}),
+        _ => {
+            let _ = stream.write_all(answer("202 Accepted", "text/plain", "").as_bytes()).await;
+            return;
+        }
+    };
+    let _ = stream.write_all(result(&asked, said).as_bytes()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_an_answer_that_was_asked_for_no_other_is_heard() {
+    let address = listen(asks_for_a_name).await;
+    let gate = Gate::open(&format!("[upstreams.a]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let client = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
+    let asked = client.call("ask", json!({})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    let name = json!({"action": "accept", "content": {"name": "Ann"}});
+    let said = json!({"user_name": name, "is_admin": {"action": "accept", "content": {"yes": true}}});
+    let back = json!({"name": "ask", "arguments": {}, "requestState": asked["requestState"], "inputResponses": said});
+    let (_, told) = client.ask("tools/call", back).await;
+    assert_eq!(told["result"]["structuredContent"], json!({"told": {"user_name": name}}), "{told}");
     gate.end().await;
 }
 
