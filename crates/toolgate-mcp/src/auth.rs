@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
-use jsonwebtoken::jwk::JwkSet;
+use jsonwebtoken::jwk::{JwkSet, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::Value;
 use toolgate::config::{Gateway as Settings, Jwt, Token};
@@ -242,8 +242,12 @@ impl Issuer {
         let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the keys for tokens cannot be read: {error}"))?;
         let mut keys = HashMap::new();
         for jwk in &set.keys {
+            // What is for something else, or for a way of signing that is not known here, signs no token.
+            if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
+                continue;
+            }
+            let Ok(algorithm) = jwk.common.key_algorithm.map(Algorithm::try_from).transpose() else { continue };
             if let Ok(key) = DecodingKey::from_jwk(jwk) {
-                let algorithm = jwk.common.key_algorithm.and_then(|algorithm| algorithm.to_string().parse().ok());
                 keys.insert(jwk.common.key_id.clone().unwrap_or_default(), (key, algorithm));
             }
         }

@@ -220,6 +220,34 @@ async fn keys_may_be_turned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_for_something_else_signs_no_token() {
+    let home = tempfile::tempdir().unwrap();
+    let keys = home.path().join("keys.json");
+    let config = format!("{CALC}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n", json!(keys));
+    let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
+    let mut bare = signer("two").1;
+    bare.as_object_mut().unwrap().retain(|name, _| name != "alg" && name != "use");
+    for (more, status) in [
+        (json!({}), 200),
+        (json!({"use": "sig", "alg": "ES256"}), 200),
+        (json!({"use": "enc"}), 401),
+        (json!({"use": "enc", "alg": "ES256"}), 401),
+        (json!({"use": "tls"}), 401),
+        (json!({"alg": "ECDH-ES"}), 401),
+        (json!({"alg": "RSA-OAEP"}), 401),
+        (json!({"alg": "ES384"}), 401),
+    ] {
+        let mut two = bare.clone();
+        two.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        std::fs::write(&keys, json!({"keys": [signer("one").1, two]}).to_string()).unwrap();
+        let gate = Gate::open(&config).await;
+        assert_eq!(calc(&gate.client().with_token(&jwt("two", &claims))).await.0, status, "{more}");
+        assert_eq!(calc(&gate.client().with_token(&jwt("one", &claims))).await.0, 200, "{more}");
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nobody_listens_to_the_world_without_a_token() {
     let gate = Gate::open(CALC).await;
     let error = gate.gateway.listen("0.0.0.0:0".parse().unwrap()).await.err().unwrap();
