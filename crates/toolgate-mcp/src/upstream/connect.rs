@@ -123,7 +123,9 @@ pub(super) async fn connect<H: ClientHandler>(
                 Credentials::None => None,
                 Credentials::Bearer(token) => Some(token.resolve()?),
                 Credentials::Client { source, client_id, client_secret, scope } => {
-                    Some(Asking { source, client_id, client_secret, scope: scope.as_deref() }.token(&client, &url).await?)
+                    let token = Asking { source, client_id, client_secret, scope: scope.as_deref() }.token(&client, &url).await?;
+                    upstream.was_given(&token);
+                    Some(token)
                 }
             };
             if *sse {

@@ -9,6 +9,9 @@ use tokio::net::TcpStream;
 use crate::old::{about, answer, listen, result};
 use crate::support::Gate;
 
+/// What the issuer gives.
+const TOKEN: &str = "token-of-the-issuer";
+
 /// One request: its head, and its body as it came.
 async fn request(stream: &mut TcpStream) -> Option<(String, String)> {
     let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
@@ -51,9 +54,9 @@ async fn serve(says: Says, asked_for: Arc<Mutex<Vec<(String, String)>>>) -> Stri
                 ("/.well-known/oauth-authorization-server/tenant", _) => about_itself(&says.issuer),
                 ("/token", _) => {
                     asked_for.lock().unwrap().push((head, body));
-                    answer("200 OK", "application/json", r#"{"access_token": "good", "token_type": "Bearer"}"#)
+                    answer("200 OK", "application/json", &json!({"access_token": TOKEN, "token_type": "Bearer"}).to_string())
                 }
-                ("/mcp", _) if !head.contains("authorization: bearer good") => {
+                ("/mcp", _) if !head.contains(&format!("authorization: bearer {TOKEN}")) => {
                     let challenge = says.challenge.replace("OWN", &own);
                     format!("HTTP/1.1 401 No\r\nconnection: close\r\nwww-authenticate: {challenge}\r\ncontent-length: 0\r\n\r\n")
                 }
@@ -62,7 +65,17 @@ async fn serve(says: Says, asked_for: Arc<Mutex<Vec<(String, String)>>>) -> Stri
                 ("/mcp", "tools/list") => {
                     result(&message, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}))
                 }
-                ("/mcp", "tools/call") => result(&message, json!({"content": [{"type": "text", "text": "done"}]})),
+                ("/mcp", "tools/call") => match message["params"]["arguments"]["how"].as_str() {
+                    Some("fails") => {
+                        let said = format!("`Bearer {TOKEN}` is not enough");
+                        result(&message, json!({"isError": true, "content": [{"type": "text", "text": said}]}))
+                    }
+                    Some("breaks") => {
+                        let said = json!({"code": -32000, "message": "no", "data": {"headers": [TOKEN]}});
+                        answer("200 OK", "application/json", &json!({"jsonrpc": "2.0", "id": message["id"], "error": said}).to_string())
+                    }
+                    _ => result(&message, json!({"content": [{"type": "text", "text": "done"}]})),
+                },
                 ("/mcp", "ping") => result(&message, json!({})),
                 ("/mcp", "") if head.starts_with("get ") => answer("405 No", "text/plain", ""),
                 ("/mcp", _) => answer("202 Accepted", "text/plain", ""),
@@ -121,6 +134,21 @@ async fn an_issuer_says_where_it_gives_tokens_and_hears_for_whom() {
         assert!(form.is_none_or(|form| body.contains(form)), "{name}: {body}");
         assert_eq!(said.contains("authorization: basic"), head.is_some(), "{name}: {said}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_was_fetched_is_not_told_by_who_fails() {
+    let own = serve(says(), Arc::default()).await;
+    let gate = Gate::open(&config(&own, "")).await;
+    for how in ["fails", "breaks"] {
+        let said = gate.client().in_session(how).call("far_talk", json!({"how": how})).await;
+        let upstream = said["_meta"]["toolgate/error"]["upstream"].to_string();
+        assert!(upstream.contains("[redacted]") && !said.to_string().contains(TOKEN), "{said}");
+        let rows = gate.gateway.gate().session("default", "local", how).rows().await.unwrap();
+        assert_eq!(rows.len(), 1);
+        assert!(!format!("{rows:?}").contains(TOKEN), "{rows:?}");
+    }
+    gate.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

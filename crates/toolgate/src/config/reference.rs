@@ -1,7 +1,9 @@
 //! Values that stand elsewhere: in the environment, or in a file of their own.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::file::Reader;
 use super::read::Table;
@@ -87,6 +89,34 @@ impl Reference {
             _ => "set it where toolgate is started, or use `{ file = \"…\" }`",
         };
         Some(Problem { place: self.place.clone(), ..Problem::new(why).help(help) })
+    }
+}
+
+/// How many secrets that were given later are known: a call that is under way may have been made with an earlier one.
+const MOST: usize = 8;
+
+/// Secrets that stand nowhere and are given by somebody when they are needed, the latest of them. They are never shown.
+#[derive(Clone, Default)]
+pub(super) struct Given(Arc<Mutex<VecDeque<String>>>);
+
+impl fmt::Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Given")
+    }
+}
+
+impl Given {
+    pub(super) fn add(&self, secret: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|one| one != secret);
+        known.push_back(secret.to_owned());
+        if known.len() > MOST {
+            known.pop_front();
+        }
+    }
+
+    pub(super) fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 

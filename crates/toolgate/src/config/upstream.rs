@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::file::Reader;
 use super::read::Table;
-use super::reference::Reference;
+use super::reference::{Given, Reference};
 use crate::error::{Category, Effects};
 use crate::policy::{Place, Problem};
 
@@ -34,6 +34,8 @@ pub struct Upstream {
     pub prompts: bool,
     /// Whether its resources are passed on.
     pub resources: bool,
+    /// Tokens that were fetched for it.
+    tokens: Given,
     pub(super) place: Option<Place>,
 }
 
@@ -146,6 +148,7 @@ impl Upstream {
             blurts: true,
             prompts: false,
             resources: false,
+            tokens: Given::default(),
             place: None,
         }
     }
@@ -176,6 +179,11 @@ impl Upstream {
             (reach, values, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone(), treated)
         };
         shape(self) == shape(other)
+    }
+
+    /// Takes note of a token that was fetched for it: that is a secret like those that stand in the configuration.
+    pub fn was_given(&self, token: &str) {
+        self.tokens.add(token);
     }
 
     /// A text without the secrets that it is given.
@@ -218,7 +226,8 @@ impl Upstream {
             }
         };
         let values = set.into_iter().filter_map(|value| value.resolve().ok()).flat_map(super::reference::and_behind_scheme);
-        self.references().into_iter().flat_map(Reference::hidden).chain(values.filter(|value| value.len() >= 8)).collect()
+        let known = self.references().into_iter().flat_map(Reference::hidden).chain(self.tokens.all());
+        known.chain(values.filter(|value| value.len() >= 8)).collect()
     }
 
     /// What it refers to and is not there, each thing once. What is there is not told.
