@@ -91,7 +91,7 @@ impl Batch {
             if let Some(raw) = message.raw {
                 parts.extensions.insert(raw);
             }
-            let mut handling = pin!(http.mcp.handle(Request::from_parts(parts, Full::new(message.text))));
+            let mut handling = pin!(http.handle(Request::from_parts(parts, Full::new(message.text)), caller, agent));
             // Those before are heard meanwhile: a session that has too much to say takes nothing in.
             let answer = loop {
                 tokio::select! {

@@ -35,6 +35,12 @@ pub(crate) struct Door {
     pub(crate) gone: CancellationToken,
 }
 
+tokio::task_local! {
+    /// The agent of the request that is looked at, where its caller may act as one: whoever wants to know what a tool looks like does not
+    /// say whose it is.
+    pub(crate) static AGENT: Option<String>;
+}
+
 static DOORS: AtomicU64 = AtomicU64::new(0);
 
 /// Whoever goes wants to hear of nothing any more.
@@ -242,10 +248,8 @@ impl ServerHandler for Door {
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        // Which agent is meant is not known here; a name is the same tool wherever it is offered.
-        let running = self.gateway.running();
-        let spec = |agent: &String| running.gate.agent(agent)?.tool(name).map(|spec| render::tool(spec, None));
-        running.agents.iter().find_map(spec)
+        let agent = AGENT.try_with(Option::clone).ok().flatten()?;
+        self.gateway.running().gate.agent(&agent)?.tool(name).map(|spec| render::tool(spec, None))
     }
 
     async fn list_prompts(

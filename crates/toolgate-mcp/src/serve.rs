@@ -32,9 +32,9 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::auth::NotLetIn;
 use crate::batch::{self, Batch};
-use crate::door::Door;
+use crate::door::{AGENT, Door};
 use crate::gateway::{Gateway, Running, lock};
-use crate::identity::{Asked, Caller};
+use crate::identity::{self, Asked, Caller};
 use crate::inplace::InPlace;
 use crate::lines::bounds;
 use crate::misread::{self, Glimpse};
@@ -348,7 +348,7 @@ impl Http {
                         let request = Request::from_parts(parts, Full::new(message.text));
                         let answer = match opens {
                             true => self.open_session(&running, request, &caller, asked.agent.as_deref()).await?,
-                            false => self.mcp.handle(request).await,
+                            false => self.handle(request, &caller, asked.agent.as_deref()).await,
                         };
                         let answer = self.noted(answer, &caller, asked.agent.as_deref(), &message.value).await;
                         // What was not ended still counts.
@@ -476,6 +476,12 @@ impl Http {
         // The request itself has counted as one.
         let most = 1 + self.take_rate(running, caller, calls.min(batch::MOST).saturating_sub(1));
         batch::lost(&self.gateway, caller, agent, messages, most, why).await;
+    }
+
+    /// Hands a request to the library, which looks at a tool before the door hears who asks for it.
+    pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
+        let agent = identity::agent(&self.gateway.running(), caller, agent).ok();
+        AGENT.scope(agent, self.mcp.handle(request)).await
     }
 
     /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.

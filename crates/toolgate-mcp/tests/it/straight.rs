@@ -237,6 +237,26 @@ async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn headers_are_held_against_the_tool_of_the_agent_that_is_asked() {
+    let find = |agent: &str, more: &str| {
+        format!(
+            "[agents.{agent}.tools.find]\nkind = \"command\"\ncommand = \"cat\"\neffect = \"read\"\ndescription = \"Finds.\"\n\
+             input = {{ type = \"object\", properties = {{ place = {{ type = \"string\"{more} }} }} }}\n"
+        )
+    };
+    let tools = [find("a", ", x-mcp-header = \"Region\""), find("b", ""), find("c", ", x-mcp-header = \"Zone\"")].concat();
+    let gate = Gate::open(&tools).await;
+    for (agent, status, why) in [("a", 400, "missing Mcp-Param-Region"), ("b", 200, ""), ("c", 400, "missing Mcp-Param-Zone")] {
+        let mut client = gate.client();
+        client.url = format!("{}/mcp/{agent}", gate.url);
+        let (found, answer) = client.ask("tools/call", json!({"name": "find", "arguments": {"place": "here"}})).await;
+        assert_eq!(found, status, "{agent}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap_or_default().starts_with(why), "{agent}: {answer}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn words_in_the_same_breath_as_the_answer_are_heard() {
     let (url, _) = scripted().await;
     let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
