@@ -4,6 +4,7 @@ mod admit;
 mod approve;
 mod authorize;
 mod batch;
+mod conceal;
 mod explain;
 mod judge;
 mod kept;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 use rust_decimal::Decimal;
 
+use super::conceal::Secrets;
 use super::pass::Passed;
 use super::run::{Failed, Ran, rolled_back, weigh};
 use super::trail::Trail;
@@ -110,7 +111,7 @@ impl Toolgate {
             }
             Err(failure) => match weigh(failure, &passed) {
                 Failed::Error(mut error) => {
-                    conceal(&mut error, tool, passed.permit.arguments().value());
+                    Secrets::among(passed.permit.arguments().value(), tool).conceal(&mut error);
                     // What a tool says of others nobody has checked, either: the failure stands.
                     let to = error.redirect_tool.clone();
                     let error = self.signposted(*error, &passed.agent, &passed.key).await;
@@ -120,17 +121,20 @@ impl Toolgate {
                     End::failed(error, Gate::Run)
                 }
                 // A tool that asks for something first has not done anything yet.
-                Failed::Signal(signal) => End {
-                    outcome: Outcome::Signal(signal),
-                    gate: Gate::Run,
-                    decision: Decision::Signalled,
-                    effects: Effects::None,
-                    settle: Settle::Released,
-                    changes: None,
-                    outputs: Vec::new(),
-                    whole: None,
-                    result: None,
-                },
+                Failed::Signal(mut signal) => {
+                    Secrets::among(passed.permit.arguments().value(), tool).conceal_reason(&mut signal);
+                    End {
+                        outcome: Outcome::Signal(signal),
+                        gate: Gate::Run,
+                        decision: Decision::Signalled,
+                        effects: Effects::None,
+                        settle: Settle::Released,
+                        changes: None,
+                        outputs: Vec::new(),
+                        whole: None,
+                        result: None,
+                    }
+                }
             },
         };
         trail.at(Gate::Settle);
@@ -458,43 +462,4 @@ impl Toolgate {
 fn unrecorded(error: &StoreError) -> ToolError {
     tracing::error!(%error, "the store could not record a call");
     ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").retry_after_ms(1_000)
-}
-
-/// A secret among the arguments that a tool repeats when it fails is a secret still, also as it is spelled in JSON.
-fn conceal(error: &mut ToolError, tool: &Registered, arguments: &serde_json::Value) {
-    use crate::redact::without_short;
-    use serde_json::Value;
-    fn leaves(value: &Value, found: &mut Vec<String>) {
-        match value {
-            Value::String(text) => {
-                found.push(text.clone());
-                let spelled = value.to_string();
-                found.push(spelled.trim_matches('"').to_owned());
-            }
-            Value::Number(number) => found.push(number.to_string()),
-            Value::Array(items) => items.iter().for_each(|item| leaves(item, found)),
-            Value::Object(map) => map.values().for_each(|item| leaves(item, found)),
-            Value::Null | Value::Bool(_) => {}
-        }
-    }
-    fn hide(value: Value, secrets: &[String]) -> Value {
-        match value {
-            Value::String(text) => without_short(secrets, &text).into(),
-            Value::Number(number) if secrets.contains(&number.to_string()) => "[redacted]".into(),
-            Value::Array(items) => items.into_iter().map(|item| hide(item, secrets)).collect(),
-            Value::Object(map) => map.into_iter().map(|(key, item)| (without_short(secrets, &key), hide(item, secrets))).collect(),
-            other => other,
-        }
-    }
-    let mut secrets = Vec::new();
-    tool.secrets.iter().flat_map(|path| path.all(arguments)).for_each(|value| leaves(value, &mut secrets));
-    if secrets.is_empty() {
-        return;
-    }
-    error.message = without_short(&secrets, &error.message);
-    for field in &mut error.errors {
-        field.got = without_short(&secrets, &field.got);
-        field.expected = without_short(&secrets, &field.expected);
-    }
-    error.upstream = error.upstream.take().map(|said| hide(said, &secrets));
 }

@@ -178,7 +178,10 @@ impl CommandHook {
             return Ok(None);
         }
         let bounds = Bounds { bytes: MOST_OUTPUT as usize, ..Bounds::default() };
-        let fault = |why: String| HookFault(format!("{} printed something that is no answer: {why}", self.program.display()));
+        let fault = |why: String| {
+            let why = crate::redact::without(&self.hidden, &why);
+            HookFault(format!("{} printed something that is no answer: {why}", self.program.display()))
+        };
         let value = json::parse(stdout, &bounds).map_err(|e| fault(e.to_string()))?;
         if !value.is_object() {
             return Err(fault("a JSON object is expected".to_owned()));
@@ -186,7 +189,7 @@ impl CommandHook {
         if value == json!({}) {
             return Ok(None);
         }
-        let answer: Answer = serde_json::from_value(value).map_err(|e| fault(shown(&e.to_string())))?;
+        let answer = Answer::deserialize(&value).map_err(|_| fault(misfit(&value)))?;
         if answer.says_something() {
             let answer = answer.merged();
             let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.hidden, reason));
@@ -195,6 +198,24 @@ impl CommandHook {
             Err(fault("it has no `decision`, `tool_input` or `tool_result`".to_owned()))
         }
     }
+}
+
+/// What is wrong with an answer: the place, and what must stand there. What does stand there may be a secret, and is not said.
+fn misfit(answer: &Value) -> String {
+    let no_text = |of: &Value, key: &str| of.get(key).is_some_and(|value| !value.is_string() && !value.is_null());
+    let specific = answer.get("hookSpecificOutput").unwrap_or(&Value::Null);
+    let plain = ["decision", "reason", "redirectTool", "code"].into_iter().find(|key| no_text(answer, key));
+    let special = ["permissionDecision", "permissionDecisionReason"].into_iter().find(|key| no_text(specific, key));
+    if let Some(key) = plain.or(special) {
+        return format!("`{key}` must be text");
+    }
+    if !specific.is_object() && !specific.is_null() {
+        return "`hookSpecificOutput` must be an object".to_owned();
+    }
+    if answer.get("category").is_some_and(|category| Option::<Category>::deserialize(category).is_err()) {
+        return "`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS".to_owned();
+    }
+    "it says its arguments or its result twice".to_owned()
 }
 
 struct Finished {
@@ -312,7 +333,10 @@ impl Hook for CommandHook {
                 redirect: answer.redirect_tool,
             }),
             Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` asks", self.name))),
-            Some(other) => return Err(HookFault(format!("{} gave the unknown decision `{}`", self.program.display(), shown(other)))),
+            Some(other) => {
+                let other = crate::redact::without(&self.hidden, other);
+                return Err(HookFault(format!("{} gave the unknown decision `{}`", self.program.display(), shown(&other))));
+            }
         };
         Ok(Before { decision, input: answer.input })
     }

@@ -43,10 +43,33 @@ fn faults() -> Vec<(&'static str, CommandHook, String)> {
         ),
         ("it prints no text", sh(r"printf '\377'"), no_answer("the document is not valid UTF-8 (at byte 0)")),
         ("it prints a list", sh("echo '[]'"), no_answer("a JSON object is expected")),
+        ("it prints a word of another kind", sh(r#"echo '{"decision": true}'"#), no_answer("`decision` must be text")),
+        // What it prints there may be what it was told in confidence.
+        ("it prints a number for a reason", sh(r#"echo '{"decision": "deny", "reason": 4711}'"#), no_answer("`reason` must be text")),
         (
-            "it prints a word of another kind",
-            sh(r#"echo '{"decision": true}'"#),
-            no_answer("invalid type: boolean `true`, expected a string"),
+            "it prints text for an object",
+            sh(r#"echo '{"hookSpecificOutput": "sesame"}'"#),
+            no_answer("`hookSpecificOutput` must be an object"),
+        ),
+        (
+            "it prints a number within it",
+            sh(r#"echo '{"hookSpecificOutput": {"permissionDecision": 4711}}'"#),
+            no_answer("`permissionDecision` must be text"),
+        ),
+        (
+            "it prints a category that there is not",
+            sh(r#"echo '{"decision": "deny", "category": "sesame"}'"#),
+            no_answer("`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS"),
+        ),
+        (
+            "it prints arguments twice",
+            sh(r#"echo '{"tool_input": {}, "updatedInput": {}}'"#),
+            no_answer("it says its arguments or its result twice"),
+        ),
+        (
+            "it prints a key that nobody may see, and that twice",
+            sh(r#"echo '{"sesame": 1, "sesame": 2}'"#).hide("sesame"),
+            no_answer("the key `[redacted]` is given twice (at byte 14)"),
         ),
         (
             "it prints a misspelt word",
@@ -70,6 +93,11 @@ async fn a_program_that_does_not_do_its_work_before_the_tool_refuses_the_call() 
         ("it is killed", sh("kill -9 $$"), said("/bin/sh was killed")),
         ("it is killed with words", sh("echo dying >&2; kill -9 $$"), said("/bin/sh was killed: dying")),
         ("it decides nonsense", sh(r#"echo '{"decision": "perhaps"}'"#), said("/bin/sh gave the unknown decision `perhaps`")),
+        (
+            "it decides what nobody may see",
+            sh(r#"echo '{"decision": "sesame"}'"#).hide("sesame"),
+            said("/bin/sh gave the unknown decision `[redacted]`"),
+        ),
     ]);
     for (name, hook, why) in cases {
         let world = World::new(|agent| agent.hook(hook.before()));

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use toolgate::config::Config;
 use toolgate::policy::{Require, Verdict};
-use toolgate::{Agent, Category, Effect, Failure, Tool, ToolError};
+use toolgate::{Agent, Category, Effect, Failure, Signal, Tool, ToolError};
 
 use crate::rules::code;
 use crate::support::{Built as _, World, rule};
@@ -151,13 +151,40 @@ async fn a_secret_that_a_failing_tool_repeats_is_told_to_nobody() {
     let schema = json!({"type": "object", "properties": {"pin": {"type": "string"}, "code": {"type": "string", "writeOnly": true}}});
     let tool = Tool::dynamic("login", "Logs in.", schema, |_, args: Value| async move {
         let said = format!("wrong: {} {}", args["pin"].as_str().unwrap(), args["code"].as_str().unwrap());
-        Err::<Value, _>(Failure::business("no", said.clone()).field("/pin", "another", said.clone()).upstream(json!({"said": [said]})))
+        let (code, path) = (format!("no_{}", args["code"].as_str().unwrap()), args["pin"].as_str().unwrap().replace('/', "~1"));
+        let failure = Failure::business(code, said.clone()).field(format!("/pins/{path}"), "another", said.clone());
+        Err::<Value, _>(failure.upstream(json!({"said": [said]})))
     });
     let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
-    let answer = world.session.call("login", json!({"pin": "PIN-SECRET-1", "code": "CODE-SECRET-2"})).await;
+    let answer = world.session.call("login", json!({"pin": "PIN-SECRET/1", "code": "CODE-SECRET-2"})).await;
+    let error = answer.outcome.error().unwrap();
+    assert_eq!((&*error.code, error.errors[0].path.as_str()), ("no_[redacted]", "/pins/[redacted]"));
     let rows = serde_json::to_string(&world.session.rows().await.unwrap().iter().map(|row| (**row).clone()).collect::<Vec<_>>()).unwrap();
     for text in [answer.outcome.to_json().to_string(), rows] {
         assert!(!text.contains("SECRET") && text.contains("[redacted"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_secret_is_no_reason_of_a_signal_and_no_code_of_toolgate_is_one() {
+    let schema = json!({"type": "object", "properties": {"pin": {"type": "string"}, "how": {"type": "string"}}});
+    let tool = Tool::dynamic("login", "Logs in.", schema, |_, args: Value| async move {
+        let reason = format!("because of {}", args["pin"].as_str().unwrap());
+        Err::<Value, _>(match args["how"].as_str().unwrap() {
+            "abort" => Failure::signal(Signal::Abort { reason }),
+            "expand" => Failure::signal(Signal::ExpandSection { section: "pins".to_owned(), reason }),
+            _ => Failure::business("tool_failed", reason),
+        })
+    });
+    let world = World::new(|agent| agent.tool(tool.effect(Effect::Read).secret("/pin")));
+    for (how, pin, code) in [("abort", "SECRET-1", None), ("expand", "SECRET-2", None), ("fail", "tool_failed", Some("tool_failed"))] {
+        let answer = world.session.call("login", json!({"pin": pin, "how": how})).await;
+        assert_eq!(answer.outcome.error().map(|error| &*error.code), code, "{how}");
+        let row = world.session.rows().await.unwrap().pop().unwrap();
+        for outcome in [&answer.outcome, &row.outcome] {
+            let text = outcome.to_json().to_string();
+            assert!(!text.contains("SECRET") && text.contains("because of [redacted]"), "{text}");
+        }
     }
 }
 

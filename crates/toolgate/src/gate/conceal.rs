@@ -1,0 +1,72 @@
+//! A secret among the arguments that a tool repeats when it fails is a secret still, also as it is spelled in JSON and in a path.
+
+use serde_json::Value;
+
+use crate::code;
+use crate::error::ToolError;
+use crate::outcome::Signal;
+use crate::redact::without_short;
+use crate::registry::Registered;
+
+/// The secrets among the arguments of a call, in all their spellings.
+pub(super) struct Secrets(Vec<String>);
+
+impl Secrets {
+    pub(super) fn among(arguments: &Value, tool: &Registered) -> Self {
+        let mut found = Vec::new();
+        tool.secrets.iter().flat_map(|path| path.all(arguments)).for_each(|value| leaves(value, &mut found));
+        Self(found)
+    }
+
+    /// Takes them out of a failure. Codes of toolgate's own are no words of the tool.
+    pub(super) fn conceal(&self, error: &mut ToolError) {
+        if self.0.is_empty() {
+            return;
+        }
+        let clean = |text: &str| without_short(&self.0, text);
+        if code::find(&error.code).is_none() {
+            error.code = clean(&error.code).into();
+        }
+        error.message = clean(&error.message);
+        for field in &mut error.errors {
+            field.path = clean(&field.path);
+            field.got = clean(&field.got);
+            field.expected = clean(&field.expected);
+            field.did_you_mean = field.did_you_mean.as_deref().map(clean);
+        }
+        error.upstream = error.upstream.take().map(|said| hide(said, &self.0));
+    }
+
+    /// Takes them out of what a signal gives as its reason.
+    pub(super) fn conceal_reason(&self, signal: &mut Signal) {
+        let (Signal::ExpandSection { reason, .. } | Signal::Abort { reason }) = signal;
+        *reason = without_short(&self.0, reason);
+    }
+}
+
+fn leaves(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::String(text) => {
+            found.push(text.clone());
+            let spelled = value.to_string();
+            found.push(spelled.trim_matches('"').to_owned());
+            if text.contains(['~', '/']) {
+                found.push(text.replace('~', "~0").replace('/', "~1"));
+            }
+        }
+        Value::Number(number) => found.push(number.to_string()),
+        Value::Array(items) => items.iter().for_each(|item| leaves(item, found)),
+        Value::Object(map) => map.values().for_each(|item| leaves(item, found)),
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
+fn hide(value: Value, secrets: &[String]) -> Value {
+    match value {
+        Value::String(text) => without_short(secrets, &text).into(),
+        Value::Number(number) if secrets.contains(&number.to_string()) => "[redacted]".into(),
+        Value::Array(items) => items.into_iter().map(|item| hide(item, secrets)).collect(),
+        Value::Object(map) => map.into_iter().map(|(key, item)| (without_short(secrets, &key), hide(item, secrets))).collect(),
+        other => other,
+    }
+}
