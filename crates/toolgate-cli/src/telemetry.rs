@@ -16,6 +16,16 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
 
+/// The variables that name a collector.
+const VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
+
+/// An address without what may be secret in it: who asks there, with which password, and for what.
+fn told(address: &str) -> String {
+    let Some((scheme, rest)) = address.split_once("://") else { return "the collector".to_owned() };
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}://{}", host.split(['?', '#']).next().unwrap_or_default())
+}
+
 /// What is told of calls, on its way to a collector. What has not been sent yet is sent when it is dropped.
 pub(crate) struct Telemetry(SdkTracerProvider);
 
@@ -30,7 +40,7 @@ impl Telemetry {
                 let headers: Result<_, String> = headers.collect();
                 exporter = exporter.with_endpoint(format!("{}/v1/traces", otlp.endpoint)).with_headers(headers.map_err(io::Error::other)?);
             }
-            None if named("OTEL_EXPORTER_OTLP_ENDPOINT") || named("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") => {}
+            None if VARIABLES.into_iter().any(named) => {}
             None => return Ok(None),
         }
         // Who wants none says so in the usual way.
@@ -38,12 +48,17 @@ impl Telemetry {
         if says("OTEL_SDK_DISABLED", "true") || says("OTEL_TRACES_EXPORTER", "none") {
             return Ok(None);
         }
-        let exporter = exporter.build().map_err(|error| io::Error::other(format!("spans cannot be sent over OTLP: {error}")))?;
+        let exporter = exporter.build().map_err(|error| {
+            let variables = VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok()).map(|value| value.trim().to_owned());
+            let named = otlp.map(|otlp| otlp.endpoint.clone()).into_iter().chain(variables).filter(|named| !named.is_empty());
+            let why = named.fold(error.to_string(), |why, named| why.replace(&named, &told(&named)));
+            io::Error::other(format!("spans cannot be sent over OTLP: {why}"))
+        })?;
         let mut resource = Resource::builder();
         if !named("OTEL_SERVICE_NAME") {
             resource = resource.with_service_name("toolgate");
         }
-        let place = otlp.map(|otlp| format!("{}/v1/traces", otlp.endpoint)).unwrap_or_else(|| "the collector".to_owned());
+        let place = otlp.map(|otlp| format!("{}/v1/traces", told(&otlp.endpoint))).unwrap_or_else(|| "the collector".to_owned());
         let exporter = Sending { exporter, place, away: AtomicBool::new(false) };
         let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build()).build();
         opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());

@@ -122,7 +122,8 @@ fn calls_are_spans_of_the_trace_that_the_client_is_in() {
 
 #[test]
 fn a_collector_that_is_away_is_told_and_stops_nothing() {
-    let project = project("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://127.0.0.1:1\"\n");
+    // With which password is nobody's business.
+    let project = project("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://ann:sesame@127.0.0.1:1\"\n");
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
     let input = format!("{hello}\n{ready}\n{}\n", call(2, "in_calc", json!({"expression": "1 + 1"})));
@@ -130,6 +131,18 @@ fn a_collector_that_is_away_is_told_and_stops_nothing() {
     assert!(code == 0 && stdout.contains("{\"result\":2}"), "{stdout}{stderr}");
     let told: Vec<&str> = stderr.lines().filter(|line| line.contains("spans")).collect();
     assert_eq!(told, [" WARN spans cannot be sent to http://127.0.0.1:1/v1/traces; they are dropped, calls go on"], "{stderr}");
+}
+
+#[test]
+fn an_address_that_is_none_is_told_without_its_password() {
+    let address = "http://ann:ses ame@127.0.0.1:1";
+    let serve = ["serve", "--stdio", "--config", "toolgate.toml"];
+    let named = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n")).run(&serve, "");
+    let by_variable = project("undeclared = \"read\"\n").run_with(&[("OTEL_EXPORTER_OTLP_ENDPOINT", address)], &serve, "");
+    for (code, _, stderr) in [named, by_variable] {
+        assert!(code != 0 && stderr.contains("spans cannot be sent") && stderr.contains("http://127.0.0.1:1"), "{stderr}");
+        assert!(!stderr.contains("ame@") && !stderr.contains("ann:"), "{stderr}");
+    }
 }
 
 #[test]
