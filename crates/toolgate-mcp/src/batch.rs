@@ -53,7 +53,7 @@ pub(crate) fn fault(messages: &[Message]) -> Option<String> {
 }
 
 /// Whether somebody waits for an answer.
-fn asks(message: &Value) -> bool {
+pub(crate) fn asks(message: &Value) -> bool {
     message.get("method").is_some() && message.get("id").is_some()
 }
 
@@ -74,6 +74,11 @@ impl Batch {
 
     pub(crate) fn into_messages(self) -> Vec<Message> {
         self.0
+    }
+
+    /// What they say.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Value> {
+        self.0.iter().map(|message| &message.value)
     }
 
     /// How many there are.

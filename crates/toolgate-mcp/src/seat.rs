@@ -1,17 +1,25 @@
 //! What a request takes of what all requests share.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Frame, SizeHint};
+use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
+
+use crate::batch::asks;
+use crate::gateway::lock;
 
 /// Most bytes of requests that are still arriving.
 const ARRIVING: usize = 512 << 20;
+/// How much of an event says what it is.
+const HEAD: usize = 1 << 10;
 
 /// Bytes of requests that are still arriving: those who send take no seat, and must not fill the memory either.
 pub(crate) struct Held<'h>(&'h AtomicUsize, usize);
@@ -35,10 +43,58 @@ impl Drop for Held<'_> {
     }
 }
 
-/// An answer with the seat that it takes.
+/// Requests in sessions of older clients that are not answered yet, each by its session and its name there.
+#[derive(Clone, Default)]
+pub(crate) struct Open(Arc<Mutex<HashSet<(String, String)>>>);
+
+impl Open {
+    /// Counts requests as not answered for as long as what is given back is kept; `None` where one of their names is taken. Whose requests
+    /// are in no session stand for themselves.
+    pub(crate) fn begin<'v>(&self, session: Option<&str>, messages: impl IntoIterator<Item = &'v Value>) -> Option<Unanswered> {
+        let mut unanswered = Unanswered { open: self.clone(), names: Vec::new() };
+        let Some(session) = session else { return Some(unanswered) };
+        for id in messages.into_iter().filter(|message| asks(message)).filter_map(|message| message.get("id")) {
+            let name = (session.to_owned(), id.to_string());
+            if !lock(&self.0).insert(name.clone()) {
+                return None;
+            }
+            unanswered.names.push(name);
+        }
+        Some(unanswered)
+    }
+}
+
+/// Requests that are not answered yet.
+pub(crate) struct Unanswered {
+    open: Open,
+    names: Vec<(String, String)>,
+}
+
+impl Unanswered {
+    /// Whether this is what one waits for. Who hears it may use the name again before the stream has ended.
+    fn is_answered_by(&self, said: &[u8]) -> bool {
+        let head = said.get(..HEAD).unwrap_or(said);
+        let says = |word: &[u8]| head.windows(word.len()).any(|part| part == word);
+        self.names.len() == 1 && (says(b"\"result\":") || says(b"\"error\":"))
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if !self.names.is_empty() {
+            let mut open = lock(&self.open.0);
+            for name in &self.names {
+                open.remove(name);
+            }
+        }
+    }
+}
+
+/// An answer with the seat that it takes, and the requests that it is for.
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
     pub(crate) _seat: OwnedSemaphorePermit,
+    pub(crate) unanswered: Option<Unanswered>,
 }
 
 impl Body for Seated {
@@ -46,7 +102,14 @@ impl Body for Seated {
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(said) = frame.data_ref()
+            && self.unanswered.as_ref().is_some_and(|unanswered| unanswered.is_answered_by(said))
+        {
+            self.unanswered = None;
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

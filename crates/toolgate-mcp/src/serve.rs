@@ -40,7 +40,7 @@ use crate::lines::bounds;
 use crate::misread::{self, Glimpse};
 use crate::patient::Patient;
 use crate::raw::{self, Message, Read};
-use crate::seat::{Held, Seated};
+use crate::seat::{Held, Open, Seated};
 use crate::straight::Straight;
 
 /// How long a client may take to say what it wants.
@@ -75,6 +75,7 @@ pub(crate) struct Http {
     seats: Arc<Semaphore>,
     /// Who is refused takes no seat, and waits until it is written down.
     turns: Semaphore,
+    open: Open,
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
     rates: Mutex<Rates>,
@@ -216,7 +217,8 @@ impl Http {
         let seats = Arc::new(Semaphore::new(settings.concurrency.min(Semaphore::MAX_PERMITS)));
         let door = Door::new(gateway.clone(), None);
         let (turns, arriving) = (Semaphore::new(TURNS), AtomicUsize::new(0));
-        Self { gateway, door, mcp, sessions, seats, turns, arriving, rates: Mutex::default(), owners: Mutex::default() }
+        let (open, rates, owners) = (Open::default(), Mutex::default(), Mutex::default());
+        Self { gateway, door, mcp, sessions, seats, turns, open, arriving, rates, owners }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
@@ -314,6 +316,16 @@ impl Http {
                     self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
                     return Err(refusal(StatusCode::BAD_REQUEST, &why, None));
                 }
+                // The library would answer the first of two where the second is waited for, and the second nowhere.
+                let session = parts.headers.get("mcp-session-id").and_then(|id| id.to_str().ok());
+                let unanswered = match &batch {
+                    Some(batch) => self.open.begin(session, batch.values()),
+                    None => self.open.begin(session, [&message.value]),
+                };
+                if unanswered.is_none() {
+                    let _turn = self.turns.acquire().await;
+                    return Err(self.confused(&running, &caller, asked.agent.as_deref(), message, batch).await);
+                }
                 let said = |message, batch: Option<Batch>| batch.map_or_else(|| vec![message], Batch::into_messages);
                 if let Err(refused) = self.hold_rate(&running, &caller, many - 1) {
                     let _turn = self.turns.acquire().await;
@@ -339,7 +351,7 @@ impl Http {
                     return Ok(batch
                         .answer(self, &parts, &caller, asked.agent.as_deref())
                         .await
-                        .map(|body| Seated { body, _seat: seat }.boxed()));
+                        .map(|body| Seated { body, _seat: seat, unanswered }.boxed()));
                 }
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
@@ -359,7 +371,7 @@ impl Http {
                     }
                 };
                 // It takes its seat until all of the answer is said; those who only listen take none.
-                Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat }.boxed()) })
+                Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()) })
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();
@@ -533,6 +545,25 @@ impl Http {
     /// A message that cannot be understood. Where it asks for a call, that has its row.
     async fn unread(&self, caller: &Caller, agent: Option<&str>, text: &[u8], code: ErrorCode, why: &str) -> Box<Answer> {
         let said = misread::refusal(&self.gateway, caller, agent, Glimpse::of_message(text), raw::id(text), code, why).await;
+        Box::new(json_answer(StatusCode::BAD_REQUEST, &said))
+    }
+
+    /// Requests of which one has the name of another that is not answered yet.
+    async fn confused(
+        &self,
+        running: &Running,
+        caller: &Caller,
+        agent: Option<&str>,
+        message: Message,
+        batch: Option<Batch>,
+    ) -> Box<Answer> {
+        let why = "another request of this session has the same `id`, and is not answered yet";
+        if let Some(batch) = batch {
+            self.lost(running, caller, agent, batch.into_messages(), why).await;
+            return Box::new(batch::refused(why));
+        }
+        let (call, id) = (Glimpse::of_value(&message.value), message.value.get("id").cloned().unwrap_or_default());
+        let said = misread::refusal(&self.gateway, caller, agent, call, id, ErrorCode::INVALID_REQUEST, why).await;
         Box::new(json_answer(StatusCode::BAD_REQUEST, &said))
     }
 

@@ -257,6 +257,39 @@ async fn each_call_that_comes_while_there_is_no_room_has_its_row() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_another_request_has_is_refused_until_that_is_answered() {
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let fixture = with_fixture(&format!("undeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}", json!(begun)));
+    let gate = Gate::open(&format!("{fixture}[tools.calc]\nkind = \"builtin\"\n")).await;
+    let old = Old::open(&gate).await;
+    assert_eq!(old.say(&ready(), None).await.0, 202);
+    let sleeper = old.http.post(&old.url).header("accept", ACCEPT).header("mcp-session-id", &old.session);
+    let sleeper = sleeper.json(&call(7, "sleep", json!({"ms": 600_000})));
+    let sleeping = tokio::spawn(async move { sleeper.send().await.unwrap().text().await });
+    until("it sleeps", async || lines(&begun) == 1).await;
+    let seven = |n: u64| call(7, "calc", json!({"expression": n.to_string()}));
+    let (status, said) = old.say(&seven(1), None).await;
+    assert_eq!((status, &said[0]["error"]["data"]["code"]), (400, &json!("invalid_request")), "{said:?}");
+    assert!(said[0]["error"]["message"].as_str().unwrap().contains("the same `id`"), "{said:?}");
+    assert_eq!(rows(&gate), 1);
+    let (status, said) = old.say(&json!([call(8, "calc", json!({"expression": "2"})), seven(3)]), None).await;
+    assert_eq!((status, rows(&gate)), (400, 3), "{said:?}");
+    // Nothing of that batch was heard, so its other name is free; and so is this one in another session.
+    assert_eq!(old.say(&call(8, "calc", json!({"expression": "4"})), None).await.0, 200);
+    assert_eq!(Old::open(&gate).await.say(&seven(5), None).await.0, 200);
+    // The first is waited for until it is over.
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}});
+    assert_eq!(old.say(&cancel, None).await.0, 202);
+    tokio::time::timeout(Duration::from_secs(30), sleeping).await.unwrap().unwrap().unwrap();
+    // One after the other may have the same name.
+    for n in 6..9 {
+        assert_eq!(old.say(&seven(n), None).await.0, 200);
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_counts_no_more_when_a_batch_is_here_leaves_room_for_its_rows() {
     let gate = Gate::open(&config("[gateway]\nrate = { calls = 4, per = \"2s\" }")).await;
     let old = Old::open(&gate).await;

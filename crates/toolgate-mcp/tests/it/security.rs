@@ -373,13 +373,13 @@ async fn a_session_of_an_older_client_is_its_own() {
     };
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
     let session = post("ann-token", None, hello).await.headers()["mcp-session-id"].to_str().unwrap().to_owned();
-    let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
+    let list = |token: &str| json!({"jsonrpc": "2.0", "id": token, "method": "tools/list"});
     // Another token of hers that allows the same will do.
     let own = session.as_str();
     for (token, named, status) in
         [("ann-token", own, 200), ("ann-next", own, 200), ("ann-narrow", own, 404), ("bob-token", own, 404), ("ann-token", "made-up", 404)]
     {
-        assert_eq!(post(token, Some(named), list.clone()).await.status().as_u16(), status, "{token} {named}");
+        assert_eq!(post(token, Some(named), list(token)).await.status().as_u16(), status, "{token} {named}");
     }
     // Nor can he listen to it, or end it.
     for method in [reqwest::Method::GET, reqwest::Method::DELETE] {
@@ -389,7 +389,7 @@ async fn a_session_of_an_older_client_is_its_own() {
     }
     gate.reload(&later).await.unwrap();
     for (token, status) in [("ann-token", 401), ("ann-next", 200)] {
-        assert_eq!(post(token, Some(&session), list.clone()).await.status().as_u16(), status, "{token}");
+        assert_eq!(post(token, Some(&session), list(&format!("{token} again"))).await.status().as_u16(), status, "{token}");
     }
     gate.end().await;
 }
@@ -409,7 +409,10 @@ async fn a_session_that_was_not_ended_is_still_its_own() {
     };
     let listed = async || {
         let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
-        http.post(&url).header("accept", accept).header("mcp-session-id", &session).json(&list).send().await.unwrap().status().as_u16()
+        let answer = http.post(&url).header("accept", accept).header("mcp-session-id", &session).json(&list).send().await.unwrap();
+        let status = answer.status().as_u16();
+        answer.text().await.unwrap();
+        status
     };
     // A revision that has no sessions, and one that nobody knows, end none.
     for (version, status) in [("2026-07-28", 405), ("1999-01-01", 400)] {
