@@ -50,6 +50,7 @@ pub enum Condition {
 const UNKNOWN: &str = "some of its words are only known when it runs";
 const SOMEWHERE: &str = "where it stands, or where a path in it leads, is only known when it runs";
 const UNPACKED: &str = "which files it writes or takes away is only known when it runs";
+const IN_PIECES: &str = "its command is no text";
 
 /// Whether a condition holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,6 +174,9 @@ impl Condition {
                     };
                     found = std::mem::replace(&mut found, Holds::No).or(named);
                 });
+                if is_in_pieces(ask, path, value) {
+                    found = found.or(Holds::Maybe(IN_PIECES.to_owned()));
+                }
                 // Null, and a list of nothing, say no more than an argument that is absent.
                 let searches_here = !has_text && from.is_some() && self.holds_of_nothing(|| ask.home());
                 Ok(if searches_here { Holds::Yes } else { found })
@@ -276,6 +280,16 @@ fn ticked(texts: &[String]) -> String {
         listed.push(format!("{} more", texts.len() - 3));
     }
     listed.join(", ")
+}
+
+/// Whether a value is, holds or stands in the tool's shell command, and that is something else than text: nobody reads it then as a shell
+/// would.
+fn is_in_pieces(ask: &Ask<'_>, path: &Pointer, value: &Value) -> bool {
+    let Some(shell) = &ask.tool.shell else { return false };
+    match shell.parts().strip_prefix(path.parts()) {
+        Some(inside) => Pointer::of(inside.to_vec()).get(value).is_some_and(|command| !command.is_string() && !command.is_null()),
+        None => path.parts().starts_with(shell.parts()) && !value.is_null(),
+    }
 }
 
 /// Whether a text can be a path to a place, or to something in it: it has the place's own name in it, or leads through something else.

@@ -150,9 +150,25 @@ impl Deny {
                 };
                 Problem::at(format!("where.{index}.argument"), message).help(help)
             }));
+            // Among many places nobody sees which one is the command.
+            let hidden = |tool: &&&Spec| {
+                matches!(condition, Condition::Touches { .. }) && tool.shell.as_ref().is_some_and(|shell| stars_over(path, shell))
+            };
+            problems.extend(governed.iter().filter(hidden).map(|tool| {
+                let message = format!("with `{path}`, the shell command of `{}` would be looked at as if it were a path", tool.name());
+                let problem = Problem::at(format!("where.{index}.argument"), message);
+                problem.help("leave `argument` out, to look through all of them, or name one")
+            }));
         }
         problems
     }
+}
+
+/// Whether a path with `*` in it reaches another, or what that stands in.
+fn stars_over(path: &Pointer, other: &Pointer) -> bool {
+    let (path, other) = (path.parts(), other.parts());
+    let reaches = |(part, own): (&String, &String)| part == "*" || part == own;
+    path.iter().any(|part| part == "*") && path.len() <= other.len() && path.iter().zip(other).all(reaches)
 }
 
 /// What speaks against a call.

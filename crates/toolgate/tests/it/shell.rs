@@ -24,13 +24,43 @@ fn gate() -> Toolgate {
 }
 
 pub(crate) async fn verdict(gate: &Toolgate, n: usize, command: &str) -> &'static str {
-    let answer = gate.session("coder", "alice", &format!("s{n}")).admit("bash", json!({"command": command})).await;
+    verdict_of(gate, n, json!({ "command": command })).await
+}
+
+async fn verdict_of(gate: &Toolgate, n: usize, arguments: serde_json::Value) -> &'static str {
+    let answer = gate.session("coder", "alice", &format!("s{n}")).admit("bash", arguments).await;
     match answer {
         Ok(_) => "allow",
         Err(answer) => match answer.outcome.error() {
             Some(error) if error.approval.is_some() => "ask",
             _ => "deny",
         },
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_is_no_text_is_not_let_through_unread() {
+    for argument in ["", "argument = \"/command\", "] {
+        let text = format!(
+            "[[policy]]\nname = \"keys\"\nrule = \"deny\"\ntools = [\"bash\"]\nreason = \"No.\"\n\
+             where = [{{ {argument}touches = [\"~/.ssh\"], lenient = true }}]\n"
+        );
+        let agent = Agent::builder("coder")
+            .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
+            .rules(toolgate::config::Rules::parse("rules.toml", &text));
+        let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+        let cases = [
+            (json!({"command": "cat ~/.ssh/id_rsa"}), "deny"),
+            (json!({"command": ["bash", "-lc", "cat ~/.ssh/id_rsa"]}), "ask"),
+            (json!({"command": [["cat ~/.ssh/id_rsa"]]}), "ask"),
+            (json!({"command": {"script": "cat ~/.ssh/id_rsa"}}), "ask"),
+            (json!({"command": {"cat ~/.ssh/id_rsa": true}}), "ask"),
+            (json!({"command": ["cat", "~/.ssh/id_rsa"]}), "deny"),
+            (json!({"command": "ls", "note": ["cat"]}), "allow"),
+        ];
+        for (n, (arguments, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(verdict_of(&gate, n, arguments.clone()).await, expected, "{argument}{arguments}");
+        }
     }
 }
 
