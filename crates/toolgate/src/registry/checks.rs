@@ -6,7 +6,7 @@ use super::AgentBuilder;
 use crate::config::{Scope, Written};
 use crate::names::{is_tool_name, shown};
 use crate::policy::Problem;
-use crate::schema::Schema;
+use crate::schema::{At, Schema, at, resolve};
 use crate::tool::Spec;
 use crate::values::USER;
 
@@ -150,6 +150,25 @@ pub(super) fn check_words(spec: &Spec) -> Vec<String> {
         }
     }
     problems
+}
+
+/// A shell command that stands nowhere, or is never text, is one that no rule reads.
+pub(super) fn check_shell(spec: &Spec) -> Option<Problem> {
+    let path = spec.shell.as_ref()?;
+    let told = |what: &str| Problem::new(format!("the shell command of `{}` is said to be `{path}`, {what}", shown(&spec.name)));
+    let one = "name one argument, like `shell = \"/command\"`";
+    if path.parts().is_empty() || path.parts().iter().any(|part| part == "*") {
+        return Some(told("which is not one argument").help(one));
+    }
+    match at(spec, path) {
+        At::Missing(name, known) => Some(told("and it has no such argument").did_you_mean(&name, known.iter()).or_help(one)),
+        At::Open => None,
+        At::Known(schema) => {
+            let kind = resolve(schema, spec.input_schema()?)?.get("type")?;
+            let is_text = kind == "string" || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "string"));
+            (!is_text).then(|| told("which is never text").help("a command in a list of words is not read; name the argument that is text"))
+        }
+    }
 }
 
 pub(super) fn check_examples(spec: &Spec, input: Option<&Schema>, output: Option<&Schema>) -> Vec<Problem> {

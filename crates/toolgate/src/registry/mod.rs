@@ -18,7 +18,7 @@ pub use excerpt::Excerpt;
 pub use section::Section;
 
 use crate::config::{Rules, Scope, Written};
-use checks::{check_examples, check_words, watched};
+use checks::{check_examples, check_shell, check_words, watched};
 pub(crate) use registered::Registered;
 
 use crate::error::Dialect;
@@ -459,7 +459,7 @@ impl AgentBuilder {
             .filter(|w| w.policy.hears_all() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
             .map(|written| Arc::clone(&written.policy))
             .collect();
-        let mut problems: Vec<Problem> = problems.into_iter().map(Problem::new).chain(examples).collect();
+        let mut problems: Vec<Problem> = problems.into_iter().map(Problem::new).chain(check_shell(&spec)).chain(examples).collect();
         // A rule that only observes governs nothing.
         // What toolgate protects of its own says nothing about the tool.
         let counts = |policy: &dyn Policy| policy.mode() == Mode::Enforce && !policy.name().starts_with(crate::config::BUILT_IN);
