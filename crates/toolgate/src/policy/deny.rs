@@ -2,7 +2,7 @@
 
 use super::cel::Expression;
 use super::condition::Holds;
-use super::never::never;
+use super::never::{never, of_nothing};
 use super::problem::unfit;
 use super::refusal::{expression_setters, refusal_setters};
 use super::{Ask, Condition, Fault, Forbids, Needs, Note, Outline, Policy, Problem, Refusal, Remedy, Terms, ToolNames, Verdict};
@@ -141,6 +141,7 @@ impl Deny {
         for (index, (path, condition)) in self.conditions.iter().enumerate() {
             problems.extend(governed.iter().filter_map(|tool| unfit(&format!("where.{index}"), tool, path, condition)));
             problems.extend(never(&format!("where.{index}"), path, condition, &governed));
+            problems.extend(of_nothing(&format!("where.{index}"), condition));
             let no_command = |tool: &&&Spec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
             problems.extend(governed.iter().filter(no_command).map(|tool| {
                 let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());

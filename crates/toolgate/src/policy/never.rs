@@ -108,6 +108,17 @@ fn allowed(kind: &Ty) -> String {
     }
 }
 
+/// A condition that is met by one of several, and names none.
+pub(super) fn of_nothing(field: &str, condition: &Condition) -> Option<Problem> {
+    let is_empty = match condition {
+        Condition::In(values) => values.is_empty(),
+        Condition::Runs(names) | Condition::Touches { places: names, .. } => names.is_empty(),
+        _ => false,
+    };
+    let problem = || Problem::at(format!("{field}.{}", word(condition)), "it names nothing, so the rule would never speak");
+    is_empty.then(|| problem().help("name at least one"))
+}
+
 /// How a file spells a condition.
 const fn word(condition: &Condition) -> &'static str {
     match condition {

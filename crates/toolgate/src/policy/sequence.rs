@@ -105,6 +105,10 @@ impl Policy for Sequence {
         }
         let mut names = BTreeSet::new();
         for (tool, first) in &self.edges {
+            if first.is_empty() {
+                let message = format!("`{tool}` comes after nothing, so the rule would never speak of it");
+                problems.push(Problem::at(format!("after.{tool}"), message).help("name what comes first, or take it out"));
+            }
             let inner = first.iter().enumerate().map(|(index, first)| (format!("after.{tool}.{index}"), first));
             for (field, name) in std::iter::once((format!("after.{tool}"), tool)).chain(inner) {
                 if names.insert(name) {
