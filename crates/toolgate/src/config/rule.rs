@@ -295,6 +295,11 @@ fn deny(table: &Table<'_>, name: &str, asks: bool) -> Option<Draft> {
     }
     // The model always reads `approval_required`: there is no code, category or redirect to choose.
     if let Some(people) = table.names("approvers") {
+        // A list that somebody has emptied is no invitation.
+        if people.is_empty() {
+            let problem = Problem::new("`approvers` names nobody, and then anybody might answer");
+            table.wrong("approvers", problem.help("name who may, or leave it out if anybody may"));
+        }
         rule = rule.approvers(people);
     }
     if let Some(reason) = table.text("reason") {

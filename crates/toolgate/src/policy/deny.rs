@@ -61,7 +61,7 @@ impl Deny {
 
     expression_setters!("Speaks only when this holds too: an expression in CEL, see [`super::cel`].");
 
-    /// Only these people may answer. Anybody may, unless said.
+    /// Only these people may answer. Anybody may, unless said, or where the list is empty; in a file an empty one does not load.
     #[must_use]
     pub fn approvers<'a>(mut self, people: impl IntoIterator<Item = &'a str>) -> Self {
         self.approvers = people.into_iter().map(str::to_owned).collect();
