@@ -205,7 +205,14 @@ impl Condition {
         Ok(match self {
             Self::Above(limit) => number()? > *limit,
             Self::Below(limit) => number()? < *limit,
-            Self::In(values) => values.contains(value),
+            Self::In(values) => {
+                // What a tool takes another kind of value for, nobody knows: `"3"` for 3, or null for what it does unless told.
+                let is_alike = |one: &Value| std::mem::discriminant(one) == std::mem::discriminant(value);
+                if !values.iter().any(is_alike) {
+                    return Err(Fault::new("the argument is of another kind than all that it is compared with"));
+                }
+                values.contains(value)
+            }
             Self::NotIn(values) => !values.contains(value),
             Self::Glob(pattern) => glob(pattern, text()?),
             Self::Matches(pattern) => pattern.is_match(text()?),

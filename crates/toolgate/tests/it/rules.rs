@@ -194,6 +194,28 @@ async fn conditions_compare_exactly_and_what_is_absent_denies() {
 }
 
 #[tokio::test]
+async fn what_is_of_another_kind_than_all_that_is_listed_does_not_pass() {
+    let cases = [
+        (json!([3, 4]), json!(3), "rule"),
+        (json!([3, 4]), json!(5), "ok"),
+        (json!([3, 4]), json!("3"), "policy_fault"),
+        (json!(["prod"]), json!(null), "policy_fault"),
+        (json!(["prod", null]), json!(null), "rule"),
+        (json!(["prod", 1]), json!("test"), "ok"),
+        (json!(["a@x.example"]), json!(["a@x.example"]), "policy_fault"),
+        (json!([["a@x.example"]]), json!(["b@x.example"]), "ok"),
+        (json!([true]), json!("true"), "policy_fault"),
+    ];
+    for (listed, value, expected) in cases {
+        let schema = json!({"type": "object", "properties": {"to": {}}});
+        let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
+        let rule = Deny::new("rule", ["act"]).when("/to", Condition::one_of(listed.as_array().cloned().unwrap_or_default()));
+        let (s, _) = session(Agent::builder("a").tool(act).policy(rule).build().unwrap());
+        assert_eq!(code(&s, "act", json!({ "to": value.clone() })).await, expected, "{value} in {listed}");
+    }
+}
+
+#[tokio::test]
 async fn ask_asks() {
     let (s, _) = session(agent(|a| {
         a.policy(Deny::ask("large", ["act"]).when("/amount", Condition::Above(100.into())).reason("large amounts need a person"))
