@@ -29,7 +29,7 @@ pub(super) fn fold(text: &str) -> String {
     if text.is_ascii() {
         return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
     }
-    let plain = text.nfkd().flat_map(char::to_lowercase).map(plain_letter);
+    let plain = text.nfkd().flat_map(char::to_lowercase).map(plain_letter).map(plain_digit);
     // Decomposed, an accent is a mark of its own, and no letter.
     plain.filter(|c| c.is_alphanumeric()).collect()
 }
@@ -65,6 +65,42 @@ const fn plain_letter(c: char) -> char {
         'з' => 'z',
         other => other,
     }
+}
+
+/// The zeros of other alphabets, in order; their other digits follow them. Programs read these as numbers, too.
+#[rustfmt::skip]
+const ZEROS: &[u32] = &[
+    0x0660, 0x06f0, 0x07c0, 0x0966, 0x09e6, 0x0a66, 0x0ae6, 0x0b66, 0x0be6, 0x0c66, 0x0ce6, 0x0d66, 0x0de6, 0x0e50, 0x0ed0,
+    0x0f20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40, 0x1c50, 0xa620, 0xa8d0,
+    0xa900, 0xa9d0, 0xa9f0, 0xaa50, 0xabf0, 0x104a0, 0x10d30, 0x11066, 0x110f0, 0x11136, 0x111d0, 0x112f0, 0x11450, 0x114d0, 0x11650,
+    0x116c0, 0x11730, 0x118e0, 0x11950, 0x11c50, 0x11d50, 0x11da0, 0x11f50, 0x16a60, 0x16ac0, 0x16b50, 0x1e140, 0x1e2f0, 0x1e4f0, 0x1e950,
+];
+
+/// The plain digit that a digit of another alphabet is.
+fn plain_digit(c: char) -> char {
+    let code = u32::from(c);
+    let zero = ZEROS.partition_point(|zero| *zero <= code).checked_sub(1).and_then(|at| ZEROS.get(at));
+    zero.and_then(|zero| char::from_digit(code - zero, 10)).unwrap_or(c)
+}
+
+/// A number as arguments spell it, where a word is one in another spelling: `007`, `+7`, `7.00`, `0.7e1`.
+fn numeral(word: &str) -> Option<String> {
+    let word = bare(word.trim());
+    if !word.trim_start_matches(['+', '-']).starts_with(char::is_numeric) {
+        return None;
+    }
+    let plain: String = word.nfkd().map(plain_digit).collect();
+    let digits = plain.trim_start_matches(['+', '-']).trim_start_matches('0');
+    let zero = if digits.starts_with(|c: char| c.is_ascii_digit()) { "" } else { "0" };
+    crate::json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold(number.as_str()))
+}
+
+/// A value without its disguise, and the number that it is: zeros before it say nothing, also where its digits are grouped.
+pub(super) fn readings(text: &str) -> impl Iterator<Item = String> {
+    let (folded, number) = (fold(text), numeral(text));
+    let is_padded = folded.starts_with('0') && folded.bytes().all(|b| b.is_ascii_digit()) && !text.contains('.');
+    let grouped = is_padded.then(|| folded.trim_start_matches('0').to_owned());
+    [Some(folded), number, grouped].into_iter().flatten()
 }
 
 /// FNV-1a, letter by letter, so that the prints of all beginnings cost no more than that of the whole. A collision
@@ -301,14 +337,13 @@ impl Prints {
             return;
         }
         self.budget -= word.len();
-        self.say(&fold(word));
-        // A number has one spelling in arguments.
-        if word.starts_with(|c: char| c.is_ascii_digit() || c == '-')
-            && let Ok(number) = crate::json::canonical_number(word)
-        {
-            self.say(&fold(number.as_str()));
-        }
-        each_part(word, true, &mut |part| self.say(&fold(part)));
+        self.part(word);
+        each_part(word, true, &mut |part| self.part(part));
+    }
+
+    /// A word or a part of one. A number has one spelling in arguments.
+    fn part(&mut self, part: &str) {
+        readings(part).for_each(|reading| self.say(&reading));
     }
 
     /// Words in a row that are one value: grouped digits, and letters with a space between each.
@@ -334,6 +369,9 @@ impl Prints {
                     let joined: String = row.iter().skip(row.len() - 1 - count).map(String::as_str).collect();
                     self.rows_left = self.rows_left.saturating_sub(joined.len());
                     self.say(&joined);
+                    if joined.starts_with('0') {
+                        self.part(&joined);
+                    }
                 } else if !spelled && count >= MAX_WORDS {
                     break;
                 }
@@ -352,19 +390,15 @@ pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
         return is_put_together(&fold(text), known);
     }
     layers(text).iter().any(|text| {
-        if is_put_together(&fold(text), known) {
+        if readings(text).any(|reading| is_put_together(&reading, known)) {
             return true;
         }
         let mut found = false;
         // An address inside a longer text is the address still.
         each_word(text, &mut |word| {
-            let telling = word.contains(['@', '/', '.', ':', '=']) || word.bytes().filter(u8::is_ascii_digit).count() >= SHORTEST_NUMBER;
-            let mut look = |part: &str| {
-                if !found {
-                    let part = fold(part);
-                    found = part.chars().count() >= 6 && known(print(&part)) == Some(true);
-                }
-            };
+            let telling = word.contains(['@', '/', '.', ':', '=']) || word.chars().filter(|c| c.is_numeric()).count() >= SHORTEST_NUMBER;
+            let is_known = |reading: String| reading.chars().count() >= 6 && known(print(&reading)) == Some(true);
+            let mut look = |part: &str| found = found || readings(part).any(is_known);
             if telling {
                 look(word);
                 each_part(word, false, &mut look);

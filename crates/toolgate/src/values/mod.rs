@@ -292,8 +292,9 @@ impl Seen {
             }
             budget -= text.len();
             fold::exact_parts(&text, fold::MAX_BELIEVED, &mut |part| {
-                let folded = fold::fold(part);
-                if !fold::is_echo(&folded, &|print| own.get(print).is_some()) {
+                let is_own = |print| own.get(print).is_some();
+                if !fold::readings(part).any(|reading| fold::is_echo(&reading, &is_own)) {
+                    let folded = fold::fold(part);
                     let spelling = fold::spelling(part, &folded);
                     let pieces = fold::may_be_grouped(&folded).then_some(folded);
                     said.push(Part { exact: exact(part), spelling, pieces });

@@ -33,6 +33,25 @@ async fn a_changed_echo_is_an_echo() {
 }
 
 #[tokio::test]
+async fn zeros_before_a_number_make_no_other_number() {
+    let schema = json!({"type": "object", "properties": {"id": {"type": "integer"}}});
+    let pad = Tool::dynamic("pad", "Pads.", schema, |_, args: Value| async move {
+        Ok(json!({"account": format!("{:012}", args["id"].as_u64().unwrap_or_default()), "bank": "Commerzbank"}))
+    });
+    let session = gate(
+        Agent::builder("a")
+            .tool(pad.effect(Effect::Read))
+            .tool(send())
+            .policy(Flow::only_from("known", ["send"], ["/to"]).trust_tools(["pad"])),
+    );
+    assert_eq!(said(&session, "pad", json!({"id": 12_345_678})).await, "ok");
+    for to in ["000012345678", "12345678"] {
+        assert!(!sends(&session, to).await, "{to}");
+    }
+    assert!(sends(&session, "Commerzbank").await, "what the tool added itself is believed");
+}
+
+#[tokio::test]
 async fn every_echo_is_an_echo_and_every_answer_an_answer() {
     let rule = || Flow::only_from("known", ["send"], ["/to"]).trust_tools(["lookup"]);
     // What is asked, what is echoed of it, and what of that must not be believed.
