@@ -146,9 +146,9 @@ impl Require {
             };
             let wanted = match wanted {
                 Wanted::Value(value) => Some(value),
-                Wanted::Argument(path) => ask.argument(path),
+                Wanted::Argument(path) => ask.argument(path).filter(|value| !value.is_null()),
             };
-            // What is missing on both sides is not the same.
+            // What is missing, or null, on both sides is not the same.
             let found = proof.fields.get(path);
             let holds = wanted.is_some() && found == wanted;
             ask.note(|| Note {

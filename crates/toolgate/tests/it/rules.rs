@@ -90,6 +90,20 @@ async fn require_wants_the_same_entity_the_field_and_freshness() {
 }
 
 #[tokio::test]
+async fn what_is_null_on_both_sides_is_not_the_same() {
+    let schema = || json!({"type": "object", "properties": {"owner": {"type": ["string", "null"]}}});
+    let look = Tool::dynamic("look", "Looks.", schema(), |_, args: Value| async move { Ok(json!({"owner": args["owner"]})) });
+    let act = Tool::dynamic("act", "Acts.", schema(), |_, _| async { Ok(Value::Null) });
+    let rule = Require::new("owned", ["act"], ["look"]).field_is_argument("/owner", "/owner");
+    let agent = Agent::builder("a").tool(look.effect(Effect::Read).proves("/owner")).tool(act).policy(rule);
+    let (s, _) = session(agent.build().unwrap());
+    for (owner, expected) in [(json!("ann"), "ok"), (json!(null), "prerequisite_missing")] {
+        assert_eq!(code(&s, "look", json!({ "owner": owner.clone() })).await, "ok");
+        assert_eq!(code(&s, "act", json!({ "owner": owner.clone() })).await, expected, "{owner}");
+    }
+}
+
+#[tokio::test]
 async fn what_was_proved_can_be_taken_away() {
     let rule = |name: &str, source: &'static str| Require::new(name, ["act"], [source]).same("entity", "/entity").code(name);
     let (s, _) = session(agent(|a| a.policy(rule("logged_in", "proof")).policy(rule("checked", "check"))));
