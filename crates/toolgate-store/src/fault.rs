@@ -10,6 +10,7 @@ use toolgate::store::StoreError;
 pub(crate) enum Fault {
     Sql(rusqlite::Error),
     Said(String),
+    Io(std::io::Error),
 }
 
 pub(crate) type Done<T> = Result<T, Fault>;
@@ -31,6 +32,22 @@ impl Fault {
             )
         )
     }
+
+    /// Whether it hangs on what was to be written, or on what is stored about it, and not on how the store is: then it is so
+    /// whenever somebody tries again.
+    pub(crate) fn is_for_good(&self) -> bool {
+        use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, SqliteFailure};
+        match self {
+            Self::Said(_) => true,
+            Self::Io(_) => false,
+            // No trigger is toolgate's own: whoever has put one there keeps everything out.
+            Self::Sql(SqliteFailure(error, _)) => {
+                let refused = matches!(error.code, ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch);
+                refused && error.extended_code != rusqlite::ffi::SQLITE_CONSTRAINT_TRIGGER
+            }
+            Self::Sql(error) => matches!(error, FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..)),
+        }
+    }
 }
 
 impl From<rusqlite::Error> for Fault {
@@ -47,7 +64,7 @@ impl From<serde_json::Error> for Fault {
 
 impl From<std::io::Error> for Fault {
     fn from(error: std::io::Error) -> Self {
-        Self::Said(error.to_string())
+        Self::Io(error)
     }
 }
 
@@ -55,6 +72,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Said(what) => f.write_str(what),
+            Self::Io(error) => write!(f, "{error}"),
             Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::NotADatabase) => {
                 write!(f, "it is no ledger of toolgate: {error}; if it was one, put back a good copy")
             }

@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::call::CallId;
 use crate::json::Digest;
 use crate::ledger::Row;
+use crate::store::Unfit;
 
 pub(crate) struct Spool {
     /// The directory that it shares with the spools of other processes.
@@ -265,6 +266,20 @@ impl Spool {
         let kept = held.len();
         rows.extend(held);
         Ok(Taken { rows, end: text.len() as u64, held: kept })
+    }
+
+    /// Keeps rows for a person to look at that the store can never take in.
+    pub(crate) fn put_aside(&self, taken: &Taken, unfit: &[Unfit]) -> io::Result<()> {
+        for Unfit { call, why } in unfit {
+            let Some(row) = taken.rows.iter().find(|row| row.call == *call) else { continue };
+            // By its own name: one that is read again is there once.
+            let copy = self.path.with_extension(format!("{call}.spoilt"));
+            let mut file = private().create(true).truncate(true).write(true).open(&copy)?;
+            file.write_all(&serde_json::to_vec(&**row)?)?;
+            file.sync_data()?;
+            tracing::error!(%call, %why, path = %copy.display(), "the store can never take in a spooled row; it is put aside");
+        }
+        Ok(())
     }
 
     /// The rows that were read are in the store. What came since stays; what was read is read again with it, and the store

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rusqlite::params;
 use toolgate::json::Digest;
-use toolgate::store::{Conflict, Finish, Settle};
+use toolgate::store::{Conflict, Finish, Settle, Unfit};
 use toolgate::{Effects, Row};
 
 use crate::claims::{self, Claim};
@@ -91,4 +91,24 @@ pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
         claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
     }
     claims::append_row(tx, row).map(|_| ())
+}
+
+/// The same; one that can never be taken in is left out, with all that was written for it.
+pub(super) fn take_in_if_fit(tx: &mut Tx<'_>, row: &Row) -> Done<Option<Unfit>> {
+    let (before, done) = (tx.tip, tx.done());
+    tx.sql.prepare_cached("SAVEPOINT spooled")?.execute([])?;
+    let unfit = match take_in(tx, row) {
+        Ok(()) => None,
+        Err(fault) if fault.is_for_good() && !tx.sql.is_autocommit() => {
+            tx.sql.prepare_cached("ROLLBACK TO spooled")?.execute([])?;
+            tx.tip = before;
+            tx.unwind(done);
+            // What was stored in between may not be.
+            tx.configs.clear();
+            Some(Unfit { call: row.call, why: fault.to_string() })
+        }
+        Err(fault) => return Err(fault),
+    };
+    tx.sql.prepare_cached("RELEASE spooled")?.execute([])?;
+    Ok(unfit)
 }

@@ -14,12 +14,12 @@ use toolgate::policy::{Facts, Needs, RecalledBy};
 use toolgate::session::{Alter, State};
 use toolgate::store::{
     Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Taken,
-    Target, room_for,
+    Target, Unfit, room_for,
 };
 use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
 
 use super::SqliteStore;
-use super::end::{end, take_in};
+use super::end::{end, take_in, take_in_if_fit};
 use crate::claims::{self, Claim};
 use crate::fault::{Done, Fault};
 use crate::keys::recorded;
@@ -440,9 +440,9 @@ impl Store for SqliteStore {
         self.write(true, move |tx| take_in(tx, &row)).await
     }
 
-    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<(), StoreError> {
+    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<Vec<Unfit>, StoreError> {
         let rows = rows.to_vec();
-        self.write(true, move |tx| rows.iter().try_for_each(|row| take_in(tx, row))).await
+        self.write(true, move |tx| rows.iter().filter_map(|row| take_in_if_fit(tx, row).transpose()).collect()).await
     }
 
     fn introduce(&self, config: Digest, definition: &Arc<str>) {

@@ -191,6 +191,48 @@ fn what_others_left_behind_is_not_taken_over_before_the_store_is_back() {
 }
 
 #[test]
+fn a_row_that_can_never_come_in_keeps_no_other_out() {
+    let desk = Desk::new();
+    let sql = || rusqlite::Connection::open(desk.path()).unwrap();
+    let look = async |gate: &Toolgate, session: &str, n: u32| {
+        gate.session("desk", "alice", session).call("look", json!({"customer": format!("C-{n}0")})).await.call
+    };
+    runtime().block_on(async {
+        let gate = desk.open();
+        look(&gate, "damaged", 1).await;
+        look(&gate, "sound", 2).await;
+        let head: Vec<u8> = sql().query_row("SELECT head FROM sessions WHERE session = 'damaged'", [], |row| row.get(0)).unwrap();
+        sql()
+            .execute_batch(
+                "UPDATE sessions SET head = x'00' WHERE session = 'damaged';
+                 CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END",
+            )
+            .unwrap();
+        let first = look(&gate, "sound", 3).await;
+        let never = look(&gate, "damaged", 4).await;
+        let second = look(&gate, "sound", 5).await;
+        // As long as the store is away, nothing is put aside.
+        assert!(gate.recover().await.is_err());
+        let spool = desk.directory.path().join("ledger.db.state/spool");
+        let left = |ending: &str| -> Vec<_> {
+            let files = std::fs::read_dir(&spool).unwrap().map(|file| file.unwrap().path());
+            files.filter(|path| path.extension().is_some_and(|extension| extension == ending)).collect()
+        };
+        assert_eq!((left("spoilt").len(), left("jsonl").len()), (0, 1));
+        sql().execute_batch("DROP TRIGGER away").unwrap();
+        assert_eq!(gate.recover().await, Ok(2));
+        let rows = gate.session("desk", "alice", "sound").rows().await.unwrap();
+        assert_eq!(rows.iter().skip(1).map(|row| row.call).collect::<Vec<_>>(), [first, second]);
+        let (aside, waiting) = (left("spoilt"), left("jsonl"));
+        assert_eq!((aside.len(), waiting.len()), (1, 0));
+        let row: toolgate::Row = serde_json::from_slice(&std::fs::read(&aside[0]).unwrap()).unwrap();
+        assert_eq!(row.call, never);
+        sql().execute("UPDATE sessions SET head = ?1 WHERE session = 'damaged'", [head]).unwrap();
+    });
+    assert_eq!(desk.verify().rows, 4);
+}
+
+#[test]
 fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
     for part in [true, false] {
         let desk = Desk::new();

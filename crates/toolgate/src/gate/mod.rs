@@ -336,8 +336,8 @@ impl Toolgate {
         self.0.store.settle(call, settle, outcome, shown, by, self.now()).await
     }
 
-    /// Brings rows that were spooled while the store was away into the ledger. Also happens by
-    /// itself after the next call that the store records.
+    /// Brings rows that were spooled while the store was away into the ledger, and says how many. Also happens by
+    /// itself after the next call that the store records. A row that the store can never take in is put aside in a file.
     ///
     /// # Errors
     /// What still stands in the way; the rows stay where they are.
@@ -346,18 +346,21 @@ impl Toolgate {
         // One tells whether the store is back: as long as it is away, nobody reads all that waits for it.
         if let Some((first, before)) = self.0.spool.first() {
             self.introduce_those_of(std::slice::from_ref(&first));
-            self.0.store.take_in(first).await?;
+            self.0.store.take_in_all(std::slice::from_ref(&first)).await?;
             self.0.spool.has_stored(before + 1);
         }
         let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
         self.introduce_those_of(&taken.rows);
         // Whoever waits for it does not wait for the disk once a row.
+        let mut unfit = Vec::new();
         for (n, rows) in taken.rows.chunks(TAKEN_AT_ONCE).enumerate() {
-            self.0.store.take_in_all(rows).await?;
+            unfit.extend(self.0.store.take_in_all(rows).await?);
             self.0.spool.has_stored(n * TAKEN_AT_ONCE + rows.len());
         }
-        self.0.spool.taken(&taken).map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
-        Ok(taken.rows.len())
+        // One that never goes in keeps no other out.
+        let ended = self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken));
+        ended.map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        Ok(taken.rows.len().saturating_sub(unfit.len()))
     }
 
     /// What others have left may have been decided by what is not in force here: the store gets to know that, too.

@@ -344,6 +344,15 @@ pub struct Finish {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conflict;
 
+/// A spooled row that a store can never take in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unfit {
+    /// Its call.
+    pub call: CallId,
+    /// What stands in its way.
+    pub why: String,
+}
+
 /// Where an approval stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -502,12 +511,13 @@ pub trait Store: Send + Sync + 'static {
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
     /// Takes in a row that was spooled while the store was away. A row it has already is left alone.
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError>;
-    /// Takes in several, in their order: after an error perhaps some of them, which may be given again.
-    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<(), StoreError> {
+    /// Takes in several, in their order: after an error perhaps some of them, which may be given again. Those that it can never
+    /// take in, however often they are given, it leaves out and names.
+    async fn take_in_all(&self, rows: &[Arc<Row>]) -> Result<Vec<Unfit>, StoreError> {
         for row in rows {
             self.take_in(Arc::clone(row)).await?;
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
     /// Gets to know an agent's definition, to keep it once, under its digest, with the rows that were decided by it.
