@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{FlockOperation, flock};
@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::call::CallId;
 use crate::json::Digest;
 use crate::ledger::Row;
-use crate::store::Unfit;
+use crate::store::{StoreError, Unfit};
 
 pub(crate) struct Spool {
     /// The directory that it shares with the spools of other processes.
@@ -24,8 +24,10 @@ pub(crate) struct Spool {
     waiting: AtomicBool,
     /// How many rows at the beginning of the file the store has already, as far as is known here.
     known: AtomicUsize,
-    /// One at a time takes rows in.
-    pub(crate) taking: tokio::sync::Mutex<()>,
+    /// One at a time takes rows in: the last that could not, and why.
+    pub(crate) taking: tokio::sync::Mutex<Option<(u64, StoreError)>>,
+    /// How many have begun to.
+    pub(crate) tries: AtomicU64,
 }
 
 /// The spools among others that are in use: the runtimes of one store have one, as when a configuration is read anew.
@@ -46,7 +48,7 @@ impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
         let waiting = AtomicBool::new(path.exists());
         let (file, held, taking) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
-        Self { among: None, path, file, held, waiting, known: AtomicUsize::new(0), taking }
+        Self { among: None, path, file, held, waiting, known: AtomicUsize::new(0), taking, tries: AtomicU64::new(0) }
     }
 
     /// The spool of this owner among those of others. What a process left behind that is gone, is taken over.

@@ -23,6 +23,7 @@ mod trail;
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -342,7 +343,35 @@ impl Toolgate {
     /// # Errors
     /// What still stands in the way; the rows stay where they are.
     pub async fn recover(&self) -> Result<usize, StoreError> {
-        let Ok(_one) = self.0.spool.taking.try_lock() else { return Ok(0) };
+        let spool = &self.0.spool;
+        let came = spool.tries.load(Ordering::SeqCst);
+        // Whoever comes beside another waits until its rows are in.
+        let mut last = spool.taking.lock().await;
+        // What has begun since, and failed, speaks for those who came before it: they do not try one after the other.
+        if let Some((began, error)) = &*last
+            && *began > came
+        {
+            return Err(error.clone());
+        }
+        self.take_turn(&mut last).await
+    }
+
+    /// Does so unless somebody is at it, for whoever hangs on none of these rows.
+    async fn recover_meanwhile(&self) -> Result<usize, StoreError> {
+        match self.0.spool.taking.try_lock() {
+            Ok(mut last) => self.take_turn(&mut last).await,
+            Err(_) => Ok(0),
+        }
+    }
+
+    async fn take_turn(&self, last: &mut Option<(u64, StoreError)>) -> Result<usize, StoreError> {
+        let began = self.0.spool.tries.fetch_add(1, Ordering::SeqCst) + 1;
+        let recovered = self.take_in_all().await;
+        *last = recovered.as_ref().err().map(|error| (began, error.clone()));
+        recovered
+    }
+
+    async fn take_in_all(&self) -> Result<usize, StoreError> {
         // One tells whether the store is back: as long as it is away, nobody reads all that waits for it.
         if let Some((first, before)) = self.0.spool.first() {
             self.introduce_those_of(std::slice::from_ref(&first));

@@ -161,7 +161,7 @@ impl Toolgate {
                     self.keep_files(&mut txn, &trail);
                     self.publish_own(&txn, &trail);
                 }
-                self.take_in_spooled().await;
+                self.take_in_meanwhile().await;
                 self.tell(end, row, receipt, &trail)
             }
             // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
@@ -191,7 +191,7 @@ impl Toolgate {
     async fn record(&self, finish: Box<Finish>, end: End, row: Arc<Row>, trail: &Trail) -> Answer {
         match self.0.store.finish(finish).await {
             Ok(receipt) => {
-                self.take_in_spooled().await;
+                self.take_in_meanwhile().await;
                 self.tell(end, row, receipt.ok().flatten(), trail)
             }
             Err(error) => self.spooled(end, row, &error, trail),
@@ -419,12 +419,21 @@ impl Toolgate {
         tool.spec.entities.iter().filter_map(about).collect()
     }
 
-    /// The store is there: rows that wait for it can go in.
+    /// Rows that wait for the store go in before a call is judged: it may hang on them.
     pub(super) async fn take_in_spooled(&self) {
         if self.0.spool.is_waiting()
             && let Err(error) = Box::pin(self.recover()).await
         {
-            tracing::warn!(%error, "spooled rows could not be taken in yet");
+            not_yet(&error);
+        }
+    }
+
+    /// The store is there: rows that wait for it can go in.
+    async fn take_in_meanwhile(&self) {
+        if self.0.spool.is_waiting()
+            && let Err(error) = Box::pin(self.recover_meanwhile()).await
+        {
+            not_yet(&error);
         }
     }
 
@@ -457,6 +466,10 @@ impl Toolgate {
         self.publish(&Event::ToolInvoked(row));
         Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, recorded }
     }
+}
+
+fn not_yet(error: &StoreError) {
+    tracing::warn!(%error, "spooled rows could not be taken in yet");
 }
 
 fn unrecorded(error: &StoreError) -> ToolError {

@@ -1,5 +1,6 @@
 //! What is recorded, whatever happens to the caller or the store.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::json;
@@ -299,6 +300,64 @@ async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_a
     // What was proved before it is gone, and what is proved after it stands.
     assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
     assert_eq!((code("check").await, code("ship").await), (None, None));
+}
+
+#[tokio::test]
+async fn a_call_beside_a_recovery_is_judged_when_the_rows_are_in() {
+    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let world = World::new(|agent| {
+        let edit = plain("edit").effect(Effect::Write).open().revokes("check");
+        let ship = plain("ship").effect(Effect::Write);
+        let rule = toolgate::policy::Require::new("checked", ["ship"], ["check"]);
+        agent.tool(plain("check").effect(Effect::Read)).tool(edit).tool(ship).policy(rule)
+    });
+    assert!(world.session.call("check", json!({})).await.outcome.success().is_some());
+    world.store.fail(&[Fails::Finish]);
+    world.session.call("edit", json!({})).await;
+    world.store.fail(&[]);
+    // The store is slow to take the first row in.
+    let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
+    let gate = world.gate.clone();
+    let recovery = tokio::spawn(async move { gate.recover().await });
+    while world.store.offered.load(Ordering::SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    let session = world.session.clone();
+    let ship = tokio::spawn(async move { session.call("ship", json!({})).await });
+    // Whoever does not wait for the recovery comes to an end meanwhile.
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!ship.is_finished(), "it was judged before the row was in");
+    drop(held);
+    assert_eq!(recovery.await.unwrap(), Ok(1));
+    assert_eq!(ship.await.unwrap().outcome.error().map(|error| error.code.to_string()).as_deref(), Some("prerequisite_missing"));
+}
+
+#[tokio::test]
+async fn those_who_wait_for_a_recovery_in_vain_do_not_try_one_after_the_other() {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::Finish]);
+    world.session.call("look", json!({})).await;
+    let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
+    let recover = || {
+        let gate = world.gate.clone();
+        tokio::spawn(async move { gate.recover().await })
+    };
+    let mut all = vec![recover()];
+    while world.store.offered.load(Ordering::SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    all.extend((0..20).map(|_| recover()));
+    // All of them have come when the last has run as far as it can.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    for one in all {
+        assert!(one.await.unwrap().is_err());
+    }
+    assert_eq!(world.store.offered.load(Ordering::SeqCst) - before, 2);
 }
 
 /// A pattern that half of all times and names match: what callers said goes, what toolgate knows by itself stays.

@@ -110,11 +110,15 @@ fn look_back_at(replay: Option<&Replay>, event: &Event) {
 pub(crate) struct FaultyStore {
     inner: Arc<dyn Store>,
     failing: Mutex<Vec<Fails>>,
+    /// How many spooled rows have come to be taken in.
+    pub(crate) offered: AtomicU32,
+    /// Whoever has it keeps them waiting.
+    pub(crate) takes_in: tokio::sync::Mutex<()>,
 }
 
 impl Default for FaultyStore {
     fn default() -> Self {
-        Self { inner: store(), failing: Mutex::default() }
+        Self { inner: store(), failing: Mutex::default(), offered: AtomicU32::new(0), takes_in: tokio::sync::Mutex::default() }
     }
 }
 
@@ -234,6 +238,8 @@ impl Store for FaultyStore {
         self.inner.rows(key).await
     }
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
+        self.offered.fetch_add(1, Ordering::SeqCst);
+        drop(self.takes_in.lock().await);
         self.check(Fails::Finish)?;
         self.inner.take_in(row).await
     }
