@@ -353,15 +353,16 @@ pub(crate) fn revoke_for(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
     Ok(())
 }
 
-/// Takes the newest pass out that is kept under a client's name for a call.
-pub(crate) fn take_pass(tx: &Tx<'_>, key: &SessionKey, client: &str) -> Done<Option<Taken>> {
+/// Takes the newest pass for a tool out that is kept under a client's name for a call.
+pub(crate) fn take_pass(tx: &Tx<'_>, key: &SessionKey, client: &str, tool: &str) -> Done<Option<Taken>> {
     let Some(session) = Session::find(tx.sql, key)? else { return Ok(None) };
     let found: Option<([u8; 16], Vec<u8>)> = tx
         .sql
         .prepare_cached(
-            "SELECT call, pass FROM claims INDEXED BY claims_kept WHERE session = ?1 AND client = ?2 AND pass IS NOT NULL ORDER BY call DESC LIMIT 1",
+            "SELECT call, pass FROM claims INDEXED BY claims_kept
+             WHERE session = ?1 AND client = ?2 AND pass IS NOT NULL AND json_extract(intent, '$.tool') = ?3 ORDER BY call DESC LIMIT 1",
         )?
-        .query_row(params![session.id, client], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row(params![session.id, client, tool], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     let Some((call, sealed)) = found else { return Ok(None) };
     let call = CallId::from_bytes(call);

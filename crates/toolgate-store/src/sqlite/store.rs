@@ -283,9 +283,9 @@ impl Store for SqliteStore {
         Ok(Ok(Some(recorded(self.keys(), &row, seq, hash))))
     }
 
-    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<Taken>, StoreError> {
-        let (key, client) = (key.clone(), client.to_owned());
-        self.write(false, move |tx| claims::take_pass(tx, &key, &client)).await
+    async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError> {
+        let (key, client, tool) = (key.clone(), client.to_owned(), tool.to_owned());
+        self.write(false, move |tx| claims::take_pass(tx, &key, &client, &tool)).await
     }
 
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {

@@ -124,7 +124,8 @@ impl Toolgate {
         if let Some(agent) = &agent {
             trail.config = agent.config;
         }
-        let taken = match self.0.store.take_pass(&call.key, call.client_id.as_deref().unwrap_or_default()).await {
+        let name = call.client_id.as_deref().unwrap_or_default();
+        let taken = match self.0.store.take_pass(&call.key, name, &call.tool).await {
             Ok(taken) => taken,
             Err(error) => {
                 let otherwise = Otherwise::new(told.as_ref(), &result);

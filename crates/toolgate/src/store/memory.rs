@@ -441,10 +441,11 @@ impl Store for MemoryStore {
         Ok(Ok(None))
     }
 
-    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<Taken>, StoreError> {
+    async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let kept = |claim: &&mut Claim| {
-            claim.settled.is_none() && claim.intent.key == *key && claim.intent.pass.as_ref().is_some_and(|(name, _)| name == client)
+            let Intent { key: of, tool: to, pass, .. } = &*claim.intent;
+            claim.settled.is_none() && of == key && **to == *tool && pass.as_ref().is_some_and(|(name, _)| name == client)
         };
         let newest = inner.claims.values_mut().filter(kept).max_by_key(|claim| claim.intent.call);
         Ok(newest.and_then(|claim| {

@@ -468,8 +468,8 @@ pub trait Store: Send + Sync + 'static {
     /// receipt for the row.
     async fn finish(&self, finish: Box<Finish>) -> Result<Result<Option<Recorded>, Conflict>, StoreError>;
 
-    /// Takes the newest pass that is kept under a client's name for a call, if that call is not settled.
-    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<Taken>, StoreError>;
+    /// Takes the newest pass for a tool that is kept under a client's name for a call, if that call is not settled.
+    async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError>;
     /// A client's session is over: what it was admitted to and has not reported is pending from here on.
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError>;
 

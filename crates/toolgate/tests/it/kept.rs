@@ -92,6 +92,16 @@ async fn only_what_was_admitted_proves_anything() {
 }
 
 #[tokio::test]
+async fn a_report_about_another_tool_leaves_the_pass_to_the_one_it_was_given_for() {
+    let gate = Desk::new().process();
+    let kept = gate.admit_kept(call(&gate, "c", "look", json!({"id": 1}))).await.unwrap();
+    let other = gate.report_kept(call(&gate, "c", "run", json!({})), Ok(json!(1))).await;
+    assert_eq!(code(&other), "not_admitted");
+    let answer = gate.report_kept(call(&gate, "c", "look", json!({"id": 1})), Ok(json!({"ok": true}))).await;
+    assert_eq!((code(&answer), answer.call), ("ok", kept.call));
+}
+
+#[tokio::test]
 async fn no_secret_is_in_the_row_of_a_kept_call() {
     let desk = Desk::new();
     let (first, second) = (desk.process(), desk.process());

@@ -186,9 +186,9 @@ impl Store for FaultyStore {
         *self.failing.lock().unwrap() = once;
         self.inner.finish(finish).await
     }
-    async fn take_pass(&self, key: &SessionKey, client: &str) -> Result<Option<toolgate::store::Taken>, StoreError> {
+    async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<toolgate::store::Taken>, StoreError> {
         self.check(Fails::TakePass)?;
-        self.inner.take_pass(key, client).await
+        self.inner.take_pass(key, client, tool).await
     }
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
         self.inner.leave(key, now).await

@@ -296,7 +296,7 @@ impl Store for Stage {
             None => Ok(Ok(None)),
         }
     }
-    async fn take_pass(&self, _: &SessionKey, _: &str) -> Result<Option<Taken>, StoreError> {
+    async fn take_pass(&self, _: &SessionKey, _: &str, _: &str) -> Result<Option<Taken>, StoreError> {
         Ok(None)
     }
     async fn leave(&self, _: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
