@@ -11,6 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use tokio::sync::RwLock;
 
+use super::open::Open;
 use super::{
     Approval, ApprovalState, Conflict, Enter, Entered, Finish, Guard, Hold, Intent, NotClaimed, RecallKey, Recalled, Settle, Store,
     StoreError, Taken, Target, room_for,
@@ -50,6 +51,7 @@ struct Inner {
     /// Two windows over the same thing are two counters.
     counters: HashMap<(String, Option<SignedDuration>), Counter>,
     claims: HashMap<CallId, Claim>,
+    open: Open,
     recalls: HashMap<RecallKey, (Digest, CallId)>,
     approvals: HashMap<String, Approval>,
     asked: HashMap<(SessionKey, Digest), String>,
@@ -205,12 +207,11 @@ impl Inner {
 
     /// Claims whose time is up are pending from here on, and may have taken evidence away. What a client only read is let go.
     fn sweep(&mut self, now: Timestamp) {
-        let is_over = |claim: &&Claim| {
-            let open = claim.settled.is_none() && !claim.pending && now > claim.intent.lease;
-            open && (claim.intent.effect || claim.intent.is_run_by_client())
-        };
-        let over: Vec<CallId> = self.claims.values().filter(is_over).map(|claim| claim.intent.call).collect();
-        for call in over {
+        let swept = |claim: &Claim| claim.intent.effect || claim.intent.is_run_by_client();
+        for call in self.open.over(now) {
+            if !self.claims.get(&call).is_some_and(swept) {
+                continue;
+            }
             self.revoke_for(call);
             self.end_claim(call, Settle::Pending, None, None);
         }
@@ -221,6 +222,7 @@ impl Inner {
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
         let settle = if claim.intent.effect { settle } else { settle.of_read() };
         claim.pending |= settle == Settle::Pending;
+        self.open.end(&claim.intent, settle == Settle::Pending);
         let (key, wrote) = (claim.intent.key.clone(), std::mem::take(&mut claim.intent.carriers));
         // What is spent is spent, whatever is known of the rest.
         let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
@@ -400,6 +402,7 @@ impl Store for MemoryStore {
             Arc::make_mut(&mut inner.session(&intent.key).state).revoke(revoked.clone());
         }
         let before = charges.iter().zip(&used).map(|(charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
+        inner.open.begin(&intent);
         inner.claims.insert(call, Claim { intent, charges: charges.to_vec(), used: before, settled: None, pending: false });
         Ok(Ok(used))
     }
@@ -443,22 +446,24 @@ impl Store for MemoryStore {
 
     async fn take_pass(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<Taken>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let kept = |claim: &&mut Claim| {
-            let Intent { key: of, tool: to, pass, .. } = &*claim.intent;
-            claim.settled.is_none() && of == key && **to == *tool && pass.as_ref().is_some_and(|(name, _)| name == client)
-        };
-        let newest = inner.claims.values_mut().filter(kept).max_by_key(|claim| claim.intent.call);
-        Ok(newest.and_then(|claim| {
-            let (_, pass) = claim.intent.pass.take()?;
-            Some(Taken { intent: (*claim.intent).clone(), pass, used: claim.used.clone() })
-        }))
+        for call in inner.open.of(key) {
+            let Some(claim) = inner.claims.get_mut(&call).filter(|claim| *claim.intent.tool == *tool) else { continue };
+            if let Some((_, pass)) = claim.intent.pass.take_if(|(name, _)| *name == *client) {
+                return Ok(Some(Taken { intent: (*claim.intent).clone(), pass, used: claim.used.clone() }));
+            }
+        }
+        Ok(None)
     }
 
     async fn leave(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
+        let Inner { open, claims, .. } = &mut *inner;
         let over = now.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MIN);
-        for claim in inner.claims.values_mut().filter(|claim| claim.intent.key == *key && claim.intent.is_run_by_client()) {
-            (claim.intent.pass, claim.intent.lease) = (None, over);
+        for call in open.of(key) {
+            if let Some(claim) = claims.get_mut(&call).filter(|claim| claim.intent.is_run_by_client()) {
+                claim.intent.pass = None;
+                open.renew(&mut claim.intent, over);
+            }
         }
         inner.sweep(now);
         Ok(())

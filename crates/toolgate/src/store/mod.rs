@@ -5,6 +5,7 @@
 
 mod claim;
 mod memory;
+mod open;
 
 use std::any::Any;
 use std::fmt;
