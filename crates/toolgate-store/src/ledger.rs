@@ -248,6 +248,13 @@ fn lose_entities(sql: &Connection, first: i64, last: i64) -> Done<()> {
 const ANCHOR: &str = "UPDATE sessions SET pruned = g.n, anchor = (SELECT hash FROM ledger WHERE session = sessions.id AND n = g.n)
     FROM (SELECT session, max(n) AS n FROM ledger NOT INDEXED WHERE seq <= ?1 GROUP BY session) AS g WHERE g.session = sessions.id";
 
+/// The first checkpoint that stays. They were written in the order of what they are about, so none behind it is read.
+const FIRST_KEPT: &str = "SELECT rowid FROM checkpoints WHERE seq > ?1 ORDER BY rowid LIMIT 1";
+
+/// A checkpoint where the key changed is needed to trust the keys after it.
+const LOSE_CHECKPOINTS: &str = "DELETE FROM checkpoints
+    WHERE rowid < ?1 AND json_extract(body, '$.next_key') IS NULL AND json_extract(body, '$.previous_key') IS NULL";
+
 /// Takes rows out of the ledger that came in before a moment, as far as no newer one stands before them. What is left of
 /// them is signed, so that the rest still holds. Says how many; none when there are no more.
 pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<u64> {
@@ -267,11 +274,8 @@ pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<
     tx.sql.execute_batch("PRAGMA secure_delete = ON")?;
     lose_entities(tx.sql, first, last_gone)?;
     let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
-    // A checkpoint where the key changed is needed to trust the keys after it.
-    tx.sql.execute(
-        "DELETE FROM checkpoints WHERE seq <= ?1 AND json_extract(body, '$.next_key') IS NULL AND json_extract(body, '$.previous_key') IS NULL",
-        [last_gone],
-    )?;
+    let kept: Option<i64> = tx.sql.query_row(FIRST_KEPT, [last_gone], |row| row.get(0)).optional()?;
+    tx.sql.execute(LOSE_CHECKPOINTS, [kept.unwrap_or(i64::MAX)])?;
     tx.sql.execute_batch("PRAGMA secure_delete = OFF")?;
     let body = Pruned { store: tx.shared.id.clone(), seq: unsigned(last_gone), chain: digest(&chain)?, anchors: anchors(tx.sql)?, at: now };
     let body = text(&body)?;
@@ -291,5 +295,19 @@ mod tests {
     fn whoever_prunes_does_not_read_what_stays() {
         let scans = crate::open::scans(super::ANCHOR);
         assert!(scans.iter().all(|step| !step.contains("ledger")), "{scans:?}");
+    }
+
+    #[test]
+    fn whoever_prunes_does_not_read_the_checkpoints_that_stay() {
+        let sql = crate::open::empty();
+        for seq in 1..=1_000 {
+            sql.execute("INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, '{}', '', '')", [2 * seq]).unwrap();
+        }
+        let mut first_kept = sql.prepare(super::FIRST_KEPT).unwrap();
+        assert_eq!(first_kept.query_row([7], |row| row.get::<_, i64>(0)), Ok(4));
+        let read = first_kept.get_status(rusqlite::StatementStatus::FullscanStep);
+        assert!(read < 10, "{read} were read");
+        assert_eq!(crate::open::scans(super::LOSE_CHECKPOINTS), Vec::<String>::new());
+        assert_eq!(sql.execute(super::LOSE_CHECKPOINTS, [4]), Ok(3));
     }
 }

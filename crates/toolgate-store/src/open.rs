@@ -267,11 +267,18 @@ pub(crate) fn is_newest(sql: &Connection, home: &Home, id: &str) -> Done<()> {
     }
 }
 
+/// A ledger without anything in it.
+#[cfg(test)]
+pub(crate) fn empty() -> Connection {
+    let sql = Connection::open_in_memory().unwrap();
+    migrate(&sql).unwrap();
+    sql
+}
+
 /// What a statement reads from the beginning to the end.
 #[cfg(test)]
 pub(crate) fn scans(statement: &str) -> Vec<String> {
-    let sql = Connection::open_in_memory().unwrap();
-    migrate(&sql).unwrap();
+    let sql = empty();
     let mut plan = sql.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
     let steps: Vec<String> = plan.raw_query().mapped(|row| row.get(3)).collect::<Result<_, _>>().unwrap();
     steps.into_iter().filter(|step| step.starts_with("SCAN")).collect()

@@ -296,7 +296,8 @@ pub(crate) fn sweep(sql: &Connection, shared: &Shared, now: Timestamp) -> Done<u
         let mut configs = HashSet::new();
         let mut tx = Tx::new(sql, shared, ledger::tip(sql)?, &mut configs);
         crate::claims::sweep(&mut tx, now)?;
-        let signed: Option<i64> = sql.query_row("SELECT max(seq) FROM checkpoints", [], |row| row.get(0))?;
+        let signed: Option<i64> =
+            sql.query_row("SELECT seq FROM checkpoints ORDER BY rowid DESC LIMIT 1", [], |row| row.get(0)).optional()?;
         Ok(tx.tip.seq.saturating_sub(signed.map_or(0, ledger::unsigned)))
     })();
     sql.execute_batch(if swept.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
