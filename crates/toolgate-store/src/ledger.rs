@@ -142,7 +142,8 @@ pub(crate) fn append(tx: &mut Tx<'_>, session: &mut Session, row: &Row, body: &s
     Ok((seq, link))
 }
 
-/// Each configuration is stored once, with the first row that it decided.
+/// Each configuration is stored once, with the first row that it decided. What stands there instead is put right: only what fits its
+/// digest is known here.
 pub(crate) fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
     if tx.configs.contains(&config) {
         return Ok(());
@@ -152,7 +153,10 @@ pub(crate) fn keep_config(tx: &mut Tx<'_>, config: Digest) -> Done<()> {
     // One that nobody has told of yet may still be told of.
     if let Some(body) = known {
         tx.sql
-            .prepare_cached("INSERT OR IGNORE INTO configs (digest, body) VALUES (?1, ?2)")?
+            .prepare_cached(
+                "INSERT INTO configs (digest, body) VALUES (?1, ?2)
+                 ON CONFLICT (digest) DO UPDATE SET body = excluded.body WHERE body <> excluded.body",
+            )?
             .execute(params![config.as_bytes().as_slice(), &*body])?;
         tx.configs.insert(config);
     }

@@ -256,6 +256,19 @@ fn a_configuration_that_comes_after_its_row_is_kept_all_the_same() {
 }
 
 #[test]
+fn a_definition_that_does_not_fit_is_put_right_by_whoever_knows_it() {
+    let desk = Desk::new();
+    runtime().block_on(async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await });
+    for body in ["", "{}"] {
+        let changed = rusqlite::Connection::open(desk.path()).unwrap().execute("UPDATE configs SET body = ?1", [body]).unwrap();
+        assert_eq!(changed, 1);
+        assert!(desk.ledger().verify(&Trust::default(), |_| ()).is_err());
+        runtime().block_on(async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await });
+        desk.verify();
+    }
+}
+
+#[test]
 fn a_kill_switch_holds_at_once_in_every_process() {
     let desk = Desk::new();
     runtime().block_on(async {
