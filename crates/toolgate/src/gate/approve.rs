@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 use super::authorize::{Judgement, Permit};
 use super::trail::Trail;
@@ -18,7 +18,13 @@ use crate::tool::Kind;
 pub(super) const LEFT_TO: &str = "left to the client of ";
 
 impl Toolgate {
-    pub(super) async fn approve(&self, judgement: Judgement, call: &Call, trail: &mut Trail) -> Result<(Permit, Option<String>), Stop> {
+    /// The permit, and by which approval it is given, with the moment until which that can be used.
+    pub(super) async fn approve(
+        &self,
+        judgement: Judgement,
+        call: &Call,
+        trail: &mut Trail,
+    ) -> Result<(Permit, Option<(String, Timestamp)>), Stop> {
         trail.rule = judgement.asked().first().map(|asked| asked.by.clone());
         let digest = judgement.arguments().digest();
         let known = self.0.store.approval_for(&call.key, digest).await?;
@@ -28,7 +34,7 @@ impl Toolgate {
             Some(approval) if approval.state == ApprovalState::Approved => match judgement.permit(Some(&approval)) {
                 Ok(permit) => {
                     trail.rule = None;
-                    return Ok((permit, Some(approval.id)));
+                    return Ok((permit, Some((approval.id, approval.expires))));
                 }
                 // Somebody else asks by now: that takes a new answer.
                 Err(judgement) => (judgement, None),
@@ -83,7 +89,7 @@ impl Toolgate {
             reason: self.0.redactor.text(&reasons(judgement).join(" ")),
             approvers: judgement.asked().iter().map(|asked| asked.approvers.clone()).filter(|people| !people.is_empty()).collect(),
             asked_at: trail.started,
-            expires: trail.started.checked_add(life).unwrap_or(jiff::Timestamp::MAX),
+            expires: trail.started.checked_add(life).unwrap_or(Timestamp::MAX),
             state: ApprovalState::Waiting,
             answered_by: None,
         }

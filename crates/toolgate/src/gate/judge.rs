@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use rust_decimal::Decimal;
 
 use super::admit::{lease, recall_keys};
@@ -208,9 +209,13 @@ impl Toolgate {
         permit: &Permit,
         budget: Vec<(Charge, ToolError)>,
         recall: Vec<RecallKey>,
-        approval: Option<String>,
+        approval: Option<(String, Timestamp)>,
         trail: &mut Trail,
     ) -> Result<Claim, Stop> {
+        // The call came in before it expired, and has waited since: for its session, or for a hook.
+        if approval.as_ref().is_some_and(|(_, expires)| self.now() > *expires) {
+            return Err(approval_gone());
+        }
         let tool = permit.tool();
         let effect = tool.spec.effect != Effect::Read;
         let uncharged = permit.charges().is_empty() && permit.watched().is_empty();
@@ -245,7 +250,7 @@ impl Toolgate {
             recall,
             // What the client runs outlives this process, and nobody here knows whether the client is alive.
             owner: if trail.apart { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
-            lease: self.now().checked_add(lease(time)).unwrap_or(jiff::Timestamp::MAX),
+            lease: self.now().checked_add(lease(time)).unwrap_or(Timestamp::MAX),
             effect,
             // Who dies before the end leaves a row all the same.
             row: ((effect || pass.is_some()) && self.0.store.home().is_some()).then(|| self.draft(effect, &charges, trail)),
@@ -254,7 +259,8 @@ impl Toolgate {
             seen,
             revokes: tool.takes_away(&trail.arguments, None),
         });
-        let begun = self.0.store.begin(intent, &charges, approval.as_deref(), trail.started).await?;
+        let approval = approval.as_ref().map(|(id, _)| id.as_str());
+        let begun = self.0.store.begin(intent, &charges, approval, trail.started).await?;
         let used = match &begun {
             Ok(used) => used.clone(),
             // With what those before it take of the same.
@@ -287,11 +293,13 @@ impl Toolgate {
                 trail.facts.paused = Some((target, why));
                 Err(error.into())
             }
-            Err(NotClaimed::ApprovalGone) => {
-                Err(ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was taken back").into())
-            }
+            Err(NotClaimed::ApprovalGone) => Err(approval_gone()),
         }
     }
+}
+
+fn approval_gone() -> Stop {
+    ToolError::of(code::APPROVAL_DENIED, "the approval was used, has expired or was taken back").into()
 }
 
 impl Toolgate {

@@ -167,7 +167,7 @@ impl Toolgate {
         };
         trail.at(Gate::Approval);
         let (permit, approval) = match judgement.permit(resumed.as_deref()) {
-            Ok(permit) => (permit, resumed.map(|approval| approval.id)),
+            Ok(permit) => (permit, resumed.map(|approval| (approval.id, approval.expires))),
             Err(asked) => Box::pin(self.approve(asked, call, trail)).await?,
         };
         trail.at(Gate::Claim);

@@ -73,6 +73,38 @@ async fn an_approval_expires() {
     assert!(!world.gate.answer_approval(&id, true, "bob").await.unwrap());
 }
 
+/// Takes its time, as often as it is told to.
+struct Slow(std::sync::Arc<std::sync::Mutex<Option<std::sync::Arc<toolgate::ManualClock>>>>);
+
+#[async_trait::async_trait]
+impl toolgate::hook::Hook for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+    async fn before(&self, _: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::Before, toolgate::hook::HookFault> {
+        if let Some(clock) = self.0.lock().unwrap().take() {
+            clock.advance(SignedDuration::from_secs(2));
+        }
+        Ok(toolgate::hook::Before { decision: toolgate::hook::HookDecision::Allow, input: None })
+    }
+}
+
+#[tokio::test]
+async fn an_approval_that_expires_while_its_call_waits_is_not_used() {
+    for named in [true, false] {
+        let slow = std::sync::Arc::default();
+        let hook = Slow(std::sync::Arc::clone(&slow));
+        let world = World::new(|agent| agent.hook(hook).tool_policy("act", rule("large", |_| Ok(Verdict::ask("large")))));
+        let id = ask(&world, 1).await;
+        assert!(world.gate.answer_approval(&id, true, "bob").await.unwrap());
+        world.advance(SignedDuration::from_secs(15 * 60 - 1));
+        *slow.lock().unwrap() = Some(world.clock.clone());
+        let call = world.session.prepare("act", json!({"how": "ok", "n": 1}));
+        assert_eq!(code(&world, if named { call.approval(&id) } else { call }).await, "approval_denied");
+        assert_eq!(world.ran(), 0);
+    }
+}
+
 #[tokio::test]
 async fn an_approval_answers_the_question_and_not_the_law() {
     use std::sync::atomic::{AtomicBool, Ordering};
