@@ -12,7 +12,7 @@ use toolgate::json::Digest;
 use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Timestamp};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, moment, named, open, time};
+use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, last_moment, moment, named, open, time};
 
 /// Run recorded traffic of a period against a changed configuration, and list every decision that would change.
 ///
@@ -33,8 +33,8 @@ pub(crate) struct Args {
     /// From when on: a time, or how long ago.
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<Timestamp>,
-    /// Until when: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// Until when: a time, or how long ago; a day counts to its end.
+    #[arg(long, value_name = "TIME", value_parser = last_moment)]
     until: Option<Timestamp>,
     /// One JSON object a line.
     #[arg(long)]

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
 use serde_json::Value;
 use toolgate::{Decision, Row, Timestamp};
 use toolgate_store::{Filter, Ledger};
@@ -79,8 +81,8 @@ pub(crate) struct Wanted {
     /// Not before: a time (2026-11-15T09:00:00Z, 2026-11-15, today, yesterday) or how long ago (2h, 7d, 3w).
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<Timestamp>,
-    /// Not after: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// Not after: a time, or how long ago; a day counts to its end.
+    #[arg(long, value_name = "TIME", value_parser = last_moment)]
     until: Option<Timestamp>,
     /// Of this tool.
     #[arg(long)]
@@ -142,18 +144,35 @@ impl Wanted {
     }
 }
 
+/// A day, as it is said.
+fn day(text: &str) -> Option<Date> {
+    let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
+    match text {
+        "today" => Some(today()),
+        "yesterday" => today().yesterday().ok(),
+        text => text.parse::<Date>().ok().filter(|_| text.len() == 10),
+    }
+}
+
+fn begins(day: Date) -> Option<Timestamp> {
+    day.to_zoned(TimeZone::UTC).ok().map(|at| at.timestamp())
+}
+
+/// The last moment that is meant: of a day, the last of it.
+pub(crate) fn last_moment(text: &str) -> Result<Timestamp, String> {
+    let next = day(text).and_then(|day| begins(day.tomorrow().ok()?));
+    match next.and_then(|next| next.checked_sub(toolgate::SignedDuration::from_nanos(1)).ok()) {
+        Some(last) => Ok(last),
+        None => moment(text),
+    }
+}
+
 pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
     if let Ok(at) = text.parse() {
         return Ok(at);
     }
-    let today = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
-    let day = match text {
-        "today" => Some(today),
-        "yesterday" => today.yesterday().ok(),
-        text => text.parse::<jiff::civil::Date>().ok().filter(|_| text.len() == 10),
-    };
-    if let Some(at) = day.and_then(|day| day.to_zoned(jiff::tz::TimeZone::UTC).ok()) {
-        return Ok(at.timestamp());
+    if let Some(at) = day(text).and_then(begins) {
+        return Ok(at);
     }
     let ago = toolgate::clock::duration(text)
         .ok_or("a time is like 2026-11-15T09:00:00Z, 2026-11-15, today or yesterday; a length of time like 90s, 15m, 2h, 7d or 3w")?;
@@ -330,4 +349,20 @@ pub(crate) fn counted(count: u64, what: &str) -> String {
 /// Two spaces before each line.
 pub(crate) fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_is_meant_from_its_beginning_to_its_end() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        assert_eq!(moment("2026-10-31"), Ok(at("2026-10-31T00:00:00Z")));
+        assert_eq!(last_moment("2026-10-31"), Ok(at("2026-10-31T23:59:59.999999999Z")));
+        // A time is a time.
+        assert_eq!(last_moment("2026-10-31T09:00:00Z"), Ok(at("2026-10-31T09:00:00Z")));
+        assert_eq!(last_moment("9999-12-31").is_ok(), moment("9999-12-31").is_ok());
+        assert!(last_moment("2026-02-30").is_err() && last_moment("tomorrow").is_err());
+    }
 }

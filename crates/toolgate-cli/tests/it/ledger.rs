@@ -96,6 +96,7 @@ fn calls_are_listed_and_found() {
         (["--rule", "same_customer"], 2),
         (["--since", "1h"], 31),
         (["--until", "1h"], 0),
+        (["--until", "today"], 31),
         (["--entity", "order_id=A-7"], 6),
     ] {
         assert_eq!(kept.json(&[&["audit", "query"][..], &filter].concat()).len(), count, "{filter:?}");
