@@ -289,10 +289,10 @@ fn shown(out: &mut impl Write, row: &Row, change: &Change) -> io::Result<()> {
         clean(&change.key.session),
         change.call
     )?;
-    writeln!(out, "  was {}", change.was)?;
+    writeln!(out, "  was {}", clean(&change.was.to_string()))?;
     let message = match now {
         toolgate::Ruling::Refused { message, .. } => format!(": {}", clean(message)),
         _ => String::new(),
     };
-    writeln!(out, "  now {RED}{now}{RED:#}{message}")
+    writeln!(out, "  now {RED}{}{RED:#}{message}", clean(&now.to_string()))
 }

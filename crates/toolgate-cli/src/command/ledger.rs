@@ -7,6 +7,7 @@ use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use serde::Serialize;
 use serde_json::Value;
 use toolgate::{Decision, Row, Timestamp};
 use toolgate_store::{Filter, Ledger};
@@ -282,9 +283,36 @@ pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Letters that turn the direction of a line or hide in it.
+/// JSON of others as a person may read it. What a terminal would not show as it stands is written with the escapes of JSON.
+pub(crate) fn pretty(value: &impl Serialize) -> io::Result<String> {
+    let text = serde_json::to_string_pretty(value)?;
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == '\n' || !(c.is_control() || is_format(c)) {
+            shown.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            let _ = std::fmt::Write::write_fmt(&mut shown, format_args!("\\u{unit:04x}"));
+        }
+    }
+    Ok(shown)
+}
+
+/// Letters that turn the direction of a line, end it, or hide in it.
 fn is_format(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
 }
 
 /// The decision in a word, in the colour that it has everywhere.

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     keys.retain(|key| args.agent.as_deref().is_none_or(|agent| *key.agent == *agent));
     keys.retain(|key| args.principal.as_deref().is_none_or(|principal| *key.principal == *principal));
     let [key] = keys.as_slice() else {
-        let found: Vec<String> = keys.iter().map(|key| format!("--agent {} --principal {}", key.agent, key.principal)).collect();
+        let found: Vec<String> = keys.iter().map(|key| format!("--agent {} --principal {}", clean(&key.agent), clean(&key.principal))).collect();
         let message = match found.is_empty() {
             true => format!("the ledger has no session `{}`; `toolgate audit query` shows which it has", args.session),
             false => format!("several sessions are called `{}`; say which one:\n  {}", args.session, found.join("\n  ")),
@@ -118,18 +118,19 @@ async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<boo
         }
         let (style, mark, more) = match &compared {
             Compared::Same => (GREEN, "=", String::new()),
-            Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {now}{RED:#}")),
-            Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {why}{DIM:#}")),
-            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}taken as it is: {why}{DIM:#}")),
+            Compared::Differs(now) => (RED, "≠", format!("\n      {RED}now {}{RED:#}", clean(&now.to_string()))),
+            Compared::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", clean(why))),
+            Compared::Circumstance(why) => (DIM, "·", format!(" {DIM}taken as it is: {}{DIM:#}", clean(why))),
         };
         let turn = if tells_turns { row.turn.map_or_else(String::new, |turn| turn.to_string()) } else { entry.n.to_string() };
         let about = super::audit::about(row);
         let about = if about.is_empty() { about } else { format!(" {DIM}{about}{DIM:#}") };
         writeln!(
             out,
-            "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {was}{about}{more}",
+            "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {}{about}{more}",
             time(row.at),
-            clean(&row.tool)
+            clean(&row.tool),
+            clean(&was.to_string())
         )?;
     }
     if args.json {

@@ -333,6 +333,33 @@ fn one_who_looks(ledger: &Path) -> toolgate::Toolgate {
 }
 
 #[tokio::test]
+async fn what_others_said_does_nothing_to_a_terminal() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let gate = one_who_looks(&path);
+    let hostile = "a\u{9b}2Kb\u{202e}c\u{2028}d\u{e0041}e\u{7f}";
+    let call = gate.session("a", hostile, "talk").call("look", json!({"said": hostile})).await.call.to_string();
+    gate.session("a", "b", "talk").call("look", json!({})).await;
+    drop(gate);
+    let seen = |args: &[&str]| {
+        let (_, stdout, stderr) = toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
+        let text = format!("{stdout}{stderr}");
+        assert!(!text.contains(['\u{9b}', '\u{202e}', '\u{2028}', '\u{e0041}', '\u{7f}']), "{args:?}: {text:?}");
+        text
+    };
+    // As JSON it is the same text, for whoever copies it.
+    let shown = seen(&["audit", "show", &call]);
+    assert!(shown.contains(r#""said": "a\u009b2Kb\u202ec\u2028d\udb40\udc41e\u007f""#), "{shown}");
+    let several = seen(&["replay", "talk"]);
+    assert!(several.contains("several sessions are called `talk`") && several.contains("--principal a\u{fffd}2Kb"), "{several}");
+    seen(&["replay", "talk", "--principal", "b"]);
+    seen(&["audit", "query"]);
+    seen(&["audit", "tail"]);
+    seen(&["audit", "stats"]);
+    seen(&["explain", &call]);
+}
+
+#[tokio::test]
 async fn a_session_is_decided_again_up_to_a_turn() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");

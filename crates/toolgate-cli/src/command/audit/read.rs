@@ -14,7 +14,7 @@ use toolgate::store::StoreError;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, is_narrow, length, open, style, time, why};
+use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, is_narrow, length, open, pretty, style, time, why};
 use super::Named;
 
 fn stored(error: io::Error) -> StoreError {
@@ -152,7 +152,7 @@ pub(super) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>
             let mut out = anstream::stdout().lock();
             let why = if pruned.is_some() { "not in the ledger any more, or not yet" } else { "not in the ledger yet" };
             writeln!(out, "{DIM}{why}: nobody has said how it ended{DIM:#}")?;
-            return writeln!(out, "{}", serde_json::to_string_pretty(&*row)?).map(|()| ExitCode::SUCCESS);
+            return writeln!(out, "{}", pretty(&*row)?).map(|()| ExitCode::SUCCESS);
         }
         return Err(missing(call, pruned));
     }
@@ -186,13 +186,13 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
     if let Some(settled) = &row.settles {
         writeln!(out, "  {DIM}settles{DIM:#}    {}, by {}", settled.call, clean(&settled.by))?;
     }
-    writeln!(out, "\n{BOLD}asked{BOLD:#}\n{}", indented(&serde_json::to_string_pretty(&row.arguments)?))?;
+    writeln!(out, "\n{BOLD}asked{BOLD:#}\n{}", indented(&pretty(&row.arguments)?))?;
     let what = match &row.outcome {
-        Outcome::Error(error) => serde_json::to_string_pretty(error)?,
-        other => serde_json::to_string_pretty(&other.to_json())?,
+        Outcome::Error(error) => pretty(error)?,
+        other => pretty(&other.to_json())?,
     };
     writeln!(out, "{BOLD}came to{BOLD:#}\n{}", indented(&what))?;
-    writeln!(out, "{BOLD}decided on{BOLD:#}\n{}", indented(&serde_json::to_string_pretty(&row.facts)?))?;
+    writeln!(out, "{BOLD}decided on{BOLD:#}\n{}", indented(&pretty(&row.facts)?))?;
     if row.latency.total() > 0 {
         writeln!(out, "{BOLD}time by gate{BOLD:#}")?;
         for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
