@@ -360,6 +360,26 @@ async fn what_others_said_does_nothing_to_a_terminal() {
 }
 
 #[tokio::test]
+async fn what_is_not_written_down_yet_is_shown_as_json_too() {
+    use toolgate::{Agent, ManualClock, SignedDuration, Timestamp, Tool, Toolgate};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap());
+    let agent = Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
+    // Its client has had its time, and nobody has swept since.
+    let then = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
+    let gate = Toolgate::builder().store(store).agent(agent).clock(std::sync::Arc::new(ManualClock::at(then))).build().unwrap();
+    let call = gate.admit_kept(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c")).await.unwrap().call.to_string();
+    drop(gate);
+    let show = |more: &[&str]| toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], more].concat());
+    let (code, stdout, stderr) = show(&["--json"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let shown: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((shown["row"]["call"].as_str(), &shown["row"]["arguments"]), (Some(call.as_str()), &json!({"n": 1})));
+    assert!(show(&[]).1.starts_with("not in the ledger yet: nobody has said how it ended\n"));
+}
+
+#[tokio::test]
 async fn a_session_is_decided_again_up_to_a_turn() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");

@@ -150,6 +150,10 @@ pub(super) fn show(call: &Named, receipt: bool, json: bool, store: Option<&Path>
     if entries.is_empty() {
         if let Some(row) = unwritten(call, &ledger)? {
             let mut out = anstream::stdout().lock();
+            // It has neither a place nor a link.
+            if json {
+                return writeln!(out, "{}", json!({ "row": &*row })).map(|()| ExitCode::SUCCESS);
+            }
             let why = if pruned.is_some() { "not in the ledger any more, or not yet" } else { "not in the ledger yet" };
             writeln!(out, "{DIM}{why}: nobody has said how it ended{DIM:#}")?;
             return writeln!(out, "{}", pretty(&*row)?).map(|()| ExitCode::SUCCESS);
