@@ -44,7 +44,8 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     keys.retain(|key| args.agent.as_deref().is_none_or(|agent| *key.agent == *agent));
     keys.retain(|key| args.principal.as_deref().is_none_or(|principal| *key.principal == *principal));
     let [key] = keys.as_slice() else {
-        let found: Vec<String> = keys.iter().map(|key| format!("--agent {} --principal {}", clean(&key.agent), clean(&key.principal))).collect();
+        let found: Vec<String> =
+            keys.iter().map(|key| format!("--agent {} --principal {}", clean(&key.agent), clean(&key.principal))).collect();
         let message = match found.is_empty() {
             true => format!("the ledger has no session `{}`; `toolgate audit query` shows which it has", args.session),
             false => format!("several sessions are called `{}`; say which one:\n  {}", args.session, found.join("\n  ")),

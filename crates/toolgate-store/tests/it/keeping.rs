@@ -611,6 +611,36 @@ fn what_was_known_by_its_key_is_decided_under_other_rules_too() {
 }
 
 #[test]
+fn what_a_person_refused_is_let_through_where_nobody_asks() {
+    const ASK: &str =
+        "\n[[policy]]\nname = \"large\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 150 }]\n";
+    let desk = Desk::new();
+    let asking = format!("{}{ASK}", crate::world::RULES);
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent_under(&desk.world(), &asking)).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        let pay = async || {
+            let answer = session.call("pay", json!({"customer": "C-1", "amount": 200, "name": "a"})).await;
+            answer.outcome.error().unwrap().clone()
+        };
+        let asked = pay().await;
+        assert!(gate.answer_approval(&asked.approval.unwrap().id, false, "bob").await.unwrap());
+        assert_eq!(pay().await.code, "approval_denied");
+        drop(gate);
+        let under = |rules: &str| {
+            let (world, then, now) = (desk.world(), asking.clone(), rules.to_owned());
+            move |_: Digest| Ok((agent_under(&world, &then), agent_under(&world, &now)))
+        };
+        assert_eq!(tried(&desk, under(&asking), |row| row).await, []);
+        let said = tried(&desk, under(crate::world::RULES), |row| row).await;
+        let through = |now: &Compared| *now == Compared::Differs(toolgate::Ruling::Admitted);
+        assert!(said.len() == 2 && said.iter().all(|(_, now)| through(now)), "{said:?}");
+    });
+}
+
+#[test]
 fn what_a_tool_would_know_again_is_not_taken_for_a_new_call() {
     const LOOKED: &str = "[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
     const CAP: &str = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 300 }]\n";

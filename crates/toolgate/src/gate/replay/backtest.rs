@@ -16,12 +16,12 @@ use crate::code;
 use crate::context::Txn;
 use crate::error::Effects;
 use crate::json::Digest;
-use crate::ledger::Row;
+use crate::ledger::{Gate, Row};
 use crate::outcome::Outcome;
 use crate::policy::Watch;
 use crate::progress::Ended;
 use crate::registry::Agent;
-use crate::store::Settle;
+use crate::store::{ApprovalState, Settle};
 use crate::tool::{Effect, Failure};
 
 /// A decision that would be another one.
@@ -200,7 +200,7 @@ impl Backtest {
     async fn judge(&mut self, row: &Row, was: &Ruling) -> Compared {
         let then = self.then.begin(row, was).await;
         let now = self.now.begin(row, was).await;
-        if let Some(why) = circumstance(was, row) {
+        if let Some(why) = by_the_moment(was, row) {
             return Compared::Circumstance(why);
         }
         if row.facts.recalled.is_some()
@@ -217,6 +217,14 @@ impl Backtest {
             (_, Ok(now)) => Compared::Differs(now),
         }
     }
+}
+
+/// Where a refusal hung on the moment, that it did. What a person has refused hangs first on whether anybody asks, and that is for the
+/// rules to say.
+fn by_the_moment(was: &Ruling, row: &Row) -> Option<String> {
+    let asked = matches!(was, Ruling::Refused { gate: Gate::Approval, .. }) && row.digest.is_some();
+    let denied = row.facts.approval.as_ref().is_some_and(|approval| approval.state == ApprovalState::Denied);
+    circumstance(was, row).filter(|_| !(asked && denied))
 }
 
 /// Keys are known to all sessions of a principal with an agent.
@@ -250,7 +258,7 @@ impl Play {
             }
             return ruling;
         };
-        let moment = circumstance(was, row).is_some();
+        let moment = by_the_moment(was, row).is_some();
         if ruling.is_err() || moment {
             // What did not run then leaves nothing behind; what did, and cannot be decided, is settled by what it left.
             let effects = if *was == Ruling::Admitted && !moment { row.effects } else { Effects::None };
