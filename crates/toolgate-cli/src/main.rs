@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::Targets;
@@ -90,7 +91,7 @@ fn main() -> ExitCode {
     if let Some(args) = command::hook::Args::quickly(std::env::args_os().skip(1)) {
         return command::hook::run(&args);
     }
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| hinted(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
     let telling = Telling { verbose: cli.verbose > 0, asks: matches!(cli.verb, Verb::Upstream(_) | Verb::Doctor(_)) };
     // Who serves reads first whom else to tell.
@@ -106,6 +107,40 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// An error of the command line, with what was meant where a word stands in the wrong place: a verb without the one that it is part
+/// of, or a value without its flag.
+fn hinted(mut error: clap::Error) -> clap::Error {
+    let word = |kind: ContextKind| match error.get(kind) {
+        Some(ContextValue::String(word)) => word.clone(),
+        _ => String::new(),
+    };
+    let command = Cli::command();
+    let meant: Vec<String> = match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let word = word(ContextKind::InvalidSubcommand);
+            let verbs = command.get_subcommands().filter(|verb| verb.find_subcommand(&word).is_some());
+            verbs.map(|verb| format!("`toolgate {} {word}`", verb.get_name())).collect()
+        }
+        ErrorKind::UnknownArgument => {
+            let word = word(ContextKind::InvalidArg);
+            let verb = std::env::args_os().skip(1).find_map(|word| command.find_subcommand(word));
+            let takes = |arg: &&clap::Arg| {
+                arg.get_action().takes_values() && arg.get_possible_values().iter().any(|value| value.matches(&word, false))
+            };
+            let flags = verb.into_iter().flat_map(|verb| verb.get_arguments()).filter(takes).filter_map(clap::Arg::get_long);
+            flags.map(|flag| format!("`--{flag} {word}`")).collect()
+        }
+        _ => Vec::new(),
+    };
+    if !meant.is_empty() {
+        // What is merely like it is not what was meant.
+        error.remove(ContextKind::SuggestedSubcommand);
+        let tip = format!("you may mean {}", meant.join(" or "));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Nobody wants to hear what only may be of interest.

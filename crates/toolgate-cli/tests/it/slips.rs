@@ -108,6 +108,37 @@ fn what_is_said_wrong_is_told_in_its_own_words() {
 }
 
 #[test]
+fn a_word_in_the_wrong_place_is_told_the_right_one() {
+    let said = told(&desk(), "query; list; init claude-code; lint sarif; doctor codex");
+    insta::assert_snapshot!(said, @"
+    $ query [2]
+    error: unrecognized subcommand 'query'
+      tip: you may mean `toolgate audit query`
+    Usage: toolgate [OPTIONS] <COMMAND>
+    For more information, try '--help'.
+    $ list [2]
+    error: unrecognized subcommand 'list'
+      tip: you may mean `toolgate approvals list` or `toolgate upstream list`
+    Usage: toolgate [OPTIONS] <COMMAND>
+    For more information, try '--help'.
+    $ init claude-code [2]
+    error: unexpected argument 'claude-code' found
+      tip: you may mean `--for claude-code`
+    Usage: toolgate init [OPTIONS]
+    For more information, try '--help'.
+    $ lint sarif [2]
+    error: unexpected argument 'sarif' found
+      tip: you may mean `--format sarif`
+    Usage: toolgate lint [OPTIONS]
+    For more information, try '--help'.
+    $ doctor codex [2]
+    error: unexpected argument 'codex' found
+    Usage: toolgate doctor [OPTIONS]
+    For more information, try '--help'.
+    ");
+}
+
+#[test]
 fn every_program_says_its_version_and_every_number_what_is_wanted() {
     let project = desk();
     for name in ["toolgate-hook", "toolgate-ask"] {
