@@ -179,7 +179,12 @@ impl Config {
         let shared = Shared::default();
         let table = Table::new(&file, document.get_ref(), 0..0, &shared);
         let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
-        config.store = table.text("store").map(|path| beside.join(path));
+        let store = table.text("store");
+        if store.is_some_and(|path| path.trim().is_empty()) {
+            let problem = Problem::new("`store` is empty, and a ledger is a file");
+            table.wrong("store", problem.help("like `store = \"ledger.db\"`; without it, rows go into the user's own ledger"));
+        }
+        config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
         config.tells_store = config.store.is_some() || !table.has("store");
         config.retention = retention(&table);
         config.redact = config.patterns(&table);
