@@ -474,6 +474,9 @@ fn every_code_can_be_found() {
         "unknown_keyword",
     ];
     assert_eq!(codes, wanted.into_iter().collect(), "{json}");
+    // From the top down, whoever has found them.
+    let lines = found["findings"].as_array().unwrap().iter().map(|finding| finding["place"]["line"].as_u64().unwrap_or_default());
+    assert!(lines.is_sorted(), "{json}");
 }
 
 #[test]
