@@ -461,6 +461,9 @@ fn registered(
             wrong.push(format!("{event} has a `timeout` that is no number, so the client drops all hooks of this file"));
         }
     }
+    if !entries.iter().any(|(event, ..)| event == client.before()) {
+        wrong.push(format!("there is none for {}: nothing is asked before a tool", client.before()));
+    }
     // What it is started with is best seen when it is started.
     // What is written there may be anybody's: only what `init` writes is started.
     let sound = wrong.is_empty();
@@ -470,16 +473,15 @@ fn registered(
         command.current_dir(project);
         wrong.extend(refuses(command).err().map(|why| format!("{}: {why}", client.before())));
     }
-    if !entries.iter().any(|(event, ..)| event == client.before()) {
-        wrong.push(format!("there is none for {}: nothing is asked before a tool", client.before()));
-    }
     let place = format!("{} ({})", path.display(), client.name());
     if wrong.is_empty() {
         found.say("hooks", Health::Well, place);
     } else {
         wrong.sort();
         wrong.dedup();
-        found.say("hooks", Health::Ill, format!("{place}\n{}\nrun `toolgate init --for {}` again", wrong.join("\n"), client.name()));
+        // What is written well and answers ill is not mended by writing it again.
+        let again = if sound { String::new() } else { format!("\nrun `toolgate init --for {}` again", client.name()) };
+        found.say("hooks", Health::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
     }
 }
 
