@@ -238,6 +238,20 @@ fn what_is_pruned_by_hand_goes_by_the_configuration() {
     // Of another ledger it says nothing.
     keeping("other.db");
     assert!(pruned(&["--store", "ledger.db"]).starts_with("0 rows from before 20"));
+    // What does not load may keep them for longer, and nothing goes by a guess.
+    for config in
+        ["store = \"ledger.db\"\nretention = \"10 years\"\n", "store = \"ledger.db\"\nretention = \"36500d\"\n", "store = \"ledger.db\n"]
+    {
+        project.write("project/toolgate.toml", config);
+        for args in [&["--dry-run"][..], &[]] {
+            let (code, stdout, stderr) = project.run(&[&["audit", "prune", "--store", "ledger.db"], args].concat(), "");
+            assert!(
+                code == 2 && stdout.is_empty() && stderr.contains("say how old rows may become, with `--older-than`"),
+                "{config}: {stderr}"
+            );
+        }
+        assert!(pruned(&["--store", "ledger.db", "--older-than", "1d"]).starts_with("0 rows from before 20"), "{config}");
+    }
 }
 
 #[test]

@@ -64,6 +64,7 @@ pub struct Config {
     pub(super) problems: Vec<Problem>,
     files: Vec<PathBuf>,
     tells_store: bool,
+    tells_retention: bool,
     pub(super) silences: Vec<Silence>,
     /// The tools of upstreams, once they are connected.
     pub(super) exposed: Vec<Exposed>,
@@ -167,6 +168,7 @@ impl Config {
             problems: Vec::new(),
             files: Vec::new(),
             tells_store: false,
+            tells_retention: false,
             silences: Vec::new(),
             exposed: Vec::new(),
             whole: file.place(0..0),
@@ -187,6 +189,7 @@ impl Config {
         config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
         config.tells_store = config.store.is_some() || !table.has("store");
         config.retention = retention(&table);
+        config.tells_retention = config.retention.is_some() || !table.has("retention");
         config.redact = config.patterns(&table);
         config.silences = super::lint::silences(&table);
         if let Some(client) = table.table("client") {
@@ -307,6 +310,12 @@ impl Config {
         self.tells_store
     }
 
+    /// Whether it can be told how long the file keeps rows, or that it does not say so: else `retention` says nothing.
+    #[must_use]
+    pub const fn tells_retention(&self) -> bool {
+        self.tells_retention
+    }
+
     /// Whether it has tools, or upstreams that have some.
     #[must_use]
     pub fn has_tools(&self) -> bool {
@@ -396,7 +405,9 @@ impl Config {
         // Who names the ledger says how long rows stay in it.
         if own.store.is_some() {
             self.retention = own.retention;
+            self.tells_retention = own.tells_retention;
         }
+        self.tells_retention &= own.tells_retention;
         self.store = own.store.or(self.store);
         self.redact.extend(own.redact);
         self.client.on_failure = own.client.on_failure;

@@ -11,7 +11,7 @@ use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
 
 use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, clean, counted, named, open as open_ledger, time};
 use super::Named;
-use crate::place::{InForce, State};
+use crate::place::{self, InForce, State};
 
 fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future))
@@ -67,6 +67,29 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
 /// How long rows are kept where neither the command nor the configuration says it.
 const QUARTER: SignedDuration = SignedDuration::from_hours(24 * 90);
 
+/// How long the configuration here keeps rows: what it keeps for longer does not go because nobody has said so again, nor because it
+/// cannot be read.
+fn kept() -> io::Result<Option<SignedDuration>> {
+    let say = "say how old rows may become, with `--older-than`";
+    let is_there = place::of_project(&place::project()?).is_some() || place::own().is_some_and(|own| own.exists());
+    if !is_there {
+        return Ok(None);
+    }
+    let untold = |error: io::Error| io::Error::new(error.kind(), format!("it cannot be told how long rows are kept: {error}; {say}"));
+    let found = State::unopened().and_then(|state| InForce::tried(&state)).map_err(untold)?;
+    let config = &found.config;
+    // Of another ledger it says nothing.
+    let named = config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
+    let is_other = config.tells_store() && named.as_ref() != Some(&found.store);
+    let is_unsaid = config.tells_retention() && config.retention.is_none();
+    match config.sound() {
+        Err(_) if !is_other && !is_unsaid => Err(io::Error::other(format!(
+            "the configuration does not load, so it cannot be told how long rows are kept; mend it, or {say}"
+        ))),
+        _ => Ok(found.retention()),
+    }
+}
+
 pub(super) fn prune(
     older_than: Option<SignedDuration>,
     sealed_older_than: SignedDuration,
@@ -74,9 +97,10 @@ pub(super) fn prune(
     json: bool,
     store: Option<&Path>,
 ) -> io::Result<ExitCode> {
-    // What the configuration keeps for longer does not go because nobody has said so again.
-    let said = || State::unopened().and_then(|state| InForce::tried(&state)).ok().and_then(|found| found.retention());
-    let older_than = older_than.or_else(said).unwrap_or(QUARTER);
+    let older_than = match older_than {
+        Some(age) => age,
+        None => kept()?.unwrap_or(QUARTER),
+    };
     let before = |age: SignedDuration| Timestamp::now().checked_sub(age).map_err(io::Error::other);
     let (rows_before, sealed_before) = (before(older_than)?, before(sealed_older_than)?);
     if dry_run {
