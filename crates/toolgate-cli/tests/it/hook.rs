@@ -750,9 +750,12 @@ fn a_person_answers_in_a_terminal_where_the_client_cannot_ask() {
         &CONFIG.replace("reason = \"This deletes something.\"", "reason = \"This deletes something.\"\napprovers = [\"boss\"]"),
     );
     let ask = |id: &str| project.before(id, "Bash", json!({"command": "rm x"}));
-    assert!(decision(&ask("t1")).1.starts_with("This deletes something. A person must approve this call"));
+    let asked = ask("t1");
+    assert!(decision(&asked).1.starts_with("This deletes something. A person must approve this call"));
     let (_, listed, _) = project.run(&["approvals", "list"], "");
     let id = listed.split_whitespace().next().unwrap().to_owned();
+    // Whoever is told of it is told where to answer.
+    assert!(decision(&asked).1.contains(&format!("with `toolgate approvals approve {id}` in a terminal")), "{asked}");
     let shown = project.said(&["approvals", "list"], "");
     assert!(shown.contains("bash {\"command\":\"rm x\"}") && shown.contains("to be answered by boss"), "{shown}");
     assert!(project.said(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this one"));

@@ -267,6 +267,7 @@ impl Door {
         let Some(error) = refused.outcome.error() else { return Answer::deny(made_before(refused).for_model_in(self.dialect)) };
         match error.code.as_ref() {
             "store_unavailable" if self.settings.on_failure == Otherwise::Ask => Answer::ask(error.for_model_in(self.dialect)),
+            "approval_required" => Answer::deny(waits(error).for_model_in(self.dialect)),
             _ => Answer::deny(error.for_model_in(self.dialect)),
         }
     }
@@ -293,6 +294,15 @@ fn made_before(answer: &Outcome) -> ToolError {
     let mut error = ToolError::of(code::DUPLICATE_CALL, told).with_effects(Effects::Done);
     error.upstream = answer.outcome.success().filter(|output| !output.hidden).map(|output| output.value.clone());
     (error.replayed, error.call_id) = (true, Some(answer.call));
+    error
+}
+
+/// A call that waits for a person, and where that person answers: the client has no place for it.
+fn waits(error: &ToolError) -> ToolError {
+    let mut error = error.clone();
+    if let Some(approval) = &error.approval {
+        error.message = format!("{}, with `toolgate approvals approve {}` in a terminal", error.message, approval.id);
+    }
     error
 }
 
