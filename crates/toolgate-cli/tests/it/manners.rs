@@ -304,6 +304,8 @@ fn who_is_waited_for_is_told() {
     let project = Project::with(CODER);
     assert!(at_a_terminal(&project, &[], &["check"]).contains("type calls, one a line"));
     assert!(!project.run(&["check"], "").2.contains("type calls"));
+    assert!(at_a_terminal(&project, &[], &["hook"]).contains("waiting for an event of a client"));
+    assert!(!project.run(&["hook"], "").2.contains("waiting"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod signals;
 mod wire;
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -107,6 +107,10 @@ fn hear(args: &Args) -> u8 {
         // Without it, somebody who does not answer would be waited for.
         Err(error) => return Rendered::Refused(format!("toolgate could not begin, so the call is refused: {error}")).say(),
     };
+    // Whoever sits there does not know that they are waited for.
+    if std::io::stdin().is_terminal() {
+        let _ = writeln!(std::io::stderr(), "toolgate: waiting for an event of a client, one JSON object; see `toolgate hook --help`");
+    }
     let mut text = String::new();
     let read = std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text);
     let event = match read {
