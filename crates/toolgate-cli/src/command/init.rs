@@ -6,6 +6,7 @@ pub(super) use added::tools;
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -390,18 +391,19 @@ fn remove(path: &Path) -> io::Result<()> {
 pub(crate) fn put(path: &Path, text: &str) -> io::Result<()> {
     // A link stays a link: what it leads to is changed.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let draft = target.with_extension("toolgate-new");
     let write = || -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        let mut file = fs::File::create(&draft)?;
+        let beside = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // Under a name that nobody can have put there before: a link in its place would lead to another file.
+        let mut draft = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o666)).tempfile_in(beside)?;
         if let Ok(old) = fs::metadata(&target) {
-            file.set_permissions(old.permissions())?;
+            draft.as_file().set_permissions(old.permissions())?;
         }
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&draft, &target)
+        draft.write_all(text.as_bytes())?;
+        draft.as_file().sync_all()?;
+        draft.persist(&target).map(drop).map_err(|error| error.error)
     };
     write().map_err(|error| named(path, &error))
 }

@@ -226,6 +226,26 @@ fn nothing_is_left_of_what_was_only_for_toolgate() {
 }
 
 #[test]
+fn no_link_that_comes_with_a_project_leads_a_draft_elsewhere() {
+    let project = Project::new();
+    project.write("mine", "mine");
+    std::fs::create_dir(project.path("project/.claude")).unwrap();
+    for draft in ["project/toolgate.toolgate-new", "project/.claude/settings.toolgate-new"] {
+        std::os::unix::fs::symlink(project.path("mine"), project.path(draft)).unwrap();
+    }
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    assert_eq!(project.read("mine"), "mine");
+    for written in ["project/toolgate.toml", "project/.claude/settings.json"] {
+        let path = project.path(written);
+        assert!(path.is_file() && !path.is_symlink(), "{written}");
+        // As private as the user has files, and not more.
+        let mode = |path: &std::path::Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
+        assert_eq!(mode(&path), mode(&project.path("mine")), "{written}");
+    }
+    assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 3, "no draft is left");
+}
+
+#[test]
 fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
     let project = Project::with(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER));
     let event = |name: &str, more: serde_json::Value| {
@@ -448,7 +468,7 @@ fn what_is_begun_is_done_whether_or_not_anybody_reads_of_it() {
     assert_eq!(unread(&["eject"]), Some(0));
     assert!(!project.path("project/.claude").exists());
     // What cannot be done is not said to be done.
-    project.write("project/.claude/settings.toolgate-new/in", "the way");
+    std::os::unix::fs::symlink("nowhere", project.path("project/.claude")).unwrap();
     let (code, stdout, stderr) = project.run(&["init", "--for", "claude-code"], "");
     assert!(code == 2 && !stdout.contains("wrote") && stderr.contains(".claude/settings.json: "), "{stdout}{stderr}");
 }
