@@ -217,7 +217,8 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
         }
         found = true;
         let after = if is_server { servers::without_toolgate(&before) } else { Client::without_hooks(&before) }.map_err(why)?;
-        let after = if crate::client::says_nothing(&after) { String::new() } else { after };
+        // Behind a link, what is left of the file stays with it: to take the link away would leave the hooks where they are.
+        let after = if crate::client::says_nothing(&after) && !path.is_symlink() { String::new() } else { after };
         change(&mut out, &path, &before, &after, args.dry_run)?;
     }
     found |= shorten(&mut out, args, &project, &clients)?;

@@ -246,6 +246,23 @@ fn no_link_that_comes_with_a_project_leads_a_draft_elsewhere() {
 }
 
 #[test]
+fn hooks_behind_a_link_are_taken_out_and_the_link_stays() {
+    for (client, file) in [("claude-code", ".claude/settings.json"), ("cursor", ".cursor/hooks.json")] {
+        let project = Project::new();
+        project.write("dotfiles/settings.json", "{}\n");
+        let link = project.path("project").join(file);
+        std::fs::create_dir(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(project.path("dotfiles/settings.json"), &link).unwrap();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
+        assert!(project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
+        let said = project.said(&["eject"], "");
+        assert!(said.contains(&format!("changed HOME/project/{file}")), "{client}: {said}");
+        assert!(link.is_symlink() && !project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
+        assert!(project.said(&["eject"], "").contains("toolgate is in none of these settings"), "{client}");
+    }
+}
+
+#[test]
 fn a_tool_that_nobody_declared_is_asked_about_and_what_came_of_it_recorded() {
     let project = Project::with(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::verbs::CODER));
     let event = |name: &str, more: serde_json::Value| {
