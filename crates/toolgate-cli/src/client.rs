@@ -161,6 +161,30 @@ impl Client {
         Ok(ended(&root))
     }
 
+    /// Why a client leaves a whole file aside, and all hooks in it: it is not as strict as the client reads it, or has an entry that the
+    /// client does not understand, whoever wrote that.
+    pub(crate) fn leaves_aside(self, text: &str) -> Option<String> {
+        if !matches!(self, Self::ClaudeCode | Self::Codex) {
+            return None;
+        }
+        let file: Value = match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
+            Ok(file) => file,
+            Err(error) => return Some(format!("it may hold no comments and no commas at an end: {error}")),
+        };
+        let hooks = file.get("hooks").and_then(Value::as_object).filter(|_| self == Self::ClaudeCode);
+        for (event, groups) in hooks.into_iter().flatten() {
+            for (at, group) in groups.as_array().into_iter().flatten().enumerate() {
+                if !group.get("hooks").is_some_and(Value::is_array) {
+                    return Some(format!("`hooks.{event}[{at}]` has no list of `hooks`"));
+                }
+                if group.get("matcher").is_some_and(|matcher| !matcher.is_string()) {
+                    return Some(format!("`hooks.{event}[{at}]` has a `matcher` that is no text"));
+                }
+            }
+        }
+        None
+    }
+
     /// The entries of toolgate in a file: for each event, the program that is started and the entry as it stands.
     pub(crate) fn registered(text: &str) -> Result<Vec<(String, String, Value)>, String> {
         let file = json(text)?;
@@ -187,10 +211,40 @@ impl Client {
 pub(crate) fn parse(text: &str) -> Result<CstRootNode, String> {
     let text = text.trim_start_matches('\u{feff}');
     let text = if text.trim().is_empty() { "{}" } else { text };
-    let root = CstRootNode::parse(text, &ParseOptions::default()).map_err(|error| error.to_string())?;
-    // Of two, some programs read the first and some the last.
-    let twice = |top: CstObject| top.properties().iter().filter(|property| property.decoded_name().as_deref() == Some("hooks")).count() > 1;
-    if root.object_value().is_some_and(twice) { Err("it has two `hooks`; make them one".to_owned()) } else { Ok(root) }
+    let root = CstRootNode::parse(text, &WITH_COMMENTS).map_err(|error| error.to_string())?;
+    let Some(top) = root.object_value() else { return Ok(root) };
+    if twice(&top).iter().any(|name| name == "hooks") {
+        return Err("it has two `hooks`; make them one".to_owned());
+    }
+    match top.object_value("hooks").and_then(|hooks| twice(&hooks).into_iter().next()) {
+        Some(event) => Err(format!("it has two `hooks.{event}`; make them one")),
+        None => Ok(root),
+    }
+}
+
+/// What clients read: JSON, some of them with comments and commas at an end, and none with more than that.
+const WITH_COMMENTS: ParseOptions = ParseOptions {
+    allow_comments: true,
+    allow_trailing_commas: true,
+    allow_loose_object_property_names: false,
+    allow_missing_commas: false,
+    allow_single_quoted_strings: false,
+    allow_hexadecimal_numbers: false,
+    allow_unary_plus_numbers: false,
+    allow_bare_decimal_point_numbers: false,
+    allow_non_finite_numbers: false,
+    allow_extended_string_escapes: false,
+};
+
+/// Names that stand twice in an object: of two, some programs read the first and some the last.
+fn twice(object: &CstObject) -> Vec<String> {
+    let names: Vec<String> = object.properties().iter().filter_map(|property| property.decoded_name()).collect();
+    names
+        .iter()
+        .enumerate()
+        .filter(|(at, name)| names.iter().take(*at).any(|before| before == *name))
+        .map(|(_, name)| name.clone())
+        .collect()
 }
 
 /// Whether nothing is in a file of settings that somebody would miss.

@@ -360,18 +360,18 @@ fn clients(project: &Path, state: &State, declared: &[String], serves: bool, own
                     let shell = client.shell_tool();
                     let knows = declared.iter().any(|tool| tool == shell);
                     let asked = knows.then(|| json!({"command": format!("cat {}/key", state.path().display())}));
-                    registered(
-                        client,
-                        &path,
-                        &entries,
-                        own,
-                        |command| match &asked {
-                            Some(input) => refuses(command, client.before(), shell, input).map(drop),
-                            None => Ok(()),
-                        },
-                        project,
-                        found,
-                    );
+                    let tried = |command| match &asked {
+                        Some(input) => refuses(command, client.before(), shell, input).map(drop),
+                        None => Ok(()),
+                    };
+                    match client.leaves_aside(&text) {
+                        // What is never read never starts.
+                        Some(why) => {
+                            let place = format!("{} ({})", path.display(), client.name());
+                            found.say("hooks", Health::Ill, format!("{place}\nthe client leaves it aside, and all hooks in it: {why}"));
+                        }
+                        None => registered(client, &path, &entries, own, tried, project, found),
+                    }
                     let init = format!("`toolgate init --for {}{}`", client.name(), if place.is_none() { " --user" } else { "" });
                     if !declared.is_empty() && !knows {
                         let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());

@@ -128,6 +128,9 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     };
     if let Some((path, before, after)) = &settings {
         change(&mut out, path, before, after, args.dry_run)?;
+        if let Some((client, why)) = args.client.and_then(|client| Some((client.name(), client.leaves_aside(after)?))) {
+            writeln!(out, "{RED}{client} leaves this file aside{RED:#}, and all hooks in it, as it is: {why}")?;
+        }
     }
     if args.dry_run {
         return Ok(ExitCode::SUCCESS);

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use crate::hook::Project;
 
 const SETTINGS: &str = r#"{
-  // mine
   "model": "opus",
   "hooks": {
     "PreToolUse": [
@@ -346,6 +345,54 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         told.push_str(&format!("## {name}\n{}\n", ill.join("\n")));
     }
     insta::assert_snapshot!(told);
+}
+
+#[test]
+fn settings_that_a_client_leaves_aside_are_seen() {
+    let (claude, codex, cursor) = (".claude/settings.json", ".codex/hooks.json", ".cursor/hooks.json");
+    let strict = Some("it may hold no comments and no commas at an end");
+    for (client, file, from, to, why) in [
+        ("claude-code", claude, "{\n", "{\n  // mine\n", strict),
+        ("claude-code", claude, "{\n", "{\n  \"env\": { \"A\": \"b\", },\n", strict),
+        ("codex", codex, "{\n", "{\n  // mine\n", strict),
+        ("cursor", cursor, "{\n", "{\n  // mine\n", None),
+        // What others have written is enough.
+        ("claude-code", claude, "\"hooks\": {\n", "\"hooks\": {\n    \"Stop\": [{}],\n", Some("`hooks.Stop[0]` has no list of `hooks`")),
+        (
+            "claude-code",
+            claude,
+            "\"hooks\": {\n",
+            "\"hooks\": {\n    \"Stop\": [{ \"matcher\": {}, \"hooks\": [] }],\n",
+            Some("`hooks.Stop[0]` has a `matcher` that is no text"),
+        ),
+    ] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
+        let path = format!("project/{file}");
+        let written = project.read(&path);
+        assert!(written.contains(from), "{written}");
+        project.write(&path, &written.replacen(from, to, 1));
+        let (doctor, again) = (project.said(&["doctor"], ""), project.said(&["init", "--for", client], ""));
+        match why {
+            None => assert!(doctor.starts_with("exit 0\n") && !again.contains("aside"), "{client}: {doctor}{again}"),
+            Some(why) => {
+                let said = format!("the client leaves it aside, and all hooks in it: {why}");
+                assert!(doctor.starts_with("exit 1\n") && doctor.contains(&said) && !doctor.contains("✓ hooks"), "{to}: {doctor}");
+                assert!(again.contains(&format!("{client} leaves this file aside, and all hooks in it, as it is: {why}")), "{to}: {again}");
+            }
+        }
+    }
+    // What no client reads is not written to, and of two lists a client takes one.
+    for (text, why) in
+        [("{'model': 'opus'}\n", ".claude/settings.json: "), ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "it has two `hooks.Stop`")]
+    {
+        let project = Project::new();
+        project.write("project/.claude/settings.json", text);
+        let said = project.said(&["init", "--for", "claude-code"], "");
+        assert!(said.starts_with("exit 2\n") && said.contains(why), "{text}: {said}");
+        assert_eq!(project.read("project/.claude/settings.json"), text);
+        assert!(!project.path("project/toolgate.toml").exists());
+    }
 }
 
 #[test]
