@@ -312,6 +312,16 @@ fn no_result_is_shown_that_could_not_be_looked_at() {
         assert!(code == 0 && stdout.contains("(withheld)"), "{id}: {stdout}{stderr}");
         assert_eq!(project.said_of().last(), Some(&("failed".to_owned(), "unreadable_result".to_owned())), "{id}");
     }
+    // An exit code would show it: so it is where the event itself cannot be understood.
+    let told = r#""hook_event_name":"PostToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"pwd"},"tool_use_id":"m1","tool_response":{"stdout":"secret"}"#;
+    for more in [r#""tool_response":{"stdout":"other"}"#, r#""tool_output":{}"#, r#""is_interrupt":null"#] {
+        for args in [&["hook", "--config", "toolgate.toml"][..], &["hook", "--config", "nowhere.toml"]] {
+            let (code, stdout, stderr) = project.run(args, &format!("{{{told},{more}}}"));
+            let answer: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{more}: {stderr}"));
+            assert_eq!((code, shown(&answer), &answer["decision"]), (0, json!({"stdout": "(withheld)"}), &json!("block")), "{more}");
+        }
+        assert_eq!(project.said_of().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
+    }
     // Nobody let it in, the store is gone, the configuration is gone, the service is not there.
     let response = json!({"stdout": "secret"});
     let never = project.hook(&after("t9", "Bash", json!({"command": "id"}), response.clone()));
@@ -560,7 +570,11 @@ fn an_event_that_cannot_be_understood_is_refused_and_written_down() {
         project.write("project/toolgate.toml", &format!("{CONFIG}{config}"));
         let before = project.rows().len();
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
-        assert!(code == 2 && stdout.is_empty() && stderr.contains("invalid_request"), "{event}: {stdout}{stderr}");
+        let refused = match event.contains("PostToolUse") {
+            true => code == 0 && stderr.is_empty() && stdout.contains("\"decision\":\"block\"") && stdout.contains("invalid_request"),
+            false => code == 2 && stdout.is_empty() && stderr.contains("invalid_request"),
+        };
+        assert!(refused, "{event}: {stdout}{stderr}");
         let rows = project.rows();
         assert_eq!(rows.len(), before + 1, "{event}");
         let row = &rows[before]["row"];

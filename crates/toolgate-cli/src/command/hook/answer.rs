@@ -47,8 +47,9 @@ impl Answer {
     pub(crate) fn withhold(event: &Event, reason: impl Into<String>) -> Self {
         let output = match &event.kind {
             Kind::After(given) => Some(withheld(given)),
+            Kind::Misread(_, Some(given)) if !given.is_null() => Some(withheld(given)),
             // The shape that most clients take.
-            Kind::Unread => Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})),
+            Kind::Unread | Kind::Misread(_, Some(_)) => Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})),
             _ => None,
         };
         Self { output, ..Self::block(reason) }
@@ -57,7 +58,7 @@ impl Answer {
     /// What is said where the gate could not be asked at all.
     pub(crate) fn refusal(event: &Event, reason: impl Into<String>) -> Self {
         match &event.kind {
-            Kind::After(_) | Kind::Unread => Self::withhold(event, reason),
+            Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_)) => Self::withhold(event, reason),
             _ => Self::deny(reason),
         }
     }

@@ -196,9 +196,9 @@ impl Door {
                     Err(refused) => self.refused(&refused),
                 }
             }
-            Kind::Misread(why) => {
+            Kind::Misread(why, _) => {
                 let refused = gate.call(self.call(&session, event).misread(why)).await;
-                Answer::deny(refused.outcome.error().map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)))
+                Answer::refusal(event, refused.outcome.error().map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)))
             }
             Kind::After(result) => self.settled(event, result, &gate.report_kept(self.call(&session, event), Ok(result.clone())).await),
             Kind::Unread => {
@@ -245,8 +245,8 @@ impl Door {
         let reason = format!("toolgate cannot do its work: {reason}");
         match event.kind {
             Kind::Before if self.settings.on_failure == Otherwise::Ask => Answer::ask(reason),
-            Kind::Before | Kind::Misread(_) => Answer::deny(reason),
-            Kind::After(_) | Kind::Unread => Answer::withhold(event, reason),
+            Kind::Before | Kind::Misread(_, None) => Answer::deny(reason),
+            Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_)) => Answer::withhold(event, reason),
             Kind::Ends => Answer { notice: Some(reason), ..Answer::default() },
             _ => Answer::block(reason),
         }

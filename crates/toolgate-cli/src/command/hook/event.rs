@@ -51,8 +51,8 @@ pub(crate) enum Kind {
     Begins,
     Ends,
     Says(String),
-    /// It is about a tool, and cannot be understood: why.
-    Misread(String),
+    /// It is about a tool, and cannot be understood: why; and what the tool gave, as far as that can be read, where it has run.
+    Misread(String, Option<Value>),
 }
 
 #[derive(Deserialize)]
@@ -125,8 +125,12 @@ impl Event {
         // As the gateway has it where no session can be told.
         let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { "(turned away)" };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
-        // It has no name that an answer could repeat: whoever sent it hears the exit code.
-        Ok(Self { kind: Kind::Misread(why), name: None, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
+        // Whoever sent it hears the exit code. After a tool that would keep nothing back: where it has one name, the answer repeats it.
+        let is_one = members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
+        let name = first("hook_event_name").filter(|name| is_one && matches!(name.as_str(), "PostToolUse" | "postToolUse"));
+        let given = || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
+        let result = name.as_ref().map(|_| given().and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT).ok()).unwrap_or_default());
+        Ok(Self { kind: Kind::Misread(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
     /// Reads an event.

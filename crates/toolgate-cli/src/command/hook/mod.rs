@@ -122,7 +122,7 @@ fn hear(args: &Args) -> u8 {
         Ok(event) => event,
         Err(reason) => return say(&overdue, Rendered::Refused(reason)),
     };
-    if matches!(event.kind, Kind::After(_) | Kind::Unread) {
+    if matches!(event.kind, Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_))) {
         // What a tool gave is not shown by somebody being slow.
         let late = Answer::withhold(&event, "toolgate could not look at this result in time, so it is withheld");
         *lock(&overdue) = Some(late.render(&event, args.client));
