@@ -336,6 +336,25 @@ fn no_result_is_shown_that_could_not_be_looked_at() {
 }
 
 #[test]
+fn calls_that_a_client_gives_no_name_are_not_taken_for_each_other() {
+    for id in [json!(""), Value::Null] {
+        let project = Project::with(CONFIG);
+        let told = |mut event: Value| {
+            event["tool_use_id"] = id.clone();
+            project.hook(&event)
+        };
+        let (one, two) = (json!({"command": "ls"}), json!({"command": "pwd"}));
+        for input in [&one, &two] {
+            assert_eq!(told(event("PreToolUse", "", "Bash", input.clone())), json!({}), "{id}");
+        }
+        for input in [&one, &two] {
+            assert_eq!(told(after("", "Bash", input.clone(), json!({"stdout": "x"}))), json!({}), "{id}");
+        }
+        assert!(project.said_of().iter().all(|(decision, _)| decision == "succeeded"), "{id}: {:?}", project.said_of());
+    }
+}
+
+#[test]
 fn another_ledger_in_the_place_of_one_is_noticed() {
     let project = Project::with(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 2 }}\n"));
     assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));

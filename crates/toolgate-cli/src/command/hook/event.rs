@@ -184,7 +184,9 @@ impl Event {
         if session.is_none() && name.is_some() {
             return Self::misread(text, about_a_tool, "the event names no session: `session_id` is missing".to_owned());
         }
-        Ok(Self { kind, name, session: session.unwrap_or_else(|| "plain".to_owned()), tool, input, id: told.tool_use_id })
+        // An empty name would be that of every call.
+        let id = told.tool_use_id.filter(|id| !id.is_empty());
+        Ok(Self { kind, name, session: session.unwrap_or_else(|| "plain".to_owned()), tool, input, id })
     }
 }
 
