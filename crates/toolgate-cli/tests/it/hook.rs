@@ -609,6 +609,12 @@ fn a_failure_can_be_asked_about_and_never_passes() {
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
     let answer = project.before("t2", "Bash", json!({"command": "ls -l"}));
     assert_eq!(decision(&answer).0, "ask");
+    // A session that begins cannot be stopped: its user and its model are told.
+    let answer = project.hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
+    for told in [&answer["systemMessage"], &answer["hookSpecificOutput"]["additionalContext"]] {
+        assert!(told.as_str().is_some_and(|told| told.contains("ledger.db is gone")), "{answer}");
+    }
+    assert_eq!(answer["decision"], Value::Null);
 }
 
 #[test]

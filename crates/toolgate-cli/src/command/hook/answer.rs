@@ -138,7 +138,7 @@ impl Answer {
             // Without a word, Codex does not listen to a rewrite.
             _ if before && rewritten && client == Client::Codex => decide(&mut inner, "allow", None),
             // A session that begins cannot be stopped; a prompt can.
-            Some(Decision::Deny(reason)) if matches!(event.kind, Kind::Begins | Kind::Ends) => {
+            Some(Decision::Deny(reason) | Decision::Block(reason)) if matches!(event.kind, Kind::Begins | Kind::Ends) => {
                 inner.extend(matches!(event.kind, Kind::Begins).then(|| ("additionalContext".to_owned(), reason.as_str().into())));
                 top.insert("systemMessage".to_owned(), reason.into());
             }
