@@ -9,14 +9,25 @@ impl Reader<'_> {
     pub(super) fn here_document(&mut self, node: Node<'_>) {
         let part = |kind: &str| {
             let mut cursor = node.walk();
-            node.children(&mut cursor).find(|child| child.kind() == kind).map(|child| self.of(child).to_owned())
+            node.children(&mut cursor).find(|child| child.kind() == kind)
         };
-        let (start, end) = (part("heredoc_start"), part("heredoc_end"));
-        let bare = start.as_deref().unwrap_or_default().trim_matches(['\'', '"']);
+        let bare = part("heredoc_start").map(|start| self.of(start)).unwrap_or_default().trim_matches(['\'', '"']);
         let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !plain || end.as_deref().map(str::trim) != Some(bare) {
+        let ends = part("heredoc_end").is_some_and(|end| self.is_end(end, bare, part("<<-").is_some()));
+        if !plain || !ends {
             self.doubt("a text in the command ends where nobody can tell");
         }
+    }
+
+    /// Whether a text ends there to a shell, too: by its name on a line of its own, behind tabs where they are asked for. The grammar takes
+    /// ` E` for the end, and reads as commands what is still text.
+    fn is_end(&self, node: Node<'_>, name: &str, has_tabs: bool) -> bool {
+        let found = self.of(node);
+        let at = node.start_byte() + found.len() - found.trim_start().len();
+        let indent = self.text.get(..at).and_then(|before| before.rsplit('\n').next()).unwrap_or_default();
+        let rest = self.text.get(at..).and_then(|behind| behind.strip_prefix(name));
+        let begins = if has_tabs { indent.trim_start_matches('\t').is_empty() } else { indent.is_empty() };
+        begins && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['\n', ')']))
     }
 
     /// In a text without quotes, the shell still expands.
