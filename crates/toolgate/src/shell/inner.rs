@@ -369,7 +369,8 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
                     && short.ends_with(|flag: char| valued.contains(flag))
                     && !short.contains(|flag: char| flags.contains(flag)) =>
             {
-                if words.next().is_none_or(|value| value.text().is_none()) {
+                // Not all of these always take a word.
+                if words.next().and_then(Word::text).is_none_or(|value| value.starts_with('-')) {
                     return anything();
                 }
             }

@@ -146,6 +146,7 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "erl -noshell -eval 'os:cmd(\"rm -r d\").'",
         "R -q -e 'system(\"rm -r d\")'",
         "rake -e 'sh \"rm -r d\"'",
+        "groovy -p -e '\"rm -r d\".execute()'",
         "bun exec 'rm -r d'",
         "psql -c '\\! rm -r d'",
         "psql -c \"copy t from program 'rm -r d'\"",
