@@ -105,8 +105,8 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
             let given = given.split('=').next().unwrap_or_default();
             !given.is_empty() && (long.starts_with(given) || given.starts_with(long))
         }),
-        // `cmake` has no clusters: `-DCMAKE_X=y`.
-        (None, Some(short)) if short.chars().count() == 1 && program != "cmake" => {
+        // These have no clusters: `-DCMAKE_X=y`, `scala -version`.
+        (None, Some(short)) if short.chars().count() == 1 && !["cmake", "kotlin", "scala"].contains(&program) => {
             let cluster = word
                 .strip_prefix('-')
                 .filter(|given| !given.starts_with('-'))
@@ -114,6 +114,20 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
             cluster.is_some_and(|given| given.contains(short))
         }
         _ => word.starts_with(flag),
+    }
+}
+
+/// The words of a program itself, without those for a script that it runs. What stands behind an option may be what that takes.
+fn before_script<'w>(program: &str, words: &'w [Word]) -> &'w [Word] {
+    let mut may_be_value = false;
+    let is_script = |word: &Word| {
+        let text = word.text().unwrap_or("-");
+        let is_value = std::mem::replace(&mut may_be_value, text.starts_with('-'));
+        !is_value && !text.starts_with('-') && text.contains(['.', '/'])
+    };
+    match words.iter().position(is_script) {
+        Some(at) if ["elixir", "ts-node", "tsx"].contains(&program) => words.get(..at).unwrap_or_default(),
+        _ => words,
     }
 }
 
@@ -130,9 +144,10 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     if CLOSED.contains(&program) {
         found.opaque.push(format!("`{program}` can run anything"));
     }
+    let own = before_script(program, rest);
     if let Some((_, flags)) = RUNNING.iter().find(|(name, _)| *name == program)
         // What is not known may stand right behind it.
-        && rest.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| is_flag_like(program, at, beginning(word).0, flag)))
+        && own.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| is_flag_like(program, at, beginning(word).0, flag)))
     {
         found.opaque.push(format!("`{program}` is told to run something else"));
     }
