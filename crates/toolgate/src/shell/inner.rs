@@ -250,9 +250,25 @@ fn escapes(program: &str, rest: &[Word], command: &Command) -> bool {
     // To a database `||` puts texts together.
     let is_one = |text: &str| {
         let text = text.replace("||", "").to_lowercase();
-        signs.iter().any(|sign| text.contains(*sign))
+        signs.iter().any(|sign| if *sign == "|" { is_piped(&text) } else { says(&text, sign) })
     };
     rest.iter().filter_map(Word::text).chain(fed).any(is_one)
+}
+
+/// Whether what a database says goes to another program: behind a command of its client (`\o |sh`), or where a file is named (`-o|sh`).
+fn is_piped(text: &str) -> bool {
+    let leads = |(before, to): (&str, &str)| text.contains('\\') || (!to.is_empty() && !before.contains(char::is_whitespace));
+    text.split_once('|').is_some_and(leads)
+}
+
+/// Whether a sign stands in a text; if it is a word, then not as a part of another one.
+fn says(text: &str, sign: &str) -> bool {
+    let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+    text.match_indices(sign).any(|(at, found)| {
+        let goes_on = text.get(..at).is_some_and(|before| before.ends_with(is_letter))
+            || text.get(at + found.len()..).is_some_and(|behind| behind.starts_with(is_letter));
+        !(goes_on && sign.starts_with(is_letter))
+    })
 }
 
 /// A command inside another one. Where it is only a guess that it is one, a word that is no program's name says nothing.
