@@ -22,7 +22,7 @@ pub(super) enum When {
     Always,
     /// With one of these options.
     Flags(&'static [&'static str]),
-    /// Where an operand is one of these; where options are one word each, the first.
+    /// Where an operand is one of these; where options are one word each, the first, and of `gh` one of the first two.
     Verbs(&'static [&'static str]),
 }
 

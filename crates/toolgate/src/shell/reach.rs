@@ -40,7 +40,11 @@ pub(super) fn fills(command: &Command) -> Vec<Word> {
         // What is not known may be what makes it do so.
         When::Flags(flags) => given.has(flags) || (shape.style == Style::Bundle && words.first().is_some_and(|word| word.text().is_none())),
         When::Verbs(verbs) => {
-            let most = if shape.style == Style::Single { 1 } else { given.operands.len() };
+            let most = match program {
+                "gh" => 2,
+                _ if shape.style == Style::Single => 1,
+                _ => given.operands.len(),
+            };
             given.operands.iter().take(most).any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
         }
     };

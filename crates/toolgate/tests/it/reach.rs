@@ -357,6 +357,8 @@ async fn everyday_commands_reach_nothing_of_it() {
         "gh run download 1 -n logs -D /tmp/x",
         "gh release download v1 -p '*.tgz' --dir build",
         "gh pr create --title download --fill",
+        "gh pr list --search download",
+        "gh run view \"$ID\" --log",
         "cargo clean",
         "cargo clean --target-dir build/x",
         "curl -so /dev/null -w '%{http_code}' https://x.example",
