@@ -2,7 +2,7 @@
 
 use super::inner::{Depth, MOST_WORDS, deeper, is_powerful, joined};
 use super::known::{HARMLESS, MANAGERS, PLAIN, SETTINGS, STAYING, TAKING, WRAPPERS};
-use super::options::name_and_value;
+use super::options::{beginning, name_and_value};
 use super::text::has_braces;
 use super::word::Word;
 use super::{Command, Shell, base, read, without_options};
@@ -342,6 +342,14 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
     let is_elsewhere = |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
     let takes = TAKING.iter().chain(FILLING).any(|taking| may_be(&[*taking]));
     if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
+        found.opaque.push(other());
+    }
+    // What stands in a template is copied, and hooks may stand there.
+    let is_template = |word: &Word| {
+        let (name, _) = name_and_value(beginning(word).0);
+        name.len() > 2 && "--template".starts_with(name)
+    };
+    if may_be(&["clone", "init"]) && words.iter().any(is_template) {
         found.opaque.push(other());
     }
     for (at, text) in texts.iter().enumerate() {

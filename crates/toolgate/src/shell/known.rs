@@ -128,7 +128,7 @@ pub(super) const RUNNING: &[(&str, &[&str])] = &[
     ("scala", &["-e"]),
     ("ts-node", &["-e", "--eval", "-p", "--print"]),
     ("tsx", &["-e", "--eval", "-p", "--print"]),
-    ("git", &["--upload-pack", "--receive-pack", "--exec", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "--template", "ext::"]),
+    ("git", &["--upload-pack", "--receive-pack", "--exec", "--open-files-in-pager", "--extcmd", "--config-env", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter", "--parent-filter", "--tag-name-filter", "ext::"]),
 ];
 /// Signs, in small letters, by which a text for a database runs something beside it.
 #[rustfmt::skip]
