@@ -295,7 +295,11 @@ impl<'r> Reader<'r> {
         // What a program is handed with its variables, it may read or write: `GIT_TRACE=/x git status`.
         let is_handed = above.last().is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
         if is_handed && let Some(text) = value.filter(|_| name != "PATH") {
-            let words = vec![Word::known("set"), Word::known(format!("{name}={text}"))];
+            // Where it is a long list, each of its parts is looked at by itself.
+            let is_long = (16..256).contains(&text.matches(['=', ':', '@', ',']).count());
+            let parts: Vec<&str> = if is_long { text.split([':', ',']).collect() } else { vec![text] };
+            let parts = parts.into_iter().map(|part| Word::known(format!("{name}={part}")));
+            let words = std::iter::once(Word::known("set")).chain(parts).collect();
             self.found.commands.push(Command { words, ..Command::default() });
         }
     }
