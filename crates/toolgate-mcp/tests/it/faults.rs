@@ -424,9 +424,11 @@ async fn secrets_are_told_to_nobody_else() {
 /// Who fails may say with which key.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_words_of_a_failure_hold_no_key_of_the_upstream() {
-    let gate = Gate::open(&with_fixture("undeclared = \"read\"\nenv = { KEY = \"s3cr3t-of-the-upstream\", ROOT = \"/usr/bin\" }")).await;
-    let said = gate.client().call("fail", json!({"message": "bad key s3cr3t-of-the-upstream in /usr/bin"})).await.to_string();
-    assert!(said.contains("bad key [redacted] in /usr/bin") && !said.contains("s3cr3t"), "{said}");
+    let env = "{ KEY = \"s3cr3t-of-the-upstream\", ROOT = \"/usr/bin\", STAGE = \"production\", PASSWORD = \"correcthorse\" }";
+    let gate = Gate::open(&with_fixture(&format!("undeclared = \"read\"\nenv = {env}"))).await;
+    let message = "bad key s3cr3t-of-the-upstream in /usr/bin of production: correcthorse";
+    let said = gate.client().call("fail", json!({"message": message})).await.to_string();
+    assert!(said.contains("bad key [redacted] in /usr/bin of production: [redacted]") && !said.contains("s3cr3t"), "{said}");
     gate.end().await;
 }
 

@@ -205,10 +205,10 @@ impl Upstream {
                 other => other,
             }
         }
-        // A path that is there is no secret, and whoever reads of a failure has to know it.
+        // A path that is there is no secret, nor is a plain word: whoever reads of a failure has to know them.
         let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
-        let mut secrets = self.secrets();
-        secrets.retain(|value| !is_there(value));
+        let (mut secrets, plain) = (self.secrets(), self.plain_words());
+        secrets.retain(|value| !is_there(value) && !plain.contains(value));
         clean(said, &secrets)
     }
 
@@ -228,6 +228,23 @@ impl Upstream {
         let values = set.into_iter().filter_map(|value| value.resolve().ok()).flat_map(super::reference::and_behind_scheme);
         let known = self.references().into_iter().flat_map(Reference::hidden).chain(self.tokens.all());
         known.chain(values.filter(|value| value.len() >= 8)).collect()
+    }
+
+    /// Words of small letters that it is set, as in `NODE_ENV = "production"`, unless their name speaks of a secret.
+    fn plain_words(&self) -> Vec<String> {
+        const SECRET: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
+        let (Reach::Command { env: named, .. } | Reach::Url { headers: named, .. }) = &self.reach;
+        let speaks = |name: &str| {
+            let name = name.to_ascii_lowercase();
+            SECRET.iter().any(|part| name.contains(part))
+        };
+        let set = named.iter().filter_map(|(name, value)| Some((speaks(name), value.resolve().ok()?)));
+        let (hidden, plain): (Vec<_>, Vec<_>) = set.partition(|(speaks, _)| *speaks);
+        let is_plain = |value: &String| {
+            let is_word = value.chars().all(|letter| letter.is_ascii_lowercase());
+            is_word && hidden.iter().all(|(_, other)| other != value)
+        };
+        plain.into_iter().map(|(_, value)| value).filter(is_plain).collect()
     }
 
     /// What it refers to and is not there, each thing once. What is there is not told.
