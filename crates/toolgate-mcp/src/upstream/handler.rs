@@ -394,6 +394,11 @@ impl Trouble {
     }
 }
 
+/// Whether a request was refused at the door, and not for want of anybody there.
+pub(super) fn is_turned_away(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(Trouble::of(error), Trouble::Status(_))
+}
+
 /// Metadata of a client that an upstream may see.
 fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
     let mut meta = crate::render::own_words(line.meta.clone());

@@ -12,6 +12,7 @@ use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::handler::is_turned_away;
 use super::link::{Link, is_modern};
 use crate::gateway::lock;
 
@@ -240,6 +241,8 @@ impl Link {
         let _other = self.routes.other();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
         match &said {
+            // Who is turned away does not keep all others from it.
+            Err(ServiceError::TransportSend(why)) if is_turned_away(why) => {}
             Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }) => self.failed(),
             _ => self.answered(),
         }

@@ -394,7 +394,7 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
 async fn picky(modern: bool) -> String {
     listen(move |mut stream| async move {
         let Some((head, asked)) = request(&mut stream).await else { return };
-        let own = json!({"name": "picky", "version": "1"});
+        let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
         let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
         let with = |mut said: Value| {
             said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
@@ -402,13 +402,19 @@ async fn picky(modern: bool) -> String {
         };
         let said = match asked["method"].as_str().unwrap_or_default() {
             "server/discover" if modern => with(
-                json!({"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+                json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
             ),
             "server/discover" => answer("404 No", "text/html", "<p>"),
             "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-            "initialize" => result(&asked, about()),
+            "initialize" => {
+                let mut about = about();
+                about["capabilities"] = can;
+                result(&asked, about)
+            }
             "ping" => result(&asked, json!({})),
             "tools/list" => with(tools()),
+            "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
+            "prompts/get" => answer("403 No", "text/html", "<p>"),
             "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
             "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
             _ => answer("202 Accepted", "text/plain", ""),
@@ -423,13 +429,16 @@ async fn who_is_turned_away_by_an_upstream_keeps_nobody_else_from_it() {
     for modern in [false, true] {
         let address = picky(modern).await;
         let gate = Gate::open(&format!(
-            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n\
+            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nprompts = true\n\
              [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
         ))
         .await;
         for turn in 0..8 {
             let client = gate.client().in_session(&format!("s{turn}"));
             assert_eq!(client.code("talk", json!({"who": "bob"})).await, "upstream_forbidden", "{modern} {turn}");
+            let (_, prompt) = client.ask("prompts/get", json!({"name": "ask"})).await;
+            let why = prompt["error"]["message"].as_str().unwrap_or_default();
+            assert!(!why.is_empty() && !why.contains("there is no prompt"), "{modern} {turn}: {prompt}");
         }
         assert_eq!(gate.client().in_session("ann").code("talk", json!({"who": "ann"})).await, "ok", "{modern}");
         gate.end().await;
