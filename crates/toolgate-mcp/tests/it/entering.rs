@@ -308,15 +308,21 @@ async fn a_conversation_without_a_name_ends_when_nothing_is_said() {
     let config = with_fixture("")
         + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\nproves = [\"/text\"]\n[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"echo_first\"\nrule = \"require\"\ntools = [\"count\"]\nany_of = [\"echo\"]\nreason = \"Echo first.\"\n\
-           [gateway]\nidle = \"10s\"\n";
+           [gateway]\nidle = \"2s\"\n";
     let gate = Gate::open(&config).await;
     let (client, named) = (gate.client(), gate.client().in_session("named"));
     assert_eq!(client.code("count", json!({})).await, "prerequisite_missing");
-    for client in [&named, &client] {
-        assert_eq!(client.code("echo", json!({"text": "x"})).await, "ok");
-        assert_eq!(client.code("count", json!({})).await, "ok");
-    }
-    tokio::time::sleep(Duration::from_millis(10_500)).await;
+    assert_eq!(named.code("echo", json!({"text": "x"})).await, "ok");
+    assert_eq!(named.code("count", json!({})).await, "ok");
+    // On a machine with much to do two calls may be too far apart: then they are made again.
+    let mut tries = 0;
+    until("one goes on where the other has ended", async || {
+        tries += 1;
+        assert_eq!(client.code("echo", json!({"text": tries.to_string()})).await, "ok");
+        client.code("count", json!({})).await == "ok"
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(client.code("count", json!({})).await, "prerequisite_missing");
     // One that has a name is what it was.
     assert_eq!(named.code("count", json!({})).await, "ok");
