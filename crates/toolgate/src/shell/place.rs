@@ -55,8 +55,10 @@ impl<'h> Place<'h> {
             for (at, _) in text.match_indices(['=', ':', '@', ',']) {
                 best = best.max(self.is_path(&begun_with(text.get(at + 1..).unwrap_or_default(), rest)));
             }
-            // So do `-v path:/there` and `--mount=src=path,dst=/there`, where a sign follows.
-            let pieces = text.match_indices(['=', ':', ',']).filter_map(|(at, _)| text.get(..at)?.rsplit(['=', ':', '@', ',']).next());
+            // So do `-v path:/there` and `--mount=src=path,dst=/there`, where a sign follows; with a space behind that, it is prose.
+            let is_prose = |at: usize| text.get(at + 1..).is_some_and(|rest| rest.starts_with(char::is_whitespace));
+            let signs = text.match_indices(['=', ':', ',']).map(|(at, _)| at).filter(|at| !is_prose(*at));
+            let pieces = signs.filter_map(|at| text.get(..at)?.rsplit(['=', ':', '@', ',']).next());
             for piece in pieces.filter(|piece| piece.contains(['/', '~'])) {
                 let glued = piece.get(2..).filter(|_| piece.starts_with('-'));
                 best = best.max(self.is_known_path(glued.unwrap_or(piece)));

@@ -655,6 +655,7 @@ async fn everyday_commands_are_let_through() {
         "sed 's/a/b/; t; d' f",
         "git config set user.name Ann",
         "git commit --template=.gitmessage",
+        "git commit -m 'config/.env: say what it is for'",
         "git config get remote.origin.url",
         "node --test",
         "node --max-old-space-size=4096 build.js",
