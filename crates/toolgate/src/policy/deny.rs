@@ -72,28 +72,36 @@ impl Deny {
 
     /// The first condition's argument that speaks against the call, for each condition; `None` where one does not hold.
     pub(super) fn against(&self, ask: &Ask<'_>) -> Result<Option<Against>, Fault> {
-        let (mut errors, mut doubt) = (Vec::new(), None);
+        let (mut errors, mut doubt, mut fault) = (Vec::new(), None, None);
         let mut all = true;
         for (path, condition) in &self.conditions {
             // Of many places one is enough, and one where nothing stands is one of them.
             let places = ask.arguments_at(path);
             let speaks = !ask.sketch && condition.holds_of_nothing(|| ask.home());
             let mut guilty = (places.is_empty() && speaks).then_some(None);
-            let mut unsure = None;
+            let (mut unsure, mut faulty) = (None, None);
             for place in places {
                 // What nobody knows yet may turn out well.
                 let absent = || Ok(if speaks { Holds::Yes } else { Holds::No });
-                match place.map_or_else(absent, |value| condition.weigh(ask, path, value))? {
-                    Holds::No => {}
-                    Holds::Yes => {
+                match place.map_or_else(absent, |value| condition.weigh(ask, path, value)) {
+                    Ok(Holds::No) => {}
+                    Ok(Holds::Yes) => {
                         (guilty, unsure) = (Some(place), None);
                         break;
                     }
-                    Holds::Maybe(why) => {
+                    Ok(Holds::Maybe(why)) => {
                         guilty = Some(place);
                         unsure.get_or_insert(why);
                     }
+                    Err(why) => {
+                        faulty.get_or_insert(why);
+                    }
                 }
+            }
+            // It counts where no other condition keeps the rule silent, whichever stands first.
+            if faulty.is_some() {
+                fault = fault.or(faulty);
+                continue;
             }
             doubt = doubt.or(unsure);
             let shown = |place: Option<&serde_json::Value>| place.map_or_else(|| "nothing".to_owned(), |value| ask.shown(path, value));
@@ -115,7 +123,10 @@ impl Deny {
                 }
             }
         }
-        Ok(all.then_some(Against { errors, doubt }))
+        match fault {
+            Some(fault) if all => Err(fault),
+            _ => Ok(all.then_some(Against { errors, doubt })),
+        }
     }
 
     /// Whether a condition may hang on where the home directory is.

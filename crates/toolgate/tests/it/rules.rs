@@ -230,6 +230,27 @@ async fn what_is_of_another_kind_than_all_that_is_listed_does_not_pass() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_compared_counts_only_where_the_other_conditions_hold() {
+    let is = |value: &str| Condition::one_of([json!(value)]);
+    for order in [["/stage", "/verb"], ["/verb", "/stage"]] {
+        let schema = json!({"type": "object", "properties": {"stage": {}, "verb": {}}});
+        let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
+        let wanted = |path: &str| if path == "/stage" { is("prod") } else { is("drop") };
+        let rule = order.iter().fold(Deny::new("rule", ["act"]), |rule, path| rule.when(*path, wanted(path)));
+        let (s, _) = session(Agent::builder("a").tool(act).policy(rule).build().unwrap());
+        for (stage, verb, expected) in [
+            (json!(null), "list", "ok"),
+            (json!(null), "drop", "policy_fault"),
+            (json!(["prod"]), "drop", "policy_fault"),
+            (json!("prod"), "drop", "rule"),
+            (json!("test"), "drop", "ok"),
+        ] {
+            assert_eq!(code(&s, "act", json!({"stage": stage.clone(), "verb": verb})).await, expected, "{order:?}: {stage} {verb}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn ask_asks() {
     let (s, _) = session(agent(|a| {
         a.policy(Deny::ask("large", ["act"]).when("/amount", Condition::Above(100.into())).reason("large amounts need a person"))
