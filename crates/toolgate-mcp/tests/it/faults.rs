@@ -429,11 +429,18 @@ async fn secrets_are_told_to_nobody_else() {
 /// Who fails may say with which key.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_words_of_a_failure_hold_no_key_of_the_upstream() {
-    let env = "{ KEY = \"s3cr3t-of-the-upstream\", ROOT = \"/usr/bin\", STAGE = \"production\", PASSWORD = \"correcthorse\" }";
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("phrase");
+    std::fs::write(&file, "batterystaple\n").unwrap();
+    // What stands elsewhere is nobody's to see, whatever it looks like.
+    let env = format!(
+        "{{ KEY = \"s3cr3t-of-the-upstream\", ROOT = \"/usr/bin\", STAGE = \"production\", PASSWORD = \"correcthorse\", PHRASE = {{ file = {} }} }}",
+        json!(file)
+    );
     let gate = Gate::open(&with_fixture(&format!("undeclared = \"read\"\nenv = {env}"))).await;
-    let message = "bad key s3cr3t-of-the-upstream in /usr/bin of production: correcthorse";
+    let message = "bad key s3cr3t-of-the-upstream in /usr/bin of production: correcthorse batterystaple";
     let said = gate.client().call("fail", json!({"message": message})).await.to_string();
-    assert!(said.contains("bad key [redacted] in /usr/bin of production: [redacted]") && !said.contains("s3cr3t"), "{said}");
+    assert!(said.contains("bad key [redacted] in /usr/bin of production: [redacted] [redacted]") && !said.contains("s3cr3t"), "{said}");
     gate.end().await;
 }
 

@@ -230,7 +230,8 @@ impl Upstream {
         known.chain(values.filter(|value| value.len() >= 8)).collect()
     }
 
-    /// Words of small letters that it is set, as in `NODE_ENV = "production"`, unless their name speaks of a secret.
+    /// Words of small letters that it is set, as in `NODE_ENV = "production"`, unless their name speaks of a secret, or they stand
+    /// elsewhere.
     fn plain_words(&self) -> Vec<String> {
         const SECRET: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
         let (Reach::Command { env: named, .. } | Reach::Url { headers: named, .. }) = &self.reach;
@@ -238,8 +239,9 @@ impl Upstream {
             let name = name.to_ascii_lowercase();
             SECRET.iter().any(|part| name.contains(part))
         };
-        let set = named.iter().filter_map(|(name, value)| Some((speaks(name), value.resolve().ok()?)));
-        let (hidden, plain): (Vec<_>, Vec<_>) = set.partition(|(speaks, _)| *speaks);
+        let is_secret = |name: &str, value: &Reference| speaks(name) || value.hidden().next().is_some();
+        let set = named.iter().filter_map(|(name, value)| Some((is_secret(name, value), value.resolve().ok()?)));
+        let (hidden, plain): (Vec<_>, Vec<_>) = set.partition(|(is_secret, _)| *is_secret);
         let is_plain = |value: &String| {
             let is_word = value.chars().all(|letter| letter.is_ascii_lowercase());
             is_word && hidden.iter().all(|(_, other)| other != value)
