@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -120,7 +120,9 @@ impl State {
 
     /// Whether somebody has accepted a configuration as it is now.
     pub(crate) fn trusts(&self, config: &Path) -> io::Result<bool> {
-        Ok(self.list("trusted.json")?.get(&key(config)) == Some(&digest(config)?.to_string()))
+        // One that nobody has ever accepted is not looked into: it may name whatever it likes.
+        let Some(accepted) = self.list("trusted.json")?.remove(&key(config)) else { return Ok(false) };
+        Ok(accepted == digest(config)?.to_string())
     }
 
     /// Accepts a configuration as it is now.
@@ -176,7 +178,7 @@ fn digest(config: &Path) -> io::Result<Digest> {
     let mut all = text.into_bytes();
     for file in parsed.files() {
         // Names with lengths, so that nothing slides from one file into another.
-        let text = fs::read(file).unwrap_or_default();
+        let text = content(file).unwrap_or_default();
         all.extend_from_slice(format!("\n{} {}\n", file.display(), text.len()).as_bytes());
         all.extend_from_slice(&text);
     }
@@ -184,7 +186,19 @@ fn digest(config: &Path) -> io::Result<Digest> {
 }
 
 fn read(path: &Path) -> io::Result<String> {
-    fs::read_to_string(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    let text = content(path).and_then(|text| String::from_utf8(text).map_err(io::Error::other));
+    text.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// What is in a plain file, as much of it as it says that there is: a device has no end.
+fn content(path: &Path) -> io::Result<Vec<u8>> {
+    let found = fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(io::Error::other("it is no plain file"));
+    }
+    let mut content = Vec::new();
+    fs::File::open(path)?.take(found.len()).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 /// The configuration that is the user's own.

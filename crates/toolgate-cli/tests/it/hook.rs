@@ -394,6 +394,35 @@ fn what_is_tried_meets_what_a_hook_meets() {
 }
 
 #[test]
+fn a_project_that_nobody_has_accepted_keeps_nobody_waiting() {
+    let project = Project::new();
+    project.write(".config/toolgate/toolgate.toml", CONFIG);
+    assert!(std::process::Command::new("mkfifo").arg(project.path("pipe")).status().unwrap().success());
+    let pipe = project.path("pipe").display().to_string();
+    let hook = format!("[[hooks]]\nname = \"h\"\ncommand = \"{pipe}\"\nenv = {{ KEY = {{ file = \"{pipe}\" }} }}\n");
+    // What holds is one's own.
+    let holds = |id: &str, named: &str| {
+        let call = event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
+        let answer = project.hook_as(&["hook"], &call);
+        assert!(decision(&answer).1.contains("Nobody pushes"), "{named}: {answer}");
+    };
+    let files = [format!("include = [\"{pipe}\"]\n{CONFIG}"), format!("mcp_servers = [\"{pipe}\"]\n{CONFIG}"), format!("{CONFIG}{hook}")];
+    for (n, named) in files.into_iter().enumerate() {
+        project.write("project/toolgate.toml", &named);
+        holds(&format!("a{n}"), &named);
+        // Whoever looks at it hears what is wrong with it.
+        let (code, _, said) = project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"bash\"}"], "");
+        assert!(code == 2 && said.contains("it is no plain file"), "{named}: {said}");
+        // The same where it was accepted as it was before.
+        project.write("project/toolgate.toml", CONFIG);
+        assert_eq!(project.run(&["trust"], "").0, 0);
+        project.write("project/toolgate.toml", &named);
+        holds(&format!("b{n}"), &named);
+        assert_eq!(project.run(&["trust", "--revoke"], "").0, 0);
+    }
+}
+
+#[test]
 fn a_nearer_file_cannot_be_put_before_one_that_holds() {
     let project = Project::with(CONFIG);
     project.write(".config/toolgate/toolgate.toml", "[tools.write]\nkind = \"client\"\npolicy = \"open\"\n");

@@ -150,7 +150,7 @@ impl Config {
     pub fn load(path: impl AsRef<Path>) -> std::io::Result<Self> {
         let path = path.as_ref();
         let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        Ok(Self::parse(&path.display().to_string(), &std::fs::read_to_string(path).map_err(named)?))
+        Ok(Self::parse(&path.display().to_string(), &super::text::text_of(path).map_err(named)?))
     }
 
     /// Reads a file's text. Policy files that it includes are read from beside it.

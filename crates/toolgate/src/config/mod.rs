@@ -27,6 +27,7 @@ mod reference;
 mod rule;
 mod schema;
 mod tests;
+mod text;
 mod tool;
 mod upstream;
 
@@ -165,7 +166,7 @@ impl Rules {
         for path in paths {
             let path = path.as_ref();
             let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-            files.push((path.display().to_string(), std::fs::read_to_string(path).map_err(named)?));
+            files.push((path.display().to_string(), text::text_of(path).map_err(named)?));
         }
         Ok(Self::parse_all(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))))
     }

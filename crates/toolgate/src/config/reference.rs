@@ -61,7 +61,7 @@ impl Reference {
                 let missing = || format!("the environment has no `{}`", crate::names::shown(name));
                 std::env::var(name).ok().or_else(|| otherwise.map(str::to_owned)).ok_or_else(missing)
             }
-            Part::File(path) => std::fs::read_to_string(path)
+            Part::File(path) => super::text::text_of_named(path)
                 .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
                 .map_err(|error| format!("{}: {error}", path.display())),
         };

@@ -288,7 +288,7 @@ impl Reader<'_> {
         for path in table.names("mcp_servers").unwrap_or_default() {
             let path = self.beside.join(path);
             self.files.borrow_mut().push(path.clone());
-            match std::fs::read_to_string(&path).map_err(|error| error.to_string()).and_then(|text| mcp_servers(&text)) {
+            match super::text::text_of_named(&path).map_err(|error| error.to_string()).and_then(|text| mcp_servers(&text)) {
                 Ok(more) => {
                     for one in more {
                         // What this file says of one counts.

@@ -58,7 +58,7 @@ impl Reader<'_> {
         for path in table.names("include").unwrap_or_default() {
             let path = self.beside.join(path);
             self.files.borrow_mut().push(path.clone());
-            match std::fs::read_to_string(&path) {
+            match crate::config::text::text_of_named(&path) {
                 Ok(text) => files.push((path.display().to_string(), text)),
                 Err(error) => {
                     table.wrong("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))
