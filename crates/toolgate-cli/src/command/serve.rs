@@ -267,7 +267,14 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 crate::note(&format!("the configuration was read again: {because}"));
                 files = now.unwrap_or(files);
             }
-            Err(error) => anstream::eprintln!("error: the configuration stays in force as it was: {error}"),
+            Err(error) => {
+                anstream::eprintln!("error: the configuration stays in force as it was: {error}");
+                // What is wrong may be mended in a file that only this reading names.
+                let more = now.unwrap_or_default();
+                let is_new = |(file, _): &(PathBuf, Option<Stamp>)| files.iter().all(|(known, _)| known != file);
+                let more: Vec<_> = more.into_iter().filter(is_new).collect();
+                files.extend(more);
+            }
         }
     }
 }

@@ -362,6 +362,12 @@ fn a_gateway_reads_its_file_again_when_it_is_told_to_or_when_it_changes() {
     // Nobody has to tell it.
     project.write("project/toolgate.toml", &config(""));
     until("a change is seen", || decided("allow"));
+    // Also not where it was mended in a file that only the broken one names.
+    project.write("project/toolgate.toml", &format!("include = [\"more.toml\"]\n{}", config("")));
+    until("what is missing is told", || served.said.lock().unwrap().contains("more.toml"));
+    assert!(decided("allow"));
+    project.write("project/more.toml", no);
+    until("a file that was missing is seen", || decided("deny"));
 }
 
 #[test]

@@ -913,6 +913,12 @@ fn a_service_answers_in_another_process_and_reads_changes() {
     assert!(small(&push("t4", "git push -f")).1.contains("Nobody pushes"));
     project.write("project/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
     assert!(small(&push("t5", "git push -n")).1.contains("No one pushes"));
+    // Also what was mended in a file that only the broken one names.
+    let more = CONFIG.replace("Nobody pushes", "She pushes").replace("store =", "include = [\"more.toml\"]\nstore =");
+    project.write("project/toolgate.toml", &more);
+    assert!(small(&push("m1", "git push -m1")).1.contains("No one pushes"));
+    project.write("project/more.toml", "");
+    assert!(small(&push("m2", "git push -m2")).1.contains("She pushes"));
     assert_eq!(small(&json!("junk")).0, 2);
     drop(service);
     assert_eq!(small(&push("t6", "ls -a")).0, 2);

@@ -150,7 +150,9 @@ impl Service {
         for (file, was) in &mut before {
             *was = stamp(file);
         }
-        match self.found().and_then(|found| InUse::of(found, &self.path, &self.state, &self.store)) {
+        let found = self.found();
+        let looked_at = found.as_ref().map(|found| found.looked_at.clone()).unwrap_or_default();
+        match found.and_then(|found| InUse::of(found, &self.path, &self.state, &self.store)) {
             Ok(mut now) => {
                 for (file, was) in &mut now.files {
                     *was = before.iter().find(|(known, _)| known == file).map_or(*was, |(_, then)| *then);
@@ -166,7 +168,10 @@ impl Service {
                 if let Ok(again) = again {
                     *now = again;
                 }
-                // Said once for each change.
+                // Said once for each change. What is wrong may be mended in a file that only this reading names.
+                let is_new = |(file, _): &(PathBuf, Option<Stamp>)| before.iter().all(|(known, _)| known != file);
+                let more: Vec<_> = looked_at.into_iter().filter(is_new).collect();
+                before.extend(more);
                 now.files = before;
                 Err(why)
             }
