@@ -381,18 +381,31 @@ fn failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
         (None, None) => String::new(),
     };
     let wanted = format!("{}{}", expect.decision, by(expect.rule.as_deref(), expect.code.as_deref()));
-    differs.then(|| format!("expected {wanted}, and it is {}{}", decision, by(rule, code)))
+    if differs {
+        return Some(format!("expected {wanted}, and it is {}{}", decision, by(rule, code)));
+    }
+    // A call that is misspelt is refused whatever the rules say.
+    let error = told.error.filter(|_| told.gate <= Gate::Validate && expect.code.is_none())?;
+    Some(format!(
+        "it is refused before any rule is asked: {}: {}; if that is meant, say `code = \"{}\"`",
+        error.code,
+        error.message.trim_end_matches('.'),
+        error.code
+    ))
 }
 
 /// What is wrong with a call that was to come first.
-fn given_otherwise(number: usize, call: &TestCall, answer: &Answer) -> String {
-    match answer.outcome.error().filter(|_| !call.refused) {
-        Some(error) => format!(
-            "call {number} of `given` is refused: {}: {}; if that is meant, say `refused = true` there",
-            error.code,
-            error.message.trim_end_matches('.')
-        ),
-        None => format!("call {number} of `given` is let through, and says `refused = true`"),
+fn given_otherwise(number: usize, call: &TestCall, answer: &Answer) -> Option<String> {
+    let error = answer.outcome.error();
+    let why = error.map(|error| format!("{}: {}", error.code, error.message.trim_end_matches('.'))).unwrap_or_default();
+    match (verdict(answer).decision == "allow", call.refused) {
+        (true, true) => Some(format!("call {number} of `given` is let through, and says `refused = true`")),
+        (false, false) => Some(format!("call {number} of `given` is refused: {why}; if that is meant, say `refused = true` there")),
+        // Such a result proves nothing, in earnest neither.
+        (true, false) if call.result.is_some() && error.is_some() => {
+            Some(format!("the result of call {number} of `given` does not count: {why}"))
+        }
+        _ => None,
     }
 }
 
@@ -436,8 +449,8 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
                 let told = verdict(&answer);
                 spoke.extend(told.rule.map(str::to_owned));
                 // A test that stands on something else than it says would hold for the wrong reason.
-                if number < test.given.len() && (told.decision == "allow") == call.refused {
-                    broken = broken.or_else(|| Some(given_otherwise(number + 1, call, &answer)));
+                if number < test.given.len() {
+                    broken = broken.or_else(|| given_otherwise(number + 1, call, &answer));
                 }
                 last = Some(answer);
             }

@@ -351,6 +351,32 @@ fn a_configuration_has_tests_of_its_own() {
 }
 
 #[test]
+fn a_test_that_is_misspelt_does_not_pass() {
+    let config = CONFIG.replace(
+        "proves = [\"/active\"]",
+        "proves = [\"/active\"]\noutput = { type = \"object\", properties = { active = { type = \"boolean\" } }, required = [\"active\"] }",
+    );
+    let refund = "call = { tool = \"issue_refund\", arguments = { customer_id = \"C-1\", amount = 20 } }";
+    let verify = "given = [{ tool = \"verify_customer\", arguments = { customer_id = \"C-1\" }, result = { active = false } }]";
+    let test = format!("[[test]]\nname = \"t\"\n{verify}\n{refund}\nexpect = \"deny\"\n");
+    for (from, to, why) in [
+        ("issue_refund", "issue_refnd", Some("test `t`: it is refused before any rule is asked: unknown_tool: ")),
+        ("amount = 20", "amuont = 20", Some("if that is meant, say `code = \"invalid_arguments\"`")),
+        ("active = false", "actve = false", Some("test `t`: the result of call 1 of `given` does not count: invalid_result: ")),
+        ("\"C-1\" }, result = { active = false }", "7 }", Some("test `t`: call 1 of `given` is refused: invalid_arguments: ")),
+        ("expect = \"deny\"", "expect = \"deny\"\nrule = \"verified\"", None),
+        ("amount = 20 } }\nexpect = \"deny\"", "amuont = 20 } }\nexpect = \"deny\"\ncode = \"invalid_arguments\"", None),
+        // A call that says no result is one of which nobody knows what it proved.
+        (", result = { active = false }", "", None),
+    ] {
+        assert!(test.contains(from), "{from}");
+        let (code, stdout, stderr) = tests_of(&config, &test.replace(from, to), &[]);
+        assert_eq!((code, stderr.as_str()), (i32::from(why.is_some()), ""), "{to}: {stdout}");
+        assert!(why.is_none_or(|why| stdout.contains(why)), "{to}: {stdout}");
+    }
+}
+
+#[test]
 fn a_configuration_names_the_ledger() {
     let directory = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
