@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::call::{CallId, Judged, SessionKey};
 use crate::code;
-use crate::error::{Category, ToolError};
+use crate::error::{Category, Effects, ToolError};
 use crate::json::Digest;
 use crate::limits::Charge;
 use crate::policy::{Ask, Attached, Facts, Mode, Observed, Policy, Terms, Verdict};
@@ -83,6 +83,11 @@ impl Permit {
 
     pub(crate) fn has_secrets(&self) -> bool {
         !self.tool.0.secrets.is_empty()
+    }
+
+    /// What a run that finished left behind, if its result cannot be handed on.
+    pub(crate) fn effects_of_run(&self) -> Effects {
+        self.tool.0.effects_of_run()
     }
 
     pub(super) const fn tool(&self) -> &Arc<Registered> {

@@ -68,4 +68,12 @@ impl Registered {
             _ => Effects::Unknown,
         }
     }
+
+    /// What a run that finished left behind, if its result is then withheld.
+    pub(crate) fn effects_of_run(&self) -> Effects {
+        match self.effects_of_failure() {
+            Effects::Unknown => Effects::Done,
+            other => other,
+        }
+    }
 }

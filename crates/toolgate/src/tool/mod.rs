@@ -6,7 +6,6 @@ mod reconcile;
 mod spec;
 mod template;
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -507,9 +506,9 @@ where
             Failure::of(code::INVALID_ARGUMENTS, format!("the arguments cannot be read: {}", said(e))).effects(crate::Effects::None)
         })?;
         let result = (self.0)(ctx, typed).await?;
-        serde_json::to_value(result).map_err(|e| {
-            Failure::new(crate::Category::Business, Cow::Borrowed(code::INVALID_RESULT), format!("the result is no JSON: {e}"))
-        })
+        // By then it has done its work: nobody need find out whether it did.
+        serde_json::to_value(result)
+            .map_err(|e| Failure::of(code::INVALID_RESULT, format!("the result is no JSON: {e}")).effects(permit.effects_of_run()))
     }
 }
 

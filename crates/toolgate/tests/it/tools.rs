@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toolgate::normalize::Rule;
-use toolgate::{Agent, Ctx, Effect, Extra, Tool, builtin};
+use toolgate::{Agent, Ctx, Effect, Effects, Extra, Tool, builtin};
 
 use crate::support::World;
 
@@ -61,6 +61,24 @@ async fn rich_types_arrive_whole_and_unknown_names_do_not() {
     nested["lines"][0]["prise"] = json!(1);
     let answer = world.session.call("echo", nested).await;
     insta::assert_snapshot!(answer.outcome.error().unwrap().message, @"echo: `lines[0]` has no `prise`, did you mean `price`?");
+}
+
+#[tokio::test]
+async fn a_result_that_cannot_be_written_comes_after_the_work() {
+    // A name in JSON is text, and a pair is none.
+    let made = || Tool::typed("make", "Makes something.", |_: Ctx, _: Line| async { Ok(BTreeMap::from([((1_u8, 2_u8), 3_u8)])) }).open();
+    let cases = [
+        ("an effect", made().effect(Effect::Write), Effects::Done),
+        ("one that only acts here", made().effect(Effect::Write).local(), Effects::RolledBack),
+        ("a read", made().effect(Effect::Read), Effects::None),
+    ];
+    for (what, tool, left) in cases {
+        let world = World::new(|a| a.tool(tool));
+        let answer = world.session.call("make", json!({"sku": "x", "price": 1})).await;
+        let error = answer.outcome.error().unwrap_or_else(|| panic!("{what}: {answer:?}"));
+        assert_eq!((&*error.code, error.retryable, error.effects), ("invalid_result", false, left), "{what}: {error}");
+        assert_eq!(world.gate.pending().await.unwrap().len(), 0, "{what}: nobody need settle it");
+    }
 }
 
 #[tokio::test]
