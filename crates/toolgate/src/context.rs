@@ -206,8 +206,8 @@ impl Ctx {
         self.record(|txn| txn.spent = Some(txn.spent.unwrap_or_default().plus(spend)));
     }
 
-    /// Ends when the call is cancelled. The run is dropped at its next `await` anyway; this is for
-    /// what it has started elsewhere.
+    /// Ends when the call is cancelled, or its time is up. The run is dropped at its next `await` anyway; this is for
+    /// what it has started elsewhere, which goes on where the run has come to its own end.
     #[must_use]
     pub fn cancelled(&self) -> &CancellationToken {
         &self.0.cancel

@@ -35,11 +35,14 @@ impl Toolgate {
             call.key = key.clone();
             call.cancel.get_or_insert_with(|| hang_up.clone());
         }
-        let _hang_up = hang_up.drop_guard();
+        let hang_up = hang_up.drop_guard();
         let calls = Arc::new(calls);
         let (gate, plan, key) = (self.clone(), Arc::clone(&calls), key.clone());
         match tokio::spawn(async move { gate.plan(&key, &plan).await }).await {
-            Ok(answers) => answers,
+            Ok(answers) => {
+                hang_up.disarm();
+                answers
+            }
             Err(_) => {
                 let mut answers = Vec::new();
                 for call in calls.iter() {

@@ -102,13 +102,17 @@ impl Toolgate {
         let call = Arc::new(call);
         let trail = Trail::open(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());
-        let _hang_up = trail.cancel.clone().drop_guard();
+        let hang_up = trail.cancel.clone().drop_guard();
         let gate = self.clone();
         let asked = Arc::clone(&call);
         let path = async move { gate.path(&asked, trail).await }.instrument(span);
         let ended = if self.is_read(&call) { Through::new(path).await } else { tokio::spawn(path).await.ok() };
         match ended {
-            Some(answer) => answer,
+            Some(answer) => {
+                // Nobody hung up: what the tool has set going elsewhere goes on.
+                hang_up.disarm();
+                answer
+            }
             None => Box::pin(self.lost(&call, id)).await,
         }
     }

@@ -155,6 +155,28 @@ async fn a_deadline_ends_the_tool_and_not_only_the_wait_for_it() {
 }
 
 #[tokio::test]
+async fn what_a_tool_has_set_going_is_not_told_to_end_once_its_call_has_ended() {
+    let tokens: std::sync::Arc<std::sync::Mutex<Vec<_>>> = std::sync::Arc::default();
+    let kept = std::sync::Arc::clone(&tokens);
+    let schema = json!({"type": "object", "properties": {"fails": {"type": "boolean"}}});
+    let start = move |ctx: toolgate::Ctx, args: serde_json::Value| {
+        kept.lock().unwrap().push(ctx.cancelled().clone());
+        async move { if args["fails"] == true { Err(toolgate::Failure::business("no_room", "full")) } else { Ok(json!({})) } }
+    };
+    let tool = |name, effect| Tool::dynamic(name, "Starts.", schema.clone(), start.clone()).effect(effect).open();
+    let world = World::new(|agent| agent.tool(tool("peek", Effect::Read)).tool(tool("start", Effect::Write)));
+    for name in ["peek", "start"] {
+        for fails in [false, true] {
+            world.session.call(name, json!({"fails": fails})).await;
+        }
+    }
+    world.session.batch([("peek".to_owned(), json!({})), ("start".to_owned(), json!({}))]).await;
+    let tokens = tokens.lock().unwrap();
+    assert_eq!(tokens.len(), 6);
+    assert!(tokens.iter().all(|token| !token.is_cancelled()), "{tokens:?}");
+}
+
+#[tokio::test]
 async fn a_handler_is_given_what_the_agent_has_for_its_type() {
     struct Rates(u32);
     let tool = Tool::dynamic("rate", "Tells.", json!({"type": "object"}), |ctx: toolgate::Ctx, _| async move {
