@@ -168,8 +168,8 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// Any error of a Rust program, understood by what it says of itself: `io::Error` and time-outs
-/// anywhere in its chain of sources by their kind, everything else as BUSINESS, not retryable.
+/// Any error of a Rust program, understood by what it says of itself: `io::Error`, time-outs and tasks that
+/// panicked, anywhere in its chain of sources, by their kind, everything else as BUSINESS, not retryable.
 impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         let message = chain(&error);
@@ -188,6 +188,11 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
             }
             if let Some(io) = cause.downcast_ref::<io::Error>() {
                 return Self::of(classify_io(io.kind()), message);
+            }
+            if cause.downcast_ref::<tokio::task::JoinError>().is_some_and(tokio::task::JoinError::is_panic) {
+                // What a panic says is for the operator.
+                tracing::error!(panic = message, "a task of a tool panicked");
+                return Self::of(code::TOOL_PANICKED, "the tool has a fault and crashed; do not repeat the call, tell the user");
             }
             if cause.is::<tokio::time::error::Elapsed>() {
                 return Self::of(code::TIMEOUT, message);

@@ -159,6 +159,27 @@ fn errors_of_any_rust_program_are_understood() {
 }
 
 #[tokio::test]
+async fn what_a_panic_in_a_task_says_is_not_for_the_model() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("the worker is gone")]
+    struct Gone(#[source] tokio::task::JoinError);
+    fn died() -> tokio::task::JoinHandle<()> {
+        tokio::task::spawn_blocking(|| panic!("the password is hunter2"))
+    }
+    let ended = tokio::spawn(std::future::pending::<()>());
+    ended.abort();
+    let cases: Vec<(Failure, &str)> = vec![
+        (died().await.unwrap_err().into(), "tool_panicked"),
+        (Gone(died().await.unwrap_err()).into(), "tool_panicked"),
+        (ended.await.unwrap_err().into(), "tool_failed"),
+    ];
+    for (failure, code) in cases {
+        let shown = format!("{failure:?}");
+        assert!(shown.contains(&format!("code: \"{code}\"")) && !shown.contains("hunter2"), "{shown}");
+    }
+}
+
+#[tokio::test]
 async fn an_empty_answer_is_no_error_and_upstream_words_stay_apart() {
     use toolgate::{Effect, Tool};
     let schema = json!({"type": "object", "properties": {"status": {"type": "integer"}}, "required": ["status"]});
