@@ -1,10 +1,12 @@
 //! Gate 9: where a rule or hook asked, a person answers, for exactly this call and once.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::authorize::{Judgement, Permit};
+use super::run::panicked;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Call, CallId};
@@ -109,7 +111,10 @@ fn reasons(judgement: &Judgement) -> Vec<&str> {
 
 /// Why nobody is asked about a tool: it would not run, whatever a person says.
 pub(super) fn in_vain(tool: &Registered) -> Option<Stop> {
-    match tool.handler.as_ref()?.refuses()?.into_kind() {
+    let handler = tool.handler.as_ref()?;
+    // One that panics when it is asked has a fault, whatever a person says.
+    let refused = catch_unwind(AssertUnwindSafe(|| handler.refuses()));
+    match refused.unwrap_or_else(|panic| Some(panicked(&tool.spec.name, panic.as_ref())))?.into_kind() {
         Kind::Error { error, .. } => Some(error.with_effects(Effects::None).into()),
         Kind::Signal(_) => None,
     }

@@ -43,7 +43,7 @@ impl Toolgate {
         for hook in &tool.hooks {
             trail.rule = Some(hook.name().to_owned());
             let seen = HookCall { call: trail.id, key: &call.key, tool: &tool.spec.name, input: arguments.value() };
-            let work = futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(hook.before(seen)));
+            let work = futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(async move { hook.before(seen).await }));
             let answer: Result<Before, HookFault> = tokio::select! {
                 biased;
                 answer = tokio::time::timeout(hook.timeout(), work) => match answer {

@@ -141,7 +141,9 @@ impl Toolgate {
             cancel: cancel.clone(),
             carried: trail.carried.clone(),
         });
-        let work = AssertUnwindSafe(handler.run(permit, ctx.clone(), permit.arguments())).catch_unwind();
+        // Not even what a handler does before there is anything to wait for gets past.
+        let own = ctx.clone();
+        let work = AssertUnwindSafe(async move { handler.run(permit, own, permit.arguments()).await }).catch_unwind();
         let mut over = false;
         let result = tokio::select! {
             biased;
@@ -204,7 +206,7 @@ pub(super) fn rolled_back(txn: &mut Txn) -> bool {
     }
 }
 
-fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
+pub(super) fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
     let said = panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
     // What a panic says is for the operator.
     tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "a tool panicked");

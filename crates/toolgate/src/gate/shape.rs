@@ -81,7 +81,8 @@ impl Toolgate {
         for hook in &tool.hooks {
             let ran_ms = trail.latency().at(Gate::Run) / 1_000_000;
             let call = HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.permit.arguments().value() };
-            let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(hook.after(call, value, ran_ms)));
+            let given: &Value = value;
+            let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(async move { hook.after(call, given, ran_ms).await }));
             let answer = match tokio::time::timeout(hook.timeout(), work).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(_)) => Err(HookFault("it panicked".to_owned())),

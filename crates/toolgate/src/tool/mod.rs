@@ -104,7 +104,7 @@ pub trait Handler: Send + Sync {
     async fn run(&self, permit: &Permit, ctx: Ctx, arguments: &Judged) -> Result<Value, Failure>;
 
     /// Why it would refuse every call now, whatever the arguments: looked at before a person is asked, lest somebody approves what
-    /// cannot run. Nothing, unless said.
+    /// cannot run. Nothing, unless said. A panic in here is a refusal, too: `tool_panicked`.
     fn refuses(&self) -> Option<Failure> {
         None
     }

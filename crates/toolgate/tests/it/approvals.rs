@@ -1,9 +1,12 @@
 //! A person's word: for exactly one call, once, in time.
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use jiff::SignedDuration;
-use serde_json::json;
+use serde_json::{Value, json};
 use toolgate::policy::Verdict;
-use toolgate::{Category, ToolError, Would};
+use toolgate::{Category, Ctx, Effects, Failure, Gate, Handler, Judged, Permit, Tool, ToolError, Would};
 
 use crate::support::{World, rule};
 
@@ -201,4 +204,30 @@ async fn who_did_not_hear_what_an_approved_call_came_to_hears_it_again() {
     assert!(matches!(&other, Would::Refuse(error) if error.code == "approval_denied"), "{other:?}");
     assert_eq!(code(&world, call().idempotency_key("other").approval(&id)).await, "approval_denied");
     assert_eq!(world.ran(), 1);
+}
+
+/// Dies when it is asked whether it refuses.
+struct Faulty;
+
+#[async_trait]
+impl Handler for Faulty {
+    async fn run(&self, _: &Permit, _: Ctx, _: &Judged) -> Result<Value, Failure> {
+        Ok(json!({}))
+    }
+    fn refuses(&self) -> Option<Failure> {
+        panic!("the password is hunter2")
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_asked_about_a_tool_that_panics_when_it_is_asked_itself() {
+    let tool = Tool::with_handler("faulty", "Has a fault.", json!({"type": "object"}), Arc::new(Faulty));
+    let asks = rule("asks", |_| Ok(Verdict::ask("a person should look")));
+    let world = World::new(|agent| agent.tool(tool).tool_policy("faulty", asks));
+    let would = world.session.explain("faulty", json!({})).await.would;
+    assert!(matches!(&would, Would::Refuse(error) if error.code == "tool_panicked"), "{would:?}");
+    let answer = world.session.call("faulty", json!({})).await;
+    let error = answer.outcome.error().unwrap();
+    assert_eq!((&*error.code, error.effects, answer.gate), ("tool_panicked", Effects::None, Gate::Approval), "{error}");
+    assert!(error.approval.is_none() && !error.message.contains("hunter2"), "{error}");
 }

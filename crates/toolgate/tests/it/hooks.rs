@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use toolgate::hook::{Before, CommandHook, Denial, Hook, HookCall, HookDecision, HookFault};
 use toolgate::policy::Verdict;
 use toolgate::store::Target;
-use toolgate::{Category, Effect, Tool, ToolError};
+use toolgate::{Category, Ctx, Effect, Effects, Failure, Gate, Handler, Judged, Permit, Tool, ToolError};
 
 use crate::support::{World, rule};
 
@@ -220,4 +222,68 @@ async fn a_program_after_the_tool_rewrites_the_result() {
     let event: Value = serde_json::from_str(&fs::read_to_string(log).unwrap()).unwrap();
     assert_eq!((&event["tool_name"], &event["tool_result"]), (&json!("act"), &json!({"done": true})));
     assert!(event["latency_ms"].is_u64());
+}
+
+/// Written without a macro: it dies before there is anything to wait for.
+struct Hasty(&'static str);
+
+impl Hasty {
+    fn at(&self, place: &str) {
+        assert!(self.0 != place, "the password is hunter2");
+    }
+}
+
+impl Hook for Hasty {
+    fn name(&self) -> &str {
+        "hasty"
+    }
+    fn before<'s, 'c, 'f>(&'s self, _: HookCall<'c>) -> BoxFuture<'f, Result<Before, HookFault>>
+    where
+        's: 'f,
+        'c: 'f,
+        Self: 'f,
+    {
+        self.at("before");
+        Box::pin(async { Ok(Before::default()) })
+    }
+    fn after<'s, 'c, 'r, 'f>(&'s self, _: HookCall<'c>, _: &'r Value, _: u64) -> BoxFuture<'f, Result<Option<Value>, HookFault>>
+    where
+        's: 'f,
+        'c: 'f,
+        'r: 'f,
+        Self: 'f,
+    {
+        self.at("after");
+        Box::pin(async { Ok(None) })
+    }
+}
+
+impl Handler for Hasty {
+    fn run<'s, 'p, 'a, 'f>(&'s self, _: &'p Permit, _: Ctx, _: &'a Judged) -> BoxFuture<'f, Result<Value, Failure>>
+    where
+        's: 'f,
+        'p: 'f,
+        'a: 'f,
+        Self: 'f,
+    {
+        self.at("run");
+        Box::pin(async { Ok(json!({})) })
+    }
+}
+
+#[tokio::test]
+async fn what_dies_before_there_is_anything_to_wait_for_is_told_like_any_panic() {
+    let cases = [
+        ("before", "hook_failed", Gate::Hooks, Effects::None),
+        ("run", "tool_panicked", Gate::Run, Effects::Unknown),
+        ("after", "hook_failed", Gate::Shape, Effects::Done),
+    ];
+    for (place, code, gate, left) in cases {
+        let tool = Tool::with_handler("hasty", "Is in a hurry.", json!({"type": "object"}), Arc::new(Hasty(place)));
+        let world = World::new(|agent| agent.tool(tool.effect(Effect::Write).open()).hook(Hasty(place)));
+        let answer = world.session.call("hasty", json!({})).await;
+        let error = answer.outcome.error().unwrap_or_else(|| panic!("{place}: {answer:?}"));
+        assert_eq!((&*error.code, answer.gate, error.effects), (code, gate, left), "{place}: {error}");
+        assert!(!error.message.contains("hunter2"), "{place}: {error}");
+    }
 }
