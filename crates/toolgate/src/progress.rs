@@ -62,10 +62,10 @@ impl Progress {
         }
         if let Some(polling) = polling {
             let interval = SignedDuration::try_from(polling.interval).unwrap_or(SignedDuration::MAX);
-            self.too_soon = self.polled.map(|at| interval.saturating_sub(now.duration_since(at))).filter(SignedDuration::is_positive);
-            if self.too_soon.is_none() {
-                self.polled = Some(now);
-            }
+            // Where the clock was set back, the wait begins anew: nobody waits for the clock to come round again.
+            let polled = self.polled.map(|at| at.min(now));
+            self.too_soon = polled.map(|at| interval.saturating_sub(now.duration_since(at))).filter(SignedDuration::is_positive);
+            self.polled = if self.too_soon.is_some() { polled } else { Some(now) };
         }
     }
 
@@ -110,7 +110,7 @@ impl Progress {
             return Err(ToolError::of(code::LOOP_DETECTED, message));
         }
         if let Some(wait) = self.too_soon {
-            let ms = u64::try_from(wait.as_millis()).unwrap_or(0) + 1;
+            let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
             let message = format!("`{tool}` may be polled every {:?}; wait {ms} ms", polling.interval);
             return Err(ToolError::of(code::RATE_LIMITED, message).retry_after_ms(ms));
         }
@@ -124,4 +124,22 @@ fn looped(tool: &str, streak: u32) -> ToolError {
          use another tool, or stop and give your best answer"
     );
     ToolError::of(code::LOOP_DETECTED, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_without_end_is_told_as_one() {
+        let polling = Polling { interval: Duration::MAX, max_unchanged: 9 };
+        let mut progress = Progress::default();
+        for _ in 0..2 {
+            progress.count(Digest::default(), Timestamp::UNIX_EPOCH, Some(&polling));
+        }
+        let told = progress.judge("poll", Some(&polling)).err().and_then(|error| error.retry_after_ms);
+        assert_eq!(told, Some(u64::MAX));
+    }
 }

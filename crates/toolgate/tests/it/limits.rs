@@ -199,6 +199,19 @@ async fn a_poll_is_judged_by_its_result_and_its_pace() {
 }
 
 #[tokio::test]
+async fn a_clock_that_is_set_back_holds_up_no_poll_for_longer_than_its_interval() {
+    let poll = Tool::dynamic("poll", "Polls.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let world = World::new(|a| a.tool(poll.effect(Effect::Read).polling(Duration::from_secs(2), 9)));
+    assert_eq!(code(&world, "poll", json!({})).await, "ok");
+    world.advance(SignedDuration::from_secs(-86_400));
+    let soon = world.session.call("poll", json!({})).await;
+    let error = soon.outcome.error().unwrap();
+    assert_eq!((&*error.code, error.retry_after_ms), ("rate_limited", Some(2_001)));
+    world.advance(SignedDuration::from_secs(2));
+    assert_eq!(code(&world, "poll", json!({})).await, "ok");
+}
+
+#[tokio::test]
 async fn a_beating_tool_lives_and_a_late_one_does_not() {
     let world = World::new(|a| a);
     // 400 ms of work under a time-out of 300 ms.
