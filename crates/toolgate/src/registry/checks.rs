@@ -11,6 +11,17 @@ use crate::tool::Spec;
 use crate::values::USER;
 
 impl AgentBuilder {
+    /// A limit that limits nothing is none.
+    pub(super) fn check_limits(&self, problems: &mut Vec<Problem>) {
+        if self.limits.principal.wall.is_some() {
+            problems
+                .push(Problem::new("a principal has no beginning that its time could be counted from").help("set the wall of the session"));
+        }
+        if self.limits.rate.is_some_and(|rate| rate.per.is_zero()) {
+            problems.push(Problem::new("a rate is so many calls in so long, and `per` is no time at all").help("say how long"));
+        }
+    }
+
     pub(super) fn check_attachments(&self, problems: &mut Vec<Problem>) {
         let specs: Vec<&Spec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
         let sections: BTreeSet<&str> = self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
@@ -143,6 +154,11 @@ pub(super) fn check_words(spec: &Spec) -> Vec<String> {
     }
     if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
         problems.push(format!("`{name}` may be polled 0 times, so it could never be called"));
+    }
+    // What a model sends is an object.
+    if !spec.external && spec.input.as_ref().and_then(|input| input.get("type")).is_some_and(|kind| kind == "null") {
+        problems
+            .push(format!("`{name}` takes `null` for its arguments, so no model could call it; without arguments, take a struct `{{}}`"));
     }
     for example in &spec.examples {
         if example.description.chars().count() > 200 {

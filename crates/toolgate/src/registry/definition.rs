@@ -152,7 +152,8 @@ impl Definition {
         let files: Vec<(&str, &str)> = self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
         let rules = crate::config::rules_of(&self.agent, &files);
         // What an earlier version let stand without effect has none here either.
-        let limits = Limits { principal: Budget { wall: None, ..self.limits.principal }, ..self.limits };
+        let rate = self.limits.rate.filter(|rate| !rate.per.is_zero());
+        let limits = Limits { principal: Budget { wall: None, ..self.limits.principal }, rate, ..self.limits };
         let mut builder =
             Agent::builder(Arc::clone(&self.agent)).rules(rules).limits(limits).bounds(self.bounds).max_output(self.max_output);
         builder.principals = self.principals;

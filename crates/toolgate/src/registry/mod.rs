@@ -203,7 +203,7 @@ pub struct AgentBuilder {
     name: Arc<str>,
     tools: Vec<(Option<String>, Tool)>,
     policies: Vec<Written>,
-    /// What is wrong with policy files.
+    /// What is wrong with policy files and resources.
     unreadable: Vec<Problem>,
     hooks: Vec<Arc<dyn Hook>>,
     overrides: BTreeMap<String, String>,
@@ -320,10 +320,16 @@ impl AgentBuilder {
         self
     }
 
-    /// Gives handlers something to ask for by type.
+    /// Gives handlers something to ask for by type, with [`Ctx::resource`](crate::Ctx::resource). Give the thing itself, not an
+    /// [`Arc`] of it: it is put into one here, and what is given as `Arc<Db>` is found as `Arc<Db>` and not as `Db`. Two of one type
+    /// are a build error.
     #[must_use]
     pub fn resource<T: Any + Send + Sync>(mut self, thing: T) -> Self {
-        self.resources.insert(Arc::new(thing));
+        if self.resources.insert(Arc::new(thing)).is_some() {
+            let kind = std::any::type_name::<T>();
+            let problem = Problem::new(format!("two resources are of the type `{kind}`, and handlers ask for one by its type"));
+            self.unreadable.push(problem.help("give each a type of its own"));
+        }
         self
     }
 
@@ -344,10 +350,7 @@ impl AgentBuilder {
         let mut order = Vec::new();
         let mut sections = HashMap::new();
         self.tools.iter_mut().for_each(|(_, tool)| tool.find_secrets());
-        if self.limits.principal.wall.is_some() {
-            problems
-                .push(Problem::new("a principal has no beginning that its time could be counted from").help("set the wall of the session"));
-        }
+        self.check_limits(&mut problems);
         self.check_attachments(&mut problems);
         self.check_hooks(&mut problems);
         self.check_revocations(&mut problems);

@@ -175,8 +175,9 @@ pub struct Resources {
 }
 
 impl Resources {
-    pub(crate) fn insert<T: Any + Send + Sync>(&mut self, thing: Arc<T>) {
-        self.things.insert(TypeId::of::<T>(), thing);
+    /// Puts it in, and gives back what was there of its type.
+    pub(crate) fn insert<T: Any + Send + Sync>(&mut self, thing: Arc<T>) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.things.insert(TypeId::of::<T>(), thing)
     }
 
     pub(crate) fn set_files(&mut self, files: Arc<dyn FileSystem>) {

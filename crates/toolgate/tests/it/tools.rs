@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use toolgate::limits::{Limits, Rate};
 use toolgate::normalize::Rule;
 use toolgate::{Agent, Ctx, Effect, Effects, Extra, Tool, builtin};
 
@@ -213,6 +214,34 @@ fn a_description_is_replaced_only_where_the_tool_accepts_it() {
     let build = |tool: Tool| Agent::builder("a").tool(tool).describe("calc", "Adds.").build();
     assert!(build(builtin::calc()).is_err());
     assert_eq!(build(builtin::calc().accepts_overrides()).unwrap().tools().next().unwrap().description(), "Adds.");
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Unit;
+
+#[derive(Deserialize, JsonSchema)]
+struct Nothing {}
+
+#[tokio::test]
+async fn what_could_never_do_anything_is_told_when_the_agent_is_built() {
+    let agent = || Agent::builder("a");
+    let no_arguments = "`ping` takes `null` for its arguments, so no model could call it";
+    let cases = [
+        (agent().tool(Tool::typed("ping", "Pings.", |_: Ctx, _: ()| async { Ok(true) }).effect(Effect::Read)), no_arguments),
+        (agent().tool(Tool::typed("ping", "Pings.", |_: Ctx, _: Unit| async { Ok(true) }).effect(Effect::Read)), no_arguments),
+        (
+            agent().limits(Limits { rate: Some(Rate { calls: 5, per: std::time::Duration::ZERO }), ..Limits::default() }),
+            "`per` is no time at all",
+        ),
+        (agent().resource(7_u32).resource("other").resource(8_u32), "two resources are of the type `u32`"),
+    ];
+    for (builder, told) in cases {
+        let error = builder.build().unwrap_err();
+        assert!(error.problems.len() == 1 && error.to_string().contains(told), "{error}");
+    }
+    let ping = Tool::typed("ping", "Pings.", |_: Ctx, _: Nothing| async { Ok(true) }).effect(Effect::Read);
+    let world = World::new(|a| a.tool(ping).resource(7_u32).resource(8_u64));
+    assert_eq!(value(&world, "ping", json!({})).await, json!(true));
 }
 
 #[test]
