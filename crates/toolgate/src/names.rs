@@ -85,13 +85,24 @@ pub(crate) fn shown(text: &str) -> String {
             out.push('…');
             break;
         }
-        if c.is_ascii_graphic() || c == ' ' {
-            out.push(c);
-        } else {
-            out.extend(c.escape_unicode());
-        }
+        escape(c, &mut out);
     }
     out
+}
+
+/// All of a text, as its beginning is shown.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    text.chars().for_each(|c| escape(c, &mut out));
+    out
+}
+
+fn escape(c: char, out: &mut String) {
+    if c.is_ascii_graphic() || c == ' ' {
+        out.push(c);
+    } else {
+        out.extend(c.escape_unicode());
+    }
 }
 
 /// `*` stands for any text; everything else for itself. Takes time in proportion to both, whatever the text.

@@ -1,4 +1,5 @@
-//! A secret among the arguments that a tool repeats when it fails is a secret still, also as it is spelled in JSON and in a path.
+//! A secret among the arguments that a tool repeats when it fails, or a hook in what it says, is a secret still, also as it is spelled
+//! in JSON, in a path and in a message.
 
 use serde_json::Value;
 
@@ -13,9 +14,19 @@ pub(super) struct Secrets(Vec<String>);
 
 impl Secrets {
     pub(super) fn among(arguments: &Value, tool: &Registered) -> Self {
-        let mut found = Vec::new();
-        tool.secrets.iter().flat_map(|path| path.all(arguments)).for_each(|value| leaves(value, &mut found));
-        Self(found)
+        let mut found = Self(Vec::new());
+        found.add(arguments, tool);
+        found
+    }
+
+    /// Those of another document too: of a rewrite, or of a result.
+    pub(super) fn add(&mut self, document: &Value, tool: &Registered) {
+        tool.secrets.iter().flat_map(|path| path.all(document)).for_each(|value| leaves(value, &mut self.0));
+    }
+
+    /// A text without them.
+    pub(super) fn clean(&self, text: &str) -> String {
+        without_short(&self.0, text)
     }
 
     /// Takes them out of a failure. Codes of toolgate's own are no words of the tool.
@@ -23,7 +34,7 @@ impl Secrets {
         if self.0.is_empty() {
             return;
         }
-        let clean = |text: &str| without_short(&self.0, text);
+        let clean = |text: &str| self.clean(text);
         if code::find(&error.code).is_none() {
             error.code = clean(&error.code).into();
         }
@@ -40,7 +51,7 @@ impl Secrets {
     /// Takes them out of what a signal gives as its reason.
     pub(super) fn conceal_reason(&self, signal: &mut Signal) {
         let (Signal::ExpandSection { reason, .. } | Signal::Abort { reason }) = signal;
-        *reason = without_short(&self.0, reason);
+        *reason = self.clean(reason);
     }
 }
 
@@ -50,6 +61,10 @@ fn leaves(value: &Value, found: &mut Vec<String>) {
             found.push(text.clone());
             let spelled = value.to_string();
             found.push(spelled.trim_matches('"').to_owned());
+            let shown = crate::names::escaped(text);
+            if shown != *text {
+                found.push(shown);
+            }
             if text.contains(['~', '/']) {
                 found.push(text.replace('~', "~0").replace('/', "~1"));
             }

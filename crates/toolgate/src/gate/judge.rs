@@ -7,6 +7,7 @@ use rust_decimal::Decimal;
 
 use super::admit::{lease, recall_keys};
 use super::authorize::{Asked, Permit};
+use super::conceal::Secrets;
 use super::kept::Parked;
 use super::pass::Claim;
 use super::trail::Trail;
@@ -54,7 +55,10 @@ impl Toolgate {
                 () = super::run::until(trail.deadline) => return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while hooks ran").into()),
                 () = trail.cancel.cancelled() => return Err(ToolError::of(code::CANCELLED, "the call was cancelled before it began").into()),
             };
+            // A hook knows the secrets of the call, and what it says is for others.
+            let mut secrets = Secrets::among(arguments.value(), tool);
             let before = answer.map_err(|fault| {
+                let fault = secrets.clean(&fault.0);
                 ToolError::of(code::HOOK_FAILED, format!("the hook `{}` did not do its work, so the call is refused: {fault}", hook.name()))
             })?;
             let said = match &before.decision {
@@ -70,6 +74,9 @@ impl Toolgate {
                 )
                 .into());
             }
+            if let Some(input) = &before.input {
+                secrets.add(input, tool);
+            }
             // What a person approved is what runs: a hook may still say no to it, and not change it.
             let rewrite = before.input.filter(|input| !fixed && input != arguments.value());
             let fact = HookFact { hook: hook.name().to_owned(), said: said.to_owned(), rewrote: rewrite.is_some(), no_redirect: None };
@@ -82,18 +89,22 @@ impl Toolgate {
                         denial.category.filter(|c| matches!(c, Category::Permission | Category::Business)).unwrap_or(Category::Permission);
                     let code = denial.code.map_or(std::borrow::Cow::Borrowed(code::HOOK_DENIED), |code| shown(&code).into());
                     let mut error = ToolError::new(category, code, denial.reason);
+                    secrets.conceal(&mut error);
                     // What a hook says of other tools nobody has checked: the refusal stands, and nobody is sent where they cannot go.
                     if let Some(to) = denial.redirect {
                         if self.leads_to(&to, agent, &call.key).await {
                             error.redirect_tool = Some(to);
                         } else if let Some(fact) = trail.facts.hooks.last_mut() {
-                            tracing::warn!(hook = hook.name(), tool = %shown(&to), "a hook redirects to a tool that this caller cannot use");
-                            fact.no_redirect = Some(shown(&to));
+                            let to = secrets.clean(&shown(&to));
+                            tracing::warn!(hook = hook.name(), tool = %to, "a hook redirects to a tool that this caller cannot use");
+                            fact.no_redirect = Some(to);
                         }
                     }
                     return Err(error.into());
                 }
-                HookDecision::Ask(reason) => asked.push(Asked { by: hook.name().to_owned(), reason, approvers: Vec::new() }),
+                HookDecision::Ask(reason) => {
+                    asked.push(Asked { by: hook.name().to_owned(), reason: secrets.clean(&reason), approvers: Vec::new() });
+                }
             }
             if let Some(mut input) = rewrite {
                 let bad = |why: String| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::Toolgate;
+use super::conceal::Secrets;
 use super::pass::Passed;
 use super::trail::Trail;
 use crate::call::CallId;
@@ -103,6 +104,9 @@ impl Toolgate {
                 Ok(None) => {}
                 Err(fault) => {
                     trail.rule = Some(hook.name().to_owned());
+                    let mut secrets = Secrets::among(passed.permit.arguments().value(), tool);
+                    secrets.add(value, tool);
+                    let fault = secrets.clean(&fault.0);
                     return Err(ToolError::of(
                         code::HOOK_FAILED,
                         format!("the hook `{}` failed after the tool had run, so its result is withheld: {fault}", hook.name()),

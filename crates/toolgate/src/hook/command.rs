@@ -289,8 +289,9 @@ async fn drain(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String
     Ok(out)
 }
 
+/// At most so much of what it says; where that is cut, it shows.
 fn cap(text: &str) -> String {
-    text.chars().take(2_000).collect()
+    crate::redact::head(text, 2_000)
 }
 
 fn tail(said: &str) -> String {

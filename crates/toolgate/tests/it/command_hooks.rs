@@ -199,3 +199,45 @@ async fn a_program_with_nothing_to_say_stands_in_nobodys_way() {
     let world = World::new(|agent| agent.hook(sh(r#"echo '{"decision": "deny"}'"#).after()));
     assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
 }
+
+#[tokio::test]
+async fn a_program_that_repeats_a_secret_of_the_call_tells_it_to_nobody() {
+    let word = "word=$(grep -o 'hunter[^\"]*'); ";
+    let cases = [
+        ("grep -o 'password.*' >&2; exit 2".to_owned(), "hook_denied", "password\":\"[redacted]\""),
+        ("grep -o 'password.*' >&2; exit 3".to_owned(), "hook_failed", "password\":\"[redacted]\""),
+        (
+            word.to_owned() + r#"echo "{\"decision\": \"deny\", \"reason\": \"not with $word\", \"redirectTool\": \"$word\"}""#,
+            "hook_denied",
+            "not with [redacted]",
+        ),
+        (word.to_owned() + r#"echo "{\"decision\": \"$word\"}""#, "hook_failed", "the unknown decision `[redacted]`"),
+        (word.to_owned() + r#"echo "{\"$word\": 1, \"$word\": 2}""#, "hook_failed", "the key `[redacted]` is given twice"),
+        (word.to_owned() + r#"echo "{\"decision\": \"ask\", \"reason\": \"really $word?\"}""#, "approval_required", "really [redacted]?"),
+        // It is cut in the middle of it.
+        (word.to_owned() + r#"(head -c 1995 /dev/zero | tr '\0' x; echo "$word") >&2; exit 2"#, "hook_denied", "xx[redacted]…"),
+    ];
+    for password in ["hunter2-long", "hunterü2-long"] {
+        for (script, code, said) in &cases {
+            let world = World::new(|agent| agent.hook(sh(script).before()));
+            let answer = world.session.call("act", json!({"how": "ok", "password": password})).await;
+            let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
+            assert!(error.code == *code && error.message.contains(said), "{script}: {error:?}");
+            let told = format!("{answer:?} {:?}", world.session.rows().await.unwrap());
+            assert!(!told.contains("hunte"), "{script}: {told}");
+        }
+    }
+    let world = World::new(|agent| agent.hook(sh(&cases[4].0).after()));
+    let answer = world.session.call("act", json!({"how": "ok", "password": "hunter2-long"})).await;
+    assert!(answer.outcome.error().unwrap().message.contains(cases[4].2), "{answer:?}");
+    assert!(!format!("{answer:?} {:?}", world.session.rows().await.unwrap()).contains("hunte"));
+}
+
+#[tokio::test]
+async fn what_is_left_out_of_a_long_reason_is_seen_to_be() {
+    let long = "head -c 2100 /dev/zero | tr '\\0' x";
+    for script in [format!("{long} >&2; exit 2"), format!(r#"echo "{{\"decision\": \"deny\", \"reason\": \"$({long})\"}}""#)] {
+        let world = World::new(|agent| agent.hook(sh(&script).before()));
+        refused(&script, &world, "hook_denied", &format!("{}…", "x".repeat(2_000))).await;
+    }
+}
