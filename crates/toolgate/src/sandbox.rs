@@ -124,6 +124,7 @@ impl Sandbox {
         // Whoever started it may die; it does not stay behind.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|error| format!("no death with the parent: {error}"))?;
+        close_all()?;
         self.limit()?;
         self.fence(program)?;
         self.filter()
@@ -261,6 +262,17 @@ pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
         (true, false) => Ok(Some(said)),
         (false, _) => Err(said),
     }
+}
+
+/// Closes all but the three streams. A fence holds back what is opened, and not what whoever started toolgate has left open.
+fn close_all() -> Result<(), String> {
+    let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("open files cannot be closed: {error}"))?;
+    let open: Vec<i32> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for file in open.into_iter().filter(|file| *file > 2) {
+        // The list itself was one of them, and is closed already.
+        let _ = nix::unistd::close(file);
+    }
+    Ok(())
 }
 
 /// How many processes the user has: a limit counts all of them.

@@ -206,6 +206,22 @@ async fn a_program_that_multiplies_is_ended_with_all_its_children() {
     gone(&mark).await;
 }
 
+#[tokio::test]
+async fn what_somebody_has_left_open_is_closed_in_the_room() {
+    let room = Room::new();
+    let (secret, launcher) = (room.path("secret.txt"), room.path("launcher"));
+    let script = format!("#!/bin/sh\nexec 9< {}\nexec {} \"$@\"\n", secret.display(), env!("CARGO_BIN_EXE_toolgate"));
+    std::fs::write(room.path("launcher.txt"), script).unwrap();
+    // Another program makes it, see above.
+    let made = std::process::Command::new("install").args(["-m", "755"]).args([&room.path("launcher.txt"), &launcher]).status();
+    assert!(made.unwrap().success());
+    let session = room.session_led_by(CommandTool::new("/bin/bash").arg("-c").arg("cat <&9"), &launcher);
+    let answer = session.call("run", json!({})).await;
+    assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("command_failed"), "{answer:?}");
+    let session = room.session_led_by(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
+    assert_eq!(session.call("run", json!({"n": 7})).await.outcome.success().unwrap().value, json!({"n": 7}));
+}
+
 /// Waits until nothing of this name is there: it would stay for longer by itself.
 async fn gone(mark: &str) {
     for _ in 0..600 {
