@@ -15,7 +15,9 @@ use landlock::{
     RulesetStatus, Scope,
 };
 use rustix::process::{Resource, Rlimit, Signal};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
 use serde::{Deserialize, Serialize};
 
 /// What a program may touch and use.
@@ -78,6 +80,16 @@ const SYSTEM: [&str; 12] = [
 /// Names are looked up with these.
 const NETWORK: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+/// What `clone` is asked for where a new namespace is wanted.
+const NAMESPACES: [i32; 7] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+];
 /// The word that asks a program to be the way into the room.
 const ASKED: &str = "__toolgate_sandbox";
 /// Asks the way into the room to say what the kernel cannot do.
@@ -232,18 +244,43 @@ impl Sandbox {
         if !self.network {
             denied.push(libc::SYS_socket);
         }
-        // The same calls under the numbers of another way to make them.
-        if std::env::consts::ARCH == "x86_64" {
-            denied.extend(denied.clone().into_iter().map(|call| call | 0x4000_0000));
-        }
-        let said = |error: &dyn std::fmt::Display| format!("system calls cannot be filtered: {error}");
-        let rules: BTreeMap<i64, Vec<SeccompRule>> = denied.into_iter().map(|call| (call, Vec::new())).collect();
-        let refused = SeccompAction::Errno(u32::try_from(libc::EPERM).unwrap_or(1));
-        let arch = std::env::consts::ARCH.try_into().map_err(|error| said(&error))?;
-        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).map_err(|error| said(&error))?;
-        let program: BpfProgram = filter.try_into().map_err(|error: seccompiler::BackendError| said(&error))?;
-        seccompiler::apply_filter(&program).map_err(|error| said(&error))
+        let mut rules: Rules = denied.into_iter().map(|call| (call, Vec::new())).collect();
+        // Its own limits it may lower. Those of another process would end that one, and landlock does not mind.
+        rules.insert(libc::SYS_prlimit64, vec![where_first(SeccompCmpOp::Ne, 0).map_err(unfiltered)?]);
+        let namespace = |flag: i32| {
+            let flag = u64::from(flag.unsigned_abs());
+            where_first(SeccompCmpOp::MaskedEq(flag), flag)
+        };
+        rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(namespace).collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
+        refuse(rules, libc::EPERM)?;
+        // What this one is asked for stands where no filter can look. Who is told that there is none takes `clone`.
+        refuse(Rules::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)
     }
+}
+
+/// System calls, each with the cases that are meant; all where there are none.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+fn unfiltered(error: impl std::fmt::Display) -> String {
+    format!("system calls cannot be filtered: {error}")
+}
+
+/// The case that the first argument of a system call is of this kind.
+fn where_first(is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Dword, is, value)?])
+}
+
+/// From here on these system calls fail so in this process and in all that it starts.
+fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
+    // The same calls under the numbers of another way to make them.
+    if std::env::consts::ARCH == "x86_64" {
+        let others: Rules = rules.iter().map(|(call, cases)| (call | 0x4000_0000, cases.clone())).collect();
+        rules.extend(others);
+    }
+    let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(unfiltered)?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(with.unsigned_abs()), arch).map_err(unfiltered)?;
+    let program: BpfProgram = filter.try_into().map_err(|error: BackendError| unfiltered(error))?;
+    seccompiler::apply_filter(&program).map_err(unfiltered)
 }
 
 /// Tries the room with a program that leads into it: what the kernel cannot do, or nothing.
