@@ -33,7 +33,7 @@ pub struct Sandbox {
     pub read: Vec<PathBuf>,
     /// Directories that it may also change.
     pub write: Vec<PathBuf>,
-    /// Whether it may use the network.
+    /// Whether it may use the network. Sockets of this machine's own services (`AF_UNIX`) are no part of it.
     pub network: bool,
     /// Most bytes of address space: 2 GiB unless said.
     pub memory: u64,
@@ -80,6 +80,8 @@ const SYSTEM: [&str; 12] = [
 /// Names are looked up with these.
 const NETWORK: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+/// Kinds of sockets that lead to nothing but this machine: `AF_UNIX` and `AF_VSOCK`, which not every C library names.
+const LOCAL: [i32; 2] = [libc::AF_UNIX, 40];
 /// What `clone` is asked for where a new namespace is wanted.
 const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNS,
@@ -213,7 +215,7 @@ impl Sandbox {
 
     /// System calls that no tool needs, and those of the network where it is not granted.
     fn filter(&self) -> Result<(), String> {
-        let mut denied: Vec<i64> = vec![
+        let denied = [
             libc::SYS_ptrace,
             libc::SYS_process_vm_readv,
             libc::SYS_process_vm_writev,
@@ -241,10 +243,12 @@ impl Sandbox {
             libc::SYS_clock_settime,
             libc::SYS_io_uring_setup,
         ];
-        if !self.network {
-            denied.push(libc::SYS_socket);
-        }
         let mut rules: Rules = denied.into_iter().map(|call| (call, Vec::new())).collect();
+        // Where the network is granted, two kinds of sockets stay closed; where it is not, no kind is named, and that is all of them.
+        // Behind those of this machine stand programs that start others outside of any room.
+        let local = LOCAL.into_iter().filter(|_| self.network);
+        let local = local.map(|family| where_first(SeccompCmpOp::Eq, u64::from(family.unsigned_abs())));
+        rules.insert(libc::SYS_socket, local.collect::<Result<Vec<_>, _>>().map_err(unfiltered)?);
         // Its own limits it may lower. Those of another process would end that one, and landlock does not mind.
         rules.insert(libc::SYS_prlimit64, vec![where_first(SeccompCmpOp::Ne, 0).map_err(unfiltered)?]);
         let namespace = |flag: i32| {

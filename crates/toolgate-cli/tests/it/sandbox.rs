@@ -251,6 +251,13 @@ async fn the_network_is_there_where_it_is_granted() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     assert_eq!(room.says(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await, "sent");
+    // What listens on this machine may start programs outside of the room.
+    let socket = room.path("mine/socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let connect = format!("socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un(\"{}\")) or exit 1", socket.display());
+    assert!(room.says(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR"));
+    let pair = "socketpair(A, B, AF_UNIX, SOCK_STREAM, 0) or exit 1; print \"paired\"";
+    assert_eq!(room.says(&format!("perl -MSocket -e '{pair}'")).await, "paired");
 }
 
 #[tokio::test]
