@@ -37,7 +37,7 @@ pub struct Sandbox {
     pub network: bool,
     /// Most bytes of address space: 2 GiB unless said.
     pub memory: u64,
-    /// Most processes beside those that run already: 64 unless said. The kernel does not count those of root.
+    /// Most processes and threads beside those that run already: 64 unless said. The kernel does not count those of root.
     pub processes: u64,
     /// Most open files: 256 unless said.
     pub files: u64,
@@ -147,7 +147,7 @@ impl Sandbox {
     fn limit(&self) -> Result<(), String> {
         let limits = [
             (Resource::As, self.memory),
-            (Resource::Nproc, own_processes().saturating_add(self.processes)),
+            (Resource::Nproc, own_threads().saturating_add(self.processes)),
             (Resource::Nofile, self.files),
             (Resource::Cpu, self.cpu),
             (Resource::Fsize, self.file_size),
@@ -316,15 +316,20 @@ fn close_all() -> Result<(), String> {
     Ok(())
 }
 
-/// How many processes the user has: a limit counts all of them.
-fn own_processes() -> u64 {
-    use std::os::unix::fs::MetadataExt;
+/// How many processes the user has, with all their threads: a limit counts each of them.
+fn own_threads() -> u64 {
     let uid = rustix::process::getuid().as_raw();
-    let is_own = |entry: &std::fs::DirEntry| {
-        entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
-            && entry.metadata().is_ok_and(|file| file.uid() == uid)
-    };
-    std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_own).count() as u64
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    let is_process = |entry: &std::fs::DirEntry| entry.file_name().to_str().is_some_and(is_number);
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process);
+    let said = processes.filter_map(|entry| std::fs::read(entry.path().join("status")).ok());
+    said.map(|status| threads(&String::from_utf8_lossy(&status), uid)).sum()
+}
+
+/// How many threads a process has by what the kernel says of it; none that count where it is another user's.
+fn threads(status: &str, uid: u32) -> u64 {
+    let number = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
+    if number("Uid:") == Some(u64::from(uid)) { number("Threads:").unwrap_or(1) } else { 0 }
 }
 
 /// Becomes the program in its room, where this process was started for that; returns where it was not. Call it first thing in
@@ -357,4 +362,21 @@ fn find(program: &std::ffi::OsStr) -> Option<PathBuf> {
     }
     let places = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
     std::env::split_paths(&places).map(|place| place.join(&path)).find(|path| path.is_file()).and_then(|path| path.canonicalize().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_count_like_processes() {
+        let status = "Name:\tUid: 7\nUmask:\t0022\nTgid:\t42\nUid:\t1000\t0\t0\t0\nGid:\t1000\t0\t0\t0\nThreads:\t31\n";
+        assert_eq!((threads(status, 1000), threads(status, 0), threads("", 0)), (31, 0, 0));
+        let end = std::sync::Arc::new(std::sync::Barrier::new(201));
+        let naps: Vec<_> = (0..200).map(|_| std::sync::Arc::clone(&end)).map(|end| std::thread::spawn(move || end.wait())).collect();
+        let counted = own_threads();
+        end.wait();
+        naps.into_iter().for_each(|nap| drop(nap.join()));
+        assert!(counted >= 201, "{counted}");
+    }
 }
