@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use cap_std::ambient_authority;
-use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, OpenOptionsExt};
+use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, OpenOptionsExt, Permissions, PermissionsExt};
 use serde::{Deserialize, Serialize};
 
 use super::{Expect, FileError, FileSystem, FileTxn, normal_path};
@@ -47,6 +47,9 @@ struct Undo {
     new: Option<usize>,
     /// Directories made for it, outermost first.
     made: Vec<String>,
+    /// Who might do what with it, where the file is removed; not known of what an earlier version has removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode: Option<u32>,
 }
 
 /// An undo entry with both contents.
@@ -192,10 +195,19 @@ impl Inner {
             return self.conflict(entry);
         }
         match (undo.old.is_some(), there) {
-            (true, Some((_, mut file))) => overwrite(&mut file, &entry.old).map_err(fail)?,
-            (true, None) => {
-                let mut file = self.root.open_with(&undo.path, OpenOptions::new().write(true).create_new(true)).map_err(fail)?;
+            (true, there) => {
+                let mut file = match there {
+                    Some((_, file)) => file,
+                    None => {
+                        // Nobody else's until it is as it was.
+                        let mode = if undo.mode.is_some() { 0o600 } else { 0o666 };
+                        self.root.open_with(&undo.path, OpenOptions::new().write(true).create_new(true).mode(mode)).map_err(fail)?
+                    }
+                };
                 overwrite(&mut file, &entry.old).map_err(fail)?;
+                if let Some(mode) = undo.mode {
+                    file.set_permissions(Permissions::from_mode(mode)).map_err(fail)?;
+                }
             }
             (false, Some(_)) => self.root.remove_file(&undo.path).map_err(fail)?,
             (false, None) => {}
@@ -274,8 +286,15 @@ impl Txn {
     }
 
     /// The journal knows what was there before anything changes.
-    fn journal(&mut self, path: &str, old: Option<Vec<u8>>, new: Option<&[u8]>, made: Vec<String>) -> Result<(), FileError> {
-        let undo = Undo { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made };
+    fn journal(
+        &mut self,
+        path: &str,
+        old: Option<Vec<u8>>,
+        new: Option<&[u8]>,
+        made: Vec<String>,
+        mode: Option<u32>,
+    ) -> Result<(), FileError> {
+        let undo = Undo { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made, mode };
         let file = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo.len()));
         let entry = Entry { undo, old: old.unwrap_or_default(), new: new.unwrap_or_default().to_vec(), file };
         entry.write(&self.fs.journal).map_err(|e| FileError::Io(path.to_owned(), format!("the undo journal cannot be written: {e}")))?;
@@ -332,7 +351,7 @@ impl FileTxn for Txn {
                     Expect::check(&self.expects, &path, Some(Digest::of(&old)))?;
                 }
                 // Written through the handle that was compared: no swap of the path in between matters.
-                self.journal(&path, Some(old), Some(content), Vec::new())?;
+                self.journal(&path, Some(old), Some(content), Vec::new(), None)?;
                 overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e)))
             }
             Err(FileError::Missing(_)) => {
@@ -341,7 +360,7 @@ impl FileTxn for Txn {
                     Expect::check(&self.expects, &path, None)?;
                 }
                 let made = self.make_parents(&path)?;
-                self.journal(&path, None, Some(content), made)?;
+                self.journal(&path, None, Some(content), made, None)?;
                 match self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true)) {
                     Ok(mut file) => overwrite(&mut file, content).or_else(|e| self.take_back(io_error(&path, &e))),
                     // Somebody was faster: what is there is theirs, and there is nothing to undo.
@@ -370,7 +389,8 @@ impl FileTxn for Txn {
         if self.is_first(&path) {
             Expect::check(&self.expects, &path, Some(Digest::of(&old)))?;
         }
-        self.journal(&path, Some(old), None, Vec::new())?;
+        let mode = file.metadata().map_err(|e| io_error(&path, &e))?.mode() & 0o777;
+        self.journal(&path, Some(old), None, Vec::new(), Some(mode))?;
         self.fs.root.remove_file(&path).or_else(|e| self.take_back(io_error(&path, &e)))
     }
 

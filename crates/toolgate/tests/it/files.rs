@@ -158,6 +158,30 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
+fn a_file_that_is_put_back_is_for_whom_it_was_before() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |host: &Host| fs::metadata(host.root.path().join("config.yaml")).unwrap().permissions().mode() & 0o777;
+    for was in [0o600, 0o640, 0o666, 0o755] {
+        let host = Host::new();
+        fs::set_permissions(host.root.path().join("config.yaml"), fs::Permissions::from_mode(was)).unwrap();
+        let files = host.open();
+        let mut txn = files.begin(call_id(), Vec::new());
+        txn.remove("config.yaml").unwrap();
+        txn.write("config.yaml", b"in its place").unwrap();
+        txn.rollback().unwrap();
+        assert_eq!((host.read("config.yaml").as_deref(), mode(&host)), (Some("a: 1"), was));
+        // The same where the process dies.
+        txn.remove("config.yaml").unwrap();
+        std::mem::forget(txn);
+        drop(files);
+        let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        copy(host.journal.path(), next.journal.path());
+        drop(next.open());
+        assert_eq!((next.read("config.yaml").as_deref(), mode(&next)), (Some("a: 1"), was));
+    }
+}
+
+#[test]
 fn a_journal_inside_the_directory_is_refused() {
     let host = Host::new();
     assert!(HostFs::open(host.root.path(), host.root.path().join("journal"), |_| Ok(false)).is_err());
