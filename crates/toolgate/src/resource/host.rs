@@ -396,13 +396,19 @@ impl FileTxn for Txn {
 
     fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
         let start = if below.is_empty() || below == "." { String::new() } else { normal_path(below)? };
-        let (mut found, mut todo) = (Vec::new(), vec![start]);
+        let (mut found, mut todo) = (Vec::new(), vec![start.clone()]);
         while let Some(dir) = todo.pop() {
             let shown = if dir.is_empty() { "." } else { dir.as_str() };
-            let entries = self.fs.root.read_dir(shown).map_err(|e| io_error(shown, &e))?;
+            let entries = match self.fs.root.read_dir(shown) {
+                Ok(entries) => entries,
+                // Closed to us, or gone since it was seen: the others are there all the same.
+                Err(e) if dir != start && matches!(e.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) => continue,
+                Err(e) => return Err(io_error(shown, &e)),
+            };
             for entry in entries {
                 let entry = entry.map_err(|e| io_error(shown, &e))?;
-                let name = entry.file_name().to_string_lossy().into_owned();
+                // What is no text no path can name.
+                let Ok(name) = entry.file_name().into_string() else { continue };
                 let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
                 // Links are not followed: a directory is listed once, under its own name.
                 match entry.file_type() {

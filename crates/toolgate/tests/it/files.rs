@@ -229,6 +229,21 @@ fn no_path_and_no_link_leads_outside() {
     assert!(matches!(txn.read("pipe"), Err(FileError::NotAFile(_) | FileError::Io(..))));
 }
 
+#[test]
+fn one_name_that_is_no_text_does_not_hide_the_others() {
+    use std::os::unix::ffi::OsStrExt;
+    let host = Host::new();
+    let odd = host.root.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&odd).unwrap();
+    fs::write(odd.join("menu.txt"), "tea").unwrap();
+    fs::write(host.root.path().join(std::ffi::OsStr::from_bytes(b"\xff.txt")), "odd").unwrap();
+    fs::create_dir(host.root.path().join("dir")).unwrap();
+    fs::write(host.root.path().join("dir/a.txt"), "a").unwrap();
+    let mut txn = host.open().begin(call_id(), Vec::new());
+    assert_eq!(txn.list("", 100).unwrap(), ["config.yaml", "dir/a.txt"]);
+    assert_eq!(txn.list("nowhere", 100), Err(FileError::Missing("nowhere".into())));
+}
+
 /// A directory is swapped for a link outside, again and again, while files are written below it.
 #[test]
 fn no_race_leads_outside() {
