@@ -73,6 +73,7 @@ impl End {
         self.settle = Settle::Pending;
         if let Outcome::Error(error) = &mut self.outcome {
             **error = (**error).clone().with_effects(Effects::Unknown);
+            error.retry_after_ms = None;
         }
     }
 
@@ -167,7 +168,7 @@ impl Toolgate {
             // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
             Ok(Err(Conflict)) => Box::pin(self.lost_race(passed, row, txn, trail)).await,
             Err(error) if kept => {
-                let heard = unrecorded(&error).with_effects(passed.effects_of_run());
+                let heard = unrecorded(&error, passed.effects_of_run());
                 let mut end = End::failed(heard, Gate::Record);
                 self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
                 let row = Arc::new(end.rewrite(&row));
@@ -178,9 +179,8 @@ impl Toolgate {
     }
 
     async fn lost_race(&self, passed: Box<Passed>, row: Arc<Row>, mut txn: Txn, trail: Box<Trail>) -> Answer {
-        let error =
-            ToolError::of(code::CONFLICT, "another call changed this session first, so nothing of this one was kept").retry_after_ms(100);
-        let mut end = End::failed(error.with_effects(passed.effects_of_run()), Gate::Settle);
+        let error = ToolError::of(code::CONFLICT, "another call changed this session first, so nothing of this one was kept");
+        let mut end = End::failed(again_after(100, error.with_effects(passed.effects_of_run())), Gate::Settle);
         self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
         let row = Arc::new(end.rewrite(&row));
         let finish = self.finish(&row, &trail, &mut end, &passed, &mut txn);
@@ -447,7 +447,7 @@ impl Toolgate {
         {
             tracing::warn!(%error, "the definition that a spooled row was decided by could not be kept beside it");
         }
-        let heard = unrecorded(error).with_effects(end.effects);
+        let heard = unrecorded(error, end.effects);
         let end = End { outcome: heard.into(), gate: Gate::Record, ..end };
         self.tell(end, row, None, trail)
     }
@@ -472,7 +472,12 @@ fn not_yet(error: &StoreError) {
     tracing::warn!(%error, "spooled rows could not be taken in yet");
 }
 
-fn unrecorded(error: &StoreError) -> ToolError {
+fn unrecorded(error: &StoreError, effects: Effects) -> ToolError {
     tracing::error!(%error, "the store could not record a call");
-    ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").retry_after_ms(1_000)
+    again_after(1_000, ToolError::of(code::STORE_UNAVAILABLE, "the store could not record the call").with_effects(effects))
+}
+
+/// Says when to try again, where the same call may be tried again at all.
+fn again_after(ms: u64, error: ToolError) -> ToolError {
+    if error.retryable { error.retry_after_ms(ms) } else { error }
 }

@@ -206,6 +206,19 @@ async fn a_spooled_row_is_taken_in_when_the_store_is_back() {
 }
 
 #[tokio::test]
+async fn nobody_hears_when_to_try_again_what_may_not_be_tried_again() {
+    for (fails, code, wait) in [(Fails::Finish, "store_unavailable", 1_000), (Fails::FinishConflicts, "conflict", 100)] {
+        // What has happened, and what was rolled back.
+        for (world, again) in [(World::new(|agent| agent), false), (World::whose_act(Tool::local), true)] {
+            world.store.fail(&[fails]);
+            let answer = world.session.call("act", json!({"how": "ok"})).await;
+            let heard = answer.outcome.error().map(|error| (&*error.code, error.retryable, error.retry_after_ms));
+            assert_eq!(heard, Some((code, again, again.then_some(wait))));
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_signal_passes_through_untouched_and_changes_nothing() {
     let world = World::new(|agent| agent);
     let quiet = world.fingerprint().await;
