@@ -119,7 +119,7 @@ impl Reader<'_> {
             table.wrong("networks", problem.help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
         }
         let most = table.bytes("max_response").and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
-        let empty = table.values("empty_on").unwrap_or_default().iter().filter_map(|status| status.as_u64()?.try_into().ok()).collect();
+        let empty = statuses(table, "empty_on");
         let retry = table.table("retry").map(|retry| {
             let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
             retry.finish("`retry`");
@@ -164,6 +164,17 @@ fn host_of(table: &Table<'_>, url: &Template) -> Option<String> {
         None => authority.split(':').next().unwrap_or_default(),
     };
     Some(host.to_ascii_lowercase())
+}
+
+/// Statuses of answers.
+fn statuses(table: &Table<'_>, key: &str) -> Vec<u16> {
+    let status = |value: &Value| value.as_u64().and_then(|status| u16::try_from(status).ok()).filter(|status| (100..600).contains(status));
+    let written = table.values(key).unwrap_or_default();
+    if let Some(wrong) = written.iter().find(|value| status(value).is_none()) {
+        let problem = Problem::new(format!("`{}` is no status of an answer", crate::names::shown(&wrong.to_string())));
+        table.wrong(key, problem.help(format!("a number from 100 to 599, like `{key} = [404]`")));
+    }
+    written.iter().filter_map(status).collect()
 }
 
 /// The arguments that a body names.

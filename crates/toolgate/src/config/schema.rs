@@ -143,7 +143,7 @@ fn tool() -> Value {
         "hosts": of("names", "`http`: hosts that it may talk to, also after a redirect; that of its address unless said."),
         "networks": of("names", "`http`: private or local networks that it may reach, as in `10.0.0.0/8`."),
         "max_response": {"$ref": "#/$defs/bytes"},
-        "empty_on": {"type": "array", "items": {"type": "integer"}, "description": "`http`: statuses that mean that there is nothing of the kind."},
+        "empty_on": {"type": "array", "items": {"type": "integer", "minimum": 100, "maximum": 599}, "description": "`http`: statuses that mean that there is nothing of the kind."},
         "retry": object(json!({"times": {"type": "integer", "minimum": 0}, "delay": {"$ref": "#/$defs/duration"}}), &[]),
     });
     if let (Some(tool), Value::Object(more)) = (tool.get_mut("properties").and_then(Value::as_object_mut), elsewhere) {
