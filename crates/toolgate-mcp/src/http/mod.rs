@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ipnet::IpNet;
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Client, Method, StatusCode, Url};
 use serde_json::Value;
 use toolgate::config::{Body, HttpTool};
@@ -156,7 +156,11 @@ impl Runner {
         for hop in 0..=HOPS {
             let mut request = self.client()?.request(ready.method.clone(), ready.url.clone()).headers(ready.headers.clone());
             if let Some((body, kind)) = &ready.body {
-                request = request.header(reqwest::header::CONTENT_TYPE, *kind).body(body.clone());
+                // One that the file says counts: two of them would be read by some as one, and by others as the other.
+                if !ready.headers.contains_key(CONTENT_TYPE) {
+                    request = request.header(CONTENT_TYPE, *kind);
+                }
+                request = request.body(body.clone());
             }
             // What was answered before was sent before.
             let answer = request.send().await.map_err(|error| unreachable(&error, hop == 0))?;

@@ -111,6 +111,13 @@ async fn arguments_stand_where_the_template_says() {
             ),
         )
         + &tool("form", &service, "/form", &format!("{input}method = \"POST\"\nform = {{ id = \"{{/id}}\", note = \"{{/note}}\" }}"));
+    let config = config
+        + &tool(
+            "typed",
+            &service,
+            "/typed",
+            &format!("{input}method = \"POST\"\nheaders = {{ Content-Type = \"application/vnd.api+json\" }}"),
+        );
     let gate = Gate::open(&config).await;
     let client = gate.client();
     let got = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
@@ -125,6 +132,13 @@ async fn arguments_stand_where_the_template_says() {
     assert!(asked[2].ends_with(r#"{"amount":1.5,"note":"n"}"#), "{}", asked[2]);
     assert!(asked[3].ends_with(r#"{"fixed":true,"order":{"amount":1.5,"id":"B","label":"order B"}}"#), "{}", asked[3]);
     assert!(asked[4].ends_with("id=B%26C&note=%C3%BC"), "{}", asked[4]);
+    client.call("typed", json!({"id": "B"})).await;
+    // One kind is said, and it is that of the file where there is one.
+    for (at, kind) in [(2, "application/json"), (4, "application/x-www-form-urlencoded"), (5, "application/vnd.api+json")] {
+        let request = service.asked()[at].to_ascii_lowercase();
+        let said: Vec<&str> = request.lines().filter_map(|line| line.strip_prefix("content-type: ")).collect();
+        assert_eq!(said, [kind], "{request}");
+    }
     for (id, code) in [("..", "invalid_arguments"), (".", "invalid_arguments"), ("%2e%2e", "ok"), ("../../admin", "ok")] {
         assert_eq!(client.code("get", json!({"id": id})).await, code, "{id}");
     }
