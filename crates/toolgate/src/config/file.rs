@@ -197,7 +197,13 @@ impl Config {
             config.client = Client { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };
             client.finish("`client`");
         }
-        let reader = Reader { file: &file, beside: &beside, files: RefCell::default() };
+        let reader = Reader {
+            file: &file,
+            beside: &beside,
+            files: RefCell::default(),
+            named_agents: RefCell::default(),
+            named_upstreams: RefCell::default(),
+        };
         config.upstreams = reader.upstreams(&table);
         if let Some(gateway) = table.table("gateway") {
             config.gateway = reader.gateway(&gateway);
@@ -222,7 +228,7 @@ impl Config {
                 }
             }
         }
-        config.check_upstreams(&table);
+        config.check_names(&table, &reader);
         // What one agent reads at the top, nobody else does.
         for key in ["name", "principals", "limits", "max_output", "dialect", "tools", "policy", "include", "hooks"] {
             table.mark_read(key);
@@ -239,7 +245,7 @@ impl Config {
     }
 
     /// What is said of upstreams and agents is said of some that are there.
-    fn check_upstreams(&self, table: &Table<'_>) {
+    fn check_names(&self, table: &Table<'_>, reader: &Reader<'_>) {
         let known = || self.upstreams.iter().map(|upstream| upstream.name.as_str());
         let unknown = |name: &str| {
             let problem = Problem::new(format!("there is no upstream `{}`", crate::names::shown(name)));
@@ -254,17 +260,14 @@ impl Config {
                     say(unknown(upstream), &entry.place);
                 }
             }
-            for name in declared.upstreams.iter().flatten().filter(|name| !known().any(|known| known == name.as_str())) {
-                say(unknown(name), &self.whole);
-            }
         }
-        if let Some(agent) = self.gateway.agent.as_ref().filter(|agent| self.agents.iter().all(|known| known.name != **agent)) {
-            let problem = Problem::new(format!("there is no agent `{}`", crate::names::shown(agent)));
-            let problem = problem.did_you_mean(agent, self.agents.iter().map(|known| known.name.as_str()));
-            say(
-                problem.or_help("name one of `[agents.NAME]`"),
-                &table.table("gateway").map_or_else(|| self.whole.clone(), |gateway| gateway.place_of("agent")),
-            );
+        for (name, place) in reader.named_upstreams.borrow().iter().filter(|(name, _)| !known().any(|known| known == name)) {
+            say(unknown(name), place);
+        }
+        for (name, place) in reader.named_agents.borrow().iter().filter(|(name, _)| self.agents.iter().all(|known| known.name != *name)) {
+            let problem = Problem::new(format!("there is no agent `{}`", crate::names::shown(name)));
+            let problem = problem.did_you_mean(name, self.agents.iter().map(|known| known.name.as_str()));
+            say(problem.or_help("name one of `[agents.NAME]`"), place);
         }
     }
 
@@ -446,6 +449,10 @@ pub(super) struct Reader<'r> {
     pub(super) beside: &'r Path,
     /// Files that are included.
     pub(super) files: RefCell<Vec<PathBuf>>,
+    /// Agents that the gateway names, and where.
+    pub(super) named_agents: RefCell<Vec<(String, Place)>>,
+    /// Upstreams that agents name, and where.
+    named_upstreams: RefCell<Vec<(String, Place)>>,
 }
 
 /// How long rows are kept: said by whoever names the ledger, so that no file has a say in the rows of another.

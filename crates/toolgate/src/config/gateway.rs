@@ -109,6 +109,7 @@ impl Reader<'_> {
             table.wrong("listen", problem.help("like `127.0.0.1:7070`"));
         }
         gateway.agent = table.text("agent").map(str::to_owned);
+        self.named_agents.borrow_mut().extend(gateway.agent.iter().map(|name| (name.clone(), table.place_of("agent"))));
         (gateway.hosts, gateway.origins) = (names("hosts"), names("origins"));
         for origin in gateway.origins.iter().filter(|origin| !origin.contains("://")) {
             let problem = Problem::new(format!("`{}` is no origin", crate::names::shown(origin)));
@@ -122,7 +123,7 @@ impl Reader<'_> {
         }
         gateway.rate = super::file::rate(table);
         gateway.idle = table.length("idle").unwrap_or(gateway.idle);
-        gateway.tokens = table.tables("tokens").iter().filter_map(token).collect();
+        gateway.tokens = table.tables("tokens").iter().filter_map(|table| token(table, self)).collect();
         gateway.jwt = table.table("jwt").and_then(|table| jwt(&table, self));
         gateway.tls = table.table("tls").and_then(|tls| {
             let (certificate, key) = (tls.text("certificate"), tls.text("key"));
@@ -152,7 +153,7 @@ impl Reader<'_> {
     }
 }
 
-fn token(table: &Table<'_>) -> Option<Token> {
+fn token(table: &Table<'_>, reader: &Reader<'_>) -> Option<Token> {
     for (key, example) in [("principal", "principal = \"ci\""), ("sha256", "sha256 = \"…\"")] {
         if !table.has(key) {
             let problem = Problem::new(format!("a token needs a `{key}`"));
@@ -167,7 +168,8 @@ fn token(table: &Table<'_>) -> Option<Token> {
             Problem::new("a digest has 64 digits of 0-9 and a-f").help("`toolgate token NAME` makes a token and its digest"),
         );
     }
-    let agents = table.names("agents").map(|names| names.into_iter().map(str::to_owned).collect());
+    let agents: Option<Vec<String>> = table.names("agents").map(|names| names.into_iter().map(str::to_owned).collect());
+    reader.named_agents.borrow_mut().extend(agents.iter().flatten().map(|name| (name.clone(), table.place_of("agents"))));
     table.finish("a token");
     Some(Token { principal: principal?, sha256: sha256?, agents })
 }

@@ -18,10 +18,12 @@ impl Reader<'_> {
             shut.push(table.place_of("principals"));
         }
         // At the top, `upstreams` are the servers themselves.
-        let upstreams = match table.is_table("upstreams") {
+        let upstreams: Option<Vec<String>> = match table.is_table("upstreams") {
             true => None,
             false => table.names("upstreams").map(|names| names.into_iter().map(str::to_owned).collect()),
         };
+        let named = |name: &String| (name.clone(), table.place_of("upstreams"));
+        self.named_upstreams.borrow_mut().extend(upstreams.iter().flatten().map(named));
         let (mut tools, mut grants) = (Vec::new(), Vec::new());
         if let Some(declared) = table.table("tools") {
             for name in declared.keys() {
