@@ -176,7 +176,10 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
         let mut source: Option<&(dyn StdError + 'static)> = Some(&error);
         while let Some(cause) = source {
             if let Some(error) = cause.downcast_ref::<ToolError>() {
-                return Self(Box::new(Kind::Error { error: error.clone(), effects: None, status: None }));
+                let mut error = error.clone();
+                // Whatever it was an answer to, this call has run.
+                error.replayed = false;
+                return Self::from_error(error);
             }
             if let Some(file) = cause.downcast_ref::<FileError>() {
                 return Self::of(file.code(), message);

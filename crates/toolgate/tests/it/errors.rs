@@ -180,6 +180,20 @@ async fn what_a_panic_in_a_task_says_is_not_for_the_model() {
 }
 
 #[tokio::test]
+async fn a_tool_that_passes_on_an_answer_from_the_record_has_run_itself() {
+    use toolgate::{Effect, Tool};
+    let pass_on = Tool::dynamic("pass_on", "Passes on.", json!({"type": "object"}), |_, _| async {
+        let mut told = ToolError::new(Category::Business, "no_stock", "there is none left");
+        told.replayed = true;
+        Err(Failure::from(told))
+    });
+    let world = World::new(|agent| agent.tool(pass_on.effect(Effect::Read)));
+    let answer = world.session.call("pass_on", json!({})).await;
+    let error = answer.outcome.error().unwrap();
+    assert_eq!((&*error.code, error.replayed, error.call_id), ("no_stock", false, Some(answer.call)), "{answer:?}");
+}
+
+#[tokio::test]
 async fn an_empty_answer_is_no_error_and_upstream_words_stay_apart() {
     use toolgate::{Effect, Tool};
     let schema = json!({"type": "object", "properties": {"status": {"type": "integer"}}, "required": ["status"]});
