@@ -29,21 +29,22 @@ struct Inner {
 }
 
 impl MemoryFs {
-    /// A file system with these files.
+    /// A file system with these files. A path is taken in one spelling, here and below: `./notes.txt` is `notes.txt`. One that
+    /// [`normal_path`] refuses stands as it is, where no handler finds it.
     pub fn new<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let files = files.into_iter().map(|(path, text)| (path.to_owned(), Arc::from(text.as_bytes()))).collect();
+        let files = files.into_iter().map(|(path, text)| (spelled(path), Arc::from(text.as_bytes()))).collect();
         Self(Arc::new(Mutex::new(Inner { files, writing: HashMap::new() })))
     }
 
     /// The content of a file.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<Arc<[u8]>> {
-        crate::lock(&self.0).files.get(path).cloned()
+        crate::lock(&self.0).files.get(&spelled(path)).cloned()
     }
 
     /// Writes a file from outside any call.
     pub fn put(&self, path: &str, content: &[u8]) {
-        crate::lock(&self.0).files.insert_mut(path.to_owned(), Arc::from(content));
+        crate::lock(&self.0).files.insert_mut(spelled(path), Arc::from(content));
     }
 
     /// Everything there is, as one digest.
@@ -52,6 +53,11 @@ impl MemoryFs {
         let files = crate::lock(&self.0).files.clone();
         Digest::of_parts(files.iter().flat_map(|(path, content)| [path.as_bytes(), content]))
     }
+}
+
+/// A path as handlers come to it.
+fn spelled(path: &str) -> String {
+    normal_path(path).unwrap_or_else(|_| path.to_owned())
 }
 
 impl FileSystem for MemoryFs {

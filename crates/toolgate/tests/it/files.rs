@@ -105,6 +105,21 @@ async fn an_existing_file_must_have_been_read_on_the_host() {
 }
 
 #[tokio::test]
+async fn files_in_memory_are_found_however_they_were_spelled() {
+    for spelling in ["./notes/a.txt", "notes//a.txt", "notes/./a.txt", "notes/a.txt"] {
+        let files = MemoryFs::new([(spelling, "old")]);
+        let session = editor(files.clone());
+        assert_eq!(code(&session, "read_file", json!({"path": "notes/a.txt"})).await, "ok", "{spelling}");
+        files.put(spelling, b"new");
+        assert_eq!(files.get("notes/a.txt").as_deref(), Some(b"new".as_slice()), "{spelling}");
+        assert_eq!(files.get(spelling).as_deref(), Some(b"new".as_slice()), "{spelling}");
+    }
+    // What no handler can name is not taken for something else.
+    let files = MemoryFs::new([("/etc/passwd", "root")]);
+    assert!(files.get("etc/passwd").is_none() && files.get("/etc/passwd").is_some());
+}
+
+#[tokio::test]
 async fn with_no_file_system_to_ask_it_is_a_denial() {
     let agent = Agent::builder("editor").tools(builtin::files()).policy(ReadBeforeWrite::default()).build().unwrap();
     let session = crate::support::gate().agent(agent).built().session("editor", "alice", "s");
