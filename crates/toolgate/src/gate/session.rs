@@ -49,7 +49,8 @@ impl Session {
         Call::new(self.key.clone(), tool, arguments)
     }
 
-    /// Makes a call.
+    /// Makes a call. Not from a handler of the same session, which would wait for itself until it is told `busy`: what a handler
+    /// calls belongs into a session of its own.
     pub async fn call(&self, tool: &str, arguments: impl Into<Arguments>) -> Answer {
         self.gate.call(self.prepare(tool, arguments)).await
     }
