@@ -187,6 +187,26 @@ def a_normalised_output_is_what_the_model_reads(world):
     expect(not result.is_error and result.text == "card ending in 1111", f"the model read: {result.text}")
 
 
+def settings_that_the_client_leaves_aside_are_told_by_doctor(world):
+    """It skips the whole file without a word where a part of it does not fit: the gate is off."""
+    path = world.project / ".claude" / "settings.json"
+    sound = path.read_text()
+    for changed, holds in (
+        (f"/* ours */\n{sound}", False),
+        (sound.replace("{", "{ // ours\n", 1), False),
+        (sound.rstrip().removesuffix("}").rstrip() + ",\n}\n", False),
+        (sound.replace('"PreToolUse": [', '"PreToolUse": [{"matcher": 7, "hooks": "x"},', 1), False),
+        (f"\ufeff{sound}", True),
+        (sound, True),
+    ):
+        path.write_text(changed)
+        world.write("aside.txt", "")
+        world.play(Tool("Bash", {"command": "rm aside.txt"}))
+        code, out, _ = finish([world.toolgate, "doctor"], COMMAND_SECONDS, cwd=world.project, env=world.environment)
+        expect((world.has("aside.txt"), code == 0) == (holds, holds), f"{short(changed[:80])}: doctor ended with {code}: {short(out)}")
+    path.write_text(sound)
+
+
 def without_the_store_every_call_is_refused(world):
     store = world.project / "ledger.db"
     expect(store.exists(), "there was no store to remove")
@@ -223,6 +243,7 @@ SCENARIOS = [
     an_allowed_call_runs_and_the_model_reads_its_output,
     a_rewritten_call_is_what_runs,
     a_normalised_output_is_what_the_model_reads,
+    settings_that_the_client_leaves_aside_are_told_by_doctor,
     without_the_store_every_call_is_refused,
     without_toolgate_every_call_is_refused,
 ]
