@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::pin::pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::SelectAll;
@@ -87,7 +88,7 @@ impl Batch {
     }
 
     /// Says each of them, and what they come to. What is refused before any is heard is refused for all.
-    pub(crate) async fn answer(self, http: &Http, parts: &Parts, caller: &Caller, agent: Option<&str>) -> Answer {
+    pub(crate) async fn answer(self, http: &Arc<Http>, parts: &Parts, caller: &Caller, agent: Option<&str>) -> Answer {
         let (mut open, mut said, mut heard) = (SelectAll::new(), Vec::new(), false);
         let mut rest = self.0.into_iter();
         while let Some(message) = rest.next() {
@@ -110,7 +111,7 @@ impl Batch {
                 Ok(Some(events)) => open.push(Box::pin(whole_events(events))),
                 Ok(None) => {}
                 Err(refused) if !heard => {
-                    lost(&http.gateway, caller, agent, rest, MOST, "the batch that this came in was refused").await;
+                    http.set_down(caller, agent, calls(rest), MOST, "the batch that this came in was refused").await;
                     return refused;
                 }
                 // Others were heard, and are told what they came to.
@@ -131,16 +132,13 @@ impl Batch {
     }
 }
 
+/// The calls among messages.
+pub(crate) fn calls(messages: impl IntoIterator<Item = Message>) -> Vec<Glimpse> {
+    messages.into_iter().filter_map(|message| Glimpse::of_value(&message.value)).collect()
+}
+
 /// Writes down the calls of a batch that is refused as such: so many of them, and with the last how many more there were.
-pub(crate) async fn lost(
-    gateway: &Gateway,
-    caller: &Caller,
-    agent: Option<&str>,
-    messages: impl IntoIterator<Item = Message, IntoIter: Send>,
-    most: usize,
-    why: &str,
-) {
-    let mut calls: Vec<Glimpse> = messages.into_iter().filter_map(|message| Glimpse::of_value(&message.value)).collect();
+pub(crate) async fn lost(gateway: &Gateway, caller: &Caller, agent: Option<&str>, mut calls: Vec<Glimpse>, most: usize, why: &str) {
     let more = calls.len().saturating_sub(most);
     calls.truncate(most);
     let last = calls.pop();

@@ -153,7 +153,7 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
         let Unread { id, code, why, call, batch } = unread;
         let place = Arc::clone(&self.room).try_acquire_owned();
         self.refusals.spawn(async move {
-            crate::batch::lost(&gateway, &fixed.caller, fixed.agent.as_deref(), batch, crate::batch::MOST, &why).await;
+            crate::batch::lost(&gateway, &fixed.caller, fixed.agent.as_deref(), crate::batch::calls(batch), crate::batch::MOST, &why).await;
             let said = misread::refusal(&gateway, &fixed.caller, fixed.agent.as_deref(), call, id, code, &why).await;
             drop(write(&output, said.to_string().into_bytes()).await);
             drop(place);

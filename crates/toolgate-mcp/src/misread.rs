@@ -10,7 +10,7 @@ use toolgate::{Answer, Call, SessionKey, ToolError, Toolgate, code};
 use crate::gateway::Gateway;
 use crate::identity::{self, Caller};
 
-/// The longest name of a request that is written down.
+/// The longest name of a request, a tool or an agent that is written down.
 const LONGEST: usize = 200;
 /// How many letters of the reason are.
 const REASON: usize = 300;
@@ -34,10 +34,15 @@ fn text(raw: &RawValue) -> Option<String> {
     serde_json::from_str(raw.get()).ok()
 }
 
+/// As much of a name as is written down.
+fn cut(name: &str) -> String {
+    name.chars().take(LONGEST).collect()
+}
+
 /// What a client calls a request: text, or a number.
 fn name(id: &RawValue) -> Option<String> {
     let named = text(id).or_else(|| serde_json::from_str::<serde_json::Number>(id.get()).ok().map(|number| number.to_string()))?;
-    Some(named.chars().take(LONGEST).collect())
+    Some(cut(&named))
 }
 
 impl Glimpse {
@@ -59,7 +64,7 @@ impl Glimpse {
         }
         let message: Message<'_> = serde_json::from_slice(message).ok()?;
         text(message.method).filter(|method| method == "tools/call")?;
-        Some(Self { tool: text(message.params.name)?, agent: None, id: message.id.and_then(name) })
+        Some(Self { tool: cut(&text(message.params.name)?), agent: None, id: message.id.and_then(name) })
     }
 
     /// The same of a message that could be read.
@@ -67,9 +72,9 @@ impl Glimpse {
         if message.get("method")?.as_str()? != "tools/call" {
             return None;
         }
-        let tool = message.get("params")?.get("name")?.as_str()?.to_owned();
+        let tool = cut(message.get("params")?.get("name")?.as_str()?);
         let id = match message.get("id") {
-            Some(Value::String(id)) => Some(id.chars().take(LONGEST).collect()),
+            Some(Value::String(id)) => Some(cut(id)),
             Some(Value::Number(id)) => Some(id.to_string()),
             _ => None,
         };
@@ -88,7 +93,7 @@ impl Glimpse {
             tool: &'b RawValue,
         }
         let body: Body<'_> = serde_json::from_slice(body).ok()?;
-        Some(Self { tool: text(body.tool)?, agent: body.agent.and_then(text), id: body.id.and_then(name) })
+        Some(Self { tool: cut(&text(body.tool)?), agent: body.agent.and_then(text).map(|agent| cut(&agent)), id: body.id.and_then(name) })
     }
 
     /// The call, to be refused by the first gate.

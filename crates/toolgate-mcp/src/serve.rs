@@ -37,11 +37,16 @@ use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Asked, Caller};
 use crate::inplace::InPlace;
 use crate::lines::bounds;
-use crate::misread::{self, Glimpse};
+use crate::misread::Glimpse;
 use crate::patient::Patient;
 use crate::raw::{self, Message, Read};
 use crate::seat::{Held, Open, Seated};
 use crate::straight::Straight;
+
+mod refused;
+mod sessions;
+
+use sessions::{SESSION_LIFE, opens_session};
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -51,13 +56,6 @@ const UNREAD: Duration = Duration::from_secs(60);
 const WAITING: usize = 256 << 10;
 /// Most connections at the same time.
 const CONNECTIONS: usize = 16_384;
-/// Most sessions of older clients, and most of one principal where there are several.
-const SESSIONS: usize = 100_000;
-const OWN_SESSIONS: usize = SESSIONS / 10;
-/// How long a session of an older client lives without a word.
-const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
-/// How many that are refused are written down at the same time.
-const TURNS: usize = 64;
 /// What is told, and written down, where there is no room.
 const HASTY: &str = "too many requests in a short time";
 const CROWDED: &str = "too many requests at the same time";
@@ -80,14 +78,11 @@ pub(crate) struct Http {
     arriving: AtomicUsize,
     rates: Mutex<Rates>,
     /// Whose a session of an older client is.
-    owners: Mutex<HashMap<String, Owner>>,
+    owners: Mutex<HashMap<String, sessions::Owner>>,
 }
 
 /// When principals have asked, of late.
 type Rates = HashMap<String, VecDeque<Instant>>;
-
-/// Who opened a session, as which agent, and when it was last heard of.
-type Owner = (Caller, Option<String>, Instant);
 
 /// A gateway that listens.
 pub struct Listening {
@@ -216,7 +211,7 @@ impl Http {
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency.min(Semaphore::MAX_PERMITS)));
         let door = Door::new(gateway.clone(), None);
-        let (turns, arriving) = (Semaphore::new(TURNS), AtomicUsize::new(0));
+        let (turns, arriving) = (Semaphore::new(refused::TURNS), AtomicUsize::new(0));
         let (open, rates, owners) = (Open::default(), Mutex::default(), Mutex::default());
         Self { gateway, door, mcp, sessions, seats, turns, open, arriving, rates, owners }
     }
@@ -271,9 +266,8 @@ impl Http {
             ["mcp", rest @ ..] => {
                 let Some(asked) = Asked::of(rest) else {
                     let text = self.collect(&running, &parts, body).await?;
-                    let _turn = self.turns.acquire().await;
                     let why = "a `%` in the address is followed by two hexadecimal digits, and all of them are UTF-8";
-                    return Err(self.unread(&caller, Some(""), &text, ErrorCode::INVALID_REQUEST, why).await);
+                    return Err(self.unread(&caller, Some(""), text, ErrorCode::INVALID_REQUEST, why).await);
                 };
                 self.hold_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 let ends = (parts.method == Method::DELETE)
@@ -292,27 +286,20 @@ impl Http {
                     Ok(Read::Several(messages)) => match Batch::of(&parts, messages) {
                         Ok(batch) => (Message::default(), Some(batch)),
                         Err((messages, why)) => {
-                            let _turn = self.turns.acquire().await;
                             self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
                             return Err(Box::new(batch::refused(&why)));
                         }
                     },
                     Err(why) => {
-                        let _turn = self.turns.acquire().await;
-                        return Err(self.unread(&caller, asked.agent.as_deref(), &text, ErrorCode::PARSE_ERROR, &why).await);
+                        return Err(self.unread(&caller, asked.agent.as_deref(), text, ErrorCode::PARSE_ERROR, &why).await);
                     }
                 };
                 drop(text);
-                if let Some(raw) = message.raw.take() {
-                    parts.extensions.insert(raw);
-                    parts.headers.remove(CONTENT_LENGTH);
-                }
                 let many = batch.as_ref().map_or(1, Batch::len);
                 let room = running.settings.rate.map_or(u64::MAX, |rate| u64::from(rate.calls)).min(running.settings.concurrency as u64);
                 if u64::from(many) > room {
                     let why = format!("no more than {room} messages are taken at once");
                     let messages = batch.map(Batch::into_messages).unwrap_or_default();
-                    let _turn = self.turns.acquire().await;
                     self.lost(&running, &caller, asked.agent.as_deref(), messages, &why).await;
                     return Err(refusal(StatusCode::BAD_REQUEST, &why, None));
                 }
@@ -323,25 +310,26 @@ impl Http {
                     None => self.open.begin(session, [&message.value]),
                 };
                 if unanswered.is_none() {
-                    let _turn = self.turns.acquire().await;
                     return Err(self.confused(&running, &caller, asked.agent.as_deref(), message, batch).await);
                 }
                 let said = |message, batch: Option<Batch>| batch.map_or_else(|| vec![message], Batch::into_messages);
                 if let Err(refused) = self.hold_rate(&running, &caller, many - 1) {
-                    let _turn = self.turns.acquire().await;
                     self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
                     return Err(refused);
                 }
                 let seat = match seats(many) {
                     Ok(seat) => seat,
                     Err(refused) => {
-                        let _turn = self.turns.acquire().await;
                         // All of them have counted as requests.
-                        let messages = said(message, batch);
-                        batch::lost(&self.gateway, &caller, asked.agent.as_deref(), messages, batch::MOST, CROWDED).await;
+                        let calls = batch::calls(said(message, batch));
+                        self.set_down(&caller, asked.agent.as_deref(), calls, batch::MOST, CROWDED).await;
                         return Err(refused);
                     }
                 };
+                if let Some(raw) = message.raw.take() {
+                    parts.extensions.insert(raw);
+                    parts.headers.remove(CONTENT_LENGTH);
+                }
                 if self.door.prune(&running, &caller, asked.agent.as_deref(), &mut message) {
                     parts.headers.remove(CONTENT_LENGTH);
                 }
@@ -379,11 +367,10 @@ impl Http {
                 let _seat = match seats(1) {
                     Ok(seat) => seat,
                     Err(refused) => {
-                        let _turn = self.turns.acquire().await;
-                        if let Some(call) = Glimpse::of_body(&text).filter(|_| matches!(*verb, "check" | "report")) {
-                            let agent = call.agent.clone();
-                            misread::note(&self.gateway, &caller, agent.as_deref(), call, CROWDED).await;
-                        }
+                        let call = Glimpse::of_body(&text).filter(|_| matches!(*verb, "check" | "report"));
+                        let agent = call.as_ref().and_then(|call| call.agent.clone());
+                        drop(text);
+                        self.set_down(&caller, agent.as_deref(), call.into_iter().collect(), 1, CROWDED).await;
                         return Err(refused);
                     }
                 };
@@ -482,115 +469,10 @@ impl Http {
         taken
     }
 
-    /// Writes down the calls of a batch that is refused as such, as far as the rate allows: each counts as a request.
-    async fn lost(&self, running: &Running, caller: &Caller, agent: Option<&str>, messages: Vec<Message>, why: &str) {
-        let calls = messages.iter().filter(|message| Glimpse::of_value(&message.value).is_some()).count();
-        // The request itself has counted as one.
-        let most = 1 + self.take_rate(running, caller, calls.min(batch::MOST).saturating_sub(1));
-        batch::lost(&self.gateway, caller, agent, messages, most, why).await;
-    }
-
     /// Hands a request to the library, which looks at a tool before the door hears who asks for it.
     pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
         let agent = identity::agent(&self.gateway.running(), caller, agent).ok();
         AGENT.scope(agent, self.mcp.handle(request)).await
-    }
-
-    /// The session of an older client belongs to the one who opened it, as the agent that it was opened for.
-    fn hold_session(&self, headers: &HeaderMap, caller: &Caller, agent: Option<&str>) -> Result<(), Box<Answer>> {
-        let Some(id) = headers.get("mcp-session-id") else { return Ok(()) };
-        let id = id.to_str().map_err(|_| refusal(StatusCode::BAD_REQUEST, "the session's name is no text", None))?;
-        let mut owners = lock(&self.owners);
-        match owners.get_mut(id) {
-            Some((owner, of, last)) if owner.is_same(caller) && of.as_deref() == agent => {
-                *last = Instant::now();
-                Ok(())
-            }
-            // Whose it is, nobody else learns.
-            _ => Err(refusal(StatusCode::NOT_FOUND, "there is no such session", None)),
-        }
-    }
-
-    /// Opens a session for an older client, where there is room for one more. It goes on whoever waits for it: one that nobody owns would
-    /// live on and not be counted.
-    async fn open_session(
-        self: &Arc<Self>,
-        running: &Running,
-        request: Request<Full<Bytes>>,
-        caller: &Caller,
-        agent: Option<&str>,
-    ) -> Result<Answer, Box<Answer>> {
-        let bound = (!running.keys.is_open()).then_some(OWN_SESSIONS);
-        if is_full(&mut lock(&self.owners), &caller.principal, SESSIONS, bound, SESSION_LIFE) {
-            return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions", Some(60)));
-        }
-        let (http, caller, agent) = (Arc::clone(self), caller.clone(), agent.map(str::to_owned));
-        let opened = tokio::spawn(async move {
-            let answer = http.mcp.handle(request).await;
-            http.own_session(&answer, caller, agent);
-            answer
-        });
-        opened.await.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "the session cannot be opened", None))
-    }
-
-    fn own_session(&self, answer: &Answer, caller: Caller, agent: Option<String>) {
-        let Some(id) = answer.headers().get("mcp-session-id").and_then(|id| id.to_str().ok()) else { return };
-        let mut owners = lock(&self.owners);
-        if owners.len() % 1024 == 1023 {
-            owners.retain(|_, (_, _, last)| last.elapsed() < SESSION_LIFE);
-        }
-        owners.insert(id.to_owned(), (caller, agent, Instant::now()));
-    }
-
-    /// A message that cannot be understood. Where it asks for a call, that has its row.
-    async fn unread(&self, caller: &Caller, agent: Option<&str>, text: &[u8], code: ErrorCode, why: &str) -> Box<Answer> {
-        let said = misread::refusal(&self.gateway, caller, agent, Glimpse::of_message(text), raw::id(text), code, why).await;
-        Box::new(json_answer(StatusCode::BAD_REQUEST, &said))
-    }
-
-    /// Requests of which one has the name of another that is not answered yet.
-    async fn confused(
-        &self,
-        running: &Running,
-        caller: &Caller,
-        agent: Option<&str>,
-        message: Message,
-        batch: Option<Batch>,
-    ) -> Box<Answer> {
-        let why = "another request of this session has the same `id`, and is not answered yet";
-        if let Some(batch) = batch {
-            self.lost(running, caller, agent, batch.into_messages(), why).await;
-            return Box::new(batch::refused(why));
-        }
-        let (call, id) = (Glimpse::of_value(&message.value), message.value.get("id").cloned().unwrap_or_default());
-        let said = misread::refusal(&self.gateway, caller, agent, call, id, ErrorCode::INVALID_REQUEST, why).await;
-        Box::new(json_answer(StatusCode::BAD_REQUEST, &said))
-    }
-
-    /// An answer that turns a request for a call away before the door has seen it: that has its row, too.
-    pub(crate) async fn noted(&self, answer: Answer, caller: &Caller, agent: Option<&str>, message: &Value) -> Answer {
-        let Some(call) = Glimpse::of_value(message) else { return answer };
-        // In a session of an older client it is told so in the stream, and the door never sees it.
-        if answer.status().is_success() && misread::is_of_unknown_revision(message) {
-            misread::note(&self.gateway, caller, agent, call, "the revision of the protocol is not known").await;
-            return answer;
-        }
-        if !answer.status().is_client_error() {
-            return answer;
-        }
-        let (parts, body) = answer.into_parts();
-        let text = match body.collect().await {
-            Ok(text) => text.to_bytes(),
-            Err(never) => match never {},
-        };
-        let said: Value = serde_json::from_slice(&text).unwrap_or_default();
-        // What the door has refused is written down.
-        if said.pointer("/error/data/callId").is_none() {
-            let why = said.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
-            let why = why.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned());
-            misread::note(&self.gateway, caller, agent, call, &why).await;
-        }
-        Response::from_parts(parts, Full::new(text).boxed())
     }
 
     /// The body of a request, not too large.
@@ -643,25 +525,6 @@ fn recent<'r>(rates: &'r mut Rates, principal: &str, per: Duration, now: Instant
     asked
 }
 
-/// Whether there are too many sessions for one more of a principal: of all, or of its own. Those that have ended do not count.
-fn is_full(owners: &mut HashMap<String, Owner>, principal: &str, most: usize, own: Option<usize>, life: Duration) -> bool {
-    // Nobody takes the places of all others.
-    let over = |owners: &HashMap<String, Owner>| {
-        let owned = || owners.values().filter(|(owner, ..)| owner.principal == principal).count();
-        owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
-    };
-    if !over(owners) {
-        return false;
-    }
-    owners.retain(|_, (_, _, last)| last.elapsed() < life);
-    over(owners)
-}
-
-/// Whether a request opens a session: by what it asks for, whatever revision it calls itself.
-fn opens_session(headers: &HeaderMap, message: &Value) -> bool {
-    !headers.contains_key("mcp-session-id") && message.get("method").is_some_and(|method| method == "initialize")
-}
-
 /// Whether a request is of 2026-07-28 or later.
 fn is_newer(headers: &HeaderMap) -> bool {
     headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::MODERN.as_bytes())
@@ -703,80 +566,4 @@ fn refusal(status: StatusCode, why: &str, retry: Option<u64>) -> Box<Answer> {
         answer.headers_mut().insert(RETRY_AFTER, seconds.into());
     }
     Box::new(answer)
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-    use toolgate::config::Config;
-
-    use super::*;
-    use crate::gateway::Options;
-
-    fn caller(who: &str) -> Caller {
-        Caller { principal: who.to_owned(), agents: None, session: None, proof: crate::identity::Proof::Nothing }
-    }
-
-    /// A greeting of an older client that calls itself a newer one.
-    fn hello() -> Request<Full<Bytes>> {
-        let about = json!({"protocolVersion": crate::MODERN, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
-        let body = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
-        let request = Request::post("/mcp")
-            .header(HOST, "127.0.0.1")
-            .header(http::header::ACCEPT, "application/json, text/event-stream")
-            .header(CONTENT_TYPE, "application/json")
-            .header("mcp-protocol-version", crate::MODERN);
-        let mut request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
-        request.extensions_mut().insert(caller("ann"));
-        request
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_session_counts_whatever_it_calls_itself_and_whoever_waits_for_it() {
-        let options = Options {
-            store: Arc::new(toolgate::MemoryStore::default()),
-            upstreams: crate::Starting::default(),
-            patience: Duration::from_secs(5),
-            launcher: None,
-            built_in: None,
-            principal: "ann".to_owned(),
-        };
-        let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
-        let gateway = Gateway::open(config, options).await.unwrap();
-        let (running, ann) = (gateway.running(), caller("ann"));
-        let http = Arc::new(Http::new(gateway.clone(), &running, "127.0.0.1:7070".parse().unwrap()));
-        // Its client hangs up at once.
-        drop(http.open_session(&running, hello(), &ann, None).now_or_never());
-        let counted = async {
-            while lock(&http.owners).is_empty() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), counted).await.expect("it is nobody's");
-        assert_eq!(http.sessions.sessions.read().await.len(), 1);
-        let (parts, _) = hello().into_parts();
-        assert!(opens_session(&parts.headers, &json!({"method": "initialize"})));
-        lock(&http.owners).extend((0..SESSIONS).map(|n| (n.to_string(), (ann.clone(), None, Instant::now()))));
-        let refused = http.open_session(&running, hello(), &ann, None).await.err();
-        assert_eq!(refused.map(|answer| answer.status()), Some(StatusCode::SERVICE_UNAVAILABLE));
-        gateway.end().await;
-    }
-
-    #[test]
-    fn a_session_that_has_ended_takes_no_place() {
-        let owners = || -> HashMap<String, Owner> {
-            ["ann", "ann", "bob"].iter().enumerate().map(|(n, who)| (n.to_string(), (caller(who), None, Instant::now()))).collect()
-        };
-        let hour = Duration::from_secs(3_600);
-        for (who, most, own, life, full) in [
-            ("ann", 10, Some(2), hour, true),
-            ("ann", 10, Some(2), Duration::ZERO, false),
-            ("ann", 10, None, hour, false),
-            ("bob", 10, Some(2), hour, false),
-            ("bob", 3, Some(2), hour, true),
-            ("bob", 3, Some(2), Duration::ZERO, false),
-        ] {
-            assert_eq!(is_full(&mut owners(), who, most, own, life), full, "{who} {most} {own:?} {life:?}");
-        }
-    }
 }
