@@ -11,6 +11,7 @@ mod kept;
 mod next;
 mod pass;
 mod reconcile;
+mod recover;
 mod replay;
 mod run;
 mod seen;
@@ -20,10 +21,9 @@ mod shape;
 mod through;
 mod trail;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -43,8 +43,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::code;
 use crate::error::{Effects, ToolError};
 use crate::event::{Event, Listener};
-use crate::json::Digest;
-use crate::ledger::{Gate, Row};
+use crate::ledger::Gate;
 use crate::outcome::{Answer, Outcome};
 use crate::redact::Redactor;
 use crate::registry::Agent;
@@ -78,9 +77,6 @@ use trail::Trail;
 /// ```
 #[derive(Clone)]
 pub struct Toolgate(Arc<Inner>);
-
-/// How many spooled rows are handed to the store at once.
-const TAKEN_AT_ONCE: usize = 256;
 
 pub(crate) struct Inner {
     agents: HashMap<Arc<str>, Arc<Agent>>,
@@ -146,7 +142,7 @@ impl Toolgate {
         let mut arguments = self.validate(&agent, &tool, call, resumed.as_deref(), trail)?;
         trail.at(Gate::Recall);
         // What ended before it comes before it, also where that could not be written down yet.
-        self.take_in_spooled().await;
+        self.take_in_spooled().await?;
         // From here to the settling, a tool with effects has the session to itself.
         let entered = self.enter(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
         trail.stamp = entered.state.stamp;
@@ -339,72 +335,6 @@ impl Toolgate {
         let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
         let shown = self.0.redactor.outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
         self.0.store.settle(call, settle, outcome, shown, by, self.now()).await
-    }
-
-    /// Brings rows that were spooled while the store was away into the ledger, and says how many. Also happens by
-    /// itself after the next call that the store records. A row that the store can never take in is put aside in a file.
-    ///
-    /// # Errors
-    /// What still stands in the way; the rows stay where they are.
-    pub async fn recover(&self) -> Result<usize, StoreError> {
-        let spool = &self.0.spool;
-        let came = spool.tries.load(Ordering::SeqCst);
-        // Whoever comes beside another waits until its rows are in.
-        let mut last = spool.taking.lock().await;
-        // What has begun since, and failed, speaks for those who came before it: they do not try one after the other.
-        if let Some((began, error)) = &*last
-            && *began > came
-        {
-            return Err(error.clone());
-        }
-        self.take_turn(&mut last).await
-    }
-
-    /// Does so unless somebody is at it, for whoever hangs on none of these rows.
-    async fn recover_meanwhile(&self) -> Result<usize, StoreError> {
-        match self.0.spool.taking.try_lock() {
-            Ok(mut last) => self.take_turn(&mut last).await,
-            Err(_) => Ok(0),
-        }
-    }
-
-    async fn take_turn(&self, last: &mut Option<(u64, StoreError)>) -> Result<usize, StoreError> {
-        let began = self.0.spool.tries.fetch_add(1, Ordering::SeqCst) + 1;
-        let recovered = self.take_in_all().await;
-        *last = recovered.as_ref().err().map(|error| (began, error.clone()));
-        recovered
-    }
-
-    async fn take_in_all(&self) -> Result<usize, StoreError> {
-        // One tells whether the store is back: as long as it is away, nobody reads all that waits for it.
-        if let Some((first, before)) = self.0.spool.first() {
-            self.introduce_those_of(std::slice::from_ref(&first));
-            self.0.store.take_in_all(std::slice::from_ref(&first)).await?;
-            self.0.spool.has_stored(before + 1);
-        }
-        let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
-        self.introduce_those_of(&taken.rows);
-        // Whoever waits for it does not wait for the disk once a row.
-        let mut unfit = Vec::new();
-        for (n, rows) in taken.rows.chunks(TAKEN_AT_ONCE).enumerate() {
-            unfit.extend(self.0.store.take_in_all(rows).await?);
-            self.0.spool.has_stored(n * TAKEN_AT_ONCE + rows.len());
-        }
-        // One that never goes in keeps no other out.
-        let ended = self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken));
-        ended.map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
-        Ok(taken.rows.len().saturating_sub(unfit.len()))
-    }
-
-    /// What others have left may have been decided by what is not in force here: the store gets to know that, too.
-    fn introduce_those_of(&self, rows: &[Arc<Row>]) {
-        let own = |config: &Digest| self.0.agents.values().any(|agent| agent.config == *config && !agent.definition.is_empty());
-        let others: BTreeSet<Digest> = rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();
-        for config in others {
-            if let Some(definition) = self.0.spool.definition(config) {
-                self.0.store.introduce(config, &definition);
-            }
-        }
     }
 
     fn now(&self) -> jiff::Timestamp {

@@ -419,24 +419,6 @@ impl Toolgate {
         tool.spec.entities.iter().filter_map(about).collect()
     }
 
-    /// Rows that wait for the store go in before a call is judged: it may hang on them.
-    pub(super) async fn take_in_spooled(&self) {
-        if self.0.spool.is_waiting()
-            && let Err(error) = Box::pin(self.recover()).await
-        {
-            not_yet(&error);
-        }
-    }
-
-    /// The store is there: rows that wait for it can go in.
-    async fn take_in_meanwhile(&self) {
-        if self.0.spool.is_waiting()
-            && let Err(error) = Box::pin(self.recover_meanwhile()).await
-        {
-            not_yet(&error);
-        }
-    }
-
     /// The store could not take the row: it waits in a file, and the caller hears so.
     fn spooled(&self, end: End, row: Arc<Row>, error: &StoreError, trail: &Trail) -> Answer {
         if let Err(spool) = self.0.spool.put(&row) {
@@ -466,10 +448,6 @@ impl Toolgate {
         self.publish(&Event::ToolInvoked(row));
         Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, recorded }
     }
-}
-
-fn not_yet(error: &StoreError) {
-    tracing::warn!(%error, "spooled rows could not be taken in yet");
 }
 
 fn unrecorded(error: &StoreError, effects: Effects) -> ToolError {

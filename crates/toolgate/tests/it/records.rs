@@ -318,15 +318,20 @@ async fn a_spool_may_be_shared() {
     assert_eq!(rows.len(), 4, "{rows:#?}");
 }
 
-#[tokio::test]
-async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_after_it() {
+/// `ship` wants a `check`, which an `edit` takes away.
+fn shipping() -> World {
     let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
-    let world = World::new(|agent| {
+    World::new(|agent| {
         let edit = plain("edit").effect(Effect::Write).open().revokes("check");
         let ship = plain("ship").effect(Effect::Write);
         let rule = toolgate::policy::Require::new("checked", ["ship"], ["check"]);
         agent.tool(plain("check").effect(Effect::Read)).tool(edit).tool(ship).policy(rule)
-    });
+    })
+}
+
+#[tokio::test]
+async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_after_it() {
+    let world = shipping();
     let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
     assert_eq!(code("check").await, None);
     world.store.fail(&[Fails::Finish]);
@@ -338,14 +343,23 @@ async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_a
 }
 
 #[tokio::test]
+async fn as_long_as_what_has_ended_cannot_be_taken_in_nothing_runs_on_what_it_takes_away() {
+    let world = shipping();
+    let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
+    assert_eq!(code("check").await, None);
+    world.store.fail(&[Fails::Finish]);
+    code("edit").await;
+    // The store takes calls again, but not yet what is spooled.
+    world.store.fail(&[Fails::TakeIn]);
+    assert_eq!(code("ship").await.as_deref(), Some("store_unavailable"));
+    world.store.fail(&[]);
+    assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
+    assert_eq!(world.rows().await.0.len(), 4);
+}
+
+#[tokio::test]
 async fn a_call_beside_a_recovery_is_judged_when_the_rows_are_in() {
-    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
-    let world = World::new(|agent| {
-        let edit = plain("edit").effect(Effect::Write).open().revokes("check");
-        let ship = plain("ship").effect(Effect::Write);
-        let rule = toolgate::policy::Require::new("checked", ["ship"], ["check"]);
-        agent.tool(plain("check").effect(Effect::Read)).tool(edit).tool(ship).policy(rule)
-    });
+    let world = shipping();
     assert!(world.session.call("check", json!({})).await.outcome.success().is_some());
     world.store.fail(&[Fails::Finish]);
     world.session.call("edit", json!({})).await;

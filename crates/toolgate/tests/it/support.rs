@@ -36,6 +36,8 @@ pub(crate) enum Fails {
     /// Somebody else has changed the session by then, once.
     FinishConflicts,
     TakePass,
+    /// Spooled rows are not taken in.
+    TakeIn,
 }
 
 /// The store that all tests run on: in memory, or with `TOOLGATE_TEST_STORE=sqlite` in a file.
@@ -241,6 +243,7 @@ impl Store for FaultyStore {
         self.offered.fetch_add(1, Ordering::SeqCst);
         drop(self.takes_in.lock().await);
         self.check(Fails::Finish)?;
+        self.check(Fails::TakeIn)?;
         self.inner.take_in(row).await
     }
     fn introduce(&self, config: Digest, definition: &Arc<str>) {
