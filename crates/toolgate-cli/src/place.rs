@@ -201,6 +201,15 @@ fn content(path: &Path) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
+/// Watches the files of a reading that failed, too: what is wrong may be mended in one that only this reading names.
+pub(crate) fn watch_too(files: &mut Vec<(PathBuf, Option<Stamp>)>, read: Vec<(PathBuf, Option<Stamp>)>) {
+    for (file, was) in read {
+        if files.iter().all(|(known, _)| *known != file) {
+            files.push((file, was));
+        }
+    }
+}
+
 /// The configuration that is the user's own.
 pub(crate) fn own() -> Option<PathBuf> {
     let base = absolute("XDG_CONFIG_HOME").or_else(|| home().map(|home| home.join(".config")))?;

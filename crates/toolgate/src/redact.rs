@@ -91,6 +91,17 @@ pub(crate) fn without_short(values: &[String], text: &str) -> String {
     clean
 }
 
+/// What is left of a document when all its texts are cleaned, member names too. A number that is a secret goes as a whole.
+pub(crate) fn cleaned(value: Value, secrets: &[String], clean: fn(&[String], &str) -> String) -> Value {
+    match value {
+        Value::String(text) => clean(secrets, &text).into(),
+        Value::Number(number) if secrets.contains(&number.to_string()) => "[redacted]".into(),
+        Value::Array(items) => items.into_iter().map(|item| cleaned(item, secrets, clean)).collect(),
+        Value::Object(map) => map.into_iter().map(|(name, item)| (clean(secrets, &name), cleaned(item, secrets, clean))).collect(),
+        other => other,
+    }
+}
+
 /// Whether a word, or a number with a point in it, goes on from one text to the next.
 fn goes_on(a: &str, b: &str) -> bool {
     let last = |text: &str, is: fn(char) -> bool| text.chars().next_back().is_some_and(is);

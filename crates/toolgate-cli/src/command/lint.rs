@@ -89,8 +89,7 @@ fn look(path: &Path, store: Option<&Path>) -> io::Result<Vec<Finding>> {
         Ok(agents) => {
             let warnings = agents.iter().flat_map(|agent| agent.warnings().iter().cloned());
             found.extend(warnings.filter_map(|problem| told(problem, "dead_rule")));
-            // From the top down, as they are mended, whoever found them.
-            found.sort_by_cached_key(|finding| finding.problem.place.as_ref().map(|place| (place.file.to_string(), place.span.start)));
+            found.sort_by_cached_key(|finding| finding.problem.order());
         }
     }
     Ok(found)

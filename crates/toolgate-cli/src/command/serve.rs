@@ -269,11 +269,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
             }
             Err(error) => {
                 anstream::eprintln!("error: the configuration stays in force as it was: {error}");
-                // What is wrong may be mended in a file that only this reading names.
-                let more = now.unwrap_or_default();
-                let is_new = |(file, _): &(PathBuf, Option<Stamp>)| files.iter().all(|(known, _)| known != file);
-                let more: Vec<_> = more.into_iter().filter(is_new).collect();
-                files.extend(more);
+                place::watch_too(&mut files, now.unwrap_or_default());
             }
         }
     }

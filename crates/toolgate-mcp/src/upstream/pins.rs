@@ -58,6 +58,10 @@ impl Known {
             let pin = self.tools.get(&*tool.name);
             pin.is_none_or(|pin| pin.accepted.as_ref() != Some(*tool) && pin.seen.as_ref() != Some(*tool))
         };
+        // As nearly always.
+        if !tools.iter().any(|tool| is_new(&tool)) {
+            return true;
+        }
         let names = self.tools.len() + tools.iter().filter(|tool| !self.tools.contains_key(&*tool.name)).count();
         let kept: usize = self.tools.values().flat_map(|pin| pin.accepted.iter().chain(&pin.seen)).map(long).sum();
         let more: usize = tools.iter().filter(is_new).map(long).sum();

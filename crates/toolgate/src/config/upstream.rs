@@ -195,21 +195,11 @@ impl Upstream {
     /// What it says without the secrets that it is given, member names too.
     #[must_use]
     pub fn said_without_secrets(&self, said: Value) -> Value {
-        fn clean(value: Value, secrets: &[String]) -> Value {
-            match value {
-                Value::String(text) => crate::redact::without(secrets, &text).into(),
-                Value::Array(items) => items.into_iter().map(|item| clean(item, secrets)).collect(),
-                Value::Object(map) => {
-                    map.into_iter().map(|(name, item)| (crate::redact::without(secrets, &name), clean(item, secrets))).collect()
-                }
-                other => other,
-            }
-        }
         // A path that is there is no secret, nor is a plain word: whoever reads of a failure has to know them.
         let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
         let (mut secrets, plain) = (self.secrets(), self.plain_words());
         secrets.retain(|value| !is_there(value) && !plain.contains(value));
-        clean(said, &secrets)
+        crate::redact::cleaned(said, &secrets, |secrets, text| crate::redact::without(secrets, text))
     }
 
     /// What stands elsewhere of what it is given, and all that it is set: many write their keys down as they are.

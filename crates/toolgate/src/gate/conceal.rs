@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::code;
 use crate::error::ToolError;
 use crate::outcome::Signal;
-use crate::redact::without_short;
+use crate::redact::{cleaned, without_short};
 use crate::registry::Registered;
 
 /// The secrets among the arguments of a call, in all their spellings.
@@ -45,7 +45,7 @@ impl Secrets {
             field.expected = clean(&field.expected);
             field.did_you_mean = field.did_you_mean.as_deref().map(clean);
         }
-        error.upstream = error.upstream.take().map(|said| hide(said, &self.0));
+        error.upstream = error.upstream.take().map(|said| cleaned(said, &self.0, without_short));
     }
 
     /// Takes them out of what a signal gives as its reason.
@@ -73,15 +73,5 @@ fn leaves(value: &Value, found: &mut Vec<String>) {
         Value::Array(items) => items.iter().for_each(|item| leaves(item, found)),
         Value::Object(map) => map.values().for_each(|item| leaves(item, found)),
         Value::Null | Value::Bool(_) => {}
-    }
-}
-
-fn hide(value: Value, secrets: &[String]) -> Value {
-    match value {
-        Value::String(text) => without_short(secrets, &text).into(),
-        Value::Number(number) if secrets.contains(&number.to_string()) => "[redacted]".into(),
-        Value::Array(items) => items.into_iter().map(|item| hide(item, secrets)).collect(),
-        Value::Object(map) => map.into_iter().map(|(key, item)| (without_short(secrets, &key), hide(item, secrets))).collect(),
-        other => other,
     }
 }

@@ -105,6 +105,12 @@ impl Problem {
         self
     }
 
+    /// Where it comes among others: from the top down, as they are mended.
+    #[must_use]
+    pub fn order(&self) -> impl Ord + use<> {
+        self.place.as_ref().map(|place| (place.file.to_string(), place.span.start))
+    }
+
     /// Only a warning.
     #[must_use]
     pub const fn warning(mut self) -> Self {

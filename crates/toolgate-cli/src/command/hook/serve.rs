@@ -168,10 +168,8 @@ impl Service {
                 if let Ok(again) = again {
                     *now = again;
                 }
-                // Said once for each change. What is wrong may be mended in a file that only this reading names.
-                let is_new = |(file, _): &(PathBuf, Option<Stamp>)| before.iter().all(|(known, _)| known != file);
-                let more: Vec<_> = looked_at.into_iter().filter(is_new).collect();
-                before.extend(more);
+                // Said once for each change.
+                place::watch_too(&mut before, looked_at);
                 now.files = before;
                 Err(why)
             }

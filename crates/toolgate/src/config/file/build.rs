@@ -56,8 +56,7 @@ impl Config {
             }
         }
         if problems.iter().any(|problem| problem.severity == Severity::Error) {
-            // From the top down, as they are mended.
-            problems.sort_by_cached_key(|problem| problem.place.as_ref().map(|place| (place.file.to_string(), place.span.start)));
+            problems.sort_by_cached_key(Problem::order);
             return Err(ConfigError { problems });
         }
         Ok(built)
