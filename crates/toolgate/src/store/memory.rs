@@ -223,13 +223,14 @@ impl Inner {
         let settle = if claim.intent.effect { settle } else { settle.of_read() };
         claim.pending |= settle == Settle::Pending;
         self.open.end(&claim.intent, settle == Settle::Pending);
-        let (key, wrote) = (claim.intent.key.clone(), std::mem::take(&mut claim.intent.carriers));
+        let wrote = std::mem::take(&mut claim.intent.carriers);
+        let carries = (settle != Settle::Released && !wrote.is_empty()).then(|| claim.intent.key.clone());
         // What is spent is spent, whatever is known of the rest.
         let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
             .into_iter()
             .partition(|c| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
         claim.charges = reserved;
-        if settle != Settle::Released {
+        if let Some(key) = carries {
             self.carry(&key, &wrote);
         }
         for charge in known {
