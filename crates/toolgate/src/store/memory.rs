@@ -260,12 +260,12 @@ impl Inner {
         true
     }
 
-    fn record(&mut self, row: Arc<Row>, keep: usize) {
-        if self.rows.len() >= keep {
-            self.rows.pop_front();
-        }
+    /// Gives back the row that makes room for it.
+    fn record(&mut self, row: Arc<Row>, keep: usize) -> Option<Arc<Row>> {
+        let oldest = if self.rows.len() >= keep { self.rows.pop_front() } else { None };
         self.rows.push_back(row);
         self.recorded += 1;
+        oldest
     }
 }
 
@@ -441,7 +441,10 @@ impl Store for MemoryStore {
                 inner.outputs.remove(&oldest);
             }
         }
-        inner.record(finish.row, self.keep);
+        let oldest = inner.record(finish.row, self.keep);
+        // Nobody waits until it is taken apart.
+        drop(inner);
+        drop(oldest);
         Ok(Ok(None))
     }
 
