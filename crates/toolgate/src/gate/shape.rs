@@ -1,5 +1,6 @@
 //! Gate 12: the result is normalised, seen by hooks, checked, freed of secrets and cut to size; then what it proves.
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -215,7 +216,10 @@ fn is_small(value: &Value, most: usize) -> bool {
 /// What a call proves something about: what its result says, else what was asked for; as it was asked for, where both are the same.
 fn proved<'v>(asked: Option<&'v Value>, told: Option<&'v Value>) -> Option<&'v Value> {
     let [asked, told] = [asked, told].map(|value| value.filter(|value| !value.is_null()));
-    let spelled = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let spelled = |value: &'v Value| match value {
+        Value::String(text) => Cow::Borrowed(text.as_str()),
+        other => Cow::Owned(other.to_string()),
+    };
     match (asked, told) {
         (Some(asked), Some(told)) if spelled(asked) == spelled(told) => Some(asked),
         (asked, told) => told.or(asked),
