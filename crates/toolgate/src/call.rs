@@ -275,7 +275,7 @@ pub struct Judged {
     bytes: Vec<u8>,
     digest: Digest,
     /// What a shell command among them would run; read once.
-    shell: Arc<OnceLock<(String, Arc<Shell>)>>,
+    shell: OnceLock<Arc<(String, Arc<Shell>)>>,
 }
 
 impl Judged {
@@ -283,7 +283,7 @@ impl Judged {
     pub(crate) fn new(tool: &str, value: Value) -> Self {
         let bytes = crate::json::canonical(&value);
         let digest = Digest::of_parts([tool.as_bytes(), &bytes]);
-        Self { value: Arc::new(value), bytes, digest, shell: Arc::default() }
+        Self { value: Arc::new(value), bytes, digest, shell: OnceLock::new() }
     }
 
     /// With a digest that no secret among the arguments can be guessed from.
@@ -300,7 +300,7 @@ impl Judged {
 
     /// What the shell command among them would run.
     pub(crate) fn shell(&self, command: &str) -> Arc<Shell> {
-        let (text, shell) = self.shell.get_or_init(|| (command.to_owned(), Arc::new(Shell::read(command))));
+        let (text, shell) = &**self.shell.get_or_init(|| Arc::new((command.to_owned(), Arc::new(Shell::read(command)))));
         if text == command { Arc::clone(shell) } else { Arc::new(Shell::read(command)) }
     }
 
