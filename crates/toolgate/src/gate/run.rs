@@ -92,7 +92,7 @@ impl Toolgate {
                 (Some(before), Some(now)) => Some(before.plus(now)),
                 (before, now) => before.or(now),
             };
-            let delay = (!trail.cancel.is_cancelled() && may_retry(&ran, passed.permit.tool())).then(|| delays.next()).flatten();
+            let delay = (may_retry(&ran, passed.permit.tool()) && !trail.cancel.is_cancelled()).then(|| delays.next()).flatten();
             // Never sooner than it was told; and for longer than a moment the model is told to wait, not kept waiting.
             let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
             let delay = delay.filter(|_| told <= MOMENT).map(|delay| delay.max(told));
@@ -213,9 +213,10 @@ pub(super) fn panicked(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failur
     Failure::of(code::TOOL_PANICKED, format!("`{tool}` has a fault and crashed; do not repeat the call, tell the user"))
 }
 
+/// Its timer is boxed: most work is done before anybody looks at the clock, and what waits for it stays small.
 pub(super) async fn until(moment: Option<Instant>) {
     match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
+        Some(moment) => Box::pin(tokio::time::sleep_until(moment)).await,
         None => std::future::pending().await,
     }
 }
@@ -228,6 +229,6 @@ async fn heartbeat(ctx: &Ctx, every: Option<Duration>) -> Duration {
         if due <= Instant::now() {
             return every;
         }
-        tokio::time::sleep_until(due).await;
+        Box::pin(tokio::time::sleep_until(due)).await;
     }
 }
