@@ -201,7 +201,7 @@ impl Toolgate {
         match &entered.recalled {
             None => Ok(None),
             Some(Recalled::Settled(Some(outcome))) => {
-                self.still_permitted(agent, call, tool, (arguments, outcome), &entered.state, trail).await?;
+                Box::pin(self.still_permitted(agent, call, tool, (arguments, outcome), &entered.state, trail)).await?;
                 Ok(Some(outcome.clone()))
             }
             Some(other) => Err(recalled_error(other).into()),

@@ -154,7 +154,12 @@ impl Toolgate {
         trail.at(Gate::Limits);
         let (budget, remaining) = self.limits(&agent, call, &tool, &entered, trail).await?;
         trail.at(Gate::Hooks);
-        let asked = self.before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail).await?;
+        // Boxed, as is what else few calls need, so that what carries every call through these gates is small.
+        let asked = if tool.hooks.is_empty() {
+            Vec::new()
+        } else {
+            Box::pin(self.before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail)).await?
+        };
         trail.at(Gate::Policy);
         let state = batch.unwrap_or(&entered.state);
         self.load_facts(&agent, call, &tool, &arguments, state, trail).await?;
