@@ -21,11 +21,11 @@ mod shape;
 mod through;
 mod trail;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahash::HashMap;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -258,7 +258,7 @@ impl Toolgate {
     #[must_use]
     pub fn builder() -> ToolgateBuilder {
         ToolgateBuilder {
-            agents: HashMap::new(),
+            agents: HashMap::default(),
             store: None,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),

@@ -7,10 +7,11 @@ mod registered;
 mod section;
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use ahash::HashMap;
 use serde_json::json;
 
 pub use definition::Definition;
@@ -346,9 +347,9 @@ impl AgentBuilder {
     /// Everything that is wrong, all at once.
     pub fn build(mut self) -> Result<Agent, BuildError> {
         let mut problems = std::mem::take(&mut self.unreadable);
-        let mut tools = HashMap::new();
+        let mut tools = HashMap::default();
         let mut order = Vec::new();
-        let mut sections = HashMap::new();
+        let mut sections = HashMap::default();
         self.tools.iter_mut().for_each(|(_, tool)| tool.find_secrets());
         self.check_limits(&mut problems);
         self.check_attachments(&mut problems);
