@@ -98,9 +98,11 @@ impl State {
             evidence.stamp = evidence.stamp.min(self.stamp);
             let evidence = Arc::new(evidence);
             for key in evidence.keys() {
-                // What was proved since stands.
-                if self.evidence.get(&key).is_none_or(|known| known.stamp <= evidence.stamp) {
-                    self.evidence.insert_mut(key, Arc::clone(&evidence));
+                match self.evidence.get_mut(&key) {
+                    Some(known) if known.stamp <= evidence.stamp => *known = Arc::clone(&evidence),
+                    // What was proved since stands.
+                    Some(_) => {}
+                    None => self.evidence.insert_mut(key, Arc::clone(&evidence)),
                 }
             }
         }
@@ -109,7 +111,10 @@ impl State {
 
 fn set(map: &mut Slices, name: Arc<str>, value: Option<Value>) {
     match value {
-        Some(value) => map.insert_mut(name, Arc::new(value)),
+        Some(value) => match map.get_mut(&name) {
+            Some(known) => *known = Arc::new(value),
+            None => map.insert_mut(name, Arc::new(value)),
+        },
         None => {
             map.remove_mut(&name);
         }
