@@ -2,7 +2,7 @@
 //! does through its context is recorded in a [`Txn`] and kept only if the call succeeds.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -58,6 +58,8 @@ struct Inner {
     deadline: Option<Instant>,
     remaining: Remaining,
     cancel: CancellationToken,
+    /// What the handler may wait for: ends with the call, or with a run that was ended. Made once somebody looks at it.
+    over: OnceLock<CancellationToken>,
     carried: Option<Carried>,
     beat: Mutex<Instant>,
     /// `None` once the call has ended.
@@ -92,6 +94,7 @@ impl Ctx {
             deadline: parts.deadline,
             remaining: parts.remaining,
             cancel: parts.cancel,
+            over: OnceLock::new(),
             carried: parts.carried,
             beat: Mutex::new(Instant::now()),
             txn: Mutex::new(Some(Txn::default())),
@@ -210,7 +213,7 @@ impl Ctx {
     /// what it has started elsewhere, which goes on where the run has come to its own end.
     #[must_use]
     pub fn cancelled(&self) -> &CancellationToken {
-        &self.0.cancel
+        self.0.over.get_or_init(|| self.0.cancel.child_token())
     }
 
     /// A sign of life.

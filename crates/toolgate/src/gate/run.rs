@@ -127,7 +127,6 @@ impl Toolgate {
                 Failure::of(code::NO_HANDLER, format!("`{}` is run by the client; admit it and report what happened", tool.spec.name));
             return Ran::not_begun(failure);
         };
-        let cancel = trail.cancel.child_token();
         let ctx = Ctx::new(Parts {
             call: trail.id,
             key: passed.key.clone(),
@@ -138,7 +137,7 @@ impl Toolgate {
             expects: permit.expects().to_vec(),
             deadline: nearest(timeout, trail.deadline),
             remaining: passed.remaining,
-            cancel: cancel.clone(),
+            cancel: trail.cancel.clone(),
             carried: trail.carried.clone(),
         });
         // Not even what a handler does before there is anything to wait for gets past.
@@ -158,7 +157,7 @@ impl Toolgate {
         };
         // Whatever it has set going elsewhere is told to end, too.
         if !over {
-            cancel.cancel();
+            ctx.cancelled().cancel();
         }
         let txn = ctx.end();
         match result {
