@@ -115,7 +115,7 @@ impl Toolgate {
                     Secrets::among(passed.permit.arguments().value(), tool).conceal(&mut error);
                     // What a tool says of others nobody has checked, either: the failure stands.
                     let to = error.redirect_tool.clone();
-                    let error = self.signposted(*error, &passed.agent, &passed.key).await;
+                    let error = Box::pin(self.signposted(*error, &passed.agent, &passed.key)).await;
                     if let Some(to) = to.filter(|_| error.redirect_tool.is_none()) {
                         tracing::warn!(tool = tool.spec.name(), to = %shown(&to), "a tool redirects to one that this caller cannot use");
                     }
@@ -145,7 +145,7 @@ impl Toolgate {
     }
 
     /// State and record in one transaction. A success that cannot be committed is a failure, and is recorded as one.
-    async fn commit(&self, mut passed: Box<Passed>, mut end: End, mut txn: Txn, mut trail: Box<Trail>) -> Answer {
+    fn commit(&self, mut passed: Box<Passed>, mut end: End, mut txn: Txn, mut trail: Box<Trail>) -> impl Future<Output = Answer> {
         let kept = end.changes.is_some();
         if !kept {
             self.undo(&passed, &mut end, &mut txn, trail.id, &trail.facts);
@@ -156,25 +156,28 @@ impl Toolgate {
         let finish = self.finish(&row, &trail, &mut end, &passed, &mut txn);
         // Nobody looks at the snapshot any more: the store can change the session in place.
         passed.state = None;
-        match self.0.store.finish(finish).await {
-            Ok(Ok(receipt)) => {
-                if kept {
-                    self.keep_files(&mut txn, &trail);
-                    self.publish_own(&txn, &trail);
+        // An `async fn` would hold its arguments twice.
+        async move {
+            match self.0.store.finish(finish).await {
+                Ok(Ok(receipt)) => {
+                    if kept {
+                        self.keep_files(&mut txn, &trail);
+                        self.publish_own(&txn, &trail);
+                    }
+                    self.take_in_meanwhile().await;
+                    self.tell(end, row, receipt, &trail)
                 }
-                self.take_in_meanwhile().await;
-                self.tell(end, row, receipt, &trail)
+                // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
+                Ok(Err(Conflict)) => Box::pin(self.lost_race(passed, row, txn, trail)).await,
+                Err(error) if kept => {
+                    let heard = unrecorded(&error, passed.effects_of_run());
+                    let mut end = End::failed(heard, Gate::Record);
+                    self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
+                    let row = Arc::new(end.rewrite(&row));
+                    self.spooled(end, row, &error, &trail)
+                }
+                Err(error) => self.spooled(end, row, &error, &trail),
             }
-            // Somebody was faster. What happened is recorded all the same, and nothing of it is kept.
-            Ok(Err(Conflict)) => Box::pin(self.lost_race(passed, row, txn, trail)).await,
-            Err(error) if kept => {
-                let heard = unrecorded(&error, passed.effects_of_run());
-                let mut end = End::failed(heard, Gate::Record);
-                self.undo(&passed, &mut end, &mut txn, trail.id, &row.facts);
-                let row = Arc::new(end.rewrite(&row));
-                self.spooled(end, row, &error, &trail)
-            }
-            Err(error) => self.spooled(end, row, &error, &trail),
         }
     }
 
