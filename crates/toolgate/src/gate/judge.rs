@@ -146,7 +146,7 @@ impl Toolgate {
             if round > 0 {
                 needs.less(&trail.facts);
             }
-            self.load(agent, &call.key, &needs, at, &mut trail.facts).await?;
+            self.load(agent, &call.key, &mut needs, at, &mut trail.facts).await?;
             if !needs.again {
                 break;
             }
@@ -159,7 +159,7 @@ impl Toolgate {
         &self,
         agent: &Agent,
         key: &SessionKey,
-        needs: &Needs,
+        needs: &mut Needs,
         at: &State,
         facts: &mut Facts,
     ) -> Result<(), StoreError> {
@@ -181,9 +181,11 @@ impl Toolgate {
                 facts.files.insert(path.clone(), fact);
             }
         }
-        if needs.counters.is_empty() && self.0.store.snapshots_are_complete() {
+        if self.0.store.snapshots_are_complete() {
             facts.take_from(needs, at);
-            return Ok(());
+            if needs.counters.is_empty() {
+                return Ok(());
+            }
         }
         self.0.store.load(key, needs, at, facts).await?;
         // Calls of a plan may take away what is still there.

@@ -253,7 +253,7 @@ impl Search<'_> {
             if round > 0 {
                 needs.less(&facts);
             }
-            self.gate.load(self.agent, self.key, &needs, self.state, &mut facts).await.ok()?;
+            self.gate.load(self.agent, self.key, &mut needs, self.state, &mut facts).await.ok()?;
             assume(&mut facts, assumed);
             if !needs.again {
                 break;

@@ -240,20 +240,19 @@ impl Facts {
         }
     }
 
-    /// Takes evidence, marks and origins from a snapshot of the session.
-    pub(crate) fn take_from(&mut self, needs: &Needs, state: &State) {
+    /// Takes evidence, marks and origins from a snapshot of the session: they are needed no more.
+    pub(crate) fn take_from(&mut self, needs: &mut Needs, state: &State) {
         self.evidence.reserve_exact(needs.evidence.len());
-        for key in &needs.evidence {
-            self.evidence.push((key.clone(), state.evidence(key).cloned()));
+        for key in needs.evidence.drain(..) {
+            let proof = state.evidence(&key).cloned();
+            self.evidence.push((key, proof));
         }
-        for mark in &needs.marks {
+        for mark in needs.marks.drain(..) {
             let found = state.marks.get(mark.as_str()).map(|m| m.as_ref().clone());
-            self.marks.insert(mark.clone(), found);
+            self.marks.insert(mark, found);
         }
-        for (place, value) in &needs.origins {
-            if !self.origins.contains_key(place) {
-                self.origins.insert(place.clone(), crate::values::known(&state.values, value));
-            }
+        for (place, value) in needs.origins.drain(..) {
+            self.origins.entry(place).or_insert_with(|| crate::values::known(&state.values, &value));
         }
     }
 }

@@ -351,7 +351,9 @@ impl Store for MemoryStore {
             facts.counters.push((counter.clone(), *window, used));
         }
         drop(inner);
-        facts.take_from(needs, at);
+        let Needs { evidence, marks, origins, .. } = needs;
+        let mut rest = Needs { evidence: evidence.clone(), marks: marks.clone(), origins: origins.clone(), ..Needs::default() };
+        facts.take_from(&mut rest, at);
         Ok(())
     }
 
