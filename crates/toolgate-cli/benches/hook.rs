@@ -152,7 +152,7 @@ fn row(n: usize) -> Row {
         decision: Decision::Succeeded,
         gate: Gate::Run,
         rule: None,
-        facts: Facts::at(Timestamp::now()),
+        facts: Box::new(Facts::at(Timestamp::now())),
         outcome: Outcome::Success(Output::of(json!({"stdout": "ok", "stderr": "", "interrupted": false}))),
         effects: Effects::Done,
         latency: Latency::default(),

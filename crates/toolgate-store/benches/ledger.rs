@@ -48,7 +48,7 @@ fn row(session: usize, customer: usize) -> Arc<Row> {
         decision: Decision::Succeeded,
         gate: Gate::Run,
         rule: None,
-        facts: Facts::at(Timestamp::now()),
+        facts: Box::new(Facts::at(Timestamp::now())),
         outcome: Outcome::Success(Output::of(value)),
         effects: Effects::Done,
         latency: Latency::default(),

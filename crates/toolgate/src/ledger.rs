@@ -194,7 +194,7 @@ pub struct Row {
     /// The policy or hook that decided.
     pub rule: Option<String>,
     /// What the decision rested on.
-    pub facts: Facts,
+    pub facts: Box<Facts>,
     /// Redacted outcome.
     pub outcome: Outcome,
     /// What a failed call left behind; `done` for a success that has effects.
@@ -233,7 +233,7 @@ impl Row {
             decision: Decision::Settled,
             gate: Gate::Settle,
             rule: None,
-            facts: Facts { now: at, ..Facts::default() },
+            facts: Box::new(Facts::at(at)),
             outcome,
             effects,
             latency: Latency::default(),

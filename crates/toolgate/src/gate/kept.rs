@@ -49,7 +49,7 @@ pub(super) struct Parked {
     turn: Option<u64>,
     stop_reason: Option<String>,
     config: Digest,
-    facts: Facts,
+    facts: Box<Facts>,
     latency: Latency,
     /// How far the session had come.
     stamp: u64,
@@ -210,7 +210,8 @@ impl Toolgate {
         trail.stamp = parked.stamp;
         trail.digest = Some(arguments.digest());
         trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
-        trail.facts = Facts { claimed: used, ..parked.facts };
+        trail.facts = parked.facts;
+        trail.facts.claimed = used;
         let away = self.now().duration_since(parked.admitted).as_nanos();
         trail.resume(parked.latency, u64::try_from(away).unwrap_or_default());
         let passed = Passed {

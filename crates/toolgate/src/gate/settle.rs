@@ -356,12 +356,12 @@ impl Toolgate {
             // A replayed result was redacted when it was shaped.
             Outcome::Success(_) | Outcome::Signal(_) => {}
         }
+        let facts = std::mem::take(&mut trail.facts);
         let row = Row {
             rule: trail.rule.take(),
-            facts: std::mem::take(&mut trail.facts),
             retries: trail.retries,
             spent: trail.spent,
-            ..self.plain_row(outcome, (end.decision, end.gate, end.effects), trail)
+            ..self.plain_row(outcome, (end.decision, end.gate, end.effects), facts, trail)
         };
         let mut row = self.0.redactor.row(row);
         // How long it takes to be written, no row can tell.
@@ -375,13 +375,13 @@ impl Toolgate {
         let message = format!("nobody ever said how this call ended: its process is gone, or its time was up; {so}");
         let error = ToolError::of(code::ABANDONED, message).with_effects(effects);
         let end = (Decision::Failed, Gate::Run, effects);
-        let claimed = charges.iter().map(|charge| (charge.counter.clone(), charge.window, Decimal::ZERO)).collect();
-        let facts = Facts { claimed, ..trail.facts.clone() };
-        Arc::new(self.0.redactor.row(Row { facts, ..self.plain_row(error.into(), end, trail) }))
+        let mut facts = trail.facts.clone();
+        facts.claimed = charges.iter().map(|charge| (charge.counter.clone(), charge.window, Decimal::ZERO)).collect();
+        Arc::new(self.0.redactor.row(self.plain_row(error.into(), end, facts, trail)))
     }
 
     /// What every row of a call says.
-    fn plain_row(&self, outcome: Outcome, (decision, gate, effects): (Decision, Gate, Effects), trail: &Trail) -> Row {
+    fn plain_row(&self, outcome: Outcome, (decision, gate, effects): (Decision, Gate, Effects), facts: Box<Facts>, trail: &Trail) -> Row {
         Row {
             call: trail.id,
             client_id: trail.client_id.clone(),
@@ -396,7 +396,7 @@ impl Toolgate {
             decision,
             gate,
             rule: None,
-            facts: Facts::default(),
+            facts,
             outcome,
             effects,
             latency: Latency::default(),

@@ -32,7 +32,7 @@ pub(crate) struct Trail {
     /// How much longer than its own time-out a claim may have to wait.
     pub(crate) slack: std::time::Duration,
     pub(crate) rule: Option<String>,
-    pub(crate) facts: Facts,
+    pub(crate) facts: Box<Facts>,
     pub(crate) config: Digest,
     pub(crate) retries: u32,
     pub(crate) spent: Option<Spend>,
@@ -99,7 +99,7 @@ impl Trail {
             asked: None,
             slack: std::time::Duration::ZERO,
             rule: None,
-            facts: Facts { now: started, ..Facts::default() },
+            facts: Box::new(Facts::at(started)),
             config: Digest::default(),
             retries: 0,
             spent: None,

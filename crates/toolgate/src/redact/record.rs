@@ -30,7 +30,7 @@ impl Redactor {
             client_id: row.client_id.map(|text| self.clean(text)),
             stop_reason: row.stop_reason.map(|text| self.clean(text)),
             outcome: self.told(row.outcome, ruled),
-            facts: self.facts(row.facts),
+            facts: Box::new(self.facts(*row.facts)),
             ..row
         }
     }
