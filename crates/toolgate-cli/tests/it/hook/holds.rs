@@ -1,0 +1,312 @@
+//! Which configuration holds: who has accepted it, what counts for more, and what is kept ready of it.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use assert_cmd::cargo::CommandCargoExt;
+use serde_json::json;
+
+use super::service::Service;
+use super::{CONFIG, Project, after, decision, event, walk};
+
+#[test]
+fn what_is_tried_meets_what_a_hook_meets() {
+    let own = "name = \"coder\"\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
+               where = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
+    let project = Project::new();
+    let tried = |args: &[&str], command: &str| {
+        let call = json!({"tool": "bash", "arguments": {"command": command}}).to_string();
+        let (code, said, told) = project.run(&[args, &[call.as_str()]].concat(), "");
+        assert_eq!(code, 0, "{told}");
+        said
+    };
+    // Also where there is only one's own file.
+    project.write(".config/toolgate/toolgate.toml", own);
+    assert!(tried(&["check"], "curl x.example").contains("no_curl"));
+    project.write("project/toolgate.toml", CONFIG);
+    for verb in ["check", "explain"] {
+        assert!(tried(&[verb], "git push").contains("no_push"), "{verb}");
+        assert!(tried(&[verb], "curl x.example").contains("no_curl"), "{verb}");
+        assert!(tried(&[verb], "rm .claude/settings.json").contains("own_files"), "{verb}");
+        assert!(tried(&[verb], "cat ~/.local/state/toolgate/key").contains("own_state"), "{verb}");
+        assert!(tried(&[verb], "ls").starts_with("allow"), "{verb}");
+        // A file that is named is all there is.
+        for command in ["curl x.example", "cat ~/.local/state/toolgate/key"] {
+            assert!(tried(&[verb, "--config", "toolgate.toml"], command).starts_with("allow"), "{verb} {command}");
+        }
+    }
+    assert!(!project.path(".local").exists(), "nothing is touched");
+}
+
+#[test]
+fn a_project_that_nobody_has_accepted_keeps_nobody_waiting() {
+    let project = Project::new();
+    project.write(".config/toolgate/toolgate.toml", CONFIG);
+    assert!(std::process::Command::new("mkfifo").arg(project.path("pipe")).status().unwrap().success());
+    let pipe = project.path("pipe").display().to_string();
+    let hook = format!("[[hooks]]\nname = \"h\"\ncommand = \"{pipe}\"\nenv = {{ KEY = {{ file = \"{pipe}\" }} }}\n");
+    // What holds is one's own.
+    let holds = |id: &str, named: &str| {
+        let call = event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
+        let answer = project.hook_as(&["hook"], &call);
+        assert!(decision(&answer).1.contains("Nobody pushes"), "{named}: {answer}");
+    };
+    let files = [format!("include = [\"{pipe}\"]\n{CONFIG}"), format!("mcp_servers = [\"{pipe}\"]\n{CONFIG}"), format!("{CONFIG}{hook}")];
+    for (n, named) in files.into_iter().enumerate() {
+        project.write("project/toolgate.toml", &named);
+        holds(&format!("a{n}"), &named);
+        // Whoever looks at it hears what is wrong with it.
+        let (code, _, said) = project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"bash\"}"], "");
+        assert!(code == 2 && said.contains("it is no plain file"), "{named}: {said}");
+        // The same where it was accepted as it was before.
+        project.write("project/toolgate.toml", CONFIG);
+        assert_eq!(project.run(&["trust"], "").0, 0);
+        project.write("project/toolgate.toml", &named);
+        holds(&format!("b{n}"), &named);
+        assert_eq!(project.run(&["trust", "--revoke"], "").0, 0);
+    }
+}
+
+#[test]
+fn a_nearer_file_cannot_be_put_before_one_that_holds() {
+    let project = Project::with(CONFIG);
+    project.write(".config/toolgate/toolgate.toml", "[tools.write]\nkind = \"client\"\npolicy = \"open\"\n");
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    std::fs::create_dir_all(project.path("project/inner")).unwrap();
+    let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut command);
+    command.current_dir(project.path("project/inner"));
+    let event = event("PreToolUse", "t1", "Write", json!({"file_path": project.path("project/inner/toolgate.toml"), "content": ""}));
+    let output = Command::from_std(command).arg("hook").write_stdin(event.to_string()).output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().contains("own_files"));
+}
+
+#[test]
+fn what_is_kept_ready_is_kept_for_one_environment() {
+    let project = Project::with(&CONFIG.replace("store = \"ledger.db\"\n", ""));
+    std::thread::sleep(std::time::Duration::from_millis(1_200));
+    let run = |store: Option<&str>, id: &str| {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        command.envs(store.map(|store| ("TOOLGATE_STORE", store)));
+        let event = event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
+        Command::from_std(command).args(["hook", "--config", "toolgate.toml"]).write_stdin(event.to_string()).output().unwrap();
+    };
+    let rows = |store: &Path| project.run(&["audit", "export", "--store", store.to_str().unwrap()], "").1.lines().count();
+    (0..3).for_each(|n| run(None, &format!("a{n}")));
+    (0..2).for_each(|n| run(Some("other.db"), &format!("b{n}")));
+    assert_eq!((rows(&project.path(".local/state/toolgate/ledger.db")), rows(&project.path("project/other.db"))), (3, 2));
+}
+
+#[test]
+fn a_projects_file_is_data_until_somebody_accepts_it() {
+    let project = Project::with(CONFIG);
+    let ask =
+        |n: u32, command: &str| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": command})));
+    let start = || project.hook_as(&["hook"], &json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
+    // Nobody has accepted it, and there is nothing else.
+    assert!(decision(&ask(1, "ls")).1.ends_with("is not accepted as it is now; read it, then run `toolgate trust` in a terminal"));
+    // The user's own holds alone, and says so.
+    let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
+    project.write(".config/toolgate/toolgate.toml", own);
+    assert_eq!(decision(&ask(2, "git push")).0, "none");
+    assert_eq!(decision(&ask(3, "curl x")).0, "deny");
+    assert!(start()["systemMessage"].as_str().unwrap().contains("nobody has accepted it"));
+    // Accepted, both hold.
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    assert_eq!(decision(&ask(4, "git push origin")).0, "deny");
+    assert_eq!(decision(&ask(5, "curl y")).0, "deny");
+    assert_eq!(start(), json!({}));
+    // Any change must be accepted anew.
+    project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
+    assert_eq!(decision(&ask(6, "git push upstream")).0, "none");
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    assert_eq!(decision(&ask(7, "git pull")).0, "deny");
+    assert_eq!(project.run(&["trust", "--revoke"], "").0, 0);
+    assert_eq!(decision(&ask(8, "git pull --all")).0, "none");
+}
+
+#[test]
+fn what_is_kept_ready_is_dropped_when_anything_changes() {
+    let project = Project::with(CONFIG);
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    let settle = || std::fs::File::open(project.path("project/toolgate.toml")).unwrap().set_modified(old).unwrap();
+    settle();
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    let kept = project.path(".local/state/toolgate/compiled");
+    assert_eq!(decision(&project.before("t1", "Bash", json!({"command": "git push a"}))).0, "deny");
+    let files = || walk(&kept).into_iter().filter(|path| path.file_name().is_some_and(|name| name == "bash")).collect::<Vec<_>>();
+    assert_eq!(files().len(), 1);
+    // The same words, from what is kept.
+    assert_eq!(decision(&project.before("t2", "Bash", json!({"command": "git push b"}))).0, "deny");
+    assert_eq!(decision(&project.before("t3", "Read", json!({"file_path": "x"}))).0, "allow");
+    // Somebody edits what is kept: it counts for nothing.
+    let [path] = files().try_into().unwrap();
+    let mut text = std::fs::read(&path).unwrap();
+    let at = text.windows(8).position(|part| part == b"git push").unwrap();
+    text[at..at + 8].copy_from_slice(b"git pull");
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(decision(&project.before("t4", "Bash", json!({"command": "git push c"}))).0, "deny");
+    // Somebody edits the file: what is kept counts for nothing.
+    project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
+    assert_eq!(decision(&project.before("t5", "Bash", json!({"command": "git push d"}))).0, "none");
+}
+
+#[test]
+fn what_is_kept_ready_is_dropped_when_a_link_leads_elsewhere() {
+    let link = |from: PathBuf, to: PathBuf| {
+        std::fs::rename(&from, &to).unwrap();
+        std::os::unix::fs::symlink(to, from).unwrap();
+    };
+    for (serves, args) in [(false, ["hook", "--config", "toolgate.toml"]), (true, ["hook", "--socket", "hook.sock"])] {
+        let project = Project::with(CONFIG);
+        project.write("project/.claude/settings.json", "{}");
+        project.write("dotfiles/other.json", "{}");
+        std::thread::sleep(std::time::Duration::from_millis(1_200));
+        let _service = serves.then(|| Service::start(&project));
+        let write = |id: &str, name: &str| {
+            let answer = project.hook_as(&args, &event("PreToolUse", id, "Write", json!({"file_path": project.path(name), "content": id})));
+            decision(&answer).0.to_owned()
+        };
+        assert_eq!(write("t1", "dotfiles/one.json"), "none");
+        assert_eq!(write("t2", "dotfiles/one.json"), "none");
+        assert!(serves || project.path(".local/state/toolgate/compiled").exists());
+        link(project.path("project/.claude/settings.json"), project.path("dotfiles/one.json"));
+        assert_eq!(write("t3", "dotfiles/one.json"), "deny");
+        // Nothing of a file changes where its directory is moved.
+        assert_eq!(write("t4", "dotfiles/claude/settings.local.json"), "none");
+        link(project.path("project/.claude"), project.path("dotfiles/claude"));
+        assert_eq!(write("t5", "dotfiles/claude/settings.local.json"), "deny");
+    }
+}
+
+#[test]
+fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
+    let config =
+        format!("include = [\"more.toml\"]\n{CONFIG}\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\n");
+    let project = Project::with(&config);
+    project.write("project/more.toml", "");
+    project.write("project/house.sh", "#!/bin/sh\nexit 0\n");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let ask = |n: u32| project.hook_as(&["hook"], &event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": format!("ls {n}")})));
+    assert_eq!(project.run(&["trust", "toolgate.toml"], "").0, 0);
+    assert_eq!(ask(1), json!({}));
+    // A program that is asked is part of what was accepted.
+    project.write("project/house.sh", "#!/bin/sh\necho '{}'\n");
+    assert!(decision(&ask(2)).1.contains("is not accepted as it is now"));
+}
+
+#[test]
+fn a_program_is_given_secrets_that_stand_nowhere_else() {
+    let hook = "[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\nenv = { KEY = { file = \"house.key\" }, PLACE = \"at ${HOME}\" }\n";
+    let project = Project::with(&format!("{CONFIG}\n{hook}"));
+    project.write("project/house.key", "s3cret\n");
+    project.write("project/house.sh", "#!/bin/sh\n[ \"$KEY\" = s3cret ] && [ \"$PLACE\" = \"at $HOME\" ] || exit 2\n");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(project.before("t1", "Bash", json!({"command": "ls"})), json!({}));
+    project.hook(&after("t1", "Bash", json!({"command": "ls"}), json!({})));
+    // Not even where it says so itself.
+    for (n, end) in [
+        "echo \"wrong key $KEY\" >&2; exit 2",
+        "echo $KEY >&2; exit 3",
+        "echo \"{\\\"decision\\\": \\\"deny\\\", \\\"reason\\\": \\\"$KEY\\\"}\"",
+    ]
+    .iter()
+    .enumerate()
+    {
+        project.write("project/house.sh", &format!("#!/bin/sh\n{end}\n"));
+        let said = project.before(&format!("u{n}"), "Bash", json!({"command": format!("ls {n}")})).to_string();
+        assert!(said.contains("deny") && said.contains("[redacted]") && !said.contains("s3cret"), "{said}");
+    }
+    let everything =
+        walk(&project.path("")).into_iter().filter(|path| path.file_name().is_some_and(|name| name != "house.key" && name != "house.sh"));
+    for path in everything {
+        let text = std::fs::read(&path).unwrap();
+        assert!(!text.windows(6).any(|part| part == b"s3cret"), "{}", path.display());
+    }
+}
+
+#[test]
+fn the_environment_counts_for_more_than_the_file_and_a_flag_for_more_than_both() {
+    let project = Project::with(CONFIG);
+    project.write("other/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
+    let run = |variables: &[(&str, &str)], args: &[&str]| {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        project.environment(&mut command);
+        command.envs(variables.iter().copied());
+        let event = event("PreToolUse", "t1", "Bash", json!({"command": "git push"})).to_string();
+        String::from_utf8(Command::from_std(command).args(args).write_stdin(event).output().unwrap().stdout).unwrap()
+    };
+    let other = project.path("other/toolgate.toml");
+    let variable = [("TOOLGATE_CONFIG", other.to_str().unwrap()), ("TOOLGATE_STORE", "elsewhere.db")];
+    assert!(run(&variable, &["hook"]).contains("No one pushes"));
+    assert!(project.path("project/elsewhere.db").exists() && !project.path("other/ledger.db").exists());
+    assert!(run(&variable, &["hook", "--config", "toolgate.toml"]).contains("Nobody pushes"));
+    // With its flag, each has a ledger of its own, and what is kept ready for one is not taken for another.
+    for _ in 0..2 {
+        for store in ["one.db", "two.db"] {
+            run(&variable, &["hook", "--store", store, "--config", "toolgate.toml"]);
+        }
+    }
+    for store in ["one.db", "two.db"] {
+        let (_, rows, _) = project.run(&["audit", "query", "--json", "--store", store], "");
+        assert_eq!(rows.lines().count(), 2, "{store}: {rows}");
+    }
+    let (_, said, _) = project.run(&["doctor", "--config", "toolgate.toml", "--store", "three.db"], "");
+    assert!(said.contains("✓ ledger") && said.contains("three.db") && said.contains("✓ canary"), "{said}");
+}
+
+#[test]
+fn a_whole_configuration_is_tried_on_what_was_recorded() {
+    let project = Project::with(CONFIG);
+    for n in 0..4 {
+        let input = json!({"file_path": format!("/tmp/{n}")});
+        project.before(&format!("r{n}"), "read", input.clone());
+        project.hook(&after(&format!("r{n}"), "read", input, json!("text")));
+    }
+    project.before("t1", "bash", json!({"command": "git push"}));
+    project.before("t2", "bash", json!({"command": format!("cat {}", project.path("project/ledger.db").display())}));
+    let trying = |text: &str| {
+        project.write("project/new.toml", text);
+        project.said(&["backtest", "--config", "new.toml", "--store", "ledger.db"], "")
+    };
+    let same = trying(CONFIG);
+    assert!(same.starts_with("exit 0\n6 calls: 6 would be decided the same"), "{same}");
+    // Limits, tools and what they do are part of it, and so are files that it includes.
+    let limited = trying(&CONFIG.replace("name = \"coder\"", "name = \"coder\"\nlimits = { session = { calls = 2 } }"));
+    assert!(limited.starts_with("exit 1\n") && limited.matches("now refused").count() >= 2 && limited.contains("budget"), "{limited}");
+    let without = trying(&CONFIG.replace("[tools.read]", "[tools.reading]"));
+    assert!(without.contains("4 otherwise") && without.contains("unknown_tool"), "{without}");
+    let (rules, push) = CONFIG.split_once("[[policy]]\nname = \"no_push\"").unwrap();
+    let (_, rest) = push.split_once("[[policy]]").unwrap();
+    project.write(
+        "project/more.toml",
+        "[[policy]]\nname = \"no_tmp\"\nrule = \"deny\"\ntools = [\"read\"]\nwhere = [{ argument = \"/file_path\", glob = \"/tmp/*\" }]\n",
+    );
+    let included = trying(&format!("include = [\"more.toml\"]\n{rules}[[policy]]{rest}"));
+    assert!(included.contains("5 otherwise") && included.contains("by `no_tmp`") && included.contains("now let through"), "{included}");
+    // What a tool takes is what the file says now.
+    let closed =
+        CONFIG.replace("[tools.read]\n", "[tools.read]\ninput = { type = \"object\", properties = { path = { type = \"string\" } } }\n");
+    assert!(trying(&closed).contains("4 otherwise"), "{}", trying(&closed));
+    // A file that names a read to ask what became of a call is a file for hooks, too.
+    let asks = CONFIG.replace("[tools.write]\n", "[tools.write]\nreconcile = { tool = \"read\", happened = { \"/done\" = true } }\n");
+    project.write("project/asks.toml", &asks);
+    let said = project.hook_as(&["hook", "--config", "asks.toml"], &event("PreToolUse", "w1", "write", json!({})));
+    assert_eq!(said, json!({}));
+    // What protects toolgate is not the configuration's.
+    assert!(!included.contains("ledger.db"), "{included}");
+    for (text, why) in [
+        (format!("nonsense_key = 1\n{CONFIG}"), "nonsense_key"),
+        (CONFIG.replace("name = \"coder\"", "name = \"painter\""), "has no agent `coder`"),
+        (
+            "limits = { session = { calls = 1 } }\n[[policy]]\nname = \"x\"\nrule = \"deny\"\ntools = [\"bash\"]\n".to_owned(),
+            "try a whole configuration",
+        ),
+    ] {
+        let said = trying(&text);
+        assert!(said.starts_with("exit 2\n") && said.contains(why), "{said}");
+    }
+}

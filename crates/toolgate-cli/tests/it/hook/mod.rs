@@ -1,0 +1,419 @@
+//! The door of coding agents: what a client asks, what it is answered, and that nothing is let through when something is wrong.
+
+mod holds;
+mod results;
+mod service;
+mod wrong;
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use assert_cmd::cargo::CommandCargoExt;
+use regex::Regex;
+use serde_json::{Value, json};
+
+pub(crate) const CONFIG: &str = r#"
+store = "ledger.db"
+name = "coder"
+redact = ["4111[0-9-]+"]
+
+[tools.bash]
+kind = "client"
+shell = "/command"
+
+[tools.read]
+kind = "client"
+effect = "read"
+grant = true
+entities = { file = "/file_path" }
+
+[tools.write]
+kind = "client"
+policy = "open"
+
+[tools.lookup]
+kind = "client"
+effect = "read"
+normalize = [{ op = "timestamp", path = "/created" }]
+
+[[policy]]
+name = "no_push"
+rule = "deny"
+tools = ["bash"]
+where = [{ argument = "/command", runs = ["git push"] }]
+reason = "Nobody pushes from here."
+
+[[policy]]
+name = "deletes"
+rule = "ask"
+tools = ["bash"]
+where = [{ argument = "/command", runs = ["rm"] }]
+reason = "This deletes something."
+"#;
+
+/// A home with a project in it.
+pub(crate) struct Project {
+    directory: tempfile::TempDir,
+}
+
+impl Project {
+    pub(crate) fn new() -> Self {
+        let project = Self { directory: tempfile::tempdir().unwrap() };
+        std::fs::create_dir_all(project.path("project")).unwrap();
+        project
+    }
+
+    pub(crate) fn with(config: &str) -> Self {
+        let project = Self::new();
+        project.write("project/toolgate.toml", config);
+        project
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    pub(crate) fn environment(&self, command: &mut std::process::Command) {
+        command.current_dir(self.path("project")).env_clear().env("HOME", self.path("")).env("PATH", "/usr/bin:/bin");
+    }
+
+    pub(crate) fn run(&self, args: &[&str], input: &str) -> (i32, String, String) {
+        self.run_with(&[], args, input)
+    }
+
+    pub(crate) fn run_with(&self, variables: &[(&str, &str)], args: &[&str], input: &str) -> (i32, String, String) {
+        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+        self.environment(&mut command);
+        command.envs(variables.iter().copied());
+        let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    /// What it says, without what is different every time.
+    pub(crate) fn said(&self, args: &[&str], input: &str) -> String {
+        let (code, stdout, stderr) = self.run(args, input);
+        let text = format!("exit {code}\n{stdout}{stderr}").replace(self.directory.path().to_str().unwrap(), "HOME");
+        let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
+        let text = one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
+        let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
+        let text = one(r"[^ \x22']*/toolgate(-hook)?(['\x22 ,])", "TOOLGATE$1$2", &text);
+        one(r"in [0-9.]+(µs|ms|s)\b", "in LENGTH", &text)
+    }
+
+    /// The answer to an event.
+    fn hook(&self, event: &Value) -> Value {
+        self.hook_as(&["hook", "--config", "toolgate.toml"], event)
+    }
+
+    pub(crate) fn hook_as(&self, args: &[&str], event: &Value) -> Value {
+        let (code, stdout, stderr) = self.run(args, &event.to_string());
+        assert_eq!((code, stderr.as_str()), (0, ""), "{event}");
+        serde_json::from_str(&stdout).unwrap()
+    }
+
+    pub(crate) fn before(&self, id: &str, tool: &str, input: Value) -> Value {
+        self.hook(&event("PreToolUse", id, tool, input))
+    }
+
+    fn rows(&self) -> Vec<Value> {
+        let (_, stdout, stderr) = self.run(&["audit", "export", "--store", "ledger.db"], "");
+        assert_eq!(stderr, "");
+        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn said_of(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let row = |row: &Value| (text(&row["row"]["decision"]), text(&row["row"]["outcome"]["error"]["code"]));
+        let plain = |row: &Value| (text(&row["decision"]), text(&row["outcome"]["error"]["code"]));
+        self.rows().iter().map(|line| if line["row"].is_object() { row(line) } else { plain(line) }).collect()
+    }
+}
+
+pub(crate) fn event(name: &str, id: &str, tool: &str, input: Value) -> Value {
+    json!({
+        "hook_event_name": name, "session_id": "s1", "transcript_path": "/x", "cwd": "/", "permission_mode": "default", "effort": {"level": "x"},
+        "tool_name": tool, "tool_input": input, "tool_use_id": id,
+    })
+}
+
+fn after(id: &str, tool: &str, input: Value, response: Value) -> Value {
+    let mut event = event("PostToolUse", id, tool, input);
+    event["tool_response"] = response;
+    event
+}
+
+pub(crate) fn decision(answer: &Value) -> (&str, &str) {
+    let said = &answer["hookSpecificOutput"];
+    (said["permissionDecision"].as_str().unwrap_or("none"), said["permissionDecisionReason"].as_str().unwrap_or_default())
+}
+
+#[test]
+fn a_client_is_told_no_yes_or_ask_and_nothing_where_nothing_is_to_be_said() {
+    let project = Project::with(CONFIG);
+    let settings = project.path("project/.claude/settings.json").display().to_string();
+    let changed = |path: String| ("Write", json!({"file_path": path, "content": ""}), "deny", "What decides about an agent");
+    let cases = [
+        // Whoever opens it may read it otherwise.
+        changed(format!("{settings}\n")),
+        changed(format!(" {settings}")),
+        changed(settings.replace("/settings", "/x\n/../settings")),
+        changed(settings.replace("/.claude", &format!("/{}.claude", "./".repeat(2_100)))),
+        changed("toolgate.toml\n".to_owned()),
+        changed("\t.claude/settings.json \n".to_owned()),
+        ("Write", json!({"file_path": "notes.md", "content": "// see\nfile=toolgate.toml, and so on\n"}), "none", ""),
+        // What a file holds is no file.
+        ("Write", json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}), "none", ""),
+        ("Write", json!({"file_path": "notes.md", "edits": [{"old_string": "  toolgate.toml", "newText": "toolgate.toml\n"}]}), "none", ""),
+        ("Write", json!({"file_path": "notes.md", "old_string": "settings.json", "new_string": "toolgate.toml"}), "none", ""),
+        ("Write", json!({"content": "toolgate.toml"}), "deny", "What decides about an agent"),
+        ("Write", json!({"file_path": "x", "new_string": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
+        ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
+        ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),
+        ("Bash", json!({"command": "rm x"}), "ask", "This deletes something."),
+        (
+            "Bash",
+            json!({"command": "python3 -c 1"}),
+            "ask",
+            "It cannot be told what this call does: `python3` has code that can run anything.",
+        ),
+        ("Read", json!({"file_path": "/x/a.txt"}), "allow", ""),
+        ("Grep", json!({}), "deny", "there is no tool `grep`"),
+        ("Bash", json!({"command": "cat toolgate.toml"}), "none", ""),
+        ("Bash", json!({"command": "echo x > toolgate.toml"}), "deny", "What decides about an agent is not the agent's to change."),
+        (
+            "Bash",
+            json!({"command": "sed -i s/deny/ask/ toolgate.toml"}),
+            "deny",
+            "What decides about an agent is not the agent's to change.",
+        ),
+        ("Bash", json!({"command": "cp x $(ls *.toml)"}), "ask", "It cannot be told what this call does"),
+        ("Write", json!({"file_path": project.path("project/toolgate.toml"), "content": ""}), "deny", "What decides about an agent"),
+        (
+            "Write",
+            json!({"file_path": project.path("project/.claude/settings.json"), "content": ""}),
+            "deny",
+            "What decides about an agent",
+        ),
+        ("Read", json!({"file_path": project.path("project/toolgate.toml")}), "allow", ""),
+        ("Read", json!({"file_path": project.path("project/ledger.db.state/keys/seal.key")}), "deny", "toolgate's own state"),
+        ("Bash", json!({"command": "cat ~/.local/state/toolgate/trusted.json"}), "deny", "toolgate's own state"),
+        ("Bash", json!({"command": "toolgate audit settle x --done"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate eject"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate explain c27a3fb5b2c8"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "echo x | toolgate hook"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate-hook --socket x"}), "deny", "This answers for a person"),
+        (
+            "Write",
+            json!({"file_path": project.path("project/.github/hooks/toolgate.json"), "content": ""}),
+            "deny",
+            "What decides about an agent",
+        ),
+        ("Bash", json!({"command": "cat settings.json package.json"}), "none", ""),
+        ("Bash", json!({"command": "rm .claude/settings.json"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "cd .claude && rm settings.json"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "mv .claude x"}), "deny", "What decides about an agent"),
+        ("Bash", json!({"command": "mv ./.claude* x"}), "ask", "It cannot be told"),
+        ("Bash", json!({"command": "git rm -r .claude"}), "deny", "What decides about an agent"),
+        (
+            "Write",
+            json!({"patch": "*** Begin Patch\n*** Update File: toolgate.toml\n@@\n-a\n+b\n*** End Patch"}),
+            "deny",
+            "What decides about an agent",
+        ),
+        ("Write", json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "What decides about an agent"),
+        ("Write", json!({"content": "a page\nabout toolgate.toml\n", "file_path": "notes.md"}), "none", ""),
+        ("Bash", json!({"command": "toolgate audit query"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate serve --stdio --config /tmp/x.toml < m"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate replay s1"}), "deny", "This answers for a person"),
+        ("Bash", json!({"command": "toolgate check --config x.toml"}), "none", ""),
+    ];
+    for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
+        let answer = project.before(&format!("t{n}"), tool, input.clone());
+        let (said, why) = decision(&answer);
+        assert!(said == expected && why.starts_with(reason), "{tool} {input}: {answer}");
+    }
+    // A model reads in the reason what to do.
+    let answer = project.before("t99", "Bash", json!({"command": "git push --all"}));
+    let (_, reason) = decision(&answer);
+    let (_, contract) = reason.split_once('\n').unwrap();
+    let contract: Value = serde_json::from_str(contract).unwrap();
+    assert_eq!((&contract["code"], &contract["isRetryable"]), (&json!("no_push"), &json!(false)));
+}
+
+#[test]
+fn the_third_identical_call_is_a_loop_across_processes() {
+    let project = Project::with(CONFIG);
+    let said: Vec<String> =
+        (0..3).map(|n| decision(&project.before(&format!("t{n}"), "Bash", json!({"command": "ls"}))).0.to_owned()).collect();
+    assert_eq!(said, ["none", "none", "deny"]);
+}
+
+#[test]
+fn other_clients_are_answered_in_their_own_words() {
+    let project = Project::with(CONFIG);
+    let asked = |client: &str, n: u32, command: &str| {
+        let name = if client == "cursor" { "preToolUse" } else { "PreToolUse" };
+        let event = event(name, &format!("{client}{n}"), "bash", json!({"command": command}));
+        project.hook_as(&["hook", "--config", "toolgate.toml", "--client", client], &event)
+    };
+    // Codex cannot ask, and takes a bare "allow" for a fault.
+    assert_eq!(asked("codex", 1, "ls"), json!({}));
+    let (said, reason) = (asked("codex", 2, "rm x"), "A person must approve this call");
+    assert!(decision(&said).0 == "deny" && decision(&said).1.contains(reason), "{said}");
+    // Cursor blocks what is not answered.
+    assert_eq!(asked("cursor", 1, "ls -l"), json!({"permission": "allow"}));
+    let said = asked("cursor", 2, "git push");
+    assert_eq!(said["permission"], "deny");
+    assert_eq!(said["user_message"], said["agent_message"]);
+    assert_eq!(decision(&asked("vscode", 1, "git push -u")).0, "deny");
+    // A client that leaves the words out is refused, whatever it says; one may write a byte order mark.
+    project.run(&["trust"], "");
+    let text = format!("\u{feff}{}", event("PreToolUse", "x1", "Bash", json!({"command": "git push -v"})));
+    assert_eq!(project.run(&[], &text).0, 2);
+    let (code, stdout, _) = project.run(&["hook"], &text);
+    assert!(code == 0 && stdout.contains("deny"), "{stdout}");
+}
+
+#[test]
+fn the_plain_protocol_is_an_exit_code() {
+    let project = Project::with(CONFIG);
+    let hook = |event: Value| project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+    let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}}));
+    assert_eq!((code, stdout.as_str()), (0, "{\"decision\":\"allow\"}\n"));
+    let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
+    assert!(code == 2 && stderr.starts_with("toolgate: Nobody pushes from here."), "{stderr}");
+    let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "rm x"}}));
+    assert!(code == 2 && stderr.contains("A person must approve"), "{stderr}");
+    let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}));
+    assert_eq!((code, stdout.as_str()), (0, "{}\n"));
+    assert!(project.said_of().contains(&("succeeded".to_owned(), String::new())));
+}
+
+pub(crate) fn walk(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn clients_that_ask_at_the_same_time_do_not_lose_anything() {
+    let project = Project::with(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 6 }}\n"));
+    let project = &project;
+    let said: Vec<String> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..10)
+            .map(|n| {
+                scope.spawn(move || decision(&project.before(&format!("t{n}"), "Bash", json!({"command": format!("ls {n}")}))).0.to_owned())
+            })
+            .collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert_eq!(said.iter().filter(|said| *said == "none").count(), 6, "{said:?}");
+    let (code, stdout, _) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
+    assert_eq!(code, 0, "{stdout}");
+}
+
+#[test]
+fn a_person_answers_in_a_terminal_where_the_client_cannot_ask() {
+    let project = Project::with(
+        &CONFIG.replace("reason = \"This deletes something.\"", "reason = \"This deletes something.\"\napprovers = [\"boss\"]"),
+    );
+    let ask = |id: &str| project.before(id, "Bash", json!({"command": "rm x"}));
+    let asked = ask("t1");
+    assert!(decision(&asked).1.starts_with("This deletes something. A person must approve this call"));
+    let (_, listed, _) = project.run(&["approvals", "list"], "");
+    let id = listed.split_whitespace().next().unwrap().to_owned();
+    // Whoever is told of it is told where to answer.
+    assert!(decision(&asked).1.contains(&format!("with `toolgate approvals approve {id}` in a terminal")), "{asked}");
+    let shown = project.said(&["approvals", "list"], "");
+    assert!(shown.contains("bash {\"command\":\"rm x\"}") && shown.contains("to be answered by boss"), "{shown}");
+    assert!(project.said(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this one"));
+    assert!(project.said(&["approvals", "approve", &id, "--as", "boss"], "").starts_with("exit 0\napproved bash"));
+    assert_eq!(ask("t2"), json!({}));
+    assert_eq!(decision(&ask("t3")).0, "deny");
+    assert_eq!(project.said(&["approvals", "deny", &id], "").lines().next(), Some("exit 2"));
+}
+
+#[test]
+fn no_program_of_toolgate_is_an_agents_to_change() {
+    let project = Project::with(CONFIG);
+    let beside = assert_cmd::cargo::cargo_bin("toolgate");
+    let home = project.path("");
+    let desktop = home.join(".config/Claude/claude_desktop_config.json");
+    let programs = ["toolgate", "toolgate-hook", "toolgate-ask"].map(|name| beside.with_file_name(name));
+    for (n, path) in programs.into_iter().chain([desktop]).enumerate() {
+        let said = project.before(&format!("t{n}"), "bash", json!({"command": format!("cp /bin/true {}", path.display())}));
+        assert!(said.to_string().contains("own_files"), "{}: {said}", path.display());
+    }
+}
+
+#[test]
+fn the_small_program_says_what_the_large_one_says() {
+    let run = |small: bool, more: &[&str]| {
+        let project = Project::with(CONFIG);
+        let mut said = Vec::new();
+        let events = [
+            event("SessionStart", "", "", json!({})),
+            event("PreToolUse", "t1", "Bash", json!({"command": "git push"})),
+            event("PreToolUse", "t2", "Bash", json!({"command": "rm x"})),
+            event("PreToolUse", "t3", "Read", json!({"file_path": "/tmp/x"})),
+            after("t3", "Read", json!({"file_path": "/tmp/x"}), json!("text")),
+            event("PreToolUse", "t4", "lookup", json!({"id": 7})),
+            after("t4", "lookup", json!({"id": 7}), json!({"created": 1_700_000_000})),
+            event("PreToolUse", "t5", "Nothing", json!({})),
+            json!({"tool_name": "bash", "tool_input": {"command": "git push"}}),
+            json!(["no event"]),
+            event("SessionEnd", "", "", json!({})),
+        ];
+        // What is different each time: moments, and names of calls.
+        let each_time = Regex::new("20[0-9-]{8}T[0-9:.]+Z|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap();
+        for event in events {
+            let mut command = std::process::Command::cargo_bin(if small { "toolgate-hook" } else { "toolgate" }).unwrap();
+            project.environment(&mut command);
+            let verb: &[&str] = if small { &[] } else { &["hook"] };
+            let output = Command::from_std(command)
+                .args(verb)
+                .args(["--config", "toolgate.toml"])
+                .args(more)
+                .write_stdin(event.to_string())
+                .output()
+                .unwrap();
+            let text = format!(
+                "{:?} {}{}",
+                output.status.code(),
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            said.push(each_time.replace_all(&text, "EACH").into_owned());
+        }
+        let rows = if project.path("project/ledger.db").exists() { project.said_of() } else { Vec::new() };
+        (said, rows)
+    };
+    for more in [&[][..], &["--client", "codex"], &["--client", "cursor"]] {
+        assert_eq!(run(true, more), run(false, more), "{more:?}");
+    }
+    // What it does not understand is a refusal too.
+    assert!(run(true, &["--no-such-flag", "x"]).0.iter().all(|said| said.starts_with("Some(2)")));
+}
+
+#[test]
+fn an_agent_chooses_the_dialect_of_its_errors() {
+    let project = Project::with(&format!("dialect = \"bucket\"\n{CONFIG}"));
+    // Also from what is kept ready.
+    for n in 0..3 {
+        std::thread::sleep(std::time::Duration::from_millis(if n == 0 { 1_200 } else { 0 }));
+        let said = project.before(&format!("t{n}"), "bash", json!({"command": format!("git push {n}")}));
+        let told: Value = serde_json::from_str(decision(&said).1.lines().last().unwrap()).unwrap();
+        assert_eq!((&told["error"]["bucket"], &told["error"]["code"]), (&json!("Business"), &json!("no_push")), "{said}");
+    }
+}
