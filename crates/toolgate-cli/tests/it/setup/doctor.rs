@@ -1,0 +1,193 @@
+//! What `doctor` sees of a gate that is off, or may be.
+
+use serde_json::Value;
+
+use crate::hook::Project;
+
+#[test]
+fn a_gate_that_is_off_is_seen_to_be_off() {
+    type Break = (&'static str, fn(&Project));
+    fn edit(project: &Project, from: &str, to: &str) {
+        let file = "project/.claude/settings.json";
+        project.write(file, &project.read(file).replace(from, to));
+    }
+    let cases: [Break; 16] = [
+        ("the hooks are gone", |project| {
+            project.run(&["eject"], "");
+        }),
+        ("it lets calls run when it fails", |project| edit(project, ",\n            \"onFailure\": \"block\"", "")),
+        ("another program", |project| {
+            let file = project.read("project/.claude/settings.json");
+            let written: Value = serde_json::from_str(&file).unwrap();
+            let program = written["hooks"]["PreToolUse"][0]["hooks"][0]["command"].as_str().unwrap();
+            edit(project, program, "/nowhere/toolgate-hook");
+        }),
+        ("only for some tools", |project| edit(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")),
+        ("hooks are switched off", |project| edit(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
+        ("hooks are switched off elsewhere", |project| project.write("project/.claude/settings.local.json", "{\"disableAllHooks\": true}")),
+        ("started with other words", |project| edit(project, "[\"--client\"", "[\"--help\", \"--client\"")),
+        ("a line that ends well whatever it says", |project| {
+            let file = project.read("project/.claude/settings.json");
+            let mut written: Value = serde_json::from_str(&file).unwrap();
+            let entry = &mut written["hooks"]["PreToolUse"][0]["hooks"][0];
+            let line = format!("{} --client claude-code > /dev/null; touch ran", entry["command"].as_str().unwrap());
+            entry["command"] = line.into();
+            entry.as_object_mut().unwrap().remove("args");
+            project.write("project/.claude/settings.json", &written.to_string());
+        }),
+        ("a line that asks for help", |project| {
+            let file = project.read("project/.claude/settings.json");
+            let mut written: Value = serde_json::from_str(&file).unwrap();
+            let entry = &mut written["hooks"]["PreToolUse"][0]["hooks"][0];
+            entry["command"] = format!("{} --help; true", entry["command"].as_str().unwrap()).into();
+            entry.as_object_mut().unwrap().remove("args");
+            project.write("project/.claude/settings.json", &written.to_string());
+        }),
+        ("a ledger that somebody else writes without end", |project| {
+            let ledger = rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db")).unwrap();
+            ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
+            std::mem::forget(ledger);
+        }),
+        ("not waited for", |project| edit(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")),
+        ("a configuration for something else", |project| {
+            project.write("project/toolgate.toml", "[tools.look]\neffect = \"read\"\n");
+            project.run(&["trust"], "");
+        }),
+        ("a time-out that is text", |project| edit(project, "\"timeout\": 10", "\"timeout\": \"10\"")),
+        ("a changed file", |project| project.write("project/toolgate.toml", "name = \"x\"\n")),
+        ("a ledger that is gone", |project| {
+            let ledger = project.path(".local/state/toolgate/ledger.db");
+            std::fs::remove_file(ledger).unwrap();
+        }),
+        ("keys that others can read", |project| {
+            use std::os::unix::fs::PermissionsExt;
+            let keys = project.path(".local/state/toolgate/ledger.db.state/keys/seal.key");
+            std::fs::set_permissions(keys, std::fs::Permissions::from_mode(0o644)).unwrap();
+        }),
+    ];
+    let mut told = String::new();
+    for (name, break_it) in cases {
+        let project = Project::new();
+        assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+        break_it(&project);
+        let said = project.said(&["doctor"], "");
+        assert!(said.starts_with("exit 1\n"), "{name}: {said}");
+        assert!(!project.path("project/ran").exists(), "{name}: a line that anybody may have written was run");
+        let ill: Vec<&str> = said
+            .lines()
+            .filter(|line| !line.contains(" sandbox "))
+            .skip_while(|line| !line.starts_with('✗'))
+            .take_while(|line| !line.starts_with('✓') && !line.is_empty())
+            .collect();
+        told.push_str(&format!("## {name}\n{}\n", ill.join("\n")));
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn settings_that_a_client_leaves_aside_are_seen() {
+    let (claude, codex, cursor) = (".claude/settings.json", ".codex/hooks.json", ".cursor/hooks.json");
+    let strict = Some("it may hold no comments and no commas at an end");
+    for (client, file, from, to, why) in [
+        ("claude-code", claude, "{\n", "{\n  // mine\n", strict),
+        ("claude-code", claude, "{\n", "{\n  \"env\": { \"A\": \"b\", },\n", strict),
+        ("codex", codex, "{\n", "{\n  // mine\n", strict),
+        ("cursor", cursor, "{\n", "{\n  // mine\n", None),
+        // What others have written is enough.
+        ("claude-code", claude, "\"hooks\": {\n", "\"hooks\": {\n    \"Stop\": [{}],\n", Some("`hooks.Stop[0]` has no list of `hooks`")),
+        (
+            "claude-code",
+            claude,
+            "\"hooks\": {\n",
+            "\"hooks\": {\n    \"Stop\": [{ \"matcher\": {}, \"hooks\": [] }],\n",
+            Some("`hooks.Stop[0]` has a `matcher` that is no text"),
+        ),
+    ] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
+        let path = format!("project/{file}");
+        let written = project.read(&path);
+        assert!(written.contains(from), "{written}");
+        project.write(&path, &written.replacen(from, to, 1));
+        let (doctor, again) = (project.said(&["doctor"], ""), project.said(&["init", "--for", client], ""));
+        match why {
+            None => assert!(doctor.starts_with("exit 0\n") && !again.contains("aside"), "{client}: {doctor}{again}"),
+            Some(why) => {
+                let said = format!("the client leaves it aside, and all hooks in it: {why}");
+                assert!(doctor.starts_with("exit 1\n") && doctor.contains(&said) && !doctor.contains("✓ hooks"), "{to}: {doctor}");
+                assert!(again.contains(&format!("{client} leaves this file aside, and all hooks in it, as it is: {why}")), "{to}: {again}");
+            }
+        }
+    }
+    // What no client reads is not written to, and of two lists a client takes one.
+    for (text, why) in
+        [("{'model': 'opus'}\n", ".claude/settings.json: "), ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "it has two `hooks.Stop`")]
+    {
+        let project = Project::new();
+        project.write("project/.claude/settings.json", text);
+        let said = project.said(&["init", "--for", "claude-code"], "");
+        assert!(said.starts_with("exit 2\n") && said.contains(why), "{text}: {said}");
+        assert_eq!(project.read("project/.claude/settings.json"), text);
+        assert!(!project.path("project/toolgate.toml").exists());
+    }
+}
+
+#[test]
+fn another_program_of_the_same_name_is_seen() {
+    let project = Project::new();
+    let own = assert_cmd::cargo::cargo_bin("toolgate");
+    std::fs::create_dir(project.path("bin")).unwrap();
+    for name in ["toolgate", "toolgate-hook"] {
+        std::fs::copy(own.with_file_name(name), project.path(&format!("bin/{name}"))).unwrap();
+    }
+    let doctor = |verb: &[&str]| {
+        let mut command = std::process::Command::new(project.path("bin/toolgate"));
+        project.environment(&mut command);
+        let output = command.args(verb).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(doctor(&["init", "--for", "claude-code"]).0, 0);
+    let (code, said) = doctor(&["doctor"]);
+    assert_eq!(code, 0, "{said}");
+    std::fs::write(project.path("bin/toolgate-hook"), "#!/bin/sh\nexit 0\n").unwrap();
+    let (code, said) = doctor(&["doctor"]);
+    assert!(code == 1 && said.contains("PreToolUse: a call that must be refused got no decision"), "{said}");
+}
+
+#[test]
+fn tools_that_take_little_can_be_looked_at_too() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init"], "").0, 0);
+    let said = project.said(&["doctor"], "");
+    assert!(!said.contains("✗ canary"), "{said}");
+    let closed = "[tools.look]\nkind = \"client\"\neffect = \"read\"\ninput = { type = \"object\", required = [\"where\"], properties = { where = { type = \"string\" } } }\n";
+    project.write("project/toolgate.toml", closed);
+    assert!(
+        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("✓ canary         a call that must be refused was refused")
+    );
+    project.write("project/toolgate.toml", &closed.replace("type = \"string\"", "type = \"integer\""));
+    assert!(
+        project.said(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no tool is declared that could be asked")
+    );
+}
+
+#[test]
+fn a_new_ledger_is_begun_on_purpose_only() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    let said = project.said(&["trust", "--new-ledger"], "");
+    assert!(said.contains("is there; move it away first"), "{said}");
+    for name in ["ledger.db", "ledger.db-wal", "ledger.db-shm"] {
+        let _ = std::fs::remove_file(project.path(&format!(".local/state/toolgate/{name}")));
+    }
+    // What is left of the old one is in the way, and nothing is begun before it is gone.
+    let known = project.read(".local/state/toolgate/ledgers.json");
+    let said = project.said(&["trust", "--new-ledger"], "");
+    assert!(said.starts_with("exit 2\n") && said.contains("ledger.db.state is there; move it away first"), "{said}");
+    assert!(!project.path(".local/state/toolgate/ledger.db").exists());
+    assert_eq!(project.read(".local/state/toolgate/ledgers.json"), known);
+    std::fs::remove_dir_all(project.path(".local/state/toolgate/ledger.db.state")).unwrap();
+    assert!(project.said(&["doctor"], "").starts_with("exit 1\n"));
+    assert!(project.said(&["trust", "--new-ledger"], "").contains("a new ledger begins"));
+    assert!(project.said(&["doctor"], "").starts_with("exit 0\n"));
+}

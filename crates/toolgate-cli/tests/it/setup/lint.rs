@@ -1,0 +1,285 @@
+//! What `lint` finds in a configuration, and mends.
+
+use serde_json::Value;
+
+use crate::hook::Project;
+
+#[test]
+fn a_configuration_is_looked_over_and_mended() {
+    let project = Project::new();
+    let config = r#"
+lint = [{ allow = "thin_description", of = "check_fraud", reason = "it is internal" }]
+
+[tools.verify_customer]
+description = "Verify a customer by id."
+efect = "read"
+
+[tools.issue_refund]
+description = """Pay a refund.
+Use it when a customer was wronged.
+Amounts are in USD.
+Call check_fraud first."""
+
+[tools.check_fraud]
+description = "Verify a customer by id, please."
+effect = "read"
+
+[[policy]]
+name = "verified"
+rule = "require"
+tools = ["issue_refund"]
+any_of = ["verify_custmer"]
+
+[[policy]]
+name = "cap"
+rule = "deny"
+tools = ["issue_refund"]
+where = [{ argument = "/amount", above = 5 }]
+"#;
+    project.write("project/toolgate.toml", config);
+    insta::assert_snapshot!("lint", project.said(&["lint"], ""));
+    insta::assert_snapshot!("lint_fix", project.said(&["lint", "--fix"], ""));
+    let mended = project.read("project/toolgate.toml");
+    assert_eq!(mended, config.replace("efect", "effect").replace("verify_custmer", "verify_customer"));
+    insta::assert_snapshot!("lint_github", project.said(&["lint", "--format", "github"], ""));
+    let (_, sarif, _) = project.run(&["lint", "--format", "sarif"], "");
+    let sarif: Value = serde_json::from_str(&sarif).unwrap();
+    assert_eq!(sarif["runs"][0]["results"][0]["ruleId"], "thin_description");
+    let (_, json, _) = project.run(&["lint", "--format", "json"], "");
+    assert_eq!(
+        serde_json::from_str::<Value>(&json).unwrap()["findings"].as_array().unwrap().len(),
+        sarif["runs"][0]["results"].as_array().unwrap().len()
+    );
+}
+
+#[test]
+fn every_code_can_be_found() {
+    let project = Project::new();
+    let tool = |name: &str, more: &str| format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{more}");
+    let words = "Finds the orders of one customer by name";
+    let many: String = (0..5).map(|n| tool(&format!("tool_{n}"), "")).collect();
+    let config = format!(
+        "store = \"ledger.db\"\nretention = \"1d\"\n{many}[agents.a.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n[agents.a.tools.search]\ndescription = \"{words} too\"\neffect = \"read\"\n\
+         [agents.a.tools.pay]\ndescription = \"Pays. Call find first.\"\npolicy = \"open\"\n\
+         [agents.a.tools.send]\ndescription = \"Sends.\"\ninput = {{ type = \"object\", propertes = {{ to = {{}} }} }}\n\
+         [agents.a.tools.close]\ndescription = \"Closes.\"\ninput = {{ type = \"object\", properties = {{ status = {{ enum = [\"open\", \"closed\"] }} }} }}\n\
+         [[agents.a.policy]]\nname = \"vain\"\nrule = \"deny\"\ntools = [\"close\"]\nwhere = [{{ argument = \"/status\", in = [\"gone\"] }}]\nreason = \"Gone.\"\n\
+         [[agents.a.policy]]\nname = \"found\"\nrule = \"require\"\ntools = [\"send\"]\nany_of = [\"find\"]\nreason = \"Find it first.\"\n\
+         [[agents.a.policy]]\nname = \"mute\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhen = \"input.amount > 5\"\n\
+         [[agents.a.policy]]\nname = \"large\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 10 }}]\nreason = \"Too much.\"\n\
+         [[agents.a.policy]]\nname = \"larger\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 20 }}]\nreason = \"Far too much.\"\n\
+         [[agents.a.policy]]\nname = \"weekly\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 9\nwithin = \"7d\"\nreason = \"Enough for a week.\"\n\
+         [agents.b.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n"
+    );
+    project.write("project/toolgate.toml", &config);
+    let (_, json, stderr) = project.run(&["lint", "--format", "json"], "");
+    let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{json}{stderr}"));
+    let codes: std::collections::BTreeSet<&str> =
+        found["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect();
+    // The other three: one needs a file that does not load, one a ledger, and one an upstream.
+    let wanted = [
+        "dead_rule",
+        "inlined_twice",
+        "never_true",
+        "ordering_unenforced",
+        "ordering_untold",
+        "overlap",
+        "short_retention",
+        "silent_rule",
+        "thin_description",
+        "too_many_tools",
+        "unknown_keyword",
+    ];
+    assert_eq!(codes, wanted.into_iter().collect(), "{json}");
+    // From the top down, whoever has found them.
+    let lines = found["findings"].as_array().unwrap().iter().map(|finding| finding["place"]["line"].as_u64().unwrap_or_default());
+    assert!(lines.is_sorted(), "{json}");
+}
+
+#[test]
+fn a_condition_that_no_argument_can_meet_is_found_and_mended() {
+    let project = Project::new();
+    let config = r#"
+[tools.close]
+description = """Close a case.
+Use it when the customer agrees.
+A case that is closed stays closed.
+Nothing comes before it."""
+input = { type = "object", properties = { status = { enum = ["open", "closed"] }, amount = { type = "number", minimum = 0, maximum = 100 } } }
+
+[[policy]]
+name = "vain"
+rule = "deny"
+tools = ["close"]
+where = [
+  { argument = "/status", in = ["open", "closd"] },
+  { argument = "/amount", below = 0 },
+]
+when = 'input.amount > 5 || input.status == "gone"'
+reason = "Not so."
+"#;
+    let line = |words: &str| config.lines().position(|line| line.contains(words)).unwrap() + 1;
+    let found = || {
+        let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
+        assert_eq!(code, 0, "warnings are not wrong: {json}{stderr}");
+        let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{json}{stderr}"));
+        let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+            format!("{} {}: {} ({}) {}", finding["place"]["line"], finding["code"], finding["message"], finding["help"], finding["fix"])
+        });
+        told.collect::<Vec<_>>()
+    };
+    project.write("project/toolgate.toml", config);
+    let vain = [
+        format!(r#"{} "never_true": "`/status` of `close` is never \"closd\"" ("did you mean `closed`?") "\"closed\"""#, line("closd")),
+        format!(
+            r#"{} "never_true": "`/amount` of `close` is never below 0" ("the schema lets it be between 0 and 100") null"#,
+            line("below")
+        ),
+        format!(r#"{} "never_true": "this can never be true" ("the schema lets it be one of \"open\", \"closed\"") null"#, line("gone")),
+    ];
+    assert_eq!(found(), vain);
+    project.run(&["lint", "--fix"], "");
+    assert_eq!(project.read("project/toolgate.toml"), config.replace("\"closd\"", "\"closed\""));
+    assert_eq!(found(), vain[1..]);
+    let left = format!("lint = [{{ allow = \"never_true\", of = \"vain\", reason = \"they are coming\" }}]\n{config}");
+    project.write("project/toolgate.toml", &left);
+    assert_eq!(found(), Vec::<String>::new());
+}
+
+#[test]
+fn a_schema_that_is_misspelt_is_found() {
+    let project = Project::new();
+    for (schema, wanted) in [
+        ("{ propertes = { a = {} } }", Some("has `propertes`, which is no keyword of JSON Schema (did you mean `properties`?)")),
+        ("{ require = [] }", Some("has `require`, which is no keyword of JSON Schema (did you mean `required`?)")),
+        ("{ zzz = 1 }", Some("has `zzz`, which is no keyword of JSON Schema (take it out, or let its name begin with `x-`)")),
+        (
+            "{ properties = { a = { typ = \"string\" } } }",
+            Some("has `typ` in `/properties/a`, which is no keyword of JSON Schema (did you mean `type`?)"),
+        ),
+        (
+            "{ properties = { a = { items = { maximun = 1 } } } }",
+            Some("has `maximun` in `/properties/a/items`, which is no keyword of JSON Schema (did you mean `maximum`?)"),
+        ),
+        (
+            "{ anyOf = [{ minimun = 1 }] }",
+            Some("has `minimun` in `/anyOf/0`, which is no keyword of JSON Schema (did you mean `minimum`?)"),
+        ),
+        (
+            "{ properties = { customer_id = {} }, required = [\"custmer_id\"] }",
+            Some("requires `custmer_id`, which is none of its properties (did you mean `customer_id`?)"),
+        ),
+        ("{ properties = { typ = {}, require = {} }, required = [\"typ\"] }", None),
+        ("{ required = [\"a\"] }", None),
+        ("{ properties = { a = {} }, required = [\"b\"], additionalProperties = true }", None),
+        ("{ properties = { a = {}, b = {} }, anyOf = [{ properties = { a = { const = 1 } }, required = [\"b\"] }] }", None),
+        ("{ enum = [{ typ = 1 }], default = { typ = 1 }, x-mine = 1, \"$comment\" = \"x\" }", None),
+    ] {
+        for key in ["input", "output"] {
+            // What a tool gives may be anything; what it takes is an object.
+            let schema = schema.replacen('{', "{ type = \"object\",", 1);
+            let text = format!("[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n{key} = {schema}\n");
+            project.write("project/toolgate.toml", &text);
+            let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
+            let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
+            let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+                assert_eq!(finding["code"], "unknown_keyword", "{text}{json}");
+                format!("{} ({})", finding["message"].as_str().unwrap(), finding["help"].as_str().unwrap())
+            });
+            let told: Vec<String> = told.collect();
+            let wanted: Vec<String> = wanted.iter().map(|wanted| format!("the {key} of `look` {wanted}")).collect();
+            assert_eq!((code, told), (0, wanted), "{text}");
+        }
+    }
+}
+
+#[test]
+fn an_agent_that_lets_nothing_through_is_found() {
+    let project = Project::new();
+    let tool = "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n";
+    for (head, place) in [
+        ("principals = []", Some("1:14")),
+        ("limits = { session = { calls = 0 } }", Some("1:32")),
+        ("limits = { principal = { calls = 0 } }", Some("1:34")),
+        ("limits = { rate = { calls = 0, per = \"1s\" } }", Some("1:29")),
+        ("principals = [\"ann\"]\nlimits = { session = { calls = 1 } }", None),
+    ] {
+        project.write("project/toolgate.toml", &format!("{head}\n{tool}"));
+        let said = project.said(&["lint"], "");
+        let wanted = place.map_or_else(
+            || "exit 0\nnothing found\n".to_owned(),
+            |place| format!("exit 0\nwarning: every call of the agent `default` is refused [dead_rule]\n --> toolgate.toml:{place}\n"),
+        );
+        assert!(said.starts_with(&wanted), "{head}: {said}");
+    }
+}
+
+#[test]
+fn what_is_mended_means_what_was_meant() {
+    let project = Project::new();
+    let config = r#"
+[tools.pay]
+description = "Pays."
+input = { type = "object", properties = { amount = { type = "number" }, order = { type = "object", properties = { amount = { type = "number" } } } } }
+
+[[policy]]
+name = "short"
+rule = "deny"
+tools = ["pay"]
+where = [{ argument = "/amuont", above = 5 }]
+
+[[policy]]
+name = "long"
+rule = "deny"
+tools = ["pay"]
+where = [{ argument = "/order/amuont", above = 5 }]
+
+[[policy]]
+name = "elsewhere"
+rule = "deny"
+tools = ["pay"]
+where = [{ argument = "/ordr/amount", above = 5 }]
+"#;
+    project.write("project/toolgate.toml", config);
+    project.run(&["lint", "--fix"], "");
+    // Of a longer path nobody knows which part was meant: a person looks at it.
+    assert_eq!(project.read("project/toolgate.toml"), config.replace("\"/amuont\"", "\"/amount\""));
+    // What is merely like something, or says what is allowed, is a person's to mend.
+    let pay = "[tools.pay]\ninput = { type = \"object\", properties = { amount = { type = \"number\" } } }\n";
+    let rule = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"pay\"]\n";
+    for (wrong, help) in [
+        (format!("{pay}policy = \"deny\"\n"), "there is only `open`"),
+        (format!("{pay}policy = \"opn\"\n"), "did you mean `open`?"),
+        (format!("{pay}effect = \"reads\"\n"), "did you mean `read`?"),
+        (format!("{pay}\"effect\" = \"reads\"\n"), "did you mean `read`?"),
+        (format!("{pay}{}", rule.replace("\"deny\"", "\"allow\"")), "there are `require`, `deny`, "),
+        (format!("{pay}{}any_off = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
+        (format!("{pay}{}all_of = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
+        (format!("{pay}{rule}when = \"amount > 10\"\n"), "arguments are written `input.amount`; there are `input`"),
+        (format!("{pay}{rule}when = \"tools > 10\"\n"), "did you mean `tool`? If not, arguments are written `input.tools`"),
+        (format!("{pay}{rule}after = {{ pay = [\"pay\"] }}\n"), "did you mean `category`?"),
+        (format!("{pay}[gateway]\nport = 7070\n"), "did you mean `rate`?"),
+    ] {
+        project.write("project/toolgate.toml", &wrong);
+        let said = project.said(&["lint", "--fix"], "");
+        assert!(said.starts_with("exit 1\nerror") && said.contains(help), "{wrong}: {said}");
+        assert_eq!(project.read("project/toolgate.toml"), wrong);
+    }
+}
+
+#[test]
+fn a_tool_that_is_hardly_used_is_found_in_the_ledger() {
+    let project = Project::new();
+    let tool = |name: &str| format!("[tools.{name}]\ndescription = \"a\\nb\\nc {name}\\nd\"\neffect = \"read\"\n");
+    project.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n{}{}", tool("often"), tool("seldom")));
+    for n in 0..25 {
+        let tool = if n == 0 { "seldom" } else { "often" };
+        let event = serde_json::json!({"hook_event_name": "PreToolUse", "session_id": format!("s{n}"), "tool_name": tool, "tool_input": {}, "tool_use_id": "t"});
+        let ended = serde_json::json!({"hook_event_name": "SessionEnd", "session_id": format!("s{n}")});
+        for event in [event, ended] {
+            assert_eq!(project.run(&["hook", "--config", "toolgate.toml"], &event.to_string()).0, 0);
+        }
+    }
+    let said = project.said(&["lint", "--store", "ledger.db"], "");
+    assert!(said.contains("`seldom` was used in 1 of 25 sessions [rarely_used]") && !said.contains("`often` was"), "{said}");
+}

@@ -1,0 +1,303 @@
+//! Into a project, out of it, and whether it holds.
+
+mod doctor;
+mod lint;
+
+use serde_json::{Value, json};
+
+use crate::hook::Project;
+
+const SETTINGS: &str = r#"{
+  "model": "opus",
+  "hooks": {
+    "PreToolUse": [
+      { "matcher": "Bash", "hooks": [{ "type": "command", "command": "./lint.sh" }] }
+    ]
+  }
+}
+"#;
+
+#[test]
+fn a_client_is_set_up_looked_at_and_left_as_it_was() {
+    let project = Project::new();
+    project.write("project/.claude/settings.json", SETTINGS);
+    let tried = project.said(&["init", "--for", "claude-code", "--dry-run"], "");
+    assert!(tried.contains("would write") && tried.contains("would change") && !project.path("project/toolgate.toml").exists());
+    assert_eq!(project.read("project/.claude/settings.json"), SETTINGS);
+    insta::assert_snapshot!("init", project.said(&["init", "--for", "claude-code"], ""));
+    insta::assert_snapshot!("init_again", project.said(&["init", "--for", "claude-code"], ""));
+    // What the kernel can do is the machine's business.
+    let said = project.said(&["doctor"], "");
+    let said: String = said.lines().filter(|line| !line.contains(" sandbox ")).map(|line| format!("{line}\n")).collect();
+    insta::assert_snapshot!("doctor_well", said);
+    let (_, json, _) = project.run(&["doctor", "--json"], "");
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ok"], true);
+    let ejected = project.said(&["eject"], "");
+    assert!(ejected.starts_with("exit 0\nchanged "), "{ejected}");
+    assert_eq!(project.read("project/.claude/settings.json"), SETTINGS);
+    assert_eq!(project.said(&["eject"], ""), "exit 0\ntoolgate is in none of these settings\n");
+}
+
+#[test]
+fn who_is_in_a_directory_further_down_is_told() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    project.write("project/src/main.rs", "");
+    let said = |args: &[&str]| {
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
+        project.environment(&mut command);
+        let output = command.current_dir(project.path("project/src")).args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().replace(project.path("").to_str().unwrap(), "HOME/")
+    };
+    let doctor = said(&["doctor"]);
+    assert!(doctor.contains("no client that is started here has any, but in HOME/project: look again there\n"), "{doctor}");
+    assert_eq!(said(&["eject"]), "toolgate is in none of these settings; it is in those of HOME/project: run this there\n");
+    let init = said(&["init", "--for", "claude-code", "--dry-run"]);
+    assert!(init.contains("from here down it counts in place of HOME/project/toolgate.toml: if that is not meant, "), "{init}");
+    // The user's own holds everywhere.
+    assert!(!said(&["init", "--for", "claude-code", "--user", "--dry-run"]).contains("in place of"));
+}
+
+#[test]
+fn what_is_somebody_elses_is_left_alone() {
+    let project = Project::new();
+    let other =
+        "{\"hooks\": {\"PreToolUse\": [{\"hooks\": [{\"type\": \"command\", \"command\": \"toolgate audit query | ./my hook\"}]}]}}\n";
+    project.write("project/.claude/settings.json", other);
+    assert!(project.said(&["eject"], "").contains("in none of these settings"));
+    assert_eq!(project.read("project/.claude/settings.json"), other);
+    project.write("project/.claude/settings.json", "{\"hooks\": {}, \"hooks\": {}}");
+    assert!(project.said(&["init", "--for", "claude-code"], "").contains("it has two `hooks`"));
+    assert!(!project.path("project/toolgate.toml").exists());
+}
+
+#[test]
+fn every_line_that_the_templates_suggest_can_be_used() {
+    for client in ["claude-code", "codex", "cursor", "vscode"] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0);
+        let text = project.read("project/toolgate.toml");
+        assert!(text.starts_with("# What holds for the agent that works here.") && text.contains("| toolgate check\n"), "{client}: {text}");
+        let used: String = text
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|line| line.contains(" = ")).unwrap_or(line).to_owned() + "\n")
+            .collect();
+        project.write("project/toolgate.toml", &used);
+        let said = project.said(&["lint"], "");
+        assert!(said.starts_with("exit 0\nnothing found"), "{client}: {said}");
+    }
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--store", "here.db"], "").0, 0);
+    assert!(project.path("project/here.db").exists());
+    assert!(project.said(&["lint"], "").starts_with("exit 0\nnothing found"));
+}
+
+#[test]
+fn a_template_keeps_agents_from_secrets_and_not_from_speaking_of_them() {
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    for (tool, arguments, expected) in [
+        ("edit", json!({"file_path": ".gitignore", "old_string": "x", "new_string": ".env"}), "allow"),
+        ("write", json!({"file_path": ".gitignore", "content": ".env"}), "allow"),
+        ("grep", json!({"pattern": ".env"}), "allow"),
+        ("grep", json!({"pattern": "x", "path": "src", "glob": "*.rs"}), "allow"),
+        ("edit", json!({"file_path": "/a/.env", "old_string": "x", "new_string": "y"}), "deny"),
+        ("write", json!({"file_path": ".env.production", "content": "x"}), "deny"),
+        ("grep", json!({"pattern": "x", "path": ".env"}), "deny"),
+        ("grep", json!({"pattern": "x", "glob": "**/.env*"}), "deny"),
+        ("read", json!({"file_path": "/a/.env.development.local"}), "deny"),
+        ("bash", json!({"command": "cat .env.staging"}), "deny"),
+        // Nobody knows all that people call theirs.
+        ("bash", json!({"command": "cat .env.backup"}), "deny"),
+        ("read", json!({"file_path": "/a/.env.example"}), "deny"),
+    ] {
+        let call = json!({"tool": tool, "arguments": arguments}).to_string();
+        let (_, said, told) = project.run(&["check", "--config", "toolgate.toml", &call], "");
+        assert!(said.starts_with(expected), "{said}{told}");
+    }
+}
+
+#[test]
+fn every_client_gets_a_configuration_that_loads_and_hooks_in_its_own_form() {
+    for (client, file) in [
+        ("claude-code", ".claude/settings.json"),
+        ("codex", ".codex/hooks.json"),
+        ("cursor", ".cursor/hooks.json"),
+        ("vscode", ".github/hooks/toolgate.json"),
+    ] {
+        let project = Project::new();
+        let said = project.said(&["init", "--for", client], "");
+        assert!(said.starts_with("exit 0\n"), "{said}");
+        let said = project.said(&["doctor"], "");
+        assert!(said.starts_with("exit 0\n"), "{client}: {said}");
+        let written: Value = serde_json::from_str(&project.read(&format!("project/{file}"))).unwrap();
+        assert!(written["hooks"].is_object(), "{written}");
+        let nothing = r#"{"tool": "nothing", "arguments": {}}"#;
+        let said = project.said(&["check", "--config", "toolgate.toml"], nothing);
+        assert!(said.contains("unknown_tool"), "{said}");
+        // As the client would be told: who is not declared is asked about.
+        let said = project.said(&["check"], nothing);
+        assert!(said.starts_with("exit 0\nask   nothing"), "{said}");
+    }
+    let project = Project::new();
+    insta::assert_snapshot!("init_bare", project.said(&["init"], ""));
+}
+
+#[test]
+fn a_configuration_that_is_there_gets_the_tools_of_a_client_and_loses_them_again() {
+    const FILE: &str = "project/toolgate.toml";
+    for (client, shell) in [("claude-code", "bash"), ("codex", "bash"), ("cursor", "shell"), ("vscode", "run_in_terminal")] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init"], "").0, 0);
+        let bare = project.read(FILE);
+        let tried = project.said(&["init", "--for", client, "--dry-run"], "");
+        assert!(tried.starts_with("exit 0\nwould change HOME/project/toolgate.toml\n"), "{client}: {tried}");
+        assert!(tried.contains("  +[client]\n") && tried.contains(&format!("  +[tools.{shell}]\n")), "{client}: {tried}");
+        assert_eq!(project.read(FILE), bare, "{client}");
+        let said = project.said(&["init", "--for", client], "");
+        assert!(said.starts_with("exit 0\nchanged HOME/project/toolgate.toml\n") && !said.contains("not in force"), "{client}: {said}");
+        let both = project.read(FILE);
+        assert!(both.starts_with(&bare), "{client}: {both}");
+        let said = project.said(&["doctor"], "");
+        assert!(said.starts_with("exit 0\n") && !said.contains("✗ tools") && !said.contains("! tools"), "{client}: {said}");
+        let push = json!({"tool": shell, "arguments": {"command": "git push --force"}}).to_string();
+        let (_, said, told) = project.run(&["check", &push], "");
+        assert!(said.starts_with("deny"), "{client}: {said}{told}");
+        // What is there is not added again.
+        let again = project.said(&["init", "--for", client], "");
+        assert!(again.starts_with("exit 0\nHOME/project/toolgate.toml is there already, and stays as it is\n"), "{client}: {again}");
+        let tried = project.said(&["eject", "--dry-run"], "");
+        assert!(tried.contains("would change HOME/project/toolgate.toml\n"), "{client}: {tried}");
+        assert_eq!(project.read(FILE), both, "{client}");
+        assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
+        assert_eq!(project.read(FILE), bare, "{client}");
+        let said = project.said(&["doctor"], "");
+        assert!(said.contains("✓ configuration  HOME/project/toolgate.toml"), "{client}, it is accepted still: {said}");
+        // What nobody had accepted is not accepted by this.
+        project.write(FILE, &format!("{bare}# mine\n"));
+        let said = project.said(&["init", "--for", client], "");
+        assert!(said.contains("changed HOME/project/toolgate.toml") && said.contains("it is not in force yet"), "{client}: {said}");
+    }
+}
+
+#[test]
+fn a_second_client_gets_what_the_first_has_not() {
+    const FILE: &str = "project/toolgate.toml";
+    let project = Project::new();
+    assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
+    let first = project.read(FILE);
+    assert_eq!(project.run(&["init", "--for", "cursor"], "").0, 0);
+    let both = project.read(FILE);
+    let added = both.strip_prefix(&first).unwrap_or_else(|| panic!("{both}"));
+    let said = |beginning: &str| added.lines().filter(|line| line.starts_with(beginning)).collect::<Vec<_>>();
+    assert_eq!(said("["), ["[tools.shell]", "[tools.delete]", "[[policy]]", "[[policy]]", "[[policy]]"]);
+    // A name is one rule's, and what the first client's tools may do stays as it was.
+    assert_eq!(
+        said("name = "),
+        ["name = \"no_force_push_cursor\"", "name = \"no_recursive_delete_cursor\"", "name = \"no_secrets_cursor\""]
+    );
+    assert_eq!(said("tools = "), ["tools = [\"shell\"]", "tools = [\"shell\"]", "tools = [\"shell\", \"delete\"]"]);
+    let doctor = project.said(&["doctor"], "");
+    assert!(doctor.starts_with("exit 0\n") && !doctor.contains("! tools"), "{doctor}");
+    assert_eq!(project.run(&["eject", "--for", "cursor"], "").0, 0);
+    assert_eq!(project.read(FILE), first);
+    // Where it is said how commands are run, the rest may be left out on purpose: it is told, and not done.
+    let told = project.said(&["init", "--for", "codex"], "");
+    assert!(told.contains("is there already, and stays as it is\nit leaves out some tools of codex"), "{told}");
+    assert!(told.contains("\n[tools.apply_patch]\nkind = \"client\"\n") && !told.contains("\n[tools.bash]"), "{told}");
+    assert_eq!(project.read(FILE), first);
+    let doctor = project.said(&["doctor"], "");
+    let note = "! tools          of the tools of codex, the configuration leaves out `apply_patch`, `update_plan`, `view_image`\n";
+    assert!(doctor.starts_with("exit 0\n") && doctor.contains(note), "{doctor}");
+    // What one has added for itself and another uses stays for it.
+    let project = Project::new();
+    assert_eq!(project.run(&["init"], "").0, 0);
+    let bare = project.read(FILE);
+    for client in ["claude-code", "codex"] {
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0);
+    }
+    let used = project.read(FILE);
+    let said = project.said(&["eject", "--for", "claude-code"], "");
+    assert!(said.contains("HOME/project/toolgate.toml keeps what was added for claude-code: codex needs it, too\n"), "{said}");
+    assert_eq!(project.read(FILE), used);
+    assert_eq!(project.run(&["eject"], "").0, 0);
+    assert_eq!(project.read(FILE), bare);
+}
+
+#[test]
+fn nothing_that_a_user_wrote_is_lost_with_what_was_added() {
+    const FILE: &str = "project/toolgate.toml";
+    let mine = "[[policy]]\nname = \"mine\"\nrule = \"deny\"\ntools = [\"shell\"]\nwhere = [{ argument = \"/command\", runs = [\"make\"] }]\nreason = \"No.\"\n";
+    let own = "\n[tools.mine]\nkind = \"client\"\neffect = \"read\"\n";
+    let keeps = |why: &str| Some(format!("HOME/project/toolgate.toml keeps what was added for cursor: {why}"));
+    for (name, (from, to), more, why) in [
+        ("nothing", ("", ""), "", None),
+        ("something else after it", ("", ""), own, None),
+        ("a changed line in it", ("[\"rm -r\", ", "["), "", keeps("it was changed since")),
+        ("a changed comment in it", ("# Rules. ", "# "), "", keeps("it was changed since")),
+        ("a key that was meant for its last table", ("", ""), "mode = \"observe\"\n", keeps("it was changed since")),
+        ("a rule about its tools", ("", ""), mine, keeps("the rest does not load without it")),
+    ] {
+        let project = Project::new();
+        assert_eq!(project.run(&["init"], "").0, 0);
+        let bare = project.read(FILE);
+        assert_eq!(project.run(&["init", "--for", "cursor"], "").0, 0);
+        let added = project.read(FILE);
+        assert!(added.contains(from), "{name}");
+        let changed = format!("{}{more}", added.replace(from, to));
+        project.write(FILE, &changed);
+        let said = project.said(&["eject"], "");
+        assert!(said.contains(".cursor/hooks.json"), "{name}: {said}");
+        match why {
+            None => assert_eq!(project.read(FILE), format!("{bare}{more}"), "{name}: {said}"),
+            Some(why) => {
+                assert!(said.contains(&why), "{name}: {said}");
+                assert_eq!(project.read(FILE), changed, "{name}");
+            }
+        }
+    }
+    // What leaves no place for it is not touched: a person is told what to write.
+    for text in [
+        "tools = { look = { kind = \"client\", effect = \"read\" } }\n",
+        "[agents.a.tools.look]\nkind = \"client\"\neffect = \"read\"\n",
+        "[tools.look\n",
+    ] {
+        let project = Project::with(text);
+        let said = project.said(&["init", "--for", "cursor"], "");
+        assert!(said.contains("it does not declare what cursor runs commands with, and cannot be added to"), "{text}: {said}");
+        assert!(said.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"), "{text}: {said}");
+        assert_eq!(project.read(FILE), text);
+    }
+}
+
+#[test]
+fn every_verb_helps_with_examples() {
+    fn verbs(stdout: &str) -> Vec<String> {
+        let verbs = stdout.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1).take_while(|line| !line.is_empty());
+        let verbs = verbs.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        verbs.filter_map(|line| line.split_whitespace().next()).filter(|verb| *verb != "help").map(str::to_owned).collect()
+    }
+    // An example that is broken into two lines cannot be copied.
+    fn wide(stdout: &str) -> Vec<&str> {
+        stdout.lines().skip_while(|line| *line != "Examples:").filter(|line| line.starts_with("  ") && line.chars().count() > 80).collect()
+    }
+    let own = verbs(&crate::toolgate(&["--help"]).1);
+    assert!(own.len() > 15, "{own:?}");
+    assert_eq!(wide(&crate::toolgate(&["--help"]).1), [""; 0]);
+    let (mut told, mut inner) = (String::new(), 0);
+    for verb in own {
+        let (code, stdout, _) = crate::toolgate(&[&verb, "--help"]);
+        assert!(code == 0 && stdout.contains("Examples:"), "{verb}");
+        assert_eq!(wide(&stdout), [""; 0], "{verb}");
+        told.push_str(&format!("## {verb}\n{stdout}\n"));
+        for more in verbs(&stdout) {
+            inner += 1;
+            let (code, stdout, _) = crate::toolgate(&[&verb, &more, "--help"]);
+            assert!(code == 0 && stdout.contains("Usage:"), "{verb} {more}");
+            assert_eq!(wide(&stdout), [""; 0], "{verb} {more}");
+            told.push_str(&format!("## {verb} {more}\n{stdout}\n"));
+        }
+    }
+    assert!(inner > 12, "{inner}");
+    insta::assert_snapshot!(told);
+}
