@@ -1,0 +1,240 @@
+//! What was decided, decided again: what a user of `explain`, `replay` and `backtest` sees.
+
+use regex::Regex;
+use serde_json::{Value, json};
+
+use super::{Kept, one_who_looks};
+use crate::toolgate;
+
+#[test]
+fn a_session_is_decided_again() {
+    let kept = Kept::new();
+    insta::assert_snapshot!(kept.said(&["replay", "tuesday"]));
+    for session in ["monday", "tuesday", "wednesday"] {
+        let lines = kept.json(&["replay", session]);
+        assert_eq!(lines.last().unwrap()["summary"]["differ"], 0);
+    }
+    let two = kept.json(&["replay", "monday", "--until", "2"]);
+    assert_eq!(two.len(), 3);
+    let (code, _, stderr) = kept.run(&["replay", "sunday"]);
+    assert!(code == 2 && stderr.contains("no session `sunday`"), "{stderr}");
+    // Rules that a row was decided by, changed behind its back.
+    kept.sql().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
+    let (code, stdout, _) = kept.run(&["replay", "monday"]);
+    assert!(code == 1 && stdout.contains("now refused at policy by `refund_cap`"), "{stdout}");
+    // A second run of the demonstration is another desk.
+    assert_eq!(kept.run(&["demo"]).0, 0);
+    let (code, _, stderr) = kept.run(&["replay", "monday"]);
+    assert!(code == 2 && stderr.contains("--agent refund-desk-2 --principal agent-7"), "{stderr}");
+}
+
+#[test]
+fn other_rules_are_tried_on_recorded_traffic() {
+    let kept = Kept::new();
+    let rules = include_str!("../../../src/command/demo/policy.toml");
+    let file = kept.directory.path().join("policy.toml");
+    let trying = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        kept.said(&["backtest", "--config", file.to_str().unwrap()])
+    };
+    insta::assert_snapshot!(trying(rules));
+    insta::assert_snapshot!(trying(&rules.replace("above = 500", "above = 100")));
+    insta::assert_snapshot!(trying(&rules.replace("issue_refund", "isue_refund").chars().take(400).collect::<String>()));
+    std::fs::write(&file, rules.replace("above = 500", "above = 100")).unwrap();
+    let lines = kept.json(&["backtest", "--config", file.to_str().unwrap()]);
+    assert_eq!(lines.last().unwrap()["summary"]["calls"], 31);
+    let (code, _, stderr) = kept.run(&["backtest", "--config", "nowhere.toml"]);
+    assert!(code == 2 && stderr.contains("nowhere.toml"), "{stderr}");
+}
+
+#[test]
+fn a_part_of_the_traffic_is_decided_as_in_the_whole() {
+    let kept = Kept::new();
+    let rules = include_str!("../../../src/command/demo/policy.toml");
+    // One rule of all.
+    let one = rules.split("[[policy]]").find(|rule| rule.contains("name = \"refund_cap\"")).unwrap();
+    let file = kept.directory.path().join("one.toml");
+    std::fs::write(&file, format!("[[policy]]{one}")).unwrap();
+    let backtest = |more: &[&str]| {
+        let mut lines = kept.json(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
+        lines.pop();
+        lines
+            .into_iter()
+            .map(|line| (line["at"].as_str().unwrap().to_owned(), line["call"].clone(), line["now"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let whole = backtest(&[]);
+    assert!(whole.len() > 3, "{whole:?}");
+    let rows = kept.json(&["audit", "query"]);
+    let times: Vec<&str> = rows.iter().map(|row| row["row"]["at"].as_str().or(row["at"].as_str()).unwrap()).collect();
+    for since in times.iter().step_by(3) {
+        let wanted: Vec<_> = whole.iter().filter(|(at, ..)| at.as_str() >= *since).cloned().collect();
+        assert_eq!(backtest(&["--since", since]), wanted, "since {since}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_decided_again_up_to_a_turn() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let gate = one_who_looks(&path);
+    let session = gate.session("a", "b", "talk");
+    for (n, turn) in [Some(1), Some(1), None, Some(2), None, Some(3), Some(4)].into_iter().enumerate() {
+        let call = session.prepare("look", json!({"n": n}));
+        gate.call(if let Some(turn) = turn { call.turn(turn) } else { call }).await;
+    }
+    drop(gate);
+    for (until, rows) in [("0", 0), ("1", 3), ("2", 5), ("3", 6), ("9", 7)] {
+        let (code, stdout, stderr) = toolgate(&["replay", "talk", "--until", until, "--json", "--store", path.to_str().unwrap()]);
+        assert_eq!((code, stdout.lines().count()), (0, rows + 1), "{until}: {stdout}{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn who_is_turned_away_at_the_door_does_not_keep_others_from_trying_rules() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let gate = one_who_looks(&path);
+    gate.session("a", "b", "s").call("look", json!({})).await;
+    gate.session("nobody", "b", "s").call("look", json!({})).await;
+    gate.call(gate.session("a", "b", "(turned away)").prepare("look", json!({})).turned_away("not with this token")).await;
+    drop(gate);
+    let rules = directory.path().join("rules.toml");
+    let trying = |most: u32| {
+        std::fs::write(&rules, format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"look\"]\ncalls = {most}\n")).unwrap();
+        toolgate(&["backtest", "--config", rules.to_str().unwrap(), "--store", path.to_str().unwrap()])
+    };
+    let (code, said, told) = trying(9);
+    assert!(code == 0 && said.contains("2 calls: 2 would be decided the same, 0 otherwise"), "{said}{told}");
+    let (code, said, told) = trying(0);
+    assert!(code == 1 && said.contains("2 calls: 1 would be decided the same, 1 otherwise"), "{said}{told}");
+}
+
+#[test]
+fn every_recorded_call_can_be_explained() {
+    let kept = Kept::new();
+    let rows = kept.json(&["audit", "query"]);
+    let calls: Vec<&str> = rows.iter().map(|entry| entry["row"]["call"].as_str().unwrap()).collect();
+    let told = kept.json(&[&["explain"][..], &calls].concat());
+    assert_eq!(told.len(), rows.len());
+    for (told, entry) in told.iter().zip(&rows) {
+        let row = &entry["row"];
+        assert_eq!((&told["call"], &told["tool"]), (&row["call"], &row["tool"]));
+        assert!(told["now"].get("differs").is_none(), "{told}");
+        // Each gate says what it said then.
+        let wanted = match row["decision"].as_str().unwrap() {
+            "refused" => "deny",
+            "failed" => "failed",
+            _ => "pass",
+        };
+        let gates = told["explanation"]["gates"].as_array().unwrap();
+        assert_eq!(gates.iter().find(|note| note["gate"] == row["gate"]).unwrap()["said"], wanted, "{told}");
+    }
+    let (code, _, stderr) = kept.run(&["explain", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
+    assert!(code == 2 && stderr.contains("`toolgate audit query` lists those it has"), "{stderr}");
+    let first = calls[0];
+    assert_eq!(kept.run(&["audit", "prune", "--older-than", "0s"]).0, 0);
+    let (code, _, stderr) = kept.run(&["explain", first]);
+    assert!(code == 2 && stderr.contains("rows up to 31 were pruned since then"), "{stderr}");
+}
+
+#[tokio::test]
+async fn a_call_is_explained_on_what_it_was_decided_on() {
+    use toolgate::config::Rules;
+    use toolgate::{Agent, Tool, Toolgate};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}}, "required": ["amount"]});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(json!({"paid": true})) });
+    let rules = Rules::parse(
+        "policy.toml",
+        r#"
+        [[policy]]
+        name = "cap"
+        rule = "deny"
+        tools = ["pay"]
+        where = [{ argument = "/amount", above = 500 }]
+        reason = "Over 500 a person decides."
+
+        [[policy]]
+        name = "daily"
+        rule = "limit"
+        tools = ["pay"]
+        sum = "/amount"
+        most = 500
+        "#,
+    );
+    let gate = Toolgate::builder()
+        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap()))
+        .agent(Agent::builder("desk").tool(pay).rules(rules).build().unwrap())
+        .build()
+        .unwrap();
+    let session = gate.session("desk", "alice", "monday");
+    for amount in [300, 600, 250] {
+        session.call("pay", json!({"amount": amount})).await;
+    }
+    let calls: Vec<String> = session.rows().await.unwrap().iter().map(|row| row.call.to_string()).collect();
+    let explain = |args: &[&str]| {
+        let (code, stdout, stderr) = toolgate(&[&["explain"][..], args, &["--store", path.to_str().unwrap()]].concat());
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z").unwrap().replace_all(&stdout, "TIME").into_owned()
+    };
+    // The end of a name is enough.
+    insta::assert_snapshot!(explain(&[calls[1].rsplit('-').next().unwrap()]), @r#"
+    refused pay {"amount":600} at policy · cap
+          BUSINESS cap: Over 500 a person decides. Repeating this call does not help.
+          TIME session monday of alice with desk
+        gates
+          admit     pass
+          resolve   pass
+          validate  pass
+          recall    pass
+          progress  pass
+          limits    pass
+          hooks     pass
+          policy    deny
+          approval  -
+          claim     -
+          run       -
+          shape     -
+          settle    -
+          record    -
+
+        rules
+          deny      cap
+                    + /amount above 500: 600
+          deny      daily the limit `daily` of 500 in all would be passed
+                    - at most 500: 600 more
+    "#);
+    insta::assert_snapshot!(explain(&[calls[0].as_str()]), @r#"
+    succeeded pay {"amount":300}
+          TIME session monday of alice with desk
+        gates
+          admit     pass
+          resolve   pass
+          validate  pass
+          recall    pass
+          progress  pass
+          limits    pass
+          hooks     pass
+          policy    pass
+          approval  pass
+          claim     pass      0 of 500 used
+          run       pass
+          shape     pass
+          settle    pass
+          record    pass
+
+        rules
+          pass      cap
+                    - /amount above 500: 300
+          pass      daily 0 of 500 used
+                    + at most 500: 300 more
+    "#);
+    let told: Value = serde_json::from_str(&explain(&["--json", calls[2].as_str()])).unwrap();
+    assert_eq!((&told["now"], &told["was"]["refused"]["rule"]), (&json!("same"), &json!("daily")));
+    let rules = told["explanation"]["rules"].as_array().unwrap();
+    assert_eq!(rules.iter().map(|note| &note["said"]).collect::<Vec<_>>(), ["pass", "deny"]);
+    assert!(rules[1]["why"].as_str().unwrap().ends_with("(used: 300)"), "{told}");
+    assert_eq!(rules[1]["looked_at"], json!([{"what": "at most 500", "found": "300 used, 250 more", "holds": false}]));
+}
