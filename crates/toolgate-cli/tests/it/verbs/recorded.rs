@@ -1,0 +1,213 @@
+//! What verbs say of a ledger: of its rows, its receipts, and of what nobody knows.
+
+use serde_json::{Value, json};
+
+use super::{CODER, desk, each, tell, told};
+use crate::hook::Project;
+
+#[test]
+fn a_rule_about_all_arguments_is_no_rule_about_nothing() {
+    let config = "store = \"ledger.db\"\nredact = ['\\d{16}']\n[tools.bash]\nkind = \"client\"\npolicy = \"open\"\n";
+    let project = Project::with(config);
+    let command = "pay 1234567890123456";
+    tell(&project, "PreToolUse", command, &json!({}));
+    tell(&project, "PostToolUse", command, &json!({"tool_response": {"stdout": ""}}));
+    let (_, stdout, _) = project.run(&["replay", "s1"], "");
+    assert!(stdout.contains("undecidable: an argument was redacted, and a rule looks at all of them"), "{stdout}");
+}
+
+#[test]
+fn a_ledger_is_exported_pruned_and_signed_anew() {
+    let nobody = "5f".repeat(32);
+    let said = told(
+        &desk(),
+        &format!(
+            "audit export --out out.jsonl; audit export --tool nothing --out none.jsonl; audit export --out nowhere/out.jsonl; \
+             audit prune --older-than 0s --dry-run --json; audit prune; audit key; audit key --rotate; \
+             audit prune --older-than 0s; audit prune --json; audit verify; audit verify --key {nobody}"
+        ),
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit export --out out.jsonl [0]
+    31 rows in out.jsonl
+    $ audit export --tool nothing --out none.jsonl [0]
+    0 rows in none.jsonl
+    $ audit export --out nowhere/out.jsonl [2]
+    error: nowhere/out.jsonl: No such file or directory (os error 2)
+    $ audit prune --older-than 0s --dry-run --json [0]
+    {"would_keep":0,"would_prune":31}
+    $ audit prune [0]
+    0 rows and 0 sealed records are gone; what is left holds without them
+    $ audit key [0]
+    HEX
+    $ audit key --rotate [0]
+    HEX
+    $ audit prune --older-than 0s [0]
+    31 rows and 0 sealed records are gone; what is left holds without them
+    $ audit prune --json [0]
+    {"rows":0,"sealed":0}
+    $ audit verify [0]
+    the ledger holds: 0 rows of 3 sessions, 0 signatures
+    pruned   31 rows before them
+    signed   up to row 31 of 31
+    key      HEX
+             HEX
+    anchor   31:HEX
+             note it down elsewhere: `--anchor` will tell whether this ledger was put back
+    $ audit verify --key HEX [1]
+    the ledger does not hold: what is left of pruned rows is signed with HEX, a key that nobody vouches for
+    "#);
+}
+
+#[test]
+fn what_happened_is_counted_and_the_newest_of_it_listed() {
+    let project = desk();
+    let said = told(&project, "audit stats");
+    // How long each gate took is different every time.
+    insta::assert_snapshot!(said.split("gate  ").next().unwrap(), @"
+    $ audit stats [0]
+    31 rows from TIME to TIME
+    2 failed, 14 refused, 1 replayed, 14 succeeded
+    tool                   calls  refused  failed
+    crm_lookup             3      0        1
+    escalate_to_human      1      0        0
+    identity_verification  3      0        0
+    issue_refund           16     12       1
+    issue_refund_override  1      1        0
+    lookup_order           7      1        0
+    refused by     calls
+    (validate)     3
+    refund_cap     3
+    daily_sum      2
+    same_customer  2
+    (progress)     1
+    (resolve)      1
+    one_per_order  1
+    order_checked  1
+    code                calls
+    invalid_arguments   3
+    refund_cap          3
+    daily_refund_sum    2
+    not_verified        2
+    already_refunded    1
+    loop_detected       1
+    order_not_checked   1
+    system_offline      1
+    unknown_tool        1
+    upstream_forbidden  1
+    ");
+    let said = told(
+        &project,
+        "audit tail -n 3; audit tail --decision replayed; audit tail --tool nothing; audit stats --tool nothing; \
+         audit stats --tool nothing --json",
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit tail -n 3 [0]
+    TIME succeeded identity_verification wednesday customer_id=C-2002 CALL
+    TIME succeeded lookup_order wednesday order_id=B-2 CALL
+    TIME refused   issue_refund wednesday daily_refund_sum · daily_sum customer_id=C-2002 order_id=B-2 CALL
+    $ audit tail --decision replayed [0]
+    TIME replayed  issue_refund tuesday customer_id=C-2002 order_id=B-1 CALL
+    $ audit tail --tool nothing [0]
+    nothing is recorded that fits
+    $ audit stats --tool nothing [0]
+    nothing is recorded that fits
+    $ audit stats --tool nothing --json [0]
+    {"codes":{},"decisions":{},"from":null,"latency":{},"observed":{},"refused_by":{},"rows":0,"to":null,"tools":{}}
+    "#);
+}
+
+#[test]
+fn what_nobody_knows_is_settled_by_name() {
+    let project = Project::with(CODER);
+    for command in ["make", "make install"] {
+        tell(&project, "PreToolUse", command, &json!({}));
+        tell(&project, "PostToolUseFailure", command, &json!({"error": "cut off", "is_interrupt": true}));
+    }
+    let [one, two] = each(&project, &["audit", "settle", "--json"], "call").try_into().unwrap();
+    let said = told(
+        &project,
+        &format!(
+            "audit settle; audit settle --json; audit settle {one}; audit settle {one} --never; \
+             audit settle {one} --happened {{ --by ann; audit settle {one} --happened {{\"exit\":0}} --by ann; \
+             audit settle {two} --never --by ann; audit settle {two} --never --by ann --json; audit settle; audit tail -n 2"
+        ),
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit settle [0]
+    bash {"command":"make"}
+      TIME session s1 of USER with coder
+      toolgate audit settle CALL --happened RESULT --by YOU --store 'HOME/project/ledger.db'
+      toolgate audit settle CALL --never --by YOU --store 'HOME/project/ledger.db'
+    bash {"command":"make install"}
+      TIME session s1 of USER with coder
+      toolgate audit settle CALL --happened RESULT --by YOU --store 'HOME/project/ledger.db'
+      toolgate audit settle CALL --never --by YOU --store 'HOME/project/ledger.db'
+    $ audit settle --json [0]
+    {"arguments":{"command":"make"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}
+    {"arguments":{"command":"make install"},"at":"MOMENT","call":"CALL","key":{"agent":"coder","principal":"USER","session":"s1"},"tool":"bash"}
+    $ audit settle CALL [2]
+    error: say what became of it: `--happened RESULT` or `--never`
+    $ audit settle CALL --never [2]
+    error: say who says so, with `--by`: the ledger keeps it
+    $ audit settle CALL --happened { --by ann [2]
+    error: the result is no JSON: EOF while parsing an object at line 1 column 1
+    $ audit settle CALL --happened {"exit":0} --by ann [0]
+    CALL is settled: it happened. It had no key and its tool is not `once`, so a repetition is a new call and will run
+    $ audit settle CALL --never --by ann [0]
+    CALL is settled: it never happened, what it had reserved is free, and it may be made again
+    $ audit settle CALL --never --by ann --json [2]
+    error: CALL is not open; `toolgate audit settle` lists what is
+    $ audit settle [0]
+    nothing is open: of every call that is over it is known what became of it
+    $ audit tail -n 2 [0]
+    TIME settled   bash s1 it happened · by ann make CALL
+    TIME settled   bash s1 it never happened · by ann make install CALL
+    "#);
+}
+
+#[test]
+fn a_receipt_is_held_against_the_ledger_or_its_key() {
+    let project = Project::new();
+    let store = "--store ledger.db";
+    let run = |line: &str| project.run(&format!("{line} {store}").split(' ').collect::<Vec<_>>(), "").1;
+    run("demo");
+    let paid: Value = serde_json::from_str(&run("audit query --tool issue_refund --decision succeeded -n 1 --json")).unwrap();
+    let call = paid["row"]["call"].as_str().unwrap();
+    let receipt = run(&format!("audit show {call} --receipt"));
+    project.write("project/receipt.json", &receipt);
+    project.write("project/forged.json", &receipt.replace("succeeded", "refused"));
+    project.write("project/junk.json", "{}");
+    let key = run("audit key");
+    let said = told(
+        &project,
+        &format!(
+            "audit show {call} --receipt {store}; audit receipt receipt.json {store}; audit receipt receipt.json --key {}; \
+             audit receipt forged.json {store}; audit receipt junk.json {store}; audit receipt none.json {store}; \
+             audit receipt receipt.json; audit prune --older-than 0s {store}; audit receipt receipt.json {store}",
+            key.trim()
+        ),
+    );
+    insta::assert_snapshot!(said, @r#"
+    $ audit show CALL --receipt --store ledger.db [0]
+    {"at":"MOMENT","call":"CALL","config":"HEX","decision":"succeeded","hash":"HEX","key":"HEX","seq":17,"signature":"SIGNATURE","tool":"issue_refund"}
+    $ audit receipt receipt.json --store ledger.db [0]
+    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    its row is in the ledger, unchanged
+    $ audit receipt receipt.json --key HEX [0]
+    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    $ audit receipt forged.json --store ledger.db [1]
+    this receipt is not one of this ledger: its signature does not hold
+    $ audit receipt junk.json --store ledger.db [2]
+    error: junk.json: this is no receipt: missing field `call`
+    $ audit receipt none.json --store ledger.db [2]
+    error: none.json: No such file or directory (os error 2)
+    $ audit receipt receipt.json [2]
+    error: say which ledger to believe: its public key with `--key`, or the ledger with `--store`
+    $ audit prune --older-than 0s --store ledger.db [0]
+    31 rows and 0 sealed records are gone; what is left holds without them
+    $ audit receipt receipt.json --store ledger.db [0]
+    the receipt holds: `issue_refund` succeeded at TIME, row 17
+    its row was pruned since
+    "#);
+}
