@@ -1,0 +1,152 @@
+//! Limits: what they count, for whom, and what they leave alone.
+
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use toolgate::policy::{Limit, Per, Proved, observe};
+use toolgate::{Agent, Category, Effect, Tool};
+
+use super::{agent, code, session, tool};
+use crate::support::Built;
+
+#[tokio::test]
+async fn limits_hold_over_sessions_and_are_settled_by_effect() {
+    let daily =
+        Limit::sum("daily", ["act"], "/amount", 500.into()).per(Per::Entity("/entity".into())).within(SignedDuration::from_hours(24));
+    let once = Limit::calls("once", ["act"], 1).per(Per::Entity("/n".into()));
+    let (s, clock) = session(agent(|a| a.policy(daily).policy(once)));
+    let act = |amount: f64, n: i64| json!({"entity": 1, "amount": amount, "n": n});
+    assert_eq!(
+        code(&s, "act", json!({"entity": 1, "amount": 499, "n": 1, "fail": true})).await,
+        "failed",
+        "what fails without effect gives it back"
+    );
+    assert_eq!(code(&s, "act", act(499.0, 1)).await, "ok");
+    assert_eq!(code(&s, "act", act(499.0, 2)).await, "daily", "two of 499 do not slip under 500");
+    assert_eq!(code(&s, "act", act(1.0, 1)).await, "once");
+    assert_eq!(code(&s, "act", act(-100.0, 3)).await, "invalid_arguments", "a sum does not go down");
+    assert_eq!(code(&s, "act", act(1.01, 4)).await, "daily");
+    assert_eq!(code(&s, "act", act(1.0, 5)).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 2, "amount": 500, "n": 6})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"amount": 1, "n": 7})).await, "invalid_arguments", "whose it is must be said");
+    clock.advance(SignedDuration::from_hours(24));
+    assert_eq!(code(&s, "act", act(500.0, 8)).await, "ok", "the window slides");
+}
+
+#[tokio::test]
+async fn evidence_that_does_not_say_whose_it_is_leaves_it_to_nobody() {
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
+        Ok(json!({"found": false}))
+    });
+    let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
+    let proved =
+        Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: Some("/to".into()) };
+    let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+    let (s, _) = session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
+    assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me"})).await, "ok");
+    assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
+    assert_eq!(code(&s, "act", json!({"entity": 1, "to": "me", "n": 2})).await, "policy_fault");
+}
+
+#[tokio::test]
+async fn what_a_limit_cannot_count_is_the_models_to_mend() {
+    const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
+    let pay = |amount: Value| {
+        let schema = json!({"type": "object", "properties": {"amount": amount, "currency": {"type": "string"}, "to": {"type": "string"}}});
+        Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) })
+    };
+    let limited = |amount: Value| {
+        let limit = Limit::sum("daily", ["pay"], "/amount", 500.into()).currency("/currency").per(Per::Entity("/to".into()));
+        session(Agent::builder("a").tool(pay(amount)).policy(limit).build().unwrap()).0
+    };
+    let said = async |session: &toolgate::Session, args: Value| {
+        let answer = session.call("pay", args).await;
+        let error = answer.outcome.error().cloned().unwrap();
+        let fields: Vec<_> = error.errors.iter().map(|e| format!("{} {} got {}", e.path, e.expected, e.got)).collect();
+        (error.code.to_string(), error.category, fields.join("; "))
+    };
+    let invalid = |field: String| ("invalid_arguments".to_owned(), Category::Validation, field);
+    // Nothing is said of its kind, or a number is one of them: the model can send one.
+    for schema in [json!({}), json!({"type": ["number", "string", "null"]})] {
+        let s = limited(schema);
+        for (args, got) in [
+            (json!({"currency": "EUR", "to": "a"}), "nothing"),
+            (json!({"amount": -1, "currency": "EUR", "to": "a"}), "-1"),
+            (json!({"amount": "5", "currency": "EUR", "to": "a"}), "\"5\""),
+            (json!({"amount": null, "currency": "EUR", "to": "a"}), "null"),
+        ] {
+            assert_eq!(said(&s, args).await, invalid(format!("/amount {AMOUNT} got {got}")));
+        }
+        let long = json!({"amount": serde_json::from_str::<Value>("1e40").unwrap(), "currency": "EUR", "to": "a"});
+        assert_eq!(said(&s, long).await.0, "invalid_arguments", "more digits than can be added up");
+        assert_eq!(said(&s, json!({"amount": 1, "to": "a"})).await, invalid("/currency given got nothing".to_owned()));
+        assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR"})).await, invalid("/to given got nothing".to_owned()));
+        assert_eq!(said(&s, json!({"amount": 1, "currency": "", "to": "a"})).await, invalid("/currency given got \"\"".to_owned()));
+        assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await, invalid("/to given got \"\"".to_owned()));
+        assert_eq!(code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await, "ok");
+    }
+    // Where the tool takes nothing but text, no model can help it.
+    let s = limited(json!({"type": "string"}));
+    assert_eq!(said(&s, json!({"amount": "5", "currency": "EUR", "to": "a"})).await.0, "policy_fault");
+    // What is secret is not shown.
+    let s = limited(json!({"writeOnly": true}));
+    assert_eq!(
+        said(&s, json!({"amount": "hunter2", "currency": "EUR", "to": "a"})).await,
+        invalid(format!("/amount {AMOUNT} got (hidden)"))
+    );
+}
+
+#[tokio::test]
+async fn a_currency_is_one_purse_however_it_is_written() {
+    let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {"type": "string"}}});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
+    let limit = Limit::sum("sum", ["pay"], "/amount", 100.into()).currency("/currency");
+    let (s, _) = session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
+    for (amount, currency, expected) in
+        [(60, "EUR", "ok"), (60, "eur", "sum"), (60, " Eur ", "sum"), (60, "USD", "ok"), (40, "eur", "ok"), (1, "EUR", "sum")]
+    {
+        assert_eq!(code(&s, "pay", json!({"amount": amount, "currency": currency})).await, expected, "{amount} {currency}");
+    }
+    // Nothing is no purse of its own.
+    let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {}}});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
+    let limit = Limit::sum("sum", ["pay"], "/amount", 500.into()).currency("/currency");
+    let (s, _) = session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
+    for (currency, expected) in [
+        (json!("USD"), "ok"),
+        (json!(null), "invalid_arguments"),
+        (json!(""), "invalid_arguments"),
+        (json!(" "), "invalid_arguments"),
+        (json!("usd"), "sum"),
+    ] {
+        assert_eq!(code(&s, "pay", json!({"amount": 500, "currency": currency})).await, expected, "{currency}");
+    }
+}
+
+#[tokio::test]
+async fn a_limit_on_trial_never_refuses() {
+    let (s, _) = session(agent(|a| a.policy(observe(Limit::sum("huge", ["act"], "/amount", 1.into())))));
+    for n in 0..3 {
+        assert_eq!(code(&s, "act", json!({"amount": 70_000_000_000_000_000_000_000_000_000_f64, "n": n})).await, "ok");
+    }
+}
+
+#[tokio::test]
+async fn a_limit_withholds_no_replay() {
+    let proved = Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: None };
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
+        Ok(json!({"owner": "al"}))
+    });
+    let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
+    let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+    let agent = Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap();
+    let gate = crate::support::gate().agent(agent).built();
+    let act = async |session: &str| {
+        let session = gate.session("a", "alice", session);
+        gate.call(session.prepare("act", json!({"entity": 1})).idempotency_key("k")).await
+    };
+    assert_eq!(code(&gate.session("a", "alice", "s"), "look", json!({"entity": 1})).await, "ok");
+    assert!(act("s").await.outcome.success().is_some());
+    // Whose limit it is, nothing says in the other session.
+    let again = act("other").await;
+    assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
+}
