@@ -1,0 +1,183 @@
+//! Rows that wait while the store is away, and what holds until they are taken in.
+
+use std::sync::atomic::Ordering;
+
+use serde_json::json;
+use toolgate::{Effect, Tool};
+
+use crate::support::{Fails, World};
+
+#[tokio::test]
+async fn a_spooled_row_is_taken_in_when_the_store_is_back() {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::Finish]);
+    let lost = world.session.call("act", json!({"how": "ok"})).await;
+    assert_eq!(world.rows().await.1, 1);
+    world.store.fail(&[]);
+    // The next call that is recorded brings it along.
+    world.session.call("look", json!({})).await;
+    let (rows, spooled) = world.rows().await;
+    assert_eq!((rows.len(), spooled), (2, 0));
+    assert_eq!(rows.iter().filter(|row| row.call == lost.call).count(), 1);
+    assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (1.into(), 0), "it happened, and its claim has ended");
+    assert_eq!(world.gate.recover().await, Ok(0));
+}
+
+/// The store is away, one row is spooled, and after it stands what is none.
+async fn spoilt(more: &[u8]) -> World {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::Finish]);
+    world.session.call("look", json!({"at": "1"})).await;
+    let path = world.spool.path().join("rows.jsonl");
+    let mut rows = std::fs::read(&path).unwrap();
+    rows.extend_from_slice(more);
+    std::fs::write(&path, rows).unwrap();
+    world
+}
+
+#[tokio::test]
+async fn a_spool_with_a_torn_line_gives_back_the_rest() {
+    let world = spoilt(b"\n{\"call\": \"cut \xc3").await;
+    world.session.call("look", json!({"at": "2"})).await;
+    world.store.fail(&[]);
+    for _ in 0..3 {
+        world.session.call("look", json!({})).await;
+    }
+    assert_eq!(world.session.rows().await.unwrap().iter().filter(|row| row.arguments["at"].is_string()).count(), 2);
+    let left: Vec<_> = std::fs::read_dir(world.spool.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(left.len(), 1, "one copy for a person to look at: {left:?}");
+    assert!(left[0].to_string_lossy().ends_with(".spoilt"));
+}
+
+#[tokio::test]
+async fn while_the_store_is_away_a_call_does_not_read_all_that_waits_for_it() {
+    // Whoever reads as far as this makes a copy of the file.
+    let world = spoilt(b"\nno row\n").await;
+    let path = world.spool.path().join("rows.jsonl");
+    for at in ["2", "3", "4"] {
+        world.session.call("look", json!({"at": at})).await;
+    }
+    let copies = || std::fs::read_dir(world.spool.path()).unwrap().filter(|e| e.as_ref().unwrap().path() != path).count();
+    assert_eq!((world.spooled().len(), copies()), (5, 0));
+    world.store.fail(&[]);
+    assert_eq!(world.gate.recover().await, Ok(4));
+    assert_eq!((world.rows().await.0.len(), copies()), (4, 1));
+}
+
+/// Two runtimes that were given one file for their spools lose nothing of each other's.
+#[tokio::test]
+async fn a_spool_may_be_shared() {
+    let store = std::sync::Arc::new(crate::support::FaultyStore::default());
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let agent = toolgate::Agent::builder("a").tool(toolgate::builtin::calc()).build().unwrap();
+        let store: std::sync::Arc<dyn toolgate::Store> = store.clone();
+        toolgate::Toolgate::builder().agent(agent).store(store).spool(directory.path().join("rows.jsonl")).build().unwrap()
+    };
+    let gates = [open(), open()];
+    let call =
+        async |gate: usize, n: u32| gates[gate].session("a", "alice", "s").call("calc", json!({"expression": format!("{n} + 1")})).await;
+    store.fail(&[Fails::Finish]);
+    call(0, 1).await;
+    call(1, 2).await;
+    store.fail(&[]);
+    gates[0].recover().await.unwrap();
+    store.fail(&[Fails::Finish]);
+    call(1, 3).await;
+    call(0, 4).await;
+    store.fail(&[]);
+    gates[1].recover().await.unwrap();
+    let rows = gates[0].session("a", "alice", "s").rows().await.unwrap();
+    assert_eq!(rows.len(), 4, "{rows:#?}");
+}
+
+/// `ship` wants a `check`, which an `edit` takes away.
+fn shipping() -> World {
+    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    World::new(|agent| {
+        let edit = plain("edit").effect(Effect::Write).open().revokes("check");
+        let ship = plain("ship").effect(Effect::Write);
+        let rule = toolgate::policy::Require::new("checked", ["ship"], ["check"]);
+        agent.tool(plain("check").effect(Effect::Read)).tool(edit).tool(ship).policy(rule)
+    })
+}
+
+#[tokio::test]
+async fn what_ended_while_the_store_was_away_takes_away_nothing_that_is_proved_after_it() {
+    let world = shipping();
+    let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
+    assert_eq!(code("check").await, None);
+    world.store.fail(&[Fails::Finish]);
+    assert_eq!(code("edit").await.as_deref(), Some("store_unavailable"));
+    world.store.fail(&[]);
+    // What was proved before it is gone, and what is proved after it stands.
+    assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
+    assert_eq!((code("check").await, code("ship").await), (None, None));
+}
+
+#[tokio::test]
+async fn as_long_as_what_has_ended_cannot_be_taken_in_nothing_runs_on_what_it_takes_away() {
+    let world = shipping();
+    let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
+    assert_eq!(code("check").await, None);
+    world.store.fail(&[Fails::Finish]);
+    code("edit").await;
+    // The store takes calls again, but not yet what is spooled.
+    world.store.fail(&[Fails::TakeIn]);
+    assert_eq!(code("ship").await.as_deref(), Some("store_unavailable"));
+    world.store.fail(&[]);
+    assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
+    assert_eq!(world.rows().await.0.len(), 4);
+}
+
+#[tokio::test]
+async fn a_call_beside_a_recovery_is_judged_when_the_rows_are_in() {
+    let world = shipping();
+    assert!(world.session.call("check", json!({})).await.outcome.success().is_some());
+    world.store.fail(&[Fails::Finish]);
+    world.session.call("edit", json!({})).await;
+    world.store.fail(&[]);
+    // The store is slow to take the first row in.
+    let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
+    let gate = world.gate.clone();
+    let recovery = tokio::spawn(async move { gate.recover().await });
+    while world.store.offered.load(Ordering::SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    let session = world.session.clone();
+    let ship = tokio::spawn(async move { session.call("ship", json!({})).await });
+    // Whoever does not wait for the recovery comes to an end meanwhile.
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!ship.is_finished(), "it was judged before the row was in");
+    drop(held);
+    assert_eq!(recovery.await.unwrap(), Ok(1));
+    assert_eq!(ship.await.unwrap().outcome.error().map(|error| error.code.to_string()).as_deref(), Some("prerequisite_missing"));
+}
+
+#[tokio::test]
+async fn those_who_wait_for_a_recovery_in_vain_do_not_try_one_after_the_other() {
+    let world = World::new(|agent| agent);
+    world.store.fail(&[Fails::Finish]);
+    world.session.call("look", json!({})).await;
+    let (held, before) = (world.store.takes_in.lock().await, world.store.offered.load(Ordering::SeqCst));
+    let recover = || {
+        let gate = world.gate.clone();
+        tokio::spawn(async move { gate.recover().await })
+    };
+    let mut all = vec![recover()];
+    while world.store.offered.load(Ordering::SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    all.extend((0..20).map(|_| recover()));
+    // All of them have come when the last has run as far as it can.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    for one in all {
+        assert!(one.await.unwrap().is_err());
+    }
+    assert_eq!(world.store.offered.load(Ordering::SeqCst) - before, 2);
+}
