@@ -1,0 +1,314 @@
+//! What was kept, decided again: by the same rules, and by others.
+
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use toolgate::json::Digest;
+use toolgate::{Backtest, Compared, Definition, Failure, ManualClock, Replay, Row, Tool, Toolgate};
+use toolgate_store::{Filter, SqliteStore};
+
+use crate::world::{Desk, agent_under, noon, runtime};
+
+#[test]
+fn a_kept_session_is_decided_again_and_other_rules_decide_otherwise() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    runtime().block_on(async {
+        let gate = desk.open_at(clock.clone());
+        let session = gate.session("desk", "alice", "s");
+        let other = gate.session("desk", "bob", "t");
+        let pay = async |session: &toolgate::Session, amount: u32, name: &str| {
+            clock.advance(SignedDuration::from_mins(1));
+            session.call("pay", json!({"customer": "C-1", "amount": amount, "name": name})).await;
+        };
+        pay(&session, 100, "too early").await;
+        session.call("look", json!({"customer": "C-1"})).await;
+        other.call("look", json!({"customer": "C-1"})).await;
+        pay(&session, 250, "a").await;
+        pay(&other, 200, "b").await;
+        pay(&session, 100, "c").await;
+        pay(&session, 400, "d").await;
+        pay(&session, 50, "e").await;
+        drop(gate);
+        let ledger = desk.ledger();
+        let rows = ledger.find(&Filter::default()).unwrap();
+        let definition = Definition::parse(&ledger.definition(rows[0].row.config).unwrap().unwrap()).unwrap();
+        let replay = Replay::new([definition.clone().build().unwrap()]).unwrap();
+        for entry in &rows {
+            assert_eq!(replay.decide(&entry.row).await, Compared::Same, "{:?}", entry.row);
+        }
+        let index = ledger.index("desk", None, None).unwrap();
+        let played = async |rules: &str| {
+            let (definition, rules) = (definition.clone(), rules.to_owned());
+            let agents = move |_| {
+                let then = definition.clone().build().unwrap();
+                Ok((then, definition.clone().with_policies([("new.toml".to_owned(), rules.clone())]).build().unwrap()))
+            };
+            let mut changes = Vec::new();
+            let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+            Backtest::new(agents)
+                .play(&index, 0, fetch, |row, change| {
+                    changes.push((row.arguments["name"].as_str().unwrap_or("-").to_owned(), change));
+                    Ok(())
+                })
+                .await
+                .unwrap();
+            changes
+                .into_iter()
+                .filter(|(_, change)| change.now != Compared::Same)
+                .map(|(name, change)| (name, change.now, change.counterfactual))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(played(crate::world::RULES).await, [], "the same rules decide the same");
+        // A lower cap refuses what was paid; then there is room for what did not fit.
+        let stricter = played(&crate::world::RULES.replace("above = 300", "above = 220")).await;
+        let told: Vec<(&str, bool)> = stricter.iter().map(|(name, _, counterfactual)| (name.as_str(), *counterfactual)).collect();
+        assert_eq!(told, [("a", false), ("c", true)], "{stricter:?}");
+        assert!(matches!(&stricter[0].1, Compared::Differs(toolgate::Ruling::Refused { rule: Some(rule), .. }) if rule == "cap"));
+        assert!(matches!(&stricter[1].1, Compared::Differs(toolgate::Ruling::Admitted)));
+        // A shorter memory lets through what a longer one refused.
+        let shorter = played(&crate::world::RULES.replace("24h", "1m")).await;
+        assert_eq!(shorter.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["c"]);
+        // A rule about something that was never asked for cannot be decided by the facts alone, and is by playing.
+        let new = agent_under(
+            &desk.world(),
+            &format!("{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 1\n", crate::world::RULES),
+        );
+        let replay = Replay::new([new]).unwrap();
+        let paid = rows.iter().find(|entry| entry.row.arguments["name"] == "b").unwrap();
+        assert!(matches!(replay.decide(&paid.row).await, Compared::Undecidable(_)));
+        let few = played(&format!(
+            "{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 0\n",
+            crate::world::RULES.replace("most = 500", "most = 5000")
+        ))
+        .await;
+        assert_eq!(few.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "e"], "{few:?}");
+    });
+}
+
+#[test]
+fn many_may_look_back_at_once() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        for amount in [10, 400, 20, 30] {
+            session.call("look", json!({"customer": "C-1"})).await;
+            session.call("pay", json!({"customer": "C-1", "amount": amount, "name": "x"})).await;
+        }
+        let rows = desk.ledger().find(&Filter::default()).unwrap();
+        let replay = Arc::new(Replay::of(&gate).unwrap());
+        let tasks = (0..4).map(|_| {
+            let (replay, rows) = (Arc::clone(&replay), rows.clone());
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    for entry in &rows {
+                        assert_eq!(replay.decide(&entry.row).await, Compared::Same);
+                    }
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_same_rules_on_the_same_traffic_change_nothing() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    let slow = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let agent = move || {
+        let offline = Arc::clone(&slow);
+        let schema = || json!({"type": "object", "properties": {"n": {"type": "integer"}, "amount": {"type": "number"}}});
+        let pay = Tool::dynamic("pay", "Pays.", schema(), move |_, _| {
+            let offline = offline.swap(false, std::sync::atomic::Ordering::SeqCst);
+            async move {
+                if offline {
+                    Err(Failure::transient("offline", "offline").effects(toolgate::Effects::None).retry_after_ms(60_000))
+                } else {
+                    Ok(json!({"paid": true}))
+                }
+            }
+        })
+        .retry(0, std::time::Duration::ZERO)
+        .once();
+        let look = Tool::dynamic("look", "Looks.", schema(), |_, args: Value| async move {
+            if args["n"] == 404 { Err(Failure::http(404, "not found")) } else { Ok(json!({"ok": true})) }
+        })
+        .effect(toolgate::Effect::Read)
+        .empty_on(404);
+        let rules = "[[policy]]\nname = \"sum\"\nrule = \"limit\"\ntools = [\"pay\"]\nsum = \"/amount\"\nmost = 500\nper = \"principal\"\nwithin = \"24h\"\n[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
+        toolgate::Agent::builder("desk").tool(pay).tool(look).rules(toolgate::config::Rules::parse("r.toml", rules)).build().unwrap()
+    };
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent()).store(store).clock(clock.clone()).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        let pay = async |amount: u32| {
+            clock.advance(SignedDuration::from_secs(10));
+            session.call("pay", json!({"amount": amount})).await
+        };
+        session.call("look", json!({"n": 404})).await;
+        assert_eq!(pay(100).await.rule.as_deref(), Some("looked"), "nothing was found, and nothing is proved");
+        session.call("look", json!({"n": 1})).await;
+        assert_eq!(pay(100).await.outcome.error().unwrap().code, "offline");
+        for _ in 0..3 {
+            pay(100).await;
+        }
+        clock.advance(SignedDuration::from_secs(90));
+        pay(100).await;
+        // Two of one turn, of which only the first fits.
+        session.batch([("pay".to_owned(), json!({"amount": 300})), ("pay".to_owned(), json!({"amount": 350}))]).await;
+        pay(90).await;
+        let ledger = desk.ledger();
+        let index = ledger.index("desk", None, None).unwrap();
+        let mut said = Vec::new();
+        let fetch = |seq| ledger.row(seq).map(Option::unwrap);
+        let mut backtest = Backtest::new(move |_| Ok((agent(), agent())));
+        backtest
+            .play(&index, 0, fetch, |row, change| {
+                said.push((row.tool.to_string(), change.now, change.was.to_string()));
+                Ok(())
+            })
+            .await
+            .unwrap();
+        assert!(said.iter().all(|(_, now, _)| *now == Compared::Same), "{said:#?}");
+        assert!(said.len() >= 11);
+    });
+}
+
+/// What would not be decided the same, of all that the desk has recorded: the payment's name, and what it comes to.
+async fn tried(
+    desk: &Desk,
+    agents: impl FnMut(Digest) -> Result<(toolgate::Agent, toolgate::Agent), String> + 'static,
+    read: impl Fn(Row) -> Row,
+) -> Vec<(String, Compared)> {
+    let ledger = desk.ledger();
+    let index = ledger.index("desk", None, None).unwrap();
+    let mut said = Vec::new();
+    let fetch = |seq| ledger.row(seq).map(|row| read(row.unwrap()));
+    Backtest::new(agents)
+        .play(&index, 0, fetch, |row, change| {
+            said.push((row.arguments["name"].as_str().unwrap_or("-").to_owned(), change.now));
+            Ok(())
+        })
+        .await
+        .unwrap();
+    said.retain(|(_, now)| *now != Compared::Same);
+    said
+}
+
+#[test]
+fn what_was_known_by_its_key_is_decided_under_other_rules_too() {
+    use toolgate::policy::{RecallFact, RecalledBy};
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        for (amount, name) in [(100, "a"), (100, "a"), (120, "a"), (250, "b"), (250, "b")] {
+            let pay = json!({"customer": "C-1", "amount": amount, "name": name});
+            gate.call(session.prepare("pay", pay).idempotency_key(name)).await;
+        }
+        drop(gate);
+        let rows = desk.ledger().find(&Filter::default()).unwrap();
+        let known: Vec<_> = rows.iter().filter_map(|entry| Some((entry.row.facts.recalled?, entry.row.facts.recalled_by?))).collect();
+        let by_key = |fact| (fact, RecalledBy::Key);
+        assert_eq!(known, [by_key(RecallFact::Settled), by_key(RecallFact::KeyReused), by_key(RecallFact::Settled)]);
+        let under = |rules: String| {
+            let world = desk.world();
+            move |_: Digest| Ok((agent_under(&world, crate::world::RULES), agent_under(&world, &rules)))
+        };
+        assert_eq!(tried(&desk, under(crate::world::RULES.to_owned()), |row| row).await, []);
+        // What is refused now cannot be repeated; what came before it can.
+        let said = tried(&desk, under(crate::world::RULES.replace("above = 300", "above = 220")), |row| row).await;
+        assert!(matches!(&said[..], [(a, Compared::Differs(_)), (b, Compared::Undecidable(_))] if a == "b" && b == "b"), "{said:?}");
+        // Rows of a time when none said it.
+        let old = |mut row: Row| {
+            row.facts.recalled_by = None;
+            row
+        };
+        let said = tried(&desk, under(crate::world::RULES.to_owned()), old).await;
+        assert!(said.len() == 3 && said.iter().all(|(_, now)| matches!(now, Compared::Undecidable(_))), "{said:?}");
+    });
+}
+
+#[test]
+fn what_a_person_refused_is_let_through_where_nobody_asks() {
+    const ASK: &str =
+        "\n[[policy]]\nname = \"large\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 150 }]\n";
+    let desk = Desk::new();
+    let asking = format!("{}{ASK}", crate::world::RULES);
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent_under(&desk.world(), &asking)).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        let pay = async || {
+            let answer = session.call("pay", json!({"customer": "C-1", "amount": 200, "name": "a"})).await;
+            answer.outcome.error().unwrap().clone()
+        };
+        let asked = pay().await;
+        assert!(gate.answer_approval(&asked.approval.unwrap().id, false, "bob").await.unwrap());
+        assert_eq!(pay().await.code, "approval_denied");
+        drop(gate);
+        let under = |rules: &str| {
+            let (world, then, now) = (desk.world(), asking.clone(), rules.to_owned());
+            move |_: Digest| Ok((agent_under(&world, &then), agent_under(&world, &now)))
+        };
+        assert_eq!(tried(&desk, under(&asking), |row| row).await, []);
+        let said = tried(&desk, under(crate::world::RULES), |row| row).await;
+        let through = |now: &Compared| *now == Compared::Differs(toolgate::Ruling::Admitted);
+        assert!(said.len() == 2 && said.iter().all(|(_, now)| through(now)), "{said:?}");
+    });
+}
+
+#[test]
+fn what_a_tool_would_know_again_is_not_taken_for_a_new_call() {
+    const LOOKED: &str = "[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
+    const CAP: &str = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 300 }]\n";
+    let desk = Desk::new();
+    let agent = |rules: &str| {
+        let schema = || json!({"type": "object", "properties": {"name": {"type": "string"}, "amount": {"type": "number"}}});
+        let pay = Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"paid": true})) }).once();
+        let look = Tool::dynamic("look", "Looks.", schema(), |_, _| async { Ok(json!({})) }).effect(toolgate::Effect::Read);
+        let rules = toolgate::config::Rules::parse("r.toml", rules);
+        toolgate::Agent::builder("desk").tool(pay).tool(look).rules(rules).build().unwrap()
+    };
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent(LOOKED)).store(store).build().unwrap();
+        let session = gate.session("desk", "alice", "s");
+        let pay = async || session.call("pay", json!({"name": "a", "amount": 1})).await;
+        assert_eq!(pay().await.rule.as_deref(), Some("looked"));
+        session.call("look", json!({})).await;
+        assert!(pay().await.outcome.success().is_some());
+        drop(gate);
+        let said = tried(&desk, move |_| Ok((agent(LOOKED), agent(CAP))), |row| row).await;
+        assert!(matches!(&said[..], [(_, Compared::Differs(_)), (_, Compared::Undecidable(why))] if why.contains("once")), "{said:?}");
+    });
+}
+
+#[test]
+fn what_hangs_on_a_redacted_value_is_undecidable() {
+    let desk = Desk::new();
+    let rules = "[[policy]]\nname = \"card\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/card\", glob = \"4*\" }]\n";
+    let free = "[[policy]]\nname = \"card\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 500 }]\n";
+    runtime().block_on(async {
+        let gate = |rules: &str| {
+            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            Toolgate::builder().agent(agent_under(&desk.world(), rules)).store(store).build().unwrap()
+        };
+        let pay = json!({"customer": "C-1", "amount": 10, "card": "5111", "name": "x"});
+        gate(rules).session("desk", "alice", "s").call("pay", pay.clone()).await;
+        gate(free).session("desk", "alice", "t").call("pay", pay).await;
+        let rows = desk.ledger().find(&Filter::default()).unwrap();
+        let replay = |rules: &str| Replay::new([agent_under(&desk.world(), rules)]).unwrap();
+        let said = replay(rules).decide(&rows[0].row).await;
+        assert!(matches!(&said, Compared::Undecidable(why) if why.contains("/card")), "{said:?}");
+        assert_eq!(replay(free).decide(&rows[1].row).await, Compared::Same, "what no rule looks at does not matter");
+    });
+}

@@ -1,0 +1,169 @@
+//! Calls that nobody ended: what they may have done, and what is kept of them.
+
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use serde_json::json;
+use toolgate::{ManualClock, Outcome, Tool, Toolgate};
+use toolgate_store::SqliteStore;
+
+use crate::world::{Desk, noon, runtime};
+
+const LONG: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Waits for the one call that is pending once the threads of its process have let go.
+async fn is_given_up(gate: &Toolgate) {
+    let begun = std::time::Instant::now();
+    while gate.pending().await.unwrap().is_empty() && begun.elapsed() < LONG {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(gate.pending().await.unwrap().len(), 1);
+}
+
+#[test]
+fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let started = Arc::new(tokio::sync::Notify::new());
+    let open = || {
+        let started = Arc::clone(&started);
+        let agent = toolgate::Agent::builder("a")
+            .tool(plain("look").effect(toolgate::Effect::Read))
+            .tool(plain("act"))
+            .tool(Tool::external("wipe", "Wipes.", None).open().revokes("look"))
+            .tool(
+                Tool::dynamic("end", "Hangs.", json!({"type": "object"}), move |_, _| {
+                    let started = Arc::clone(&started);
+                    async move {
+                        started.notify_one();
+                        std::future::pending::<()>().await;
+                        Ok(json!({}))
+                    }
+                })
+                .open()
+                .revokes("look"),
+            )
+            .policy(toolgate::policy::Require::new("looked", ["act"], ["look"]));
+        let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
+        Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
+    };
+    let act = async |gate: &Toolgate, n: u32| {
+        gate.session("a", "al", "s").call("act", json!({"n": n})).await.outcome.error().map(|error| error.code.to_string())
+    };
+    let look = async |gate: &Toolgate, n: u32| gate.session("a", "al", "s").call("look", json!({"n": n})).await;
+    // A client runs it, and says nothing: from the moment on that it may.
+    runtime().block_on(async {
+        let gate = open();
+        look(&gate, 1).await;
+        assert_eq!(act(&gate, 1).await, None);
+        std::mem::forget(gate.session("a", "al", "s").admit("wipe", json!({})).await.ok().unwrap());
+        assert_eq!(act(&gate, 2).await.as_deref(), Some("prerequisite_missing"));
+        look(&gate, 2).await;
+        assert_eq!(act(&gate, 3).await, None);
+    });
+    // Its process is gone in the middle of it.
+    let dying = runtime();
+    dying.block_on(async {
+        let gate = open();
+        tokio::spawn(async move { gate.session("a", "al", "s").call("end", json!({})).await });
+        tokio::time::timeout(LONG, started.notified()).await.unwrap();
+    });
+    dying.shutdown_background();
+    runtime().block_on(async {
+        let gate = open();
+        is_given_up(&gate).await;
+        assert_eq!(act(&gate, 4).await.as_deref(), Some("prerequisite_missing"));
+    });
+}
+
+#[test]
+fn a_call_that_nobody_ended_may_have_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let started = Arc::new(tokio::sync::Notify::new());
+    let open = || {
+        let started = Arc::clone(&started);
+        let note = || json!({"type": "object", "properties": {"id": {"type": "string"}}});
+        let hang = Tool::dynamic("hang", "Hangs.", note(), move |_, _| {
+            started.notify_one();
+            async {
+                std::future::pending::<()>().await;
+                Ok(json!({}))
+            }
+        });
+        let read = Tool::dynamic("read", "Reads.", note(), |_, _| async { Ok(json!("olga@house.example")) });
+        let to = json!({"type": "object", "properties": {"to": {"type": "string"}}});
+        let agent = toolgate::Agent::builder("a")
+            .tool(hang.open().entity("note", "/id").keeps("note"))
+            .tool(read.effect(toolgate::Effect::Read).entity("note", "/id"))
+            .tool(Tool::dynamic("send", "Sends.", to, |_, _| async { Ok(json!({})) }))
+            .policy(toolgate::policy::Flow::only_from("known", ["send"], ["/to"]).trust_tools(["read"]));
+        let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
+        Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
+    };
+    // Its process is gone in the middle of it.
+    let dying = runtime();
+    dying.block_on(async {
+        let gate = open();
+        tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({"id": "7"})).await });
+        tokio::time::timeout(LONG, started.notified()).await.unwrap();
+    });
+    dying.shutdown_background();
+    runtime().block_on(async {
+        let gate = open();
+        is_given_up(&gate).await;
+        for (id, believed) in [("7", false), ("8", true)] {
+            let session = gate.session("a", "al", id);
+            session.call("read", json!({ "id": id })).await;
+            let sent = session.call("send", json!({"to": "olga@house.example"})).await;
+            assert_eq!(sent.outcome.success().is_some(), believed, "{id}");
+        }
+    });
+}
+
+/// A gate with one tool, which its client runs.
+fn run_outside(desk: &Desk, clock: &Arc<ManualClock>) -> Toolgate {
+    let agent = toolgate::Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
+    let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+    Toolgate::builder().agent(agent).store(store).clock(clock.clone()).build().unwrap()
+}
+
+#[test]
+fn a_pass_ends_with_its_call_and_hides_no_other_of_the_same_name() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    runtime().block_on(async {
+        let gate = run_outside(&desk, &clock);
+        let session = gate.session("a", "al", "s");
+        let call = |n: u32| session.prepare("run", json!({"n": n})).client_id("c").idempotency_key(n.to_string());
+        let _ = gate.admit_kept(call(1)).await.unwrap();
+        let newer = gate.admit_kept(call(2)).await.unwrap().call;
+        clock.advance(SignedDuration::from_hours(25));
+        assert_eq!(gate.pending().await.unwrap().len(), 2);
+        let done = Outcome::Success(toolgate::Output::of(json!("done")));
+        assert!(gate.settle_pending(newer, Some(done), "eve").await.unwrap());
+        let kept = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
+        let kept: i64 = rusqlite::Connection::open(desk.path()).unwrap().query_row(kept, [], |row| row.get(0)).unwrap();
+        assert_eq!(kept, 1, "nobody needs the other any more");
+        let late = gate.report_kept(call(1), Ok(json!({}))).await;
+        assert_eq!(late.outcome.error().map(|error| error.code.to_string()), None);
+        assert!(gate.pending().await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_session_that_ends_keeps_no_pass_of_what_was_given_up_before() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    runtime().block_on(async {
+        let gate = run_outside(&desk, &clock);
+        let session = gate.session("a", "al", "s");
+        let call = || session.prepare("run", json!({})).client_id("c");
+        let _ = gate.admit_kept(call()).await.unwrap();
+        clock.advance(SignedDuration::from_hours(25));
+        assert_eq!(gate.pending().await.unwrap().len(), 1);
+        gate.leave(session.key()).await.unwrap();
+        let late = gate.report_kept(call(), Ok(json!({}))).await;
+        assert_eq!(late.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("not_admitted"));
+        assert_eq!(gate.pending().await.unwrap().len(), 1);
+    });
+}
