@@ -1,4 +1,7 @@
-//! Upstreams of earlier revisions over HTTP that do not do as they should: answers without end, sessions that are forgotten.
+//! Upstreams of earlier revisions over HTTP that do not do as they should: sessions that are forgotten, calls that end in the dark.
+
+mod endless;
+mod turned_away;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,9 +12,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Gate, until};
-
-/// What is sent at most: somebody has to stop.
-const MOST: usize = 200 << 20;
 
 /// One request: its head in small letters, and what it says.
 pub(crate) async fn request(stream: &mut TcpStream) -> Option<(String, Value)> {
@@ -123,96 +123,6 @@ fn tools() -> Value {
     json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]})
 }
 
-async fn serve(mut stream: TcpStream, sent: Arc<AtomicUsize>) {
-    let Some((head, asked)) = request(&mut stream).await else { return };
-    let result = |said: Value| result(&asked, said);
-    let begun = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
-        ("initialize", _) => result(about()),
-        ("ping", _) => result(json!({})),
-        ("tools/list", _) => result(tools()),
-        ("tools/call", Some("answer")) => result(json!({"content": [{"type": "text", "text": "done"}]})),
-        ("tools/call", Some("json")) => answer("200 OK", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
-        ("tools/call", Some("event")) => answer("200 OK", "text/event-stream", ": hello\n\ndata: x"),
-        ("tools/call", Some("error")) => answer("500 Oh", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
-        ("tools/call", Some("turned away")) => answer("400 No", "text/html", "<p>"),
-        ("tools/call", Some("not let in")) => answer("401 No", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
-        ("", _) if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-        ("server/discover", _) => answer("404 No", "text/html", "<p>"),
-        _ => answer("202 Accepted", "text/plain", ""),
-    };
-    if stream.write_all(begun.as_bytes()).await.is_err() || !begun.ends_with(['x', '"', '>']) {
-        return;
-    }
-    let mut total = 0;
-    while total < MOST && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
-        total += 1 << 16;
-    }
-    sent.fetch_max(total, Ordering::SeqCst);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn no_answer_is_read_without_end() {
-    let sent = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&sent);
-    let address = listen(move |stream| serve(stream, Arc::clone(&counted))).await;
-    let config = format!(
-        "[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n[tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
-    );
-    let gate = Gate::open(&config).await;
-    for (n, (how, code, effects)) in [
-        ("answer", "ok", ""),
-        // It was asked, it answered, and nobody knows what.
-        ("json", "invalid_result", "unknown"),
-        ("event", "invalid_result", "unknown"),
-        ("error", "invalid_result", "unknown"),
-        // It did nothing.
-        ("turned away", "upstream_invalid", "none"),
-        ("not let in", "upstream_forbidden", "none"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let client = gate.client().in_session(&format!("s{n}"));
-        let mut said = Value::Null;
-        // Whoever has not answered too often is left alone for a moment.
-        until("it is asked", async || {
-            said = client.call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
-            said["code"] != "upstream_unavailable"
-        })
-        .await;
-        let found = (said["code"].as_str().unwrap_or("ok"), said["effects"].as_str().unwrap_or_default());
-        assert_eq!(found, (code, effects), "{how}: {said}");
-    }
-    let most = sent.load(Ordering::SeqCst);
-    assert!(most < 64 << 20, "{most} bytes of one answer were read");
-    gate.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_event_of_the_old_transport_ends_too() {
-    let sent = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&sent);
-    let address = listen(move |mut stream| {
-        let counted = Arc::clone(&counted);
-        async move {
-            let _ = request(&mut stream).await;
-            let begun = answer("200 OK", "text/event-stream", "event: endpoint\ndata: /post\n\ndata: x");
-            let _ = stream.write_all(begun.as_bytes()).await;
-            let mut total = 0;
-            while total < MOST && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {
-                total += 1 << 16;
-            }
-            counted.fetch_max(total, Ordering::SeqCst);
-        }
-    })
-    .await;
-    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nundeclared = \"read\"\n")).await;
-    until("it was heard", async || sent.load(Ordering::SeqCst) > 0).await;
-    let most = sent.load(Ordering::SeqCst);
-    assert!(most < 64 << 20, "{most} bytes of one event were read");
-    gate.end().await;
-}
-
 /// As the servers of the TypeScript SDK do: whose session is not known is a bad request, and the answer names no question.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_is_forgotten_is_begun_anew() {
@@ -312,137 +222,6 @@ async fn a_lost_session_is_noticed_while_a_question_is_open() {
     // The question alone is waited for 30 s. For the first five it is left alone.
     assert!(asked.elapsed() < Duration::from_secs(25), "{:?}", asked.elapsed());
     gate.end().await;
-}
-
-/// A server whose tokens run out: of an earlier revision, or of the newest.
-async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>) -> String {
-    listen(move |mut stream| {
-        let (period, ran) = (period.load(Ordering::SeqCst), Arc::clone(&ran));
-        async move {
-            let Some((head, asked)) = request(&mut stream).await else { return };
-            let own = json!({"name": "toll", "version": "1"});
-            let done = json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]});
-            let said = match asked["method"].as_str().unwrap_or_default() {
-                _ if head.starts_with("post /token") => {
-                    // Nobody gets one who does not say who it is.
-                    let known = head.contains("authorization: basic bwu6c2vzyw0=");
-                    let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"}).to_string();
-                    if known { answer("200 OK", "application/json", &token) } else { answer("401 No", "application/json", "{}") }
-                }
-                _ if !head.contains(&format!("authorization: bearer t{period}")) => answer("401 No", "application/json", "{}"),
-                "server/discover" if modern => result(
-                    &asked,
-                    json!({"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own,
-                        "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
-                ),
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => result(&asked, about()),
-                "ping" => result(&asked, json!({})),
-                "tools/list" => {
-                    let mut listed = tools();
-                    listed.as_object_mut().unwrap().extend([
-                        ("resultType".to_owned(), json!("complete")),
-                        ("ttlMs".to_owned(), json!(1000)),
-                        ("cacheScope".to_owned(), json!("private")),
-                    ]);
-                    result(&asked, listed)
-                }
-                "tools/call" => {
-                    ran.fetch_add(1, Ordering::SeqCst);
-                    result(&asked, done)
-                }
-                _ => answer("202 Accepted", "text/plain", ""),
-            };
-            let _ = stream.write_all(said.as_bytes()).await;
-        }
-    })
-    .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_has_run_out_is_fetched_anew() {
-    for modern in [false, true] {
-        let (period, ran) = (Arc::new(AtomicUsize::new(1)), Arc::new(AtomicUsize::new(0)));
-        let address = tollgate(modern, Arc::clone(&period), Arc::clone(&ran)).await;
-        let gate = Gate::open(&format!(
-            "[upstreams.toll]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\noauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n\
-             [tools.talk]\nkind = \"mcp\"\nupstream = \"toll\"\neffect = \"write\"\npolicy = \"open\"\n"
-        ))
-        .await;
-        for round in 0..2 {
-            let before = ran.load(Ordering::SeqCst);
-            let mut tries = 0;
-            until("it is let in", async || {
-                tries += 1;
-                let said = gate.client().in_session(&format!("s{round}-{tries}")).call("talk", json!({})).await;
-                let error = &said["_meta"]["toolgate/error"];
-                // Who was not let in has done nothing, and may try again.
-                assert!(error.is_null() || (error["effects"] == "none" && error["errorCategory"] == "TRANSIENT"), "{modern}: {error}");
-                error.is_null()
-            })
-            .await;
-            assert_eq!(ran.load(Ordering::SeqCst), before + 1);
-            tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
-            period.fetch_add(1, Ordering::SeqCst);
-        }
-        gate.end().await;
-    }
-}
-
-/// A server that turns some calls away: of an earlier revision, or of the newest.
-async fn picky(modern: bool) -> String {
-    listen(move |mut stream| async move {
-        let Some((head, asked)) = request(&mut stream).await else { return };
-        let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
-        let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
-        let with = |mut said: Value| {
-            said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
-            result(&asked, said)
-        };
-        let said = match asked["method"].as_str().unwrap_or_default() {
-            "server/discover" if modern => with(
-                json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
-            ),
-            "server/discover" => answer("404 No", "text/html", "<p>"),
-            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-            "initialize" => {
-                let mut about = about();
-                about["capabilities"] = can;
-                result(&asked, about)
-            }
-            "ping" => result(&asked, json!({})),
-            "tools/list" => with(tools()),
-            "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
-            "prompts/get" => answer("403 No", "text/html", "<p>"),
-            "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
-            "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
-            _ => answer("202 Accepted", "text/plain", ""),
-        };
-        let _ = stream.write_all(said.as_bytes()).await;
-    })
-    .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn who_is_turned_away_by_an_upstream_keeps_nobody_else_from_it() {
-    for modern in [false, true] {
-        let address = picky(modern).await;
-        let gate = Gate::open(&format!(
-            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nprompts = true\n\
-             [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
-        ))
-        .await;
-        for turn in 0..8 {
-            let client = gate.client().in_session(&format!("s{turn}"));
-            assert_eq!(client.code("talk", json!({"who": "bob"})).await, "upstream_forbidden", "{modern} {turn}");
-            let (_, prompt) = client.ask("prompts/get", json!({"name": "ask"})).await;
-            let why = prompt["error"]["message"].as_str().unwrap_or_default();
-            assert!(!why.is_empty() && !why.contains("there is no prompt"), "{modern} {turn}: {prompt}");
-        }
-        assert_eq!(gate.client().in_session("ann").code("talk", json!({"who": "ann"})).await, "ok", "{modern}");
-        gate.end().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

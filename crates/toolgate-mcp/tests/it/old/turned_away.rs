@@ -1,0 +1,141 @@
+//! Upstreams that turn the gateway away: tokens that run out, and calls that they do not let in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+
+use super::{about, answer, listen, request, result, tools};
+use crate::support::{Gate, until};
+
+/// A server whose tokens run out: of an earlier revision, or of the newest.
+async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>) -> String {
+    listen(move |mut stream| {
+        let (period, ran) = (period.load(Ordering::SeqCst), Arc::clone(&ran));
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let own = json!({"name": "toll", "version": "1"});
+            let done = json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]});
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                _ if head.starts_with("post /token") => {
+                    // Nobody gets one who does not say who it is.
+                    let known = head.contains("authorization: basic bwu6c2vzyw0=");
+                    let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"}).to_string();
+                    if known { answer("200 OK", "application/json", &token) } else { answer("401 No", "application/json", "{}") }
+                }
+                _ if !head.contains(&format!("authorization: bearer t{period}")) => answer("401 No", "application/json", "{}"),
+                "server/discover" if modern => result(
+                    &asked,
+                    json!({"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own,
+                        "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+                ),
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "initialize" => result(&asked, about()),
+                "ping" => result(&asked, json!({})),
+                "tools/list" => {
+                    let mut listed = tools();
+                    listed.as_object_mut().unwrap().extend([
+                        ("resultType".to_owned(), json!("complete")),
+                        ("ttlMs".to_owned(), json!(1000)),
+                        ("cacheScope".to_owned(), json!("private")),
+                    ]);
+                    result(&asked, listed)
+                }
+                "tools/call" => {
+                    ran.fetch_add(1, Ordering::SeqCst);
+                    result(&asked, done)
+                }
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_has_run_out_is_fetched_anew() {
+    for modern in [false, true] {
+        let (period, ran) = (Arc::new(AtomicUsize::new(1)), Arc::new(AtomicUsize::new(0)));
+        let address = tollgate(modern, Arc::clone(&period), Arc::clone(&ran)).await;
+        let gate = Gate::open(&format!(
+            "[upstreams.toll]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\noauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n\
+             [tools.talk]\nkind = \"mcp\"\nupstream = \"toll\"\neffect = \"write\"\npolicy = \"open\"\n"
+        ))
+        .await;
+        for round in 0..2 {
+            let before = ran.load(Ordering::SeqCst);
+            let mut tries = 0;
+            until("it is let in", async || {
+                tries += 1;
+                let said = gate.client().in_session(&format!("s{round}-{tries}")).call("talk", json!({})).await;
+                let error = &said["_meta"]["toolgate/error"];
+                // Who was not let in has done nothing, and may try again.
+                assert!(error.is_null() || (error["effects"] == "none" && error["errorCategory"] == "TRANSIENT"), "{modern}: {error}");
+                error.is_null()
+            })
+            .await;
+            assert_eq!(ran.load(Ordering::SeqCst), before + 1);
+            tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
+            period.fetch_add(1, Ordering::SeqCst);
+        }
+        gate.end().await;
+    }
+}
+
+/// A server that turns some calls away: of an earlier revision, or of the newest.
+async fn picky(modern: bool) -> String {
+    listen(move |mut stream| async move {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
+        let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
+        let with = |mut said: Value| {
+            said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
+            result(&asked, said)
+        };
+        let said = match asked["method"].as_str().unwrap_or_default() {
+            "server/discover" if modern => with(
+                json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+            ),
+            "server/discover" => answer("404 No", "text/html", "<p>"),
+            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+            "initialize" => {
+                let mut about = about();
+                about["capabilities"] = can;
+                result(&asked, about)
+            }
+            "ping" => result(&asked, json!({})),
+            "tools/list" => with(tools()),
+            "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
+            "prompts/get" => answer("403 No", "text/html", "<p>"),
+            "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
+            "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
+            _ => answer("202 Accepted", "text/plain", ""),
+        };
+        let _ = stream.write_all(said.as_bytes()).await;
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_turned_away_by_an_upstream_keeps_nobody_else_from_it() {
+    for modern in [false, true] {
+        let address = picky(modern).await;
+        let gate = Gate::open(&format!(
+            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nprompts = true\n\
+             [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
+        ))
+        .await;
+        for turn in 0..8 {
+            let client = gate.client().in_session(&format!("s{turn}"));
+            assert_eq!(client.code("talk", json!({"who": "bob"})).await, "upstream_forbidden", "{modern} {turn}");
+            let (_, prompt) = client.ask("prompts/get", json!({"name": "ask"})).await;
+            let why = prompt["error"]["message"].as_str().unwrap_or_default();
+            assert!(!why.is_empty() && !why.contains("there is no prompt"), "{modern} {turn}: {prompt}");
+        }
+        assert_eq!(gate.client().in_session("ann").code("talk", json!({"who": "ann"})).await, "ok", "{modern}");
+        gate.end().await;
+    }
+}
