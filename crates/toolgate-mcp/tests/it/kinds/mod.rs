@@ -1,5 +1,7 @@
-//! Kinds of upstreams, and of what they have: the old transport, long lists, lists that change, prompts and resources; and what a program
-//! is told of all this.
+//! Kinds of upstreams, and of what they have: long lists, lists that change, prompts and resources.
+
+mod described;
+mod posted;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -14,112 +16,11 @@ use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, Stream
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 use toolgate_mcp::{Starting, Status, Upstreams};
 
 use crate::entering::{EITHER, Ears, Older, plain};
 use crate::old::{about, answer, listen, request, result};
 use crate::support::{Client, Gate, serve, until};
-
-/// A server of 2024-11-05: what it is asked is posted, and what it says it says on one stream.
-#[derive(Default)]
-struct Posted {
-    line: Mutex<Option<mpsc::UnboundedSender<String>>>,
-    streams: AtomicUsize,
-    ran: AtomicUsize,
-    heads: Mutex<Vec<String>>,
-}
-
-impl Posted {
-    async fn serve(self: Arc<Self>, mut stream: TcpStream) {
-        let Some((head, asked)) = request(&mut stream).await else { return };
-        self.heads.lock().unwrap().push(head.clone());
-        if head.starts_with("get ") {
-            let (say, mut said) = mpsc::unbounded_channel();
-            *self.line.lock().unwrap() = Some(say);
-            let place = format!("event: endpoint\ndata: /post/{}\n\n", self.streams.fetch_add(1, Ordering::SeqCst) + 1);
-            let mut next = Some(answer("200 OK", "text/event-stream", &place));
-            // Until the line is cut.
-            while let Some(text) = next {
-                if stream.write_all(text.as_bytes()).await.is_err() {
-                    return;
-                }
-                next = said.recv().await;
-            }
-            return;
-        }
-        let _ = stream.write_all(answer("202 Accepted", "text/plain", "").as_bytes()).await;
-        let result = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
-            ("initialize", _) => {
-                let mut about = about();
-                about["protocolVersion"] = json!("2024-11-05");
-                about
-            }
-            ("tools/list", _) => json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}),
-            ("tools/call", how) => {
-                self.ran.fetch_add(1, Ordering::SeqCst);
-                if how == Some("cut") {
-                    *self.line.lock().unwrap() = None;
-                    return;
-                }
-                let text = if how == Some("long") { "x".repeat(17 << 20) } else { "done".to_owned() };
-                json!({"content": [{"type": "text", "text": text}]})
-            }
-            ("ping", _) => json!({}),
-            _ => return,
-        };
-        let message = json!({"jsonrpc": "2.0", "id": asked["id"], "result": result});
-        if let Some(line) = self.line.lock().unwrap().as_ref() {
-            let _ = line.send(format!("event: message\ndata: {message}\n\n"));
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_of_the_old_transport_is_called_and_found_again() {
-    let posted = Arc::new(Posted::default());
-    let serving = Arc::clone(&posted);
-    let old = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
-    let sly = listen(|mut stream| async move {
-        let _ = request(&mut stream).await;
-        let elsewhere = answer("200 OK", "text/event-stream", "event: endpoint\ndata: http://127.0.0.1:1/post\n\n");
-        let _ = stream.write_all(elsewhere.as_bytes()).await;
-    })
-    .await;
-    let gate = Gate::open(&format!(
-        "[upstreams.old]\nurl = \"http://{old}/sse\"\ntransport = \"sse\"\nprefix = \"\"\nbearer = \"alpha-token-1\"\n\
-         [upstreams.sly]\nurl = \"http://{sly}/sse\"\ntransport = \"sse\"\nbearer = \"alpha-token-1\"\n\
-         [tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
-    ))
-    .await;
-    // What is for one server is not posted to another.
-    match gate.gateway.health().remove(1).status {
-        Status::Down { why, .. } => assert_eq!(why, "it wants its posts at another server"),
-        status => panic!("{status:?}"),
-    }
-    let client = gate.client();
-    assert_eq!(client.tools().await, ["talk"]);
-    let said = client.in_session("first").call("talk", json!({"how": "well"})).await;
-    assert_eq!(said["content"][0]["text"], "done", "{said}");
-    for (lives, how) in [(2, "cut"), (3, "long")] {
-        let before = posted.ran.load(Ordering::SeqCst);
-        let error = client.in_session(how).call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
-        // It was asked, and nobody knows what it did.
-        assert_eq!(error["effects"], "unknown", "{how}: {error}");
-        let mut tries = 0;
-        until("it is found again", async || {
-            tries += 1;
-            client.in_session(&format!("{how}-{tries}")).code("talk", json!({"how": "well"})).await == "ok"
-        })
-        .await;
-        assert_eq!((posted.streams.load(Ordering::SeqCst), posted.ran.load(Ordering::SeqCst)), (lives, before + 2), "{how}");
-    }
-    let heads = posted.heads.lock().unwrap().clone();
-    assert!(heads.iter().all(|head| head.contains("authorization: bearer alpha-token-1")), "{heads:?}");
-    assert!(heads.last().unwrap().starts_with("post /post/3 "), "{heads:?}");
-    gate.end().await;
-}
 
 type Cx = RequestContext<RoleServer>;
 type Asked = Option<PaginatedRequestParams>;
@@ -439,64 +340,5 @@ async fn prompts_and_resources_are_for_those_whose_upstream_it_is() {
         assert!(at("ann").ask("completion/complete", asked).await.1["error"].is_object(), "{named}");
     }
     assert_eq!(shelf.wanted.load(Ordering::SeqCst), before);
-    gate.end().await;
-}
-
-/// All that is referred to in a description.
-fn references(value: &Value) -> Vec<String> {
-    match value {
-        Value::Object(map) => {
-            let own = map.get("$ref").and_then(Value::as_str).map(str::to_owned);
-            own.into_iter().chain(map.values().flat_map(references)).collect()
-        }
-        Value::Array(items) => items.iter().flat_map(references).collect(),
-        _ => Vec::new(),
-    }
-}
-
-fn keys(value: &Value) -> BTreeSet<&str> {
-    value.as_object().unwrap_or_else(|| panic!("{value}")).keys().map(String::as_str).collect()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_description_says_what_is_served() {
-    let gate = Gate::open("[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n").await;
-    let http = plain();
-    let page = http.get(format!("{}/openapi.json", gate.url)).send().await.unwrap().text().await.unwrap();
-    let described: Value = serde_json::from_str(&page).unwrap();
-    for to in references(&described) {
-        assert!(to.strip_prefix('#').and_then(|at| described.pointer(at)).is_some(), "{to} leads nowhere");
-    }
-    // Whoever asks for something else is told what there is.
-    let lost = http.post(format!("{}/v1/calls/else", gate.url)).json(&json!({})).send().await.unwrap().json::<Value>().await.unwrap();
-    let served: BTreeSet<&str> = lost["error"].as_str().unwrap().split_whitespace().filter(|word| word.starts_with("/v1/")).collect();
-    assert!(!served.is_empty(), "{lost}");
-    let named: BTreeSet<&str> = keys(&described["paths"]).into_iter().filter(|path| path.starts_with("/v1/")).collect();
-    assert_eq!(named, served);
-    for path in ["/healthz", "/readyz"] {
-        let status = http.get(format!("{}{path}", gate.url)).send().await.unwrap().status().as_u16();
-        assert!(described["paths"][path]["get"]["responses"][status.to_string()].is_object(), "{path}: {status}");
-    }
-    // All that it names is taken, and what comes back has its names.
-    let call = json!({"id": "1", "agent": "default", "session": "s", "tool": "pay", "arguments": {}, "turn": 1, "stopReason": "tool_use", "idempotencyKey": "k",
-        "approval": "none"});
-    let mut report = call.clone();
-    report["result"] = json!({});
-    report["error"] = json!({"message": "no", "effects": "none"});
-    for (path, mut body, either) in [("/v1/calls/check", call, None), ("/v1/calls/report", report, Some("error"))] {
-        let post = &described["paths"][path]["post"];
-        let taken = &post["requestBody"]["content"]["application/json"]["schema"];
-        assert_eq!(keys(&taken["properties"]), keys(&body), "{path}");
-        // It came to one of the two.
-        if let Some(other) = either {
-            body.as_object_mut().unwrap().remove(other);
-        }
-        let answer = http.post(format!("{}{path}", gate.url)).json(&body).send().await.unwrap();
-        assert_eq!(answer.status().as_u16(), 200, "{path}");
-        let said: Value = answer.json().await.unwrap();
-        let told = &post["responses"]["200"]["content"]["application/json"]["schema"];
-        assert!(keys(&said).is_subset(&keys(&told["properties"])), "{path}: {said}");
-        assert!(told["required"].as_array().unwrap().iter().all(|key| said.get(key.as_str().unwrap()).is_some()), "{path}: {said}");
-    }
     gate.end().await;
 }

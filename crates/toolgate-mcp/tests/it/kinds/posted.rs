@@ -1,0 +1,112 @@
+//! Upstreams of the transport before streamable HTTP.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use toolgate_mcp::Status;
+
+use crate::old::{about, answer, listen, request};
+use crate::support::{Gate, until};
+
+/// A server of 2024-11-05: what it is asked is posted, and what it says it says on one stream.
+#[derive(Default)]
+struct Posted {
+    line: Mutex<Option<mpsc::UnboundedSender<String>>>,
+    streams: AtomicUsize,
+    ran: AtomicUsize,
+    heads: Mutex<Vec<String>>,
+}
+
+impl Posted {
+    async fn serve(self: Arc<Self>, mut stream: TcpStream) {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        self.heads.lock().unwrap().push(head.clone());
+        if head.starts_with("get ") {
+            let (say, mut said) = mpsc::unbounded_channel();
+            *self.line.lock().unwrap() = Some(say);
+            let place = format!("event: endpoint\ndata: /post/{}\n\n", self.streams.fetch_add(1, Ordering::SeqCst) + 1);
+            let mut next = Some(answer("200 OK", "text/event-stream", &place));
+            // Until the line is cut.
+            while let Some(text) = next {
+                if stream.write_all(text.as_bytes()).await.is_err() {
+                    return;
+                }
+                next = said.recv().await;
+            }
+            return;
+        }
+        let _ = stream.write_all(answer("202 Accepted", "text/plain", "").as_bytes()).await;
+        let result = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
+            ("initialize", _) => {
+                let mut about = about();
+                about["protocolVersion"] = json!("2024-11-05");
+                about
+            }
+            ("tools/list", _) => json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}),
+            ("tools/call", how) => {
+                self.ran.fetch_add(1, Ordering::SeqCst);
+                if how == Some("cut") {
+                    *self.line.lock().unwrap() = None;
+                    return;
+                }
+                let text = if how == Some("long") { "x".repeat(17 << 20) } else { "done".to_owned() };
+                json!({"content": [{"type": "text", "text": text}]})
+            }
+            ("ping", _) => json!({}),
+            _ => return,
+        };
+        let message = json!({"jsonrpc": "2.0", "id": asked["id"], "result": result});
+        if let Some(line) = self.line.lock().unwrap().as_ref() {
+            let _ = line.send(format!("event: message\ndata: {message}\n\n"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_of_the_old_transport_is_called_and_found_again() {
+    let posted = Arc::new(Posted::default());
+    let serving = Arc::clone(&posted);
+    let old = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
+    let sly = listen(|mut stream| async move {
+        let _ = request(&mut stream).await;
+        let elsewhere = answer("200 OK", "text/event-stream", "event: endpoint\ndata: http://127.0.0.1:1/post\n\n");
+        let _ = stream.write_all(elsewhere.as_bytes()).await;
+    })
+    .await;
+    let gate = Gate::open(&format!(
+        "[upstreams.old]\nurl = \"http://{old}/sse\"\ntransport = \"sse\"\nprefix = \"\"\nbearer = \"alpha-token-1\"\n\
+         [upstreams.sly]\nurl = \"http://{sly}/sse\"\ntransport = \"sse\"\nbearer = \"alpha-token-1\"\n\
+         [tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
+    ))
+    .await;
+    // What is for one server is not posted to another.
+    match gate.gateway.health().remove(1).status {
+        Status::Down { why, .. } => assert_eq!(why, "it wants its posts at another server"),
+        status => panic!("{status:?}"),
+    }
+    let client = gate.client();
+    assert_eq!(client.tools().await, ["talk"]);
+    let said = client.in_session("first").call("talk", json!({"how": "well"})).await;
+    assert_eq!(said["content"][0]["text"], "done", "{said}");
+    for (lives, how) in [(2, "cut"), (3, "long")] {
+        let before = posted.ran.load(Ordering::SeqCst);
+        let error = client.in_session(how).call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
+        // It was asked, and nobody knows what it did.
+        assert_eq!(error["effects"], "unknown", "{how}: {error}");
+        let mut tries = 0;
+        until("it is found again", async || {
+            tries += 1;
+            client.in_session(&format!("{how}-{tries}")).code("talk", json!({"how": "well"})).await == "ok"
+        })
+        .await;
+        assert_eq!((posted.streams.load(Ordering::SeqCst), posted.ran.load(Ordering::SeqCst)), (lives, before + 2), "{how}");
+    }
+    let heads = posted.heads.lock().unwrap().clone();
+    assert!(heads.iter().all(|head| head.contains("authorization: bearer alpha-token-1")), "{heads:?}");
+    assert!(heads.last().unwrap().starts_with("post /post/3 "), "{heads:?}");
+    gate.end().await;
+}
