@@ -12,6 +12,7 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::error::Category;
 use crate::json::Pointer;
 use crate::policy::{Place, Problem};
 
@@ -210,6 +211,17 @@ impl<'t> Table<'t> {
             self.wrong(key, problem.did_you_mean(text, slips));
         }
         found
+    }
+
+    /// The category of an error.
+    pub(super) fn category(&self) -> Option<Category> {
+        let words = [
+            ("BUSINESS", Category::Business),
+            ("PERMISSION", Category::Permission),
+            ("VALIDATION", Category::Validation),
+            ("TRANSIENT", Category::Transient),
+        ];
+        self.word("category", &words)
     }
 
     /// Names: one, or a list of them.

@@ -6,7 +6,6 @@ use toml::de::{DeTable, DeValue};
 
 use super::read::{File, Shared, Table, kind};
 use super::{Rules, Scope, Source, Written};
-use crate::error::Category;
 use crate::json::Pointer;
 use crate::policy::{Condition, Deny, Flow, Limit, Mode, Per, Policy, Problem, Proved, ReadBeforeWrite, Require, Sequence, observe};
 
@@ -32,13 +31,6 @@ const KINDS: [(&str, Kind); 8] = [
     ("read_before_write", Kind::ReadBeforeWrite),
     ("flow", Kind::Flow),
     ("only_from", Kind::OnlyFrom),
-];
-
-const CATEGORIES: [(&str, Category); 4] = [
-    ("BUSINESS", Category::Business),
-    ("PERMISSION", Category::Permission),
-    ("VALIDATION", Category::Validation),
-    ("TRANSIENT", Category::Transient),
 ];
 
 /// A rule that is not at its place yet.
@@ -218,7 +210,7 @@ macro_rules! refusal {
         if let Some(reason) = table.text("reason") {
             rule = rule.reason(reason);
         }
-        if let Some(category) = table.word("category", &CATEGORIES) {
+        if let Some(category) = table.category() {
             rule = rule.category(category);
         }
         if let Some(code) = table.text("code") {

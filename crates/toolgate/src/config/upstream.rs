@@ -128,13 +128,6 @@ pub struct ErrorPattern {
 /// What a program sees of the environment unless it is given more: enough to find itself and its interpreter.
 pub const UPSTREAM_ENVIRONMENT: [&str; 10] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM"];
 
-const CATEGORIES: [(&str, Category); 4] = [
-    ("BUSINESS", Category::Business),
-    ("PERMISSION", Category::Permission),
-    ("VALIDATION", Category::Validation),
-    ("TRANSIENT", Category::Transient),
-];
-
 impl Upstream {
     fn new(name: &str, reach: Reach) -> Self {
         Self {
@@ -440,7 +433,7 @@ fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
             None
         }
     });
-    let category = table.word("category", &CATEGORIES);
+    let category = table.category();
     let code = table.text("code").map(str::to_owned);
     let words = [("none", Effects::None), ("done", Effects::Done), ("unknown", Effects::Unknown)];
     let effects = table.word("effects", &words).unwrap_or(Effects::Done);
