@@ -1,0 +1,68 @@
+//! What an upstream is given that nobody else may read.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{Credentials, Reach, Upstream};
+use crate::config::reference::{Reference, and_behind_scheme};
+
+impl Upstream {
+    /// Takes note of a token that was fetched for it: that is a secret like those that stand in the configuration.
+    pub fn was_given(&self, token: &str) {
+        self.tokens.add(token);
+    }
+
+    /// A text without the secrets that it is given.
+    #[must_use]
+    pub fn without_secrets(&self, text: &str) -> String {
+        crate::redact::without(self.secrets(), text)
+    }
+
+    /// What it says without the secrets that it is given, member names too.
+    #[must_use]
+    pub fn said_without_secrets(&self, said: Value) -> Value {
+        // A path that is there is no secret, nor is a plain word: whoever reads of a failure has to know them.
+        let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
+        let (mut secrets, plain) = (self.secrets(), self.plain_words());
+        secrets.retain(|value| !is_there(value) && !plain.contains(value));
+        crate::redact::cleaned(said, &secrets, |secrets, text| crate::redact::without(secrets, text))
+    }
+
+    /// What stands elsewhere of what it is given, and all that it is set: many write their keys down as they are.
+    fn secrets(&self) -> Vec<String> {
+        let set: Vec<&Reference> = match &self.reach {
+            Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
+            Reach::Url { headers, credentials, .. } => {
+                let own = match credentials {
+                    Credentials::None => None,
+                    Credentials::Bearer(token) => Some(token),
+                    Credentials::Client { client_secret, .. } => Some(client_secret),
+                };
+                headers.iter().map(|(_, value)| value).chain(own).collect()
+            }
+        };
+        let values = set.into_iter().filter_map(|value| value.resolve().ok()).flat_map(and_behind_scheme);
+        let known = self.references().into_iter().flat_map(Reference::hidden).chain(self.tokens.all());
+        known.chain(values.filter(|value| value.len() >= 8)).collect()
+    }
+
+    /// Words of small letters that it is set, as in `NODE_ENV = "production"`, unless their name speaks of a secret, or they stand
+    /// elsewhere.
+    fn plain_words(&self) -> Vec<String> {
+        const SECRET: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
+        let (Reach::Command { env: named, .. } | Reach::Url { headers: named, .. }) = &self.reach;
+        let speaks = |name: &str| {
+            let name = name.to_ascii_lowercase();
+            SECRET.iter().any(|part| name.contains(part))
+        };
+        let is_secret = |name: &str, value: &Reference| speaks(name) || value.hidden().next().is_some();
+        let set = named.iter().filter_map(|(name, value)| Some((is_secret(name, value), value.resolve().ok()?)));
+        let (hidden, plain): (Vec<_>, Vec<_>) = set.partition(|(is_secret, _)| *is_secret);
+        let is_plain = |value: &String| {
+            let is_word = value.chars().all(|letter| letter.is_ascii_lowercase());
+            is_word && hidden.iter().all(|(_, other)| other != value)
+        };
+        plain.into_iter().map(|(_, value)| value).filter(is_plain).collect()
+    }
+}
