@@ -3,14 +3,17 @@
 //! Only prints of values are kept, and a bounded number of them. To distrust, values are folded first (case, spacing,
 //! look-alike letters, encodings), so that a disguise changes nothing. To trust, they must be the same to the letter.
 
+mod carrier;
 mod fold;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
+
+pub(crate) use carrier::Carrier;
+pub use carrier::{Carriers, Carrying, carry};
 
 use crate::session::Map;
 use fold::Prints;
@@ -132,105 +135,6 @@ impl Memory for Values {
     }
     fn set_written(&mut self, print: u64) {
         self.written.insert_mut(print, ());
-    }
-}
-
-/// Files and entities of agents that models wrote to. What is read back from them proves nothing, and is untrusted where
-/// it was written after something untrusted was seen. Kept with the store, because files outlive sessions.
-pub trait Carrying {
-    /// Whether a model wrote to it, and if so, whether what it holds is untrusted.
-    fn holds(&self, carrier: &str) -> Option<bool>;
-    /// Remembers that a model wrote to it. Of more than [`MAX_CARRIERS`], all hold something untrusted.
-    fn add(&mut self, carrier: String, untrusted: bool);
-}
-
-/// Carriers in memory.
-#[derive(Debug, Clone, Default)]
-pub struct Carriers {
-    known: BTreeMap<String, bool>,
-    overflowed: bool,
-}
-
-impl Carrying for Carriers {
-    fn holds(&self, carrier: &str) -> Option<bool> {
-        if self.overflowed { Some(true) } else { self.known.get(carrier).copied() }
-    }
-
-    fn add(&mut self, carrier: String, untrusted: bool) {
-        if self.known.len() < MAX_CARRIERS || self.known.contains_key(&carrier) {
-            self.known.insert(carrier, untrusted);
-        } else {
-            self.overflowed = true;
-        }
-    }
-}
-
-/// Something that keeps what is written to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Carrier {
-    File(String),
-    /// Some file, nobody knows which.
-    SomeFile,
-    /// An entity of this name; which one, folded, where that is known.
-    Entity(Arc<str>, Option<String>),
-}
-
-impl Carrier {
-    /// The entities that some values name; one that nobody could name where there is none. Spelling does not tell two apart,
-    /// because a tool may not either.
-    pub(crate) fn entities<'v>(name: &Arc<str>, values: impl IntoIterator<Item = &'v Value>) -> Vec<Self> {
-        let mut found = Vec::new();
-        for value in values {
-            leaves(value, "", &mut |_, leaf| {
-                let text = text_of(leaf);
-                let folded = fold::fold(&text);
-                found.push(Self::Entity(Arc::clone(name), Some(if folded.is_empty() { text.into_owned() } else { folded })));
-            });
-        }
-        if found.is_empty() { vec![Self::Entity(Arc::clone(name), None)] } else { found }
-    }
-}
-
-/// Which entity of a name: some, or one that nobody could name.
-const SOME: &str = "*";
-const UNNAMED: &str = "?";
-
-impl Carrier {
-    fn key(agent: &str, kind: &str, name: &str) -> String {
-        format!("{agent}\u{1f}{kind}\u{1f}{name}")
-    }
-
-    fn entity(agent: &str, name: &str, value: &str) -> String {
-        Self::key(agent, "e", &format!("{name}\u{1f}{value}"))
-    }
-
-    /// The keys under which some are remembered, each once.
-    pub(crate) fn keys(agent: &str, carriers: impl IntoIterator<Item = Self>) -> Vec<String> {
-        let mut keys: Vec<String> = carriers.into_iter().flat_map(|carrier| carrier.written(agent)).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        keys
-    }
-
-    /// The keys under which it is remembered.
-    fn written(&self, agent: &str) -> Vec<String> {
-        match self {
-            Self::File(path) => vec![Self::key(agent, "f", path), Self::key(agent, "some file", "")],
-            Self::SomeFile => Vec::new(),
-            Self::Entity(name, value) => {
-                vec![Self::entity(agent, name, SOME), Self::entity(agent, name, value.as_deref().unwrap_or(UNNAMED))]
-            }
-        }
-    }
-
-    /// The keys any one of which makes what is read from it untrusted.
-    fn read(&self, agent: &str) -> Vec<String> {
-        match self {
-            Self::File(path) => vec![Self::key(agent, "f", path)],
-            Self::SomeFile => vec![Self::key(agent, "some file", "")],
-            Self::Entity(name, Some(value)) => vec![Self::entity(agent, name, value), Self::entity(agent, name, UNNAMED)],
-            Self::Entity(name, None) => vec![Self::entity(agent, name, SOME)],
-        }
     }
 }
 
@@ -427,14 +331,6 @@ pub fn take_in(memory: &mut dyn Memory, seen: Seen, carriers: &mut dyn Carrying)
         }
     }
     memory.set_flags(flags);
-}
-
-/// Remembers that a model wrote to what is known under these keys; whether after something untrusted was heard.
-pub fn carry(keys: &[String], tainted: bool, carriers: &mut dyn Carrying) {
-    for key in keys {
-        let before = carriers.holds(key).unwrap_or(false);
-        carriers.add(key.clone(), tainted || before);
-    }
 }
 
 fn believe(memory: &mut dyn Memory, flags: &mut Flags, print: u128, source: &Arc<str>, most: usize) {
