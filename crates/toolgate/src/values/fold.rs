@@ -1,11 +1,10 @@
 //! Values without their disguise.
 
 use ahash::HashMap;
-use base64::Engine;
-use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use serde_json::Value;
 use unicode_normalization::UnicodeNormalization;
 
+use super::decode::layers;
 use super::{MAX_TEXT, leaves, names, text_of};
 
 /// Shorter than this, a text stands for nothing in particular.
@@ -17,10 +16,6 @@ const LONGEST_SPLIT: usize = 96;
 /// The same for what a model may have put together itself; a piece of so many letters says something.
 const LONGEST_ECHO: usize = 256;
 const TELLING: usize = 5;
-/// How often an encoding is looked through, how many readings of a text there may be, and of how long a text.
-const MAX_LAYERS: usize = 3;
-const MAX_READINGS: usize = 8;
-const LONGEST_DECODED: usize = 64 << 10;
 /// How many words in a row are one value: `DE89 3704 0044 0532 0130 00`.
 const MAX_WORDS: usize = 8;
 
@@ -116,27 +111,6 @@ fn print(folded: &str) -> u64 {
     folded.chars().fold(OFFSET, letter)
 }
 
-/// A text, and what it is once decoded.
-fn layers(text: &str) -> Vec<String> {
-    let mut all = vec![text.to_owned()];
-    if text.len() > LONGEST_DECODED {
-        return all;
-    }
-    let mut next = 0;
-    for _ in 0..MAX_LAYERS {
-        let end = all.len();
-        let fresh: Vec<String> =
-            all.iter().skip(next).flat_map(|text| [percent(text), base64(text), hex(text), entities(text)]).flatten().collect();
-        next = end;
-        for text in fresh {
-            if all.len() < MAX_READINGS && !all.contains(&text) {
-                all.push(text);
-            }
-        }
-    }
-    all
-}
-
 /// `mailto:a@b`, `a@b`, `https://host/path?to=value`: the parts of a word, each on its own; finely, to its names and
 /// numbers. And what any of them is once decoded.
 fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
@@ -168,80 +142,6 @@ fn each_word(text: &str, f: &mut dyn FnMut(&str)) {
             words(decoded).for_each(&mut *f);
         }
     }
-}
-
-fn is_readable(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| !c.is_control() || c.is_whitespace())
-}
-
-fn percent(text: &str) -> Option<String> {
-    if !text.contains('%') {
-        return None;
-    }
-    let bytes = text.as_bytes();
-    let (mut decoded, mut at) = (Vec::with_capacity(bytes.len()), 0);
-    while let Some(byte) = bytes.get(at) {
-        let code = (*byte == b'%').then(|| bytes.get(at + 1..at + 3)).flatten().and_then(|pair| std::str::from_utf8(pair).ok());
-        match code.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
-            Some(value) => {
-                decoded.push(value);
-                at += 3;
-            }
-            None => {
-                decoded.push(*byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8(decoded).ok().filter(|decoded| decoded != text)
-}
-
-fn base64(text: &str) -> Option<String> {
-    let packed: String = text.trim_end_matches('=').chars().filter(|c| !c.is_whitespace()).collect();
-    if packed.len() < 6 {
-        return None;
-    }
-    let decoded = STANDARD_NO_PAD.decode(&packed).or_else(|_| URL_SAFE_NO_PAD.decode(&packed)).ok()?;
-    String::from_utf8(decoded).ok().filter(|text| is_readable(text))
-}
-
-fn hex(text: &str) -> Option<String> {
-    let digits: String = text.trim_start_matches("0x").chars().filter(|c| !matches!(c, ' ' | ':' | '-')).collect();
-    if digits.len() < 8 || !digits.len().is_multiple_of(2) || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return None;
-    }
-    let bytes: Option<Vec<u8>> =
-        digits.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok())).collect();
-    String::from_utf8(bytes?).ok().filter(|text| is_readable(text))
-}
-
-/// `&#64;` and `&#x40;`, as web pages spell what they do not want found.
-fn entities(text: &str) -> Option<String> {
-    let mut decoded = String::new();
-    let (mut rest, mut any) = (text, false);
-    while let Some((before, after)) = rest.split_once("&#") {
-        decoded.push_str(before);
-        // No code is longer than this.
-        let end = after.bytes().take(9).position(|byte| byte == b';');
-        let code = end.and_then(|end| after.get(..end));
-        let number = code.and_then(|code| match code.strip_prefix(['x', 'X']) {
-            Some(hex) => u32::from_str_radix(hex, 16).ok(),
-            None => code.parse().ok(),
-        });
-        match (number.and_then(char::from_u32), end) {
-            (Some(c), Some(end)) => {
-                decoded.push(c);
-                any = true;
-                rest = after.get(end + 1..).unwrap_or_default();
-            }
-            _ => {
-                decoded.push_str("&#");
-                rest = after;
-            }
-        }
-    }
-    decoded.push_str(rest);
-    any.then_some(decoded)
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
