@@ -3,6 +3,7 @@
 mod audit;
 pub mod chain;
 mod claims;
+mod counters;
 mod fault;
 mod flaw;
 mod home;

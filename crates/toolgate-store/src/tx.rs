@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use toolgate::json::Digest;
 use toolgate::{CallId, Polling, SessionKey};
 
-use crate::claims::Reserved;
+use crate::counters::Reserved;
 use crate::fault::Done;
 use crate::home::{Home, Mark};
 use crate::keys::Keys;

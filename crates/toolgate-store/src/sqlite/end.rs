@@ -8,6 +8,7 @@ use toolgate::store::{Conflict, Finish, Settle, Unfit};
 use toolgate::{Effects, Row};
 
 use crate::claims::{self, Claim};
+use crate::counters;
 use crate::fault::{Done, Fault};
 use crate::ledger::{self, nanos};
 use crate::session::Session;
@@ -48,7 +49,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
             sealed
         ])?;
     }
-    let claim = match claims::end_read(tx, row.call, finish.settle, finish.spent)? {
+    let claim = match counters::end_read(tx, row.call, finish.settle, finish.spent)? {
         true => None,
         false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
     };
@@ -73,7 +74,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
 
 /// A row that was spooled while the store was away: it ends its claim by its effects. One that is there already is left alone.
 pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
-    claims::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
+    counters::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
     let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
     if ledger::has(tx.sql, &row.call)? {
         // It was given up meanwhile, and this is how it really ended.

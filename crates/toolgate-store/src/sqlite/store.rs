@@ -21,6 +21,7 @@ use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
 use super::SqliteStore;
 use super::end::{end, take_in, take_in_if_fit};
 use crate::claims::{self, Claim};
+use crate::counters;
 use crate::fault::{Done, Fault};
 use crate::keys::recorded;
 use crate::ledger::{self, nanos};
@@ -209,7 +210,7 @@ impl Store for SqliteStore {
         let mut found = self.read_here(move |sql, shared| {
             at_once(sql, |sql| {
                 for (counter, window) in &needs.counters {
-                    let used = claims::used(sql, counter, *window, found.now)?;
+                    let used = counters::used(sql, counter, *window, found.now)?;
                     found.counters.push((counter.clone(), *window, used));
                 }
                 session::load(sql, &shared.keys().redact, &key, &needs, &mut found)
@@ -228,7 +229,7 @@ impl Store for SqliteStore {
             return Ok(Vec::new());
         }
         let charges = charges.to_vec();
-        self.read_here(move |sql, _| at_once(sql, |sql| charges.iter().map(|charge| claims::fits(sql, charge, now)).collect()))
+        self.read_here(move |sql, _| at_once(sql, |sql| charges.iter().map(|charge| counters::fits(sql, charge, now)).collect()))
     }
 
     async fn begin(
@@ -248,7 +249,7 @@ impl Store for SqliteStore {
             if let Some((recalled, by)) = recalled {
                 return Ok(Err(NotClaimed::Recalled(recalled, by)));
             }
-            let used = match room_for(&charges, |charge| claims::fits(tx.sql, charge, now))? {
+            let used = match room_for(&charges, |charge| counters::fits(tx.sql, charge, now))? {
                 Ok(used) => used,
                 Err(full) => return Ok(Err(full)),
             };
@@ -325,8 +326,8 @@ impl Store for SqliteStore {
         self.write(false, move |tx| {
             let call = CallId::from_bytes(crate::keys::random()?);
             for (n, charge) in charges.iter().enumerate() {
-                let used = claims::used(tx.sql, &charge.counter, charge.window, now)?;
-                claims::reserve(tx.sql, call, n, charge, used, now)?;
+                let used = counters::used(tx.sql, &charge.counter, charge.window, now)?;
+                counters::reserve(tx.sql, call, n, charge, used, now)?;
             }
             Ok(())
         })

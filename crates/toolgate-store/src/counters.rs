@@ -1,0 +1,131 @@
+//! Counters, and what is reserved of them.
+
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::{Connection, OptionalExtension, params};
+use rust_decimal::Decimal;
+use toolgate::CallId;
+use toolgate::limits::{Charge, Over, Spend};
+use toolgate::store::Settle;
+
+use crate::fault::{Done, Fault};
+use crate::ledger::nanos;
+use crate::session::time;
+use crate::tx::Tx;
+
+fn window(window: Option<SignedDuration>) -> i64 {
+    window.map_or(-1, |window| i64::try_from(window.as_nanos()).unwrap_or(i64::MAX).max(0))
+}
+
+fn amount(text: &str) -> Done<Decimal> {
+    text.parse().map_err(|_| Fault::Said(format!("a counter holds `{text}`, which is no number")))
+}
+
+/// What a counter holds, also of what has left its window and is not taken out yet.
+fn total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<Decimal> {
+    let text: Option<String> = sql
+        .prepare_cached("SELECT total FROM counters WHERE counter = ?1 AND win = ?2")?
+        .query_row(params![counter, window(win)], |row| row.get(0))
+        .optional()?;
+    text.map_or(Ok(Decimal::ZERO), |text| amount(&text))
+}
+
+/// What is used of a counter. Looking changes nothing.
+pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
+    let mut total = total(sql, counter, win)?;
+    if win.is_some() {
+        let mut left = sql.prepare_cached("SELECT amount FROM charges WHERE counter = ?1 AND win = ?2 AND at <= ?3")?;
+        let mut rows = left.query(params![counter, window(win), nanos(now).saturating_sub(window(win))])?;
+        while let Some(row) = rows.next()? {
+            total = total.saturating_sub(amount(row.get_ref(0)?.as_str().unwrap_or_default())?);
+        }
+    }
+    Ok(total)
+}
+
+/// What is used, if a charge fits.
+pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Result<Decimal, Over>> {
+    let used = used(sql, &charge.counter, charge.window, now)?;
+    if charge.fits_on(used) {
+        return Ok(Ok(used));
+    }
+    let Some(stretch) = charge.window else { return Ok(Err(Over { used, retry_after: None })) };
+    // When enough has left the window; never, where the charge alone is too much.
+    let mut entries = sql.prepare_cached("SELECT at, amount FROM charges WHERE counter = ?1 AND win = ?2 AND at > ?3 ORDER BY at")?;
+    let mut rows = entries.query(params![charge.counter, window(charge.window), nanos(now).saturating_sub(window(charge.window))])?;
+    let mut left = used;
+    while let Some(row) = rows.next()? {
+        left = left.saturating_sub(amount(row.get_ref(1)?.as_str().unwrap_or_default())?);
+        if left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap) {
+            let at = time(row.get(0)?);
+            return Ok(Err(Over { used, retry_after: Some(stretch.saturating_sub(now.duration_since(at))) }));
+        }
+    }
+    Ok(Err(Over { used, retry_after: None }))
+}
+
+/// Reserves a charge on top of what is used.
+pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge, used: Decimal, now: Timestamp) -> Done<()> {
+    if charge.window.is_some() {
+        sql.prepare_cached("DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at <= ?3")?.execute(params![
+            charge.counter,
+            window(charge.window),
+            nanos(now).saturating_sub(window(charge.window))
+        ])?;
+        sql.prepare_cached("INSERT INTO charges (counter, win, at, call, n, amount) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
+            charge.counter,
+            window(charge.window),
+            nanos(now),
+            call.as_bytes().as_slice(),
+            i64::try_from(n).unwrap_or(i64::MAX),
+            charge.amount.to_string()
+        ])?;
+    }
+    set_total(sql, charge, used.saturating_add(charge.amount))
+}
+
+fn set_total(sql: &Connection, charge: &Charge, total: Decimal) -> Done<()> {
+    sql.prepare_cached("INSERT OR REPLACE INTO counters (counter, win, total) VALUES (?1, ?2, ?3)")?.execute(params![
+        charge.counter,
+        window(charge.window),
+        total.to_string()
+    ])?;
+    Ok(())
+}
+
+/// What a call has reserved, which of its charges that is, and when.
+pub(crate) type Reserved = (usize, i64, Charge);
+
+/// Settles what a read has reserved, if it is one of this process.
+pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>) -> Done<bool> {
+    let Some(reserved) = tx.take_read(call, None) else { return Ok(false) };
+    let settle = settle.of_read();
+    for (n, at, charge) in reserved {
+        let actual = settle.amount(&charge, spent);
+        if actual != charge.amount {
+            settle_charge(tx.sql, call, (n, at, &charge), actual)?;
+        }
+    }
+    Ok(true)
+}
+
+/// Replaces what a call reserved by what it came to.
+pub(crate) fn settle_charge(sql: &Connection, call: CallId, (n, at, charge): (usize, i64, &Charge), actual: Decimal) -> Done<()> {
+    if charge.window.is_some() {
+        let changed = sql
+            .prepare_cached("UPDATE charges SET amount = ?6 WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?
+            .execute(params![
+                charge.counter,
+                window(charge.window),
+                at,
+                call.as_bytes().as_slice(),
+                i64::try_from(n).unwrap_or(i64::MAX),
+                actual.to_string()
+            ])?;
+        // What has left the window meanwhile is not in the total any more.
+        if changed == 0 {
+            return Ok(());
+        }
+    }
+    let now = total(sql, &charge.counter, charge.window)?;
+    set_total(sql, charge, now.saturating_sub(charge.amount).saturating_add(actual))
+}
