@@ -1,0 +1,183 @@
+//! What goes wrong between here and an upstream, as the gate is told.
+
+use rmcp::model::ErrorCode;
+use rmcp::transport::streamable_http_client::StreamableHttpError;
+use rmcp::{ErrorData, ServiceError};
+use serde_json::json;
+use toolgate::{Effects, Failure};
+
+use super::RemoteTool;
+use crate::bounded::{LONGEST, TOO_LONG};
+use crate::upstream::straight::Broken;
+
+impl RemoteTool {
+    /// What went wrong on the straight way.
+    pub(super) fn broken(&self, broken: Broken, generation: u64) -> Failure {
+        let (name, link) = (&self.link.upstream.name, &self.link);
+        let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
+        let unheard = |why: &str| {
+            link.failed();
+            tell(why);
+            Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached"))
+        };
+        match broken {
+            Broken::Refused(error) => {
+                link.answered();
+                self.protocol_error(&error)
+            }
+            // A request that was refused at the door, or that found nobody, was not carried out.
+            Broken::Nobody(why) => unheard(&why).effects(Effects::None),
+            Broken::Status(401) if self.link.may_renew() => self.renewed(generation),
+            // One whose call it turns away does not keep all others from it.
+            Broken::Status(status) => {
+                tell(&format!("it answers with HTTP {status}"));
+                Failure::http(status, "").effects(Effects::None)
+            }
+            Broken::Unclear(why) => unheard(&why),
+            Broken::TooLong => self.too_long(),
+            Broken::Unread(why) => {
+                link.answered();
+                self.unread(&why)
+            }
+        }
+    }
+
+    /// It is connected to anew, with a new token.
+    fn renewed(&self, generation: u64) -> Failure {
+        self.link.lost(generation);
+        let message = format!("the upstream `{}` does not take its token any more; another one is fetched", self.link.upstream.name);
+        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500)
+    }
+
+    /// It has answered, and nobody has read that to its end.
+    fn too_long(&self) -> Failure {
+        self.link.answered();
+        let name = &self.link.upstream.name;
+        Failure::business("invalid_result", format!("the answer of the upstream `{name}` is longer than {LONGEST} bytes"))
+    }
+
+    fn unread(&self, why: &str) -> Failure {
+        let name = &self.link.upstream.name;
+        tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(why), "an upstream answered something else");
+        Failure::business("upstream_rejected", format!("the upstream `{name}` answered something that cannot be understood"))
+    }
+
+    /// What went wrong between here and there.
+    pub(super) fn understand(&self, error: ServiceError, sent: bool, generation: u64) -> Failure {
+        let name = &self.link.upstream.name;
+        let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
+        match error {
+            ServiceError::McpError(error) if error.code == TOO_LONG => self.too_long(),
+            ServiceError::McpError(error) => {
+                self.link.answered();
+                self.protocol_error(&error)
+            }
+            ServiceError::TransportSend(why) => {
+                let trouble = Trouble::of(&why);
+                if matches!(trouble, Trouble::Status(401)) && self.link.may_renew() {
+                    return self.renewed(generation);
+                }
+                if matches!(trouble, Trouble::Unread) {
+                    self.link.answered();
+                    return self.unread(&why.to_string());
+                }
+                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
+                match trouble {
+                    Trouble::Lost => self.link.lost(generation),
+                    // One whose call it turns away does not keep all others from it.
+                    Trouble::Status(_) => {}
+                    _ => self.link.failed(),
+                }
+                let failure = match trouble {
+                    Trouble::Status(status) => Failure::http(status, ""),
+                    _ => Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached")),
+                };
+                // A request that was refused at the door, or that found nobody, was not carried out.
+                if matches!(trouble, Trouble::Unclear) { failure } else { failure.effects(Effects::None) }
+            }
+            ServiceError::TransportClosed => {
+                self.link.failed();
+                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` hung up in the middle of the call")))
+            }
+            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
+                self.link.failed();
+                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not answer")))
+            }
+            other => {
+                self.link.answered();
+                self.unread(&other.to_string())
+            }
+        }
+    }
+
+    fn protocol_error(&self, error: &ErrorData) -> Failure {
+        let name = &self.link.upstream.name;
+        let said = json!({"code": error.code.0, "message": error.message, "data": error.data});
+        let message = |what: &str| format!("the upstream `{name}` {what}");
+        // It has answered, so it is over; what it did before, it did.
+        let failure = match error.code {
+            ErrorCode::INVALID_PARAMS => Failure::validation("upstream_invalid", message("could not make sense of the request")),
+            ErrorCode::METHOD_NOT_FOUND => Failure::validation("upstream_invalid", message("does not know this tool")),
+            ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => {
+                Failure::validation("upstream_invalid", message("could not read the request"))
+            }
+            ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY => {
+                Failure::business("tool_failed", message("needs something that the client has not said it can do"))
+            }
+            _ => Failure::business("tool_failed", message("reported a failure")),
+        };
+        let failure = self.by_pattern(&error.message).unwrap_or_else(|| failure.effects(Effects::Done));
+        failure.upstream(self.link.upstream.said_without_secrets(said))
+    }
+
+    /// What its words mean, where somebody has said so.
+    pub(super) fn by_pattern(&self, said: &str) -> Option<Failure> {
+        let pattern = self.link.upstream.errors.iter().find(|pattern| pattern.matches.is_match(said))?;
+        let message = format!("the upstream `{}` reported a failure", self.link.upstream.name);
+        Some(Failure::new(pattern.category, pattern.code.clone(), message).effects(pattern.effects))
+    }
+}
+
+/// Why a request did not get through.
+#[derive(Clone, Copy)]
+enum Trouble {
+    /// Its session is not known there any more.
+    Lost,
+    /// Nobody was there.
+    Nobody,
+    /// It was turned away.
+    Status(u16),
+    /// It has answered, and nobody understands it.
+    Unread,
+    /// It may have been heard.
+    Unclear,
+}
+
+impl Trouble {
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+                Some(StreamableHttpError::SessionExpired) => return Self::Lost,
+                // Refused at the door.
+                Some(StreamableHttpError::HttpStatus(error)) if (400..500).contains(&error.status) && error.status != 408 => {
+                    return Self::Status(error.status);
+                }
+                Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
+                    return Self::Unread;
+                }
+                _ => {}
+            }
+            if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) {
+                return Self::Nobody;
+            }
+            cause = error.source();
+        }
+        Self::Unclear
+    }
+}
+
+/// Whether a request was refused at the door, and not for want of anybody there.
+pub(in crate::upstream) fn is_turned_away(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(Trouble::of(error), Trouble::Status(_))
+}
