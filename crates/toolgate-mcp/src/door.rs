@@ -1,5 +1,7 @@
 //! The door for MCP: a request becomes a call, and what it came to becomes an answer. What is decided is decided by the gate.
 
+mod hearing;
+
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,16 +9,14 @@ use std::sync::{Arc, Mutex};
 use rmcp::model::*;
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
-use serde::Deserialize as _;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
-use crate::identity::{self, Caller, Fixed};
-use crate::raw::Message;
+use crate::identity::{self, Fixed};
 use crate::render;
-use crate::resources::{self, Listener, Place, SUBSCRIPTIONS};
+use crate::resources::{self, Place};
 
 /// How many entries a list has before it goes on elsewhere.
 const PAGE: usize = 200;
@@ -69,46 +69,6 @@ impl Door {
 
     fn agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
         identity::caller(running, self.fixed.as_ref(), context.extensions.get()).map(|(caller, agent)| (caller.principal, agent))
-    }
-
-    /// Who listens here, in a session that lasts or for as long as this one request.
-    fn listener(&self, running: &Running, context: &RequestContext<RoleServer>, lasting: bool) -> Result<Arc<Listener>, ErrorData> {
-        let (caller, agent) = identity::caller(running, self.fixed.as_ref(), context.extensions.get())?;
-        Ok(Arc::new(Listener { caller, agent, local: self.fixed.is_some(), lasting }))
-    }
-
-    /// As much of what somebody wants to hear of as an agent is told of: lists that it has, and resources whose upstreams tell of them.
-    fn honoured(&self, running: &Running, caller: &Caller, agent: &str, wanted: &SubscriptionFilter) -> SubscriptionFilter {
-        let mut lists = SubscriptionFilter::new();
-        lists.tools_list_changed = wanted.tools_list_changed;
-        lists.prompts_list_changed = wanted.prompts_list_changed;
-        lists.resources_list_changed = wanted.resources_list_changed;
-        let mut honoured = lists.supported_by(&self.info(running, Some(agent)).capabilities);
-        let mut seen = HashSet::new();
-        let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
-        let room = self.gateway.room_to_subscribe(running, caller, self.fixed.is_some());
-        let found = Place::find_each(running, agent, each.take(SUBSCRIPTIONS.min(room))).into_iter().flatten();
-        let fitting = self.gateway.fitting(running, caller, self.fixed.is_some(), found.filter(Place::is_told_of));
-        let addresses: Vec<String> = fitting.into_iter().map(|place| place.address).collect();
-        honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
-        honoured
-    }
-
-    /// Takes what is not honoured out of a request to listen: whoever acknowledges it does not know who asks. Whether there was any.
-    pub(crate) fn prune(&self, running: &Running, caller: &Caller, agent: Option<&str>, message: &mut Message) -> bool {
-        if message.value.get("method").and_then(Value::as_str) != Some("subscriptions/listen") {
-            return false;
-        }
-        let Some(wanted) = message.value.pointer_mut("/params/notifications") else { return false };
-        // What is no such request is refused as that.
-        let Ok(filter) = SubscriptionFilter::deserialize(&*wanted) else { return false };
-        let honoured = match identity::agent(running, caller, agent) {
-            Ok(agent) => self.honoured(running, caller, &agent, &filter),
-            Err(_) => SubscriptionFilter::new(),
-        };
-        *wanted = serde_json::to_value(honoured).unwrap_or_default();
-        message.text = message.value.to_string().into();
-        true
     }
 
     /// What it can do, for an agent or for any.
@@ -435,64 +395,7 @@ impl ServerHandler for Door {
     }
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
-        let running = self.gateway.running();
-        let mut changes = self.gateway.0.changes.subscribe();
-        let mut updates = running.upstreams.updates().subscribe();
-        let listener = self.listener(&running, context.request_context(), false)?;
-        // What it wants to hear of is wanted as long as it listens.
-        let ear = Self::new(self.gateway.clone(), None);
-        let mut wanted = Vec::new();
-        for found in Place::find_each(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
-            wanted.push(found?);
-            ear.subscribes.store(true, Ordering::Relaxed);
-        }
-        drop(running);
-        let mut subscribing = std::pin::pin!(async {
-            for place in &wanted {
-                self.gateway.subscribe(place, ear.number, &listener, None).await?;
-            }
-            Ok::<_, ErrorData>(())
-        });
-        let mut subscribed = false;
-        loop {
-            tokio::select! {
-                // What was promised and is refused by its upstream is not listened for in vain.
-                told = &mut subscribing, if !subscribed => {
-                    told?;
-                    subscribed = true;
-                }
-                () = context.cancelled() => return Ok(()),
-                () = self.gateway.0.stop.cancelled() => return Ok(()),
-                () = self.gone.cancelled() => return Ok(()),
-                changed = changes.changed() => {
-                    if changed.is_err() {
-                        return Ok(());
-                    }
-                    if !listener.is_let_in(&self.gateway.running()) {
-                        return Err(ErrorData::invalid_request("this may not be listened to any more", None));
-                    }
-                    let sink = context.sink();
-                    let _ = sink.notify_tool_list_changed().await;
-                    let _ = sink.notify_prompt_list_changed().await;
-                    let _ = sink.notify_resource_list_changed().await;
-                }
-                heard = updates.recv() => {
-                    let heard = match heard {
-                        Ok(key) => Some(key),
-                        // So many at once that some were missed: any may have changed.
-                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => None,
-                        Err(tokio::sync::broadcast::error::RecvError::Closed) => return Ok(()),
-                    };
-                    // Most of it is not for this one; and what was may not be any more.
-                    let is_meant = |place: &&Place| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
-                    for place in wanted.iter().filter(is_meant) {
-                        if listener.hears_of(&self.gateway.running(), &place.link.upstream.name) {
-                            let _ = context.sink().notify_resource_updated(place.address.clone()).await;
-                        }
-                    }
-                }
-            }
-        }
+        self.tell(context).await
     }
 }
 
