@@ -2,9 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,46 +14,33 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use opentelemetry::trace::FutureExt as _;
 use rmcp::model::ErrorCode;
-use rmcp::transport::streamable_http_server::session::SessionManager as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig as TlsConfig;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::auth::NotLetIn;
 use crate::batch::{self, Batch};
 use crate::door::{AGENT, Door};
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Asked, Caller};
-use crate::inplace::InPlace;
 use crate::lines::bounds;
 use crate::misread::Glimpse;
-use crate::patient::Patient;
 use crate::raw::{self, Message, Read};
 use crate::seat::{Held, Open, Seated};
 use crate::straight::Straight;
 
+mod listen;
 mod refused;
 mod sessions;
 
+pub use listen::Listening;
 use sessions::{SESSION_LIFE, opens_session};
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long it may take nothing of what it is told.
-const UNREAD: Duration = Duration::from_secs(60);
-/// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
-const WAITING: usize = 256 << 10;
-/// Most connections at the same time.
-const CONNECTIONS: usize = 16_384;
 /// What is told, and written down, where there is no room.
 const HASTY: &str = "too many requests in a short time";
 const CROWDED: &str = "too many requests at the same time";
@@ -83,117 +68,6 @@ pub(crate) struct Http {
 
 /// When principals have asked, of late.
 type Rates = HashMap<String, VecDeque<Instant>>;
-
-/// A gateway that listens.
-pub struct Listening {
-    /// Where.
-    pub address: SocketAddr,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Listening {
-    /// Ends when it listens no more, and all that it was asked is answered.
-    pub async fn ended(self) {
-        let _ = self.task.await;
-    }
-}
-
-impl Gateway {
-    /// Listens for clients over HTTP: `/mcp`, the decision API under `/v1`, and the pages for those who watch.
-    ///
-    /// # Errors
-    /// The address cannot be listened at, or is not local and nobody needs a token.
-    pub async fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
-        let running = self.running();
-        if running.keys.is_open() && !address.ip().is_loopback() {
-            return Err(io::Error::other(format!(
-                "{address} can be reached from elsewhere, and nobody needs a token; add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen at 127.0.0.1"
-            )));
-        }
-        let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls(certificate, key)).transpose()?;
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}; listen elsewhere with `--listen`")))?;
-        let address = listener.local_addr()?;
-        lock(&self.0.addresses).push(address);
-        let http = Arc::new(Http::new(self.clone(), &running, address));
-        let gateway = self.clone();
-        let task = self.0.listeners.spawn(async move { accept(listener, http, tls, gateway).await });
-        Ok(Listening { address, task })
-    }
-}
-
-fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
-    let named = |path: &Path, error: String| io::Error::other(format!("{}: {error}", path.display()));
-    let chain: Vec<CertificateDer<'static>> =
-        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect).map_err(|error| named(certificate, error.to_string()))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| named(key, error.to_string()))?;
-    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
-    let config = TlsConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_no_client_auth()
-        .with_single_cert(chain, secret)
-        .map_err(|error| named(certificate, error.to_string()))?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
-    let seats = Arc::new(Semaphore::new(CONNECTIONS));
-    let graceful = hyper_util::server::graceful::GracefulShutdown::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = gateway.0.stop.cancelled() => break,
-        };
-        let Ok((stream, _)) = accepted else {
-            // No more descriptors: others have to go first.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            continue;
-        };
-        let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else { continue };
-        let _ = stream.set_nodelay(true);
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, WAITING);
-        let (http, tls, watcher) = (Arc::clone(&http), tls.clone(), graceful.watcher());
-        tokio::spawn(InPlace::new(async move {
-            let _seat = seat;
-            connection(stream, http, tls, watcher).await;
-        }));
-    }
-    drop(listener);
-    // What was asked is answered, within reason; then those who only listen are told that it is over.
-    gateway.quiet(Duration::from_secs(10)).await;
-    let mut shutdown = std::pin::pin!(graceful.shutdown());
-    if tokio::time::timeout(Duration::from_millis(500), &mut shutdown).await.is_err() {
-        gateway.0.closed.cancel();
-        let _ = tokio::time::timeout(Duration::from_secs(2), shutdown).await;
-    }
-    // A session that nobody ends would hold the gateway, and all that it has open, for as long as it may live.
-    let left: Vec<_> = http.sessions.sessions.read().await.keys().cloned().collect();
-    let closing = futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
-    // Who does not listen cannot be told.
-    let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;
-    lock(&http.owners).clear();
-}
-
-async fn connection(stream: TcpStream, http: Arc<Http>, tls: Option<TlsAcceptor>, watcher: hyper_util::server::graceful::Watcher) {
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let http = Arc::clone(&http);
-        async move { Ok::<_, Infallible>(http.answer(request).await) }
-    });
-    let stream = Patient::new(stream, UNREAD);
-    let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
-    match tls {
-        None => {
-            let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
-        }
-        Some(tls) => {
-            let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, tls.accept(stream)).await else { return };
-            let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
-        }
-    }
-}
 
 impl Http {
     fn new(gateway: Gateway, running: &Running, address: SocketAddr) -> Self {
