@@ -118,9 +118,7 @@ impl Reader<'_> {
         if let Some(bytes) = table.bytes("max_request").and_then(|bytes| usize::try_from(bytes).ok()) {
             gateway.max_request = bytes;
         }
-        if let Some(most) = table.count("concurrency").and_then(|most| usize::try_from(most).ok()) {
-            gateway.concurrency = most.max(1);
-        }
+        gateway.concurrency = table.at_once("concurrency").unwrap_or(gateway.concurrency);
         gateway.rate = super::file::rate(table);
         gateway.idle = table.length("idle").unwrap_or(gateway.idle);
         gateway.tokens = table.tables("tokens").iter().filter_map(|table| token(table, self)).collect();

@@ -139,6 +139,24 @@ impl<'t> Table<'t> {
         self.typed(key, ("a number of at most 28 digits", "500"), decimal)
     }
 
+    /// A number that is not below 0.
+    pub(super) fn amount(&self, key: &str) -> Option<Decimal> {
+        let amount = self.number(key)?;
+        if amount.is_sign_negative() && !amount.is_zero() {
+            self.wrong(key, Problem::new(format!("`{key}` must not be below 0")).help(format!("like `{key} = 0.02`")));
+        }
+        Some(amount)
+    }
+
+    /// How many at the same time: one at least.
+    pub(super) fn at_once(&self, key: &str) -> Option<usize> {
+        let most = self.count(key)?;
+        if most == 0 {
+            self.wrong(key, Problem::new(format!("`{key}` of 0 would let nothing through")).help(format!("like `{key} = 16`")));
+        }
+        Some(usize::try_from(most).unwrap_or(usize::MAX).max(1))
+    }
+
     pub(super) fn count(&self, key: &str) -> Option<u64> {
         self.typed(key, ("a whole number, not less than 0", "3"), |value| match value {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().parse().ok(),

@@ -106,7 +106,7 @@ pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> O
         }
     }
     if let Some(cost) = table.table("cost") {
-        let spend = Spend { tokens: cost.count("tokens").unwrap_or_default(), money: cost.number("money").unwrap_or_default() };
+        let spend = Spend { tokens: cost.count("tokens").unwrap_or_default(), money: cost.amount("money").unwrap_or_default() };
         cost.finish("`cost`");
         tool = tool.cost(spend);
     }

@@ -265,8 +265,8 @@ impl Reader<'_> {
         upstream.prompts = table.bool("prompts").unwrap_or(shares);
         upstream.resources = table.bool("resources").unwrap_or(shares);
         upstream.timeout = table.length("timeout").unwrap_or(upstream.timeout);
-        if let Some(most) = table.count("concurrency") {
-            upstream.concurrency = usize::try_from(most).unwrap_or(usize::MAX).clamp(1, 4096);
+        if let Some(most) = table.at_once("concurrency") {
+            upstream.concurrency = most.min(4096);
         }
         upstream.errors = table.tables("errors").iter().filter_map(pattern).collect();
         upstream.blurts = !table.has("errors");

@@ -82,7 +82,7 @@ fn read_limits(table: &Table<'_>) -> (Limits, Vec<Place>) {
             let budget = Budget {
                 calls: inner.count("calls"),
                 tokens: inner.count("tokens"),
-                money: inner.number("money"),
+                money: inner.amount("money"),
                 wall: inner.length("wall"),
             };
             inner.finish("a budget");
