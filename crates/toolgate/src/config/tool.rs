@@ -147,7 +147,12 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
     if !table.has("tool") {
         table.wrong("tool", Problem::new("it is not said which `tool` is asked").help("like `tool = \"find_refund\"`"));
     }
-    let mut sound = table.has("tool");
+    let says_happened = table.is_table("happened") && table.table("happened").is_some_and(|fields| !fields.keys().is_empty());
+    if !says_happened && (table.is_table("happened") || !table.has("happened")) {
+        let problem = Problem::new("it is not said which result means that the call has `happened`");
+        table.wrong("happened", problem.help("like `happened = { \"/status\" = \"paid\" }`"));
+    }
+    let mut sound = table.has("tool") && says_happened;
     let mut reconcile = Reconcile::with(table.text("tool").unwrap_or_default());
     if let Some(arguments) = table.table("arguments") {
         for name in arguments.keys() {

@@ -82,12 +82,16 @@ fn placed(problem: Problem, places: &[(String, Place)]) -> Problem {
     if problem.place.is_some() {
         return problem;
     }
-    let place = places.iter().find(|(name, _)| problem.message.contains(&format!("`{name}`"))).map(|(_, place)| place.clone());
+    // Of several that it names, it is about the first.
+    let named = places.iter().filter_map(|(name, place)| Some((problem.message.find(&format!("`{name}`"))?, place)));
+    let place = named.min_by_key(|(at, _)| *at).map(|(_, place)| place.clone());
     let help = [
         ("schema of", "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
         ("declares no such entity", "say where it stands: `entities = { name = \"/path\" }`"),
         ("is meant for no tool", "name tools of this agent in `tools`, or take the hook out"),
         ("takes away", "name a tool of this agent in `revokes`, or take it out"),
+        ("is secret, and is not kept", "fill `arguments` of `reconcile` with what is no secret"),
+        ("is reconciled with", "name a tool of this agent in `reconcile` that only reads, and that toolgate runs"),
     ];
     let known = help.iter().find(|(words, _)| problem.message.contains(words) && problem.help.is_none());
     let problem = known.map_or_else(|| problem.clone(), |(_, help)| problem.clone().help(*help));
