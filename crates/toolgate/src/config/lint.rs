@@ -81,6 +81,9 @@ pub(super) fn silences(table: &Table<'_>) -> Vec<Silence> {
         entry.word("allow", &words);
         let of = entry.text("of").map(str::to_owned);
         let reason = entry.text("reason");
+        if reason.is_some_and(|reason| reason.trim().is_empty()) {
+            entry.wrong("reason", Problem::new("the `reason` says nothing").help("like `reason = \"a coding agent has many\"`"));
+        }
         entry.finish("an entry of `lint`");
         reason?;
         Some(Silence { code: code?.to_owned(), of })

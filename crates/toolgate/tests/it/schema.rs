@@ -83,6 +83,103 @@ fn the_schema_that_is_shipped_is_the_one_that_is_generated() {
     assert!(shipped == schema(), "run `cargo run -- schema > schema/toolgate.schema.json`");
 }
 
+/// A value as TOML has it, too.
+fn as_toml(value: &Value) -> String {
+    let all = |parts: Vec<String>| parts.join(", ");
+    match value {
+        Value::Object(members) => {
+            format!("{{ {} }}", all(members.iter().map(|(key, value)| format!("{key:?} = {}", as_toml(value))).collect()))
+        }
+        Value::Array(items) => format!("[{}]", all(items.iter().map(as_toml).collect())),
+        other => other.to_string(),
+    }
+}
+
+#[test]
+fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let rule = |more: Value| {
+        let mut rule = json!({"name": "r", "tools": ["pay"]});
+        rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        // What comes after what is said by itself.
+        if rule["rule"] == "sequence" {
+            rule.as_object_mut().unwrap().remove("tools");
+        }
+        json!({"policy": [rule]})
+    };
+    let get = |more: Value| {
+        let mut tool = json!({"kind": "http", "effect": "read", "url": "https://api.example.com/"});
+        tool.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"tools": {"get": tool}})
+    };
+    let upstream = |prefix: &str| json!({"upstreams": {"git": {"command": "mcp-server-git", "prefix": prefix}}});
+    let spent = |money: f64| json!({"limits": {"session": {"money": money}}});
+    let proved = json!({"proved_by": "look", "same": {"id": "/to"}, "field": "/owner"});
+    let cases = [
+        (rule(json!({"rule": "ask", "approvers": []})), false),
+        (rule(json!({"rule": "ask", "approvers": ["ann"]})), true),
+        (rule(json!({"rule": "ask", "approvers": "ann"})), true),
+        (rule(json!({"rule": "ask", "tools": []})), false),
+        (rule(json!({"rule": "ask", "name": " "})), false),
+        (rule(json!({"rule": "deny", "where": [{"argument": "/to", "in": []}]})), false),
+        (rule(json!({"rule": "deny", "where": [{"argument": "/to", "in": ["a"]}]})), true),
+        (rule(json!({"rule": "deny", "where": [{"touches": []}]})), false),
+        (rule(json!({"rule": "require", "any_of": []})), false),
+        (rule(json!({"rule": "require", "any_of": ["look"], "same": {}})), false),
+        (rule(json!({"rule": "require", "any_of": ["look"], "within": "PT15M"})), true),
+        (rule(json!({"rule": "require", "any_of": ["look"], "within": " 15m"})), true),
+        (rule(json!({"rule": "require", "any_of": ["look"], "within": "soon"})), false),
+        (rule(json!({"rule": "sequence", "after": {}})), false),
+        (rule(json!({"rule": "sequence", "after": {"pay": []}})), false),
+        (rule(json!({"rule": "sequence", "after": {"pay": ["look"]}})), true),
+        (rule(json!({"rule": "only_from", "user": true, "arguments": []})), false),
+        (rule(json!({"rule": "only_from", "user": true, "arguments": ["/to"]})), true),
+        (rule(json!({"rule": "limit", "calls": 3, "per": "principal"})), true),
+        (rule(json!({"rule": "limit", "calls": 3, "per": "/to"})), true),
+        (rule(json!({"rule": "limit", "calls": 3, "per": proved})), true),
+        (rule(json!({"rule": "limit", "calls": 3, "per": {"proved_by": "look"}})), false),
+        (rule(json!({"rule": "limit", "calls": 3, "per": "sesion"})), false),
+        (rule(json!({"rule": "limit", "sum": "/amount", "most": -1})), false),
+        (get(json!({"method": "get"})), true),
+        (get(json!({"method": "FETCH"})), false),
+        (get(json!({"empty_on": [404]})), true),
+        (get(json!({"empty_on": ["404"]})), false),
+        (get(json!({"empty_on": [70000]})), false),
+        (get(json!({"polling": {"max_unchanged": 0}})), false),
+        (get(json!({"polling": {"max_unchanged": 1}})), true),
+        (get(json!({"cost": {"money": -1}})), false),
+        (get(json!({"reconcile": {"tool": "look", "happened": {}}})), false),
+        (spent(-1.5), false),
+        (spent(1.5), true),
+        (json!({"gateway": {"concurrency": 0}}), false),
+        (json!({"gateway": {"concurrency": 1}}), true),
+        (json!({"gateway": {"otlp": {"endpoint": "127.0.0.1:4318"}}}), false),
+        (json!({"gateway": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}), true),
+        (upstream("Git"), false),
+        (upstream(""), true),
+        (json!({"lint": [{"allow": "overlap", "reason": " "}]}), false),
+        (json!({"lint": [{"allow": "overlap", "reason": "so"}]}), true),
+        (json!({"store": " "}), false),
+        (json!({"store": "ledger.db"}), true),
+    ];
+    for (said, wanted) in cases {
+        let mut whole = json!({"tools": {
+            "look": {"effect": "read", "proves": ["/owner"], "entities": {"id": "/id"}, "input": {"type": "object", "properties": {"id": {"type": "string"}}}},
+            "pay": {"policy": "open", "input": {"type": "object", "properties": {"to": {"type": "string"}, "amount": {"type": "number"}}}},
+        }});
+        for (key, value) in said.as_object().unwrap() {
+            match whole.get_mut(key).and_then(Value::as_object_mut) {
+                Some(known) => known.extend(value.as_object().unwrap().clone()),
+                None => whole[key] = value.clone(),
+            }
+        }
+        let text: String = whole.as_object().unwrap().iter().map(|(key, value)| format!("{key} = {}\n", as_toml(value))).collect();
+        let read = Config::parse("toolgate.toml", &text).agents(None);
+        let why = read.as_ref().err().map(|error| error.render(false)).unwrap_or_default();
+        assert_eq!((read.is_ok(), validator.is_valid(&whole)), (wanted, wanted), "{said}: {why}");
+    }
+}
+
 #[test]
 fn the_schema_takes_what_the_reader_takes() {
     let validator = jsonschema::validator_for(&schema()).unwrap();
