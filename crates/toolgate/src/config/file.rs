@@ -66,6 +66,8 @@ pub struct Config {
     tells_store: bool,
     tells_retention: bool,
     pub(super) silences: Vec<Silence>,
+    /// Where it says at which address the gateway listens.
+    pub(super) listens: Option<Place>,
     /// The tools of upstreams, once they are connected.
     pub(super) exposed: Vec<Exposed>,
     /// The file itself.
@@ -170,6 +172,7 @@ impl Config {
             tells_store: false,
             tells_retention: false,
             silences: Vec::new(),
+            listens: None,
             exposed: Vec::new(),
             whole: file.place(0..0),
         };
@@ -207,6 +210,7 @@ impl Config {
         config.upstreams = reader.upstreams(&table);
         if let Some(gateway) = table.table("gateway") {
             config.gateway = reader.gateway(&gateway);
+            config.listens = gateway.has("listen").then(|| gateway.place_of("listen"));
         }
         // One agent needs no table of its own.
         let has_upstreams = !config.upstreams.is_empty() && !table.has("agents");

@@ -15,7 +15,7 @@ use crate::policy::{Mode, Place, Problem, Severity};
 use crate::tool::Spec;
 
 /// What can be found, and why it matters.
-pub const LINTS: [(&str, &str); 14] = [
+pub const LINTS: [(&str, &str); 15] = [
     ("load", "the configuration does not load"),
     ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
     ("never_true", "a condition that no argument or result can meet, by its schema; it was meant otherwise, or a value is misspelt"),
@@ -29,6 +29,7 @@ pub const LINTS: [(&str, &str); 14] = [
     ("rarely_used", "a tool that is used in under one of ten sessions costs every other one attention"),
     ("short_retention", "a rule looks back further than rows are kept, so a backtest of it begins with less than the rule knows"),
     ("missing_reference", "an upstream refers to something that is not there, and stays away until it is"),
+    ("open_listener", "the gateway is to listen where others reach it, and nobody needs a token; `toolgate serve` does not begin so"),
     ("unknown_keyword", "a schema says something that no schema can say, or requires what it does not declare; it was misspelt"),
 ];
 
@@ -146,9 +147,22 @@ impl Config {
         }
         found.extend(inlined_twice(&self.agents));
         found.extend(self.upstreams.iter().flat_map(missing_references));
+        found.extend(self.open_listener());
         found.retain(|(finding, of)| !self.is_left(finding.code, of));
         found.sort_by_key(|(finding, _)| finding.problem.place.as_ref().map(|place| (place.file.to_string(), place.span.start)));
         found.into_iter().map(|(finding, _)| finding).collect()
+    }
+
+    /// An address that `toolgate serve` does not listen at. Hooks do not care, nor does who says another one.
+    fn open_listener(&self) -> Option<Of> {
+        let address: std::net::SocketAddr = self.gateway.listen.as_ref()?.parse().ok()?;
+        if address.ip().is_loopback() || !self.gateway.tokens.is_empty() || self.gateway.jwt.is_some() {
+            return None;
+        }
+        let message = format!("{address} can be reached from elsewhere, and nobody needs a token");
+        let help = "add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen at 127.0.0.1";
+        let problem = Problem { place: self.listens.clone(), ..Problem::new(message).help(help) };
+        Some((Finding { code: "open_listener", problem, fix: None }, "gateway".to_owned()))
     }
 
     /// Whether somebody has left a finding on purpose.

@@ -269,7 +269,7 @@ fn lint() -> Value {
     object(
         json!({
             "allow": {"enum": codes},
-            "of": {"type": "string", "description": "The agent, tool, rule or upstream; all of them unless said."},
+            "of": {"type": "string", "description": "The agent, tool, rule or upstream, or `gateway`; all of them unless said."},
             "reason": {"type": "string", "pattern": "\\S"},
         }),
         &["allow", "reason"],

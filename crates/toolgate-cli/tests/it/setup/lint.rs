@@ -69,7 +69,8 @@ fn every_code_can_be_found() {
          [[agents.a.policy]]\nname = \"large\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 10 }}]\nreason = \"Too much.\"\n\
          [[agents.a.policy]]\nname = \"larger\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{{ argument = \"/amount\", above = 20 }}]\nreason = \"Far too much.\"\n\
          [[agents.a.policy]]\nname = \"weekly\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 9\nwithin = \"7d\"\nreason = \"Enough for a week.\"\n\
-         [agents.b.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n"
+         [agents.b.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n\
+         [gateway]\nlisten = \"0.0.0.0:7070\"\n"
     );
     project.write("project/toolgate.toml", &config);
     let (_, json, stderr) = project.run(&["lint", "--format", "json"], "");
@@ -81,6 +82,7 @@ fn every_code_can_be_found() {
         "dead_rule",
         "inlined_twice",
         "never_true",
+        "open_listener",
         "ordering_unenforced",
         "ordering_untold",
         "overlap",
@@ -191,6 +193,38 @@ fn a_schema_that_is_misspelt_is_found() {
             assert_eq!((code, told), (0, wanted), "{text}");
         }
     }
+}
+
+#[test]
+fn a_gateway_that_anybody_could_reach_is_found_before_it_is_served() {
+    let project = Project::new();
+    let tool = "[tools.look]\nkind = \"client\"\neffect = \"read\"\n";
+    let digest = "0".repeat(64);
+    let token = format!("tokens = [{{ principal = \"ci\", sha256 = \"{digest}\" }}]");
+    let jwt = "jwt = { issuer = \"https://a.example/\", audience = \"b\", keys = \"keys.json\" }";
+    for (listen, more, is_found) in [
+        ("0.0.0.0:7070", "", true),
+        ("[::]:7070", "hosts = [\"gate.example.com\"]", true),
+        ("127.0.0.1:7070", "", false),
+        ("[::1]:7070", "", false),
+        ("0.0.0.0:7070", token.as_str(), false),
+        ("0.0.0.0:7070", jwt, false),
+    ] {
+        project.write("project/toolgate.toml", &format!("{tool}[gateway]\nlisten = \"{listen}\"\n{more}\n"));
+        let said = project.said(&["lint"], "");
+        let wanted = match is_found {
+            true => format!(
+                "exit 1\nerror: {listen} can be reached from elsewhere, and nobody needs a token [open_listener]\n --> toolgate.toml:5:10\n"
+            ),
+            false => "exit 0\nnothing found\n".to_owned(),
+        };
+        assert!(said.starts_with(&wanted), "{listen} {more}: {said}");
+        // It loads all the same.
+        assert_eq!(project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"look\"}"], "").0, 0, "{listen} {more}");
+    }
+    let left = "lint = [{ allow = \"open_listener\", of = \"gateway\", reason = \"only hooks read this file\" }]\n";
+    project.write("project/toolgate.toml", &format!("{left}{tool}[gateway]\nlisten = \"0.0.0.0:7070\"\n"));
+    assert_eq!(project.said(&["lint"], ""), "exit 0\nnothing found\n");
 }
 
 #[test]
