@@ -156,10 +156,12 @@ fn text(out: &mut impl Write, found: &[Finding], mended: &[String]) -> io::Resul
         return writeln!(out, "nothing found");
     }
     let errors = found.iter().filter(|finding| finding.problem.severity == Severity::Error).count() as u64;
-    let warnings = found.len() as u64 - errors;
+    let notes = found.iter().filter(|finding| finding.problem.severity == Severity::Note).count() as u64;
+    let warnings = found.len() as u64 - errors - notes;
+    let noted = if notes > 0 { format!(", {}", counted(notes, "note")) } else { String::new() };
     let mendable = found.iter().filter(|finding| finding.fix.is_some()).count();
     let hint = if mendable > 0 { "; `--fix` mends some" } else { "" };
-    writeln!(out, "{BOLD}{}, {}{BOLD:#}{hint}", counted(errors, "error"), counted(warnings, "warning"))
+    writeln!(out, "{BOLD}{}, {}{noted}{BOLD:#}{hint}", counted(errors, "error"), counted(warnings, "warning"))
 }
 
 /// Line and column of a byte, counted from one.
@@ -174,6 +176,7 @@ const fn level(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "error",
         Severity::Warning => "warning",
+        Severity::Note => "note",
     }
 }
 
@@ -198,7 +201,9 @@ fn annotation(finding: &Finding) -> String {
         format!("file={},line={line},col={column},", escape(&place.file).replace(':', "%3A").replace(',', "%2C"))
     });
     let help = problem.help.as_ref().map(|help| format!("\n{help}")).unwrap_or_default();
-    format!("::{} {place}title={}::{}", level(problem.severity), finding.code, escape(&format!("{}{help}", problem.message)))
+    // GitHub has a word of its own for the least of them.
+    let level = if problem.severity == Severity::Note { "notice" } else { level(problem.severity) };
+    format!("::{level} {place}title={}::{}", finding.code, escape(&format!("{}{help}", problem.message)))
 }
 
 fn sarif(found: &[Finding]) -> Value {

@@ -210,7 +210,7 @@ impl Config {
             let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
             let behind =
                 Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false, timed: true });
-            declared.tools.push(Entry { tool, place, section: None, behind });
+            declared.tools.push(Entry { tool, place, section: None, behind, secrets: Vec::new() });
         }
         if !asks.is_empty() {
             declared.ask_before(&asks, UNSAID);
@@ -224,7 +224,8 @@ impl Config {
         let lacking =
             |declared: &&mut Declared| declared.name == agent && declared.tools.iter().all(|entry| entry.tool.spec().name() != tool);
         if let Some(declared) = self.agents.iter_mut().find(lacking) {
-            declared.tools.push(Entry { tool: Tool::external(tool, tool, None), place, section: None, behind: None });
+            let external = Tool::external(tool, tool, None);
+            declared.tools.push(Entry { tool: external, place, section: None, behind: None, secrets: Vec::new() });
             // It may be called otherwise here than by its client.
             declared.ask_before(&[tool.to_owned()], &format!("{UNSAID} In a configuration it is `[tools.{tool}]`."));
         }

@@ -18,6 +18,7 @@ use super::read::{File, Shared, Table};
 use super::upstream::Upstream;
 use crate::error::Dialect;
 use crate::hook::CommandHook;
+use crate::json::Pointer;
 use crate::limits::{Limits, Rate};
 use crate::policy::{Place, Problem, Severity};
 use crate::tool::{Spec, Tool};
@@ -101,6 +102,8 @@ pub(super) struct Entry {
     pub(super) place: Place,
     pub(super) section: Option<String>,
     pub(super) behind: Option<Behind>,
+    /// Where its secrets are named.
+    pub(super) secrets: Vec<(Pointer, Place)>,
 }
 
 impl Entry {

@@ -11,11 +11,14 @@ use super::keywords::misspelt;
 use super::read::Table;
 use super::reference::Reference;
 use super::upstream::Upstream;
+use crate::names::shown;
 use crate::policy::{Mode, Place, Problem, Severity};
-use crate::tool::Spec;
+use crate::schema::{At, at, at_in};
+use crate::suggest::closest;
+use crate::tool::{Extra, Spec};
 
 /// What can be found, and why it matters.
-pub const LINTS: [(&str, &str); 15] = [
+pub const LINTS: [(&str, &str); 16] = [
     ("load", "the configuration does not load"),
     ("dead_rule", "a rule that never speaks, or a tool that can never be called"),
     ("never_true", "a condition that no argument or result can meet, by its schema; it was meant otherwise, or a value is misspelt"),
@@ -31,6 +34,10 @@ pub const LINTS: [(&str, &str); 15] = [
     ("missing_reference", "an upstream refers to something that is not there, and stays away until it is"),
     ("open_listener", "the gateway is to listen where others reach it, and nobody needs a token; `toolgate serve` does not begin so"),
     ("unknown_keyword", "a schema says something that no schema can say, or requires what it does not declare; it was misspelt"),
+    (
+        "unknown_secret",
+        "a secret that stands nowhere in what its tool takes or gives; it was misspelt, and what was meant is shown and recorded",
+    ),
 ];
 
 /// At most so many tools an agent.
@@ -139,6 +146,7 @@ impl Config {
             found.extend(size(declared));
             found.extend(descriptions(declared));
             found.extend(schemas(declared));
+            found.extend(secrets(declared));
             found.extend(ordering(declared));
             found.extend(overlaps(declared));
             found.extend(silent_rules(declared));
@@ -234,6 +242,40 @@ fn schemas(declared: &Declared) -> Vec<Of> {
                 let message = format!("the {what} of `{}` {wrong}", spec.name());
                 found.push(warning("unknown_keyword", spec.name(), Some(place), message, &help));
             }
+        }
+    }
+    found
+}
+
+/// Secrets that are misspelt: what was meant is shown, and nobody is told. Where nobody knows what a tool gives, it may stand there.
+fn secrets(declared: &Declared) -> Vec<Of> {
+    let mut found = Vec::new();
+    for Entry { tool, secrets, .. } in &declared.tools {
+        let spec = tool.spec();
+        for (path, place) in secrets {
+            let At::Missing(name, mut known) = at(spec, path) else { continue };
+            let (severity, otherwise) = match spec.output_schema().map(|output| at_in(output, Extra::Pass, path)) {
+                Some(At::Known(_)) => continue,
+                Some(At::Missing(_, more)) => {
+                    known.extend(more);
+                    (Severity::Warning, "name what stands in the arguments or in the result, or take it out")
+                }
+                Some(At::Open) | None => (Severity::Note, "if it stands in the result, declare it in `output`"),
+            };
+            let guess = closest(&name, known.iter().map(String::as_str));
+            let help = guess.map_or_else(|| otherwise.to_owned(), |guess| format!("did you mean `{guess}`?"));
+            let what = match severity {
+                Severity::Note => ("does not take", "unless the result has one, nothing is kept secret by it"),
+                _ => ("neither takes nor gives", "nothing is kept secret by it"),
+            };
+            let message = format!("`{}` {} a `{}`: {}", spec.name(), what.0, shown(&path.to_string()), what.1);
+            let problem = Problem { place: Some(place.clone()), severity, ..Problem::new(message).help(help) };
+            // What may be meant so is a person's to mend.
+            let finding = match severity {
+                Severity::Note => Finding { code: "unknown_secret", problem, fix: None },
+                _ => Finding::of("unknown_secret", problem),
+            };
+            found.push((finding, spec.name().to_owned()));
         }
     }
     found

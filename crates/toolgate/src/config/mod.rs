@@ -214,6 +214,7 @@ pub(crate) fn render(problems: &[Problem], colours: bool) -> String {
         let level = match problem.severity {
             Severity::Error => Level::ERROR,
             Severity::Warning => Level::WARNING,
+            Severity::Note => Level::NOTE,
         };
         let title = match &problem.rule {
             Some(rule) => format!("policy `{}`: {}", crate::names::shown(rule), problem.message),

@@ -19,6 +19,8 @@ pub enum Severity {
     Error,
     /// It is built; somebody should look.
     Warning,
+    /// It is built, and may be meant so.
+    Note,
 }
 
 /// Where in a file.

@@ -62,7 +62,7 @@ fn every_code_can_be_found() {
         "store = \"ledger.db\"\nretention = \"1d\"\n{many}[agents.a.tools.find]\ndescription = \"{words}\"\neffect = \"read\"\n[agents.a.tools.search]\ndescription = \"{words} too\"\neffect = \"read\"\n\
          [agents.a.tools.pay]\ndescription = \"Pays. Call find first.\"\npolicy = \"open\"\n\
          [agents.a.tools.send]\ndescription = \"Sends.\"\ninput = {{ type = \"object\", propertes = {{ to = {{}} }} }}\n\
-         [agents.a.tools.close]\ndescription = \"Closes.\"\ninput = {{ type = \"object\", properties = {{ status = {{ enum = [\"open\", \"closed\"] }} }} }}\n\
+         [agents.a.tools.close]\ndescription = \"Closes.\"\nsecrets = \"/stats\"\ninput = {{ type = \"object\", properties = {{ status = {{ enum = [\"open\", \"closed\"] }} }} }}\n\
          [[agents.a.policy]]\nname = \"vain\"\nrule = \"deny\"\ntools = [\"close\"]\nwhere = [{{ argument = \"/status\", in = [\"gone\"] }}]\nreason = \"Gone.\"\n\
          [[agents.a.policy]]\nname = \"found\"\nrule = \"require\"\ntools = [\"send\"]\nany_of = [\"find\"]\nreason = \"Find it first.\"\n\
          [[agents.a.policy]]\nname = \"mute\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhen = \"input.amount > 5\"\n\
@@ -91,6 +91,7 @@ fn every_code_can_be_found() {
         "thin_description",
         "too_many_tools",
         "unknown_keyword",
+        "unknown_secret",
     ];
     assert_eq!(codes, wanted.into_iter().collect(), "{json}");
     // From the top down, whoever has found them.
@@ -193,6 +194,72 @@ fn a_schema_that_is_misspelt_is_found() {
             assert_eq!((code, told), (0, wanted), "{text}");
         }
     }
+}
+
+#[test]
+fn a_secret_that_is_misspelt_is_found() {
+    let project = Project::new();
+    let input = "input = { type = \"object\", properties = { password = { type = \"string\" }, of = { type = \"array\", items = { type = \"object\", properties = { pin = {} } } } } }";
+    let closed = "output = { type = \"object\", properties = { token = { type = \"string\" } }, additionalProperties = false }";
+    let open = "output = { type = \"object\", properties = { token = { type = \"string\" } } }";
+    let neither = |path: &str| format!("`look` neither takes nor gives a `{path}`: nothing is kept secret by it");
+    let not_taken = |path: &str| format!("`look` does not take a `{path}`: unless the result has one, nothing is kept secret by it");
+    let none = Vec::<String>::new();
+    for (secrets, more, wanted) in [
+        ("[\"/password\", \"/of/*/pin\", \"token\"]", format!("{input}\n{closed}"), none.clone()),
+        (
+            "[\"/password\", \"/pasword\"]",
+            format!("{input}\n{closed}"),
+            vec![format!("warning 4:25 {} (did you mean `password`?) \"/password\"", neither("/pasword"))],
+        ),
+        ("'/tokn'", format!("{input}\n{closed}"), vec![format!("warning 4:11 {} (did you mean `token`?) '/token'", neither("/tokn"))]),
+        ("\"/of/0/pn\"", format!("{input}\n{closed}"), vec![format!("warning 4:11 {} (did you mean `pin`?) -", neither("/of/0/pn"))]),
+        (
+            "\"/zzz\"",
+            format!("{input}\n{closed}"),
+            vec![format!("warning 4:11 {} (name what stands in the arguments or in the result, or take it out) -", neither("/zzz"))],
+        ),
+        // What it gives, nobody knows.
+        ("\"/pasword\"", input.to_owned(), vec![format!("note 4:11 {} (did you mean `password`?) -", not_taken("/pasword"))]),
+        (
+            "\"/zzz\"",
+            format!("{input}\n{open}"),
+            vec![format!("note 4:11 {} (if it stands in the result, declare it in `output`) -", not_taken("/zzz"))],
+        ),
+        ("\"/token\"", format!("{input}\n{open}"), none.clone()),
+        // What it takes, neither.
+        ("\"/pasword\"", String::new(), none.clone()),
+        ("\"/pasword\"", format!("{input}\nextra = \"pass\""), none.clone()),
+    ] {
+        let text = format!("[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\nsecrets = {secrets}\n{more}\n");
+        project.write("project/toolgate.toml", &text);
+        let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
+        let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
+        let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+            assert_eq!(finding["code"], "unknown_secret", "{text}{json}");
+            let said = |key: &str| finding[key].as_str().unwrap_or("-").to_owned();
+            let (line, column) = (&finding["place"]["line"], &finding["place"]["column"]);
+            format!("{} {line}:{column} {} ({}) {}", said("severity"), said("message"), said("help"), said("fix"))
+        });
+        assert_eq!((code, told.collect::<Vec<_>>()), (0, wanted), "{text}");
+    }
+    // One that is mended stays mended; a note is left to a person, and is none of the warnings.
+    let text = |secret: &str| {
+        format!(
+            "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\nsecrets = [ \"{secret}\", ] # here\r\n{input}\n{closed}\n"
+        )
+    };
+    project.write("project/toolgate.toml", &text("/pasword"));
+    assert!(project.said(&["lint", "--fix"], "").contains("toolgate.toml:4: \"/pasword\" -> \"/password\""));
+    assert_eq!(project.read("project/toolgate.toml"), text("/password"));
+    assert_eq!(project.said(&["lint", "--fix"], ""), "exit 0\nnothing found\n");
+    project.write("project/toolgate.toml", &text("/pasword").replace(closed, ""));
+    assert!(project.said(&["lint", "--fix"], "").ends_with("0 errors, 0 warnings, 1 note\n"));
+    let (_, github, _) = project.run(&["lint", "--format", "github"], "");
+    assert!(github.starts_with("::notice file=toolgate.toml,line=4,col=13,title=unknown_secret::"), "{github}");
+    let (_, sarif, _) = project.run(&["lint", "--format", "sarif"], "");
+    let sarif: Value = serde_json::from_str(&sarif).unwrap();
+    assert_eq!(sarif["runs"][0]["results"][0]["level"], "note");
 }
 
 #[test]

@@ -5,8 +5,10 @@ use crate::config::read::Table;
 use crate::config::rule;
 use crate::config::tool::read_tool;
 use crate::error::Dialect;
+use crate::json::Pointer;
 use crate::limits::{Budget, Limits};
 use crate::policy::{Place, Problem};
+use crate::tool::Tool;
 
 impl Reader<'_> {
     pub(super) fn agent(&self, name: String, table: &Table<'_>) -> Declared {
@@ -49,7 +51,10 @@ impl Reader<'_> {
                     grants.push(name.clone());
                 }
                 match read_tool(&name, &inner, self) {
-                    Some((tool, behind)) => tools.push(Entry { tool, place, section: inner.text("section").map(str::to_owned), behind }),
+                    Some((tool, behind)) => {
+                        let (section, secrets) = (inner.text("section").map(str::to_owned), self.secrets(&inner, &tool));
+                        tools.push(Entry { tool, place, section, behind, secrets });
+                    }
                     // What could not be read is told; the rest of it was not looked at.
                     None => inner.silence(),
                 }
@@ -72,6 +77,14 @@ impl Reader<'_> {
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
         Declared { name, principals, limits, shut, max_output, dialect, tools, upstreams, grants, hooks, hook_places, rules }
+    }
+
+    /// The secrets of a tool that was read, each with its place.
+    fn secrets(&self, table: &Table<'_>, tool: &Tool) -> Vec<(Pointer, Place)> {
+        let parts = table.own_parts();
+        let place = |index: usize| parts.get(&format!("secrets.{index}")).or_else(|| parts.get("secrets")).cloned();
+        let named = tool.spec().secrets.iter().enumerate();
+        named.filter_map(|(index, path)| Some((path.clone(), self.file.place(place(index)?)))).collect()
     }
 }
 
