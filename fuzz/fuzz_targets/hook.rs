@@ -7,6 +7,6 @@ mod event;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| {
-    let _ = event::Event::read(text);
+fuzz_target!(|bytes: &[u8]| {
+    let _ = event::Event::heard(bytes);
 });

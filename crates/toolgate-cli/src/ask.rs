@@ -68,6 +68,8 @@ fn answer() -> Result<(u8, String), String> {
     }
     let socket = socket.ok_or("say where the service listens, with `--socket`")?;
     let mut event = Vec::new();
-    std::io::stdin().lock().take(32 << 20).read_to_end(&mut event).map_err(|error| format!("standard input cannot be read: {error}"))?;
+    // One byte more tells that it is too long.
+    let read = std::io::stdin().lock().take((32 << 20) + 1).read_to_end(&mut event);
+    read.map_err(|error| format!("standard input cannot be read: {error}"))?;
     wire::ask(&socket, &client, &agent, &event).map_err(|error| wire::silent(&socket, &error))
 }

@@ -57,10 +57,7 @@ impl Answer {
 
     /// What is said where the gate could not be asked at all.
     pub(crate) fn refusal(event: &Event, reason: impl Into<String>) -> Self {
-        match &event.kind {
-            Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_)) => Self::withhold(event, reason),
-            _ => Self::deny(reason),
-        }
+        if event.is_over() { Self::withhold(event, reason) } else { Self::deny(reason) }
     }
 
     /// As the client that spoke wants to hear it.

@@ -1,6 +1,7 @@
 //! What a client tells: one JSON object on standard input.
 
 use std::fmt;
+use std::io::{self, Read};
 
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -8,6 +9,14 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use toolgate::json::{Bounds, parse};
 
+/// Longer events are not read.
+pub(crate) const LONGEST: u64 = 32 << 20;
+/// What is said of those.
+pub(crate) const TOO_LONG: &str = "the event is too large to be read";
+/// Longer texts are left out of what is still made out of them.
+const LONG_TEXT: usize = 1 << 10;
+/// How much of something that is no JSON is looked at for the name of its event.
+const BEGINNING: usize = 1 << 20;
 /// How a result is read. An event is not longer than it may be, and how much a result may hold is the gate's to say.
 const RESULT: Bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
 
@@ -109,12 +118,15 @@ impl<'de> Deserialize<'de> for Members<'de> {
 
 /// A tool in the ledger of which nobody said the name.
 const UNNAMED: &str = "unnamed";
+/// As the gateway has it where no session can be told.
+const TURNED_AWAY: &str = "(turned away)";
 
 impl Event {
     /// An event that cannot be read, where it says of which tool it is, or is known to be of one: of two names, the first. It is a
     /// call all the same, and is refused by the gate, which writes it down.
     fn misread(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
-        let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Err(why) };
+        let text = text.trim_start_matches('\u{feff}');
+        let Ok(Members(members)) = serde_json::from_str::<Members<'_>>(text) else { return Self::glimpsed(text.as_bytes(), why) };
         let first = |name: &str| {
             let (_, raw) = members.iter().find(|(key, _)| key == name)?;
             serde_json::from_str::<String>(raw.get()).ok().filter(|text| !text.is_empty())
@@ -122,21 +134,70 @@ impl Event {
         let events = ["PreToolUse", "preToolUse", "PostToolUse", "postToolUse", "PostToolUseFailure", "postToolUseFailure"];
         let about_a_tool = about_a_tool || first("hook_event_name").is_some_and(|name| events.contains(&name.as_str()));
         let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED.to_owned())) else { return Err(why) };
-        // As the gateway has it where no session can be told.
-        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { "(turned away)" };
+        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { TURNED_AWAY };
         let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
         // Whoever sent it hears the exit code. After a tool that would keep nothing back: where it has one name, the answer repeats it.
         let is_one = members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
-        let name = first("hook_event_name").filter(|name| is_one && matches!(name.as_str(), "PostToolUse" | "postToolUse"));
+        let name = first("hook_event_name").filter(|name| is_one && is_after(name));
         let given = || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
         let result = name.as_ref().map(|_| given().and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT).ok()).unwrap_or_default());
         Ok(Self { kind: Kind::Misread(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
     }
 
+    /// What can be made out of an event that is no JSON, or not to its end, where it comes after a tool: an exit code would show what the
+    /// tool gave.
+    pub(crate) fn glimpsed(text: &[u8], why: String) -> Result<Self, String> {
+        let members = glimpse(text);
+        let first = |name: &str| members.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.clone());
+        let mut names = members.iter().filter(|(key, _)| key == "hook_event_name");
+        let name = match (names.next(), names.next()) {
+            (Some((_, name)), None) if is_after(name) => name.clone(),
+            _ => return Err(why),
+        };
+        let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| TURNED_AWAY.to_owned());
+        let tool = first("tool_name").unwrap_or_else(|| UNNAMED.to_owned());
+        let kind = Kind::Misread(why, Some(Value::Null));
+        Ok(Self { kind, name: Some(name), session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
+    }
+
+    /// An event of which more has come than is read. It goes by without what makes it long, so that it is seen what it is about, and in
+    /// which shape a result has to be withheld.
+    pub(crate) fn too_long(begun: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
+        let (mut short, mut piece, mut all) = (Shortened::default(), vec![0_u8; 64 << 10], begun.chain(rest));
+        while short.text.len() as u64 <= LONGEST {
+            match all.read(&mut piece) {
+                Ok(0) => break,
+                Ok(length) => {
+                    for byte in piece.get(..length).unwrap_or_default() {
+                        short.push(*byte);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        Self::misread(&String::from_utf8_lossy(&short.text), false, TOO_LONG.to_owned())
+    }
+
+    /// Reads an event as it came.
+    pub(crate) fn heard(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() as u64 > LONGEST {
+            return Self::too_long(bytes, &mut io::empty());
+        }
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Self::read(text),
+            Err(error) => Self::misread(&String::from_utf8_lossy(bytes), false, no_event(&error)),
+        }
+    }
+
+    /// Whether the tool has run, and what it gave is shown unless something is said.
+    pub(crate) const fn is_over(&self) -> bool {
+        matches!(self.kind, Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_)))
+    }
+
     /// Reads an event.
-    pub(crate) fn read(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
-        let no_event = |error: &dyn std::fmt::Display| format!("standard input is no hook event: {error}");
         // A list would be taken for the fields in their order.
         if text.trim_start().starts_with('[') {
             return Err(no_event(&"it is a list, not a JSON object"));
@@ -188,6 +249,80 @@ impl Event {
         let id = told.tool_use_id.filter(|id| !id.is_empty());
         Ok(Self { kind, name, session: session.unwrap_or_else(|| "plain".to_owned()), tool, input, id })
     }
+}
+
+fn no_event(error: &dyn fmt::Display) -> String {
+    format!("standard input is no hook event: {error}")
+}
+
+fn is_after(name: &str) -> bool {
+    matches!(name, "PostToolUse" | "postToolUse")
+}
+
+/// An event without its long texts. Its shape stays.
+#[derive(Default)]
+struct Shortened {
+    text: Vec<u8>,
+    /// Where the text began that has not ended yet.
+    began: Option<usize>,
+    is_escaped: bool,
+    is_left_out: bool,
+}
+
+impl Shortened {
+    fn push(&mut self, byte: u8) {
+        let Some(began) = self.began else {
+            self.text.push(byte);
+            self.began = (byte == b'"').then_some(self.text.len());
+            return;
+        };
+        let ends = byte == b'"' && !self.is_escaped;
+        self.is_escaped = byte == b'\\' && !self.is_escaped;
+        if ends {
+            self.text.push(byte);
+            (self.began, self.is_left_out) = (None, false);
+        } else if !self.is_left_out {
+            self.text.push(byte);
+            if self.text.len() - began > LONG_TEXT {
+                self.text.truncate(began);
+                self.is_left_out = true;
+            }
+        }
+    }
+}
+
+/// The members of an object that are texts, as far as the beginning of something says that is no JSON as a whole.
+fn glimpse(text: &[u8]) -> Vec<(String, String)> {
+    let (mut members, mut depth, mut key, mut is_value) = (Vec::new(), 0_usize, None, false);
+    let (mut began, mut is_escaped) = (None, false);
+    for (at, byte) in text.iter().enumerate().take(BEGINNING) {
+        if let Some(from) = began {
+            let ends = *byte == b'"' && !is_escaped;
+            is_escaped = *byte == b'\\' && !is_escaped;
+            if !ends {
+                continue;
+            }
+            began = None;
+            if depth == 1 {
+                let word = text.get(from..=at).and_then(|word| serde_json::from_slice::<String>(word).ok());
+                if is_value {
+                    members.extend(key.take().zip(word));
+                } else {
+                    key = word;
+                }
+            }
+            continue;
+        }
+        match byte {
+            b'"' => began = Some(at),
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b':' if depth == 1 => is_value = true,
+            b',' if depth == 1 => (key, is_value) = (None, false),
+            _ => {}
+        }
+    }
+    members
 }
 
 /// JSON inside of a text, or the text.

@@ -20,12 +20,10 @@ use answer::{Answer, Rendered};
 use door::Door;
 pub(crate) use door::open_store;
 pub(crate) use event::Client;
-use event::{Event, Kind};
+use event::{Event, Kind, LONGEST, TOO_LONG};
 
 use crate::place;
 
-/// Longer events are not read.
-const LONGEST: u64 = 32 << 20;
 /// A client that waits longer may let the call through.
 const DEADLINE: Duration = Duration::from_millis(4_500);
 /// How long it may take to say that there is no answer.
@@ -111,26 +109,31 @@ fn hear(args: &Args) -> u8 {
     if std::io::stdin().is_terminal() {
         let _ = writeln!(std::io::stderr(), "toolgate: waiting for an event of a client, one JSON object; see `toolgate hook --help`");
     }
-    let mut text = String::new();
-    let read = std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text);
+    let (mut input, mut bytes) = (std::io::stdin().lock(), Vec::new());
+    let read = input.by_ref().take(LONGEST + 1).read_to_end(&mut bytes);
+    let is_long = bytes.len() as u64 > LONGEST;
     let event = match read {
-        Err(error) => Err(format!("standard input cannot be read: {error}")),
-        Ok(length) if length as u64 > LONGEST => Err("the event is too large to be read".to_owned()),
-        Ok(_) => Event::read(&text),
+        Err(error) => Event::glimpsed(&bytes, format!("standard input cannot be read: {error}")),
+        Ok(_) if is_long => {
+            // Nobody knows when it ends.
+            if let Ok(begun) = Event::glimpsed(&bytes, TOO_LONG.to_owned()) {
+                forestall(&overdue, &begun, args.client);
+            }
+            Event::too_long(&bytes, &mut input)
+        }
+        Ok(_) => Event::heard(&bytes),
     };
     let event = match event {
         Ok(event) => event,
         Err(reason) => return say(&overdue, Rendered::Refused(reason)),
     };
-    if matches!(event.kind, Kind::After(_) | Kind::Unread | Kind::Misread(_, Some(_))) {
-        // What a tool gave is not shown by somebody being slow.
-        let late = Answer::withhold(&event, "toolgate could not look at this result in time, so it is withheld");
-        *lock(&overdue) = Some(late.render(&event, args.client));
-    }
+    forestall(&overdue, &event, args.client);
     if args.socket.is_some() {
-        let told = match ask(args, &text) {
+        let told = match ask(args, &bytes) {
             // Without an answer there is no permission, and no result.
             Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client),
+            // The service has the beginning of it, and so not the shape of the result.
+            Rendered::Told(_) if is_long => Answer::refusal(&event, TOO_LONG).render(&event, args.client),
             told => told,
         };
         return say(&overdue, told);
@@ -142,6 +145,14 @@ fn hear(args: &Args) -> u8 {
         let _ = door.keep(args);
     }
     code
+}
+
+/// What a tool gave is not shown by somebody being slow.
+fn forestall(overdue: &Mutex<Option<Rendered>>, event: &Event, client: Client) {
+    if event.is_over() {
+        let late = Answer::withhold(event, "toolgate could not look at this result in time, so it is withheld");
+        *lock(overdue) = Some(late.render(event, client));
+    }
 }
 
 /// Says it, unless time is up: one answer, and from here on its exit code.
@@ -157,10 +168,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Asks the service.
-fn ask(args: &Args, event: &str) -> Rendered {
+fn ask(args: &Args, event: &[u8]) -> Rendered {
     let socket = args.socket.as_deref().unwrap_or_else(|| Path::new(""));
     let client = clap::ValueEnum::to_possible_value(&args.client).map(|client| client.get_name().to_owned()).unwrap_or_default();
-    match wire::ask(socket, &client, args.agent.as_deref().unwrap_or_default(), event.as_bytes()) {
+    match wire::ask(socket, &client, args.agent.as_deref().unwrap_or_default(), event) {
         Ok((0, told)) => {
             serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told)
         }

@@ -48,7 +48,7 @@ struct InUse {
 struct Question {
     client: Client,
     agent: Option<String>,
-    event: String,
+    event: Vec<u8>,
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -242,17 +242,19 @@ impl Service {
     /// What is asked, and by whom: the kernel says so.
     async fn question(&self, stream: &mut UnixStream) -> io::Result<(Question, String)> {
         let user = place::name_of(stream.peer_cred()?.uid());
-        let mut text = String::with_capacity(16 << 10);
-        tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + 1).read_to_string(&mut text)).await??;
-        let unread = || io::Error::other("it is no question");
-        let (client, rest) = text.split_once('\n').ok_or_else(unread)?;
-        let (agent, event) = rest.split_once('\n').ok_or_else(unread)?;
-        let client = clap::ValueEnum::from_str(client, false).map_err(io::Error::other)?;
-        Ok((Question { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_owned() }, user))
+        let mut asked = Vec::with_capacity(16 << 10);
+        // There is room for an event that is too long, and the lines before it.
+        tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + (64 << 10)).read_to_end(&mut asked)).await??;
+        let mut lines = asked.splitn(3, |byte| *byte == b'\n');
+        let mut line = || lines.next().ok_or_else(|| io::Error::other("it is no question"));
+        let (client, agent, event) = (line()?, line()?, line()?);
+        let word = |line| std::str::from_utf8(line).map_err(io::Error::other);
+        let (client, agent) = (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
+        Ok((Question { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_vec() }, user))
     }
 
     async fn answer(&self, question: Question, user: &str) -> Rendered {
-        let event = match Event::read(&question.event) {
+        let event = match Event::heard(&question.event) {
             Ok(event) => event,
             Err(reason) => return Rendered::Refused(reason),
         };

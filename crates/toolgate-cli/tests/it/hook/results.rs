@@ -91,6 +91,63 @@ fn no_result_is_shown_that_could_not_be_looked_at() {
 }
 
 #[test]
+fn a_result_is_not_shown_where_its_event_cannot_be_read() {
+    let project = Project::with(CONFIG);
+    let _service = Service::start(&project);
+    let told = |name: &str, text: &[u8]| {
+        let (named, head) = (format!(r#""hook_event_name":"{name}""#), r#""session_id":"s1","tool_name":"Bash","tool_use_id":"u1""#);
+        let result = [&br#""tool_response":{"content":[{"type":"text","text":""#[..], text, br#""}],"more":true}"#].concat();
+        let early = [format!("{{{head},{named},").as_bytes(), result.as_slice(), b"}"].concat();
+        let late = [format!("{{{head},").as_bytes(), result.as_slice(), format!(",{named}}}").as_bytes()].concat();
+        (early, late)
+    };
+    let said = |name: &str, args: &[&str], event: &[u8]| {
+        let (code, stdout, stderr) = crate::verbs::program(&project, name, args, event);
+        assert!(!stdout.contains("secret") && !stderr.contains("secret"), "{stdout}{stderr}");
+        (code, serde_json::from_str::<Value>(&stdout).unwrap_or_default())
+    };
+    let (long, odd) = ([&b"secret "[..], vec![b'x'; 32 << 20].as_slice()].concat(), b"secret \xff".to_vec());
+    let doors: [(&str, &[&str]); 3] = [
+        ("toolgate-hook", &["--config", "toolgate.toml"]),
+        ("toolgate-hook", &["--socket", "hook.sock"]),
+        ("toolgate-ask", &["--socket", "hook.sock"]),
+    ];
+    for (name, args) in doors {
+        for (text, is_long) in [(&long, true), (&odd, false)] {
+            let (early, late) = told("PostToolUse", text);
+            let (code, answer) = said(name, args, &early);
+            let shown = &answer["hookSpecificOutput"]["updatedToolOutput"];
+            assert_eq!((code, &answer["decision"]), (0, &json!("block")), "{name} {args:?}: {answer}");
+            // Who sees only the beginning of it does not know its shape.
+            if is_long && name == "toolgate-ask" {
+                assert_eq!(shown["stdout"], "(withheld)");
+            } else {
+                let withheld = json!({"content": [{"type": "text", "text": "(withheld)"}], "more": true});
+                assert_eq!(*shown, withheld, "{name} {args:?}");
+                if is_long && args[0] == "--config" {
+                    assert_eq!(said(name, args, &late).1["hookSpecificOutput"]["updatedToolOutput"], withheld);
+                }
+            }
+            assert_eq!(project.said_of().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{name} {args:?}");
+            // Before the tool, the exit code says it.
+            assert_eq!(said(name, args, &told("PreToolUse", text).0).0, 2, "{name} {args:?}");
+        }
+        // One that breaks off, and one of which only other parts have such a name.
+        let (early, _) = told("PostToolUse", b"secret");
+        let (code, answer) = said(name, args, &early[..early.len() - 12]);
+        let shown = &answer["hookSpecificOutput"]["updatedToolOutput"];
+        assert_eq!((code, shown), (0, &json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})), "{name} {args:?}");
+        for text in [
+            &br#"{"tool_name":"Bash","tool_input":{"hook_event_name":"PostToolUse","x":"#[..],
+            br#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_name":"\",\"hook_event_name\":\"PostToolUse\",","tool_input":{"#,
+            br#"{"hook_event_name":"PreToolUse","hook_event_name":"PostToolUse","tool_name":"Bash","tool_input":{"#,
+        ] {
+            assert_eq!(said(name, args, text), (2, Value::Null), "{name} {args:?} {}", String::from_utf8_lossy(text));
+        }
+    }
+}
+
+#[test]
 fn calls_that_a_client_gives_no_name_are_not_taken_for_each_other() {
     for id in [json!(""), Value::Null] {
         let project = Project::with(CONFIG);
