@@ -84,11 +84,25 @@ impl Client {
         }
     }
 
-    /// Files in which all hooks can be switched off.
+    /// Files of a project and its user in which all hooks can be switched off.
     pub(crate) fn settings(project: &Path) -> Vec<PathBuf> {
         let own = [Self::ClaudeCode.file(Some(project)), Self::ClaudeCode.file(None)];
-        let local = [project.join(".claude/settings.local.json"), PathBuf::from("/etc/claude-code/managed-settings.json")];
-        own.into_iter().flatten().chain(local).collect()
+        own.into_iter().flatten().chain([project.join(".claude/settings.local.json")]).collect()
+    }
+
+    /// What an administrator has Claude Code do, whatever users and projects say. A later file counts for more than those before it.
+    pub(crate) fn managed() -> Vec<PathBuf> {
+        let named = std::env::var_os("TOOLGATE_MANAGED_SETTINGS").filter(|path| !path.is_empty());
+        let directory = named.map_or_else(|| PathBuf::from("/etc/claude-code"), PathBuf::from);
+        let is_part = |path: &PathBuf| {
+            let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+            name.ends_with(".json") && !name.starts_with('.')
+        };
+        let parts = std::fs::read_dir(directory.join("managed-settings.d")).into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = parts.map(|part| part.path()).filter(is_part).collect();
+        files.sort();
+        files.insert(0, directory.join("managed-settings.json"));
+        files
     }
 
     /// The event that comes before a tool.

@@ -36,6 +36,11 @@ pub(super) fn clients(
                 Ok(entries) if entries.is_empty() => {}
                 Ok(entries) => {
                     any = true;
+                    match client {
+                        Client::ClaudeCode if managed.contains(&path) => managed_hooks = true,
+                        Client::ClaudeCode => own_hooks = true,
+                        _ => {}
+                    }
                     let shell = client.shell_tool();
                     let knows = declared.iter().any(|tool| tool == shell);
                     let asked = knows.then(|| json!({"command": format!("cat {}/key", state.path().display())}));
@@ -51,7 +56,7 @@ pub(super) fn clients(
                         }
                         None => registered(client, &path, &entries, own, tried, project, found),
                     }
-                    let init = format!("`toolgate init --for {}{}`", client.name(), if place.is_none() { " --user" } else { "" });
+                    let init = format!("`toolgate init --for {}{user}`", client.name());
                     if !declared.is_empty() && !knows {
                         let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());
                         found.say("tools", Health::Ill, format!("{says}\n{init} adds its tools, or says what to add"));
@@ -66,11 +71,14 @@ pub(super) fn clients(
             }
         }
     }
-    for path in Client::settings(project) {
-        let off = crate::client::json(&read(&path)?).is_ok_and(|file| file.get("disableAllHooks").and_then(Value::as_bool) == Some(true));
-        if off {
+    for files in Client::settings(project).into_iter().map(|path| vec![path]).chain([managed.clone()]) {
+        if let Some(path) = switched_on("disableAllHooks", &files)? {
             found.say("hooks", Health::Ill, format!("`disableAllHooks` is on in {}", path.display()));
         }
+    }
+    if let Some(path) = switched_on("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks) {
+        let says = format!("`allowManagedHooksOnly` is on in {}: Claude Code runs no hooks of users and projects", path.display());
+        found.say("hooks", Health::Ill, format!("{says}\nput what `toolgate init` has written into that file, or take the switch out"));
     }
     if served_by(project)? {
         any = true;
@@ -84,6 +92,19 @@ pub(super) fn clients(
         found.say("hooks", Health::Ill, above.unwrap_or_else(|| none.to_owned()));
     }
     Ok(())
+}
+
+/// The file that switches something on, of several of which a later one counts for more.
+fn switched_on<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f Path>> {
+    let mut on = None;
+    for path in files {
+        match crate::client::json(&read(path)?).ok().and_then(|file| file.get(switch)?.as_bool()) {
+            Some(true) => on = Some(path.as_path()),
+            Some(false) => on = None,
+            None => {}
+        }
+    }
+    Ok(on)
 }
 
 /// What is written in a client's file, and what comes of it when it is started as the client starts it.

@@ -85,6 +85,48 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
 }
 
 #[test]
+fn hooks_that_an_administrator_shuts_out_are_seen() {
+    let told = |client: &str, files: &[(&str, &str)]| {
+        let project = Project::new();
+        assert_eq!(project.run(&["init", "--for", client], "").0, 0);
+        for (name, text) in files {
+            // As `init` writes them.
+            let hooks = std::fs::read_to_string(project.path("project/.claude/settings.json")).unwrap_or_default();
+            project.write(name, &text.replace("HOOKS", hooks.trim().trim_start_matches('{')));
+        }
+        let managed = project.path("managed").display().to_string();
+        let (code, stdout, stderr) = project.run_with(&[("TOOLGATE_MANAGED_SETTINGS", managed.as_str())], &["doctor"], "");
+        assert_eq!(stderr, "");
+        (code, stdout.replace(&managed, "MANAGED"))
+    };
+    let all = "managed/managed-settings.json";
+    let (one, two) = ("managed/managed-settings.d/10-one.json", "managed/managed-settings.d/20-two.json");
+    let (on, off) = ("{\"allowManagedHooksOnly\": true}", "{\"allowManagedHooksOnly\": false}");
+    let cases: [(&[(&str, &str)], Option<&str>); 9] = [
+        (&[], None),
+        (&[(all, off)], None),
+        (&[(all, on)], Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.json: Claude Code runs no hooks of users")),
+        (&[(all, "{}"), (one, on)], Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.d/10-one.json")),
+        // The last word counts, and that of somebody else does not.
+        (&[(one, on), (two, off)], None),
+        (&[("project/.claude/settings.local.json", on)], None),
+        (&[(all, "{\"disableAllHooks\": true}")], Some("`disableAllHooks` is on in MANAGED/managed-settings.json")),
+        // Where they stand there, they run.
+        (&[(all, "{\"allowManagedHooksOnly\": true, HOOKS")], None),
+        (&[(all, on), (two, "{ HOOKS")], None),
+    ];
+    for (files, why) in cases {
+        let (code, said) = told("claude-code", files);
+        assert_eq!(code, i32::from(why.is_some()), "{files:?}: {said}");
+        assert!(why.is_none_or(|why| said.contains(why)), "{files:?}: {said}");
+    }
+    let (_, said) = told("claude-code", &[(all, "{\"allowManagedHooksOnly\": true, HOOKS")]);
+    assert!(said.contains("MANAGED/managed-settings.json (claude-code)"), "{said}");
+    // Others do not read that file.
+    assert_eq!(told("cursor", &[(all, on)]).0, 0);
+}
+
+#[test]
 fn settings_that_a_client_leaves_aside_are_seen() {
     let (claude, codex, cursor) = (".claude/settings.json", ".codex/hooks.json", ".cursor/hooks.json");
     let strict = Some("it may hold no comments and no commas at an end");
