@@ -20,7 +20,9 @@ pub fn enter_if_asked() {
     // Whoever started this may be gone already, and would not be missed.
     let parent = getppid().filter(|now| Some(now.as_raw_nonzero().get().to_string().as_str()) == parent.to_str());
     let Some(parent) = parent else { std::process::exit(127) };
-    let code = match Command::new(&program).args(words).spawn() {
+    // What else is open here is not for it.
+    let shut = toolgate::sandbox::close_inherited();
+    let code = match shut.and_then(|()| Command::new(&program).args(words).spawn().map_err(|error| error.to_string())) {
         Ok(child) => accompany(child, parent),
         Err(error) => {
             // Nobody else can say it.

@@ -138,7 +138,7 @@ impl Sandbox {
         // Whoever started it may die; it does not stay behind.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|error| format!("no death with the parent: {error}"))?;
-        close_all()?;
+        close_inherited()?;
         self.limit()?;
         self.fence(program)?;
         self.filter()
@@ -305,8 +305,12 @@ pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
     }
 }
 
-/// Closes all but the three streams. A fence holds back what is opened, and not what whoever started toolgate has left open.
-fn close_all() -> Result<(), String> {
+/// Closes all but the three streams. A fence holds back what is opened, and not what whoever started this program has left open; nor is
+/// that for any program that it starts. Call it before anything is opened.
+///
+/// # Errors
+/// The kernel does not say what is open.
+pub fn close_inherited() -> Result<(), String> {
     let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("open files cannot be closed: {error}"))?;
     let open: Vec<i32> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for file in open.into_iter().filter(|file| *file > 2) {

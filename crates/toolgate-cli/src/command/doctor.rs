@@ -62,6 +62,8 @@ impl Findings {
 }
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
+    // Hooks are not handed what was left open here.
+    let _ = toolgate::sandbox::close_inherited();
     let mut found = Findings::default();
     examine(args, &mut found)?;
     let ok = found.0.iter().all(|finding| finding.state != Health::Ill);

@@ -231,6 +231,24 @@ fn whatever_surrounds_it_is_no_permission() {
 }
 
 #[test]
+fn what_is_left_open_is_not_for_programs_that_are_started() {
+    let config = format!("{CONFIG}\n[[hooks]]\nname = \"looks\"\ncommand = \"./looks.sh\"\ntools = [\"bash\"]\n");
+    let project = Project::with(&config);
+    project.write("looks.txt", "#!/bin/sh\necho asked > asked\n[ -e /proc/self/fd/9 ] && cat <&9 > seen\nexit 0\n");
+    assert_eq!(sh(&project, "install -m 755 ../looks.txt looks.sh; echo secret > secret", "").0, 0);
+    for (n, hook) in [program("toolgate-hook"), format!("{} hook", program("toolgate"))].into_iter().enumerate() {
+        let line = format!("rm -f asked; exec 9< secret; {hook} --config toolgate.toml");
+        let (code, stdout, stderr) = sh(&project, &line, &bash(&format!("o{n}"), &format!("ls {n}")));
+        assert_eq!((code, stdout.as_str()), (0, "{}\n"), "{stderr}");
+        assert!(project.path("project/asked").exists() && !project.path("project/seen").exists(), "{hook}");
+    }
+    // The way into an upstream.
+    let line = format!("exec 9< secret; exec {} __toolgate_child {}", program("toolgate"), std::process::id());
+    let (code, stdout, stderr) = sh(&project, &format!("{line} sh -c 'echo begun; test ! -e /proc/self/fd/9'"), "");
+    assert_eq!((code, stdout.as_str()), (0, "begun\n"), "{stderr}");
+}
+
+#[test]
 fn somebody_whom_no_file_lists_is_answered() {
     let project = Project::with(CONFIG);
     // Only root can be somebody else.

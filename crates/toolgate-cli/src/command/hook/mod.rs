@@ -88,6 +88,8 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     signals::outlive_limits();
+    // Hooks are not handed what was left open here.
+    let _ = toolgate::sandbox::close_inherited();
     let _ = tracing::subscriber::set_global_default(loud::Loud);
     if let Some(path) = &args.store {
         place::name_store(path);

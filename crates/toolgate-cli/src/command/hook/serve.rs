@@ -53,6 +53,7 @@ struct Question {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     super::signals::outlive_limits();
+    let _ = toolgate::sandbox::close_inherited();
     let serve = || -> io::Result<()> {
         // On one thread nobody waits for another to be woken; what takes time is the disk.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
