@@ -1,6 +1,6 @@
 //! Rows that the store could not take wait in a file until it can.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -98,6 +98,8 @@ impl Spool {
 
     /// Keeps the definition that a row was decided by, where others may take the row in: they may have another in force.
     pub(crate) fn keep(&self, config: Digest, definition: &str) -> io::Result<()> {
+        // The row is in its file by now: whoever takes definitions away sees it, or has done so before.
+        let _together = self.together()?;
         let Some(path) = self.definition_at(config).filter(|path| !path.exists()) else { return Ok(()) };
         // Who has only a part of an agent does not have its definition.
         if Digest::of(definition.as_bytes()) != config {
@@ -121,6 +123,36 @@ impl Spool {
 
     fn definition_at(&self, config: Digest) -> Option<PathBuf> {
         Some(self.among.as_ref()?.join(format!("{config}.definition")))
+    }
+
+    /// As long as this is held, nobody takes definitions away.
+    fn together(&self) -> io::Result<Option<File>> {
+        let Some(directory) = &self.among else { return Ok(None) };
+        let directory = File::open(directory)?;
+        flock(&directory, FlockOperation::LockShared)?;
+        Ok(Some(directory))
+    }
+
+    /// Takes away the definitions that no row waits for, of whatever process. Where somebody keeps one or takes rows over just now, or
+    /// something cannot be read, they stay for the next time.
+    pub(crate) fn sweep(&self) -> io::Result<()> {
+        let Some(directory) = &self.among else { return Ok(()) };
+        let alone = File::open(directory)?;
+        flock(&alone, FlockOperation::NonBlockingLockExclusive)?;
+        let (mut kept, mut needed) = (Vec::new(), BTreeSet::new());
+        needed.extend(crate::lock(&self.held).iter().filter_map(|row| self.definition_at(row.config)));
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            let is = |ending: &str| path.extension().is_some_and(|extension| extension == ending);
+            if is("jsonl") {
+                for line in std::fs::read(&path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+                    needed.extend(self.definition_at(serde_json::from_slice::<Row>(line)?.config));
+                }
+            } else if is("definition") {
+                kept.push(path);
+            }
+        }
+        kept.iter().filter(|path| !needed.contains(*path)).try_for_each(std::fs::remove_file)
     }
 
     fn append(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
@@ -229,6 +261,8 @@ impl Spool {
 
     fn take_with(&self, held: Vec<Arc<Row>>) -> io::Result<Taken> {
         let mut guard = crate::lock(&self.file);
+        // Rows that change their place are seen in one of the two.
+        let _together = self.together()?;
         for (path, mut file) in self.orphans()? {
             let mut left = Vec::new();
             file.read_to_end(&mut left)?;
@@ -329,4 +363,28 @@ fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
     options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_definition_goes_while_somebody_keeps_one_or_takes_rows_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, two) = (Spool::among(directory.path(), "one").unwrap(), Spool::among(directory.path(), "two").unwrap());
+        let config = Digest::of(b"{}");
+        one.keep(config, "{}").unwrap();
+        let together = two.together().unwrap();
+        assert!(one.sweep().is_err() && two.definition(config).is_some());
+        drop(together);
+        // Nobody knows what stands in a line that is half written.
+        std::fs::write(directory.path().join("three.jsonl"), "{").unwrap();
+        assert!(one.sweep().is_err() && two.definition(config).is_some());
+        std::fs::remove_file(directory.path().join("three.jsonl")).unwrap();
+        one.sweep().unwrap();
+        assert!(two.definition(config).is_none());
+        two.keep(config, "{}").unwrap();
+        assert!(one.definition(config).is_some());
+    }
 }

@@ -233,6 +233,36 @@ fn a_row_that_can_never_come_in_keeps_no_other_out() {
 }
 
 #[test]
+fn a_definition_stands_beside_rows_for_as_long_as_one_of_them_waits() {
+    let desk = Desk::new();
+    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+    let spool = desk.directory.path().join("ledger.db.state/spool");
+    let definitions = || {
+        let files = std::fs::read_dir(&spool).unwrap().map(|file| file.unwrap().path());
+        files.filter(|path| path.extension().is_some_and(|extension| extension == "definition")).count()
+    };
+    runtime().block_on(async {
+        let other = agent_under(&desk.world(), &RULES.replace("most = 500", "most = 400"));
+        let [one, two] = [agent(&desk.world()), other].map(|agent| {
+            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            Toolgate::builder().agent(agent).store(store).build().unwrap()
+        });
+        sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+        for (gate, session) in [(&one, "a"), (&two, "b")] {
+            let answer = gate.session("desk", "alice", session).call("look", json!({"customer": "C-10"})).await;
+            assert_eq!(answer.outcome.error().unwrap().code, "store_unavailable");
+        }
+        assert_eq!(definitions(), 2);
+        sql("DROP TRIGGER away");
+        assert_eq!(one.recover().await, Ok(1));
+        assert_eq!(definitions(), 1, "the other waits still");
+        assert_eq!(two.recover().await, Ok(1));
+        assert_eq!(definitions(), 0);
+    });
+    assert_eq!(desk.verify().rows, 2);
+}
+
+#[test]
 fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
     for part in [true, false] {
         let desk = Desk::new();

@@ -76,6 +76,9 @@ impl Toolgate {
         // One that never goes in keeps no other out.
         let ended = self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken));
         ended.map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        if let Err(error) = self.0.spool.sweep() {
+            tracing::debug!(%error, "definitions that no spooled row waits for stay for now");
+        }
         Ok(taken.rows.len().saturating_sub(unfit.len()))
     }
 
