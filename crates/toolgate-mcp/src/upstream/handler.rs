@@ -24,7 +24,7 @@ use super::said::{blurts, value_of, words};
 use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
 
-pub(super) use trouble::is_turned_away;
+pub(super) use trouble::turned_away;
 
 /// How often an upstream may ask back before it is through.
 const ROUNDS: usize = 10;

@@ -12,7 +12,7 @@ use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::handler::is_turned_away;
+use super::handler::turned_away;
 use super::link::{Link, is_modern};
 use crate::gateway::lock;
 
@@ -233,17 +233,23 @@ impl Link {
     /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted. That others
     /// have all seats is not its fault.
     pub(crate) async fn asked<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
-        let timeout = self.upstream.timeout;
+        let (timeout, generation) = (self.upstream.timeout, self.standing().map(|standing| standing.generation));
         let full = || ErrorData::internal_error("the upstream has as many calls as it takes; try again later", None);
         let seat = tokio::time::timeout(timeout, self.seats.acquire()).await;
         let _seat = seat.map_err(|_| ServiceError::McpError(full()))?.map_err(|_| ServiceError::TransportClosed)?;
         // What it asks back now may be about this, and is for no client of a call.
         let _other = self.routes.other();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
-        match &said {
+        let status = match &said {
+            Err(ServiceError::TransportSend(why)) => turned_away(why),
+            _ => None,
+        };
+        match (&said, generation) {
+            // It is connected to anew, with a new token.
+            (_, Some(generation)) if status == Some(401) && self.may_renew() => self.lost(generation),
             // Who is turned away does not keep all others from it.
-            Err(ServiceError::TransportSend(why)) if is_turned_away(why) => {}
-            Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }) => self.failed(),
+            _ if status.is_some() => {}
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), _) => self.failed(),
             _ => self.answered(),
         }
         said

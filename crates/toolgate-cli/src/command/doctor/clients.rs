@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -23,10 +23,12 @@ pub(super) fn clients(
     own: &Path,
     found: &mut Findings,
 ) -> io::Result<()> {
-    let mut any = false;
+    let (mut any, mut own_hooks, mut managed_hooks) = (false, false, false);
+    let managed = Client::managed();
     for client in Client::HOOKED {
-        for place in [Some(project), None] {
-            let path = client.file(place)?;
+        let places = [(client.file(Some(project))?, ""), (client.file(None)?, " --user")];
+        let others = managed.iter().filter(|_| client == Client::ClaudeCode).map(|path| (path.clone(), ""));
+        for (path, user) in places.into_iter().chain(others) {
             let text = read(&path)?;
             if text.is_empty() {
                 continue;

@@ -177,7 +177,10 @@ impl Trouble {
     }
 }
 
-/// Whether a request was refused at the door, and not for want of anybody there.
-pub(in crate::upstream) fn is_turned_away(error: &(dyn std::error::Error + 'static)) -> bool {
-    matches!(Trouble::of(error), Trouble::Status(_))
+/// With which status a request was refused at the door, where it was not for want of anybody there.
+pub(in crate::upstream) fn turned_away(error: &(dyn std::error::Error + 'static)) -> Option<u16> {
+    match Trouble::of(error) {
+        Trouble::Status(status) => Some(status),
+        _ => None,
+    }
 }

@@ -15,8 +15,13 @@ async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>)
         let (period, ran) = (period.load(Ordering::SeqCst), Arc::clone(&ran));
         async move {
             let Some((head, asked)) = request(&mut stream).await else { return };
-            let own = json!({"name": "toll", "version": "1"});
+            let (own, can) = (json!({"name": "toll", "version": "1"}), json!({"tools": {}, "prompts": {}, "resources": {}}));
             let done = json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]});
+            let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
+            let with = |mut said: Value| {
+                said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
+                result(&asked, said)
+            };
             let said = match asked["method"].as_str().unwrap_or_default() {
                 _ if head.starts_with("post /token") => {
                     // Nobody gets one who does not say who it is.
@@ -25,24 +30,23 @@ async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>)
                     if known { answer("200 OK", "application/json", &token) } else { answer("401 No", "application/json", "{}") }
                 }
                 _ if !head.contains(&format!("authorization: bearer t{period}")) => answer("401 No", "application/json", "{}"),
-                "server/discover" if modern => result(
-                    &asked,
-                    json!({"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own,
-                        "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+                "server/discover" if modern => with(
+                    json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
                 ),
                 "server/discover" => answer("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => result(&asked, about()),
-                "ping" => result(&asked, json!({})),
-                "tools/list" => {
-                    let mut listed = tools();
-                    listed.as_object_mut().unwrap().extend([
-                        ("resultType".to_owned(), json!("complete")),
-                        ("ttlMs".to_owned(), json!(1000)),
-                        ("cacheScope".to_owned(), json!("private")),
-                    ]);
-                    result(&asked, listed)
+                "initialize" => {
+                    let mut about = about();
+                    about["capabilities"] = can;
+                    result(&asked, about)
                 }
+                "ping" => result(&asked, json!({})),
+                "tools/list" => with(tools()),
+                "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
+                "prompts/get" => with(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "done"}}]})),
+                "resources/list" => with(json!({"resources": [{"uri": "note://x", "name": "x"}]})),
+                "resources/templates/list" => with(json!({"resourceTemplates": []})),
+                "resources/read" => with(json!({"contents": [{"uri": "note://x", "text": "done"}]})),
                 "tools/call" => {
                     ran.fetch_add(1, Ordering::SeqCst);
                     result(&asked, done)
@@ -80,6 +84,32 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
             assert_eq!(ran.load(Ordering::SeqCst), before + 1);
             tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
+        }
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_has_run_out_is_fetched_anew_also_where_no_tool_is_called() {
+    for modern in [false, true] {
+        let period = Arc::new(AtomicUsize::new(1));
+        let address = tollgate(modern, Arc::clone(&period), Arc::default()).await;
+        let gate = Gate::open(&format!(
+            "[upstreams.toll]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n\
+             oauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n"
+        ))
+        .await;
+        let client = gate.client();
+        let asked = [("prompts/get", json!({"name": "ask"}), "messages"), ("resources/read", json!({"uri": "note://x"}), "contents")];
+        for (method, params, member) in asked {
+            let (_, said) = client.ask(method, params.clone()).await;
+            assert!(said["result"][member].is_array(), "{modern}: {said}");
+            tokio::time::sleep(Duration::from_millis(2_100)).await;
+            period.fetch_add(1, Ordering::SeqCst);
+            let begun = Instant::now();
+            until("it is let in again", async || client.ask(method, params.clone()).await.1["result"][member].is_array()).await;
+            // Sooner than it would be asked by itself whether it is there.
+            assert!(begun.elapsed() < Duration::from_secs(15), "{modern} {method}: {:?}", begun.elapsed());
         }
         gate.end().await;
     }
