@@ -167,11 +167,7 @@ impl Event {
         while short.text.len() as u64 <= LONGEST {
             match all.read(&mut piece) {
                 Ok(0) => break,
-                Ok(length) => {
-                    for byte in piece.get(..length).unwrap_or_default() {
-                        short.push(*byte);
-                    }
-                }
+                Ok(length) => short.add(piece.get(..length).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => break,
             }
@@ -270,6 +266,16 @@ struct Shortened {
 }
 
 impl Shortened {
+    fn add(&mut self, mut bytes: &[u8]) {
+        while let Some((byte, rest)) = bytes.split_first() {
+            self.push(*byte);
+            // What is left out goes by at once.
+            let left_out =
+                if self.is_left_out && !self.is_escaped { rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) } else { Some(0) };
+            bytes = left_out.and_then(|at| rest.get(at..)).unwrap_or_default();
+        }
+    }
+
     fn push(&mut self, byte: u8) {
         let Some(began) = self.began else {
             self.text.push(byte);

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::service::Service;
 use super::{CONFIG, Project, after, decision, event};
 
 #[test]

@@ -102,7 +102,8 @@ fn hooks_that_an_administrator_shuts_out_are_seen() {
     let all = "managed/managed-settings.json";
     let (one, two) = ("managed/managed-settings.d/10-one.json", "managed/managed-settings.d/20-two.json");
     let (on, off) = ("{\"allowManagedHooksOnly\": true}", "{\"allowManagedHooksOnly\": false}");
-    let cases: [(&[(&str, &str)], Option<&str>); 9] = [
+    type Files<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Files<'_>, Option<&str>); 9] = [
         (&[], None),
         (&[(all, off)], None),
         (&[(all, on)], Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.json: Claude Code runs no hooks of users")),

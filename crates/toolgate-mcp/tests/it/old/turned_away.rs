@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -82,7 +83,7 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
             })
             .await;
             assert_eq!(ran.load(Ordering::SeqCst), before + 1);
-            tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
+            tokio::time::sleep(Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
         }
         gate.end().await;
