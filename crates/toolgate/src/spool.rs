@@ -42,6 +42,8 @@ pub(crate) struct Taken {
     end: u64,
     /// How many of them were only kept in memory.
     held: usize,
+    /// Why these are all, where there are files that could not be read.
+    pub(crate) unread: Option<io::Error>,
 }
 
 impl Spool {
@@ -254,7 +256,7 @@ impl Spool {
         let held = crate::lock(&self.held).clone();
         match self.take_with(held.clone()) {
             // What is only in memory does not wait for a file that cannot be read.
-            Err(_) if !held.is_empty() => Ok(Taken { held: held.len(), rows: held, end: 0 }),
+            Err(error) if !held.is_empty() => Ok(Taken { held: held.len(), rows: held, end: 0, unread: Some(error) }),
             taken => taken,
         }
     }
@@ -270,7 +272,7 @@ impl Spool {
             std::fs::remove_file(&path)?;
         }
         if guard.is_none() && !self.path.exists() {
-            return Ok(Taken { held: held.len(), rows: held, end: 0 });
+            return Ok(Taken { held: held.len(), rows: held, end: 0, unread: None });
         }
         let mut file = self.opened(&mut guard)?;
         let mut text = Vec::new();
@@ -301,7 +303,7 @@ impl Spool {
         }
         let kept = held.len();
         rows.extend(held);
-        Ok(Taken { rows, end: text.len() as u64, held: kept })
+        Ok(Taken { rows, end: text.len() as u64, held: kept, unread: None })
     }
 
     /// Keeps rows for a person to look at that the store can never take in.
@@ -338,7 +340,7 @@ impl Spool {
             *guard = None;
         }
         self.known.store(0, Ordering::Relaxed);
-        self.waiting.store(is_held || self.path.exists(), Ordering::Release);
+        self.waiting.store(is_held || taken.unread.is_some() || self.path.exists(), Ordering::Release);
         Ok(())
     }
 }

@@ -263,6 +263,40 @@ fn a_definition_stands_beside_rows_for_as_long_as_one_of_them_waits() {
 }
 
 #[test]
+fn what_is_only_in_memory_does_not_speak_for_what_cannot_be_read() {
+    let desk = Desk::new();
+    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+    let away = "CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END";
+    let spool = desk.directory.path().join("ledger.db.state/spool");
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        let look = async |n: u32| {
+            let answer = session.call("look", json!({"customer": format!("C-{n}0")})).await;
+            answer.outcome.error().map(|error| error.code.to_string())
+        };
+        sql(away);
+        assert_eq!(look(1).await.as_deref(), Some("store_unavailable"));
+        let mut files = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
+        let own = files.find(|path| path.extension().is_some_and(|extension| extension == "jsonl")).unwrap();
+        sql("DROP TRIGGER away");
+        assert_eq!(gate.recover().await, Ok(1));
+        // Its file cannot be made again, and what somebody has left behind cannot be read.
+        let odd = [own.with_extension("new"), spool.join("gone.jsonl")];
+        odd.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        sql(away);
+        assert_eq!(look(2).await.as_deref(), Some("store_unavailable"));
+        sql("DROP TRIGGER away");
+        assert!(gate.recover().await.is_err());
+        assert_eq!(session.rows().await.unwrap().len(), 2, "what was in memory is in");
+        assert_eq!(look(3).await.as_deref(), Some("store_unavailable"));
+        odd.iter().for_each(|path| std::fs::remove_dir(path).unwrap());
+        assert_eq!(look(4).await, None);
+    });
+    assert_eq!(desk.verify().rows, 4);
+}
+
+#[test]
 fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
     for part in [true, false] {
         let desk = Desk::new();

@@ -1,6 +1,7 @@
 //! Rows that were spooled while the store was away come into the ledger.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -65,7 +66,8 @@ impl Toolgate {
             self.0.store.take_in_all(std::slice::from_ref(&first)).await?;
             self.0.spool.has_stored(before + 1);
         }
-        let taken = self.0.spool.take().map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        let failed = |error: io::Error| StoreError(format!("{}: {error}", self.0.spool.path().display()));
+        let taken = self.0.spool.take().map_err(failed)?;
         self.introduce_those_of(&taken.rows);
         // Whoever waits for it does not wait for the disk once a row.
         let mut unfit = Vec::new();
@@ -74,8 +76,11 @@ impl Toolgate {
             self.0.spool.has_stored(n * TAKEN_AT_ONCE + rows.len());
         }
         // One that never goes in keeps no other out.
-        let ended = self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken));
-        ended.map_err(|e| StoreError(format!("{}: {e}", self.0.spool.path().display())))?;
+        self.0.spool.put_aside(&taken, &unfit).and_then(|()| self.0.spool.taken(&taken)).map_err(failed)?;
+        // What was in memory is in; what stands in files may take away more.
+        if let Some(error) = taken.unread {
+            return Err(failed(error));
+        }
         if let Err(error) = self.0.spool.sweep() {
             tracing::debug!(%error, "definitions that no spooled row waits for stay for now");
         }
