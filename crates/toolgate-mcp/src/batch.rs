@@ -132,14 +132,20 @@ impl Batch {
     }
 }
 
+/// Calls that are refused: as many as can be written down, and how many more there are.
+pub(crate) type Calls = (Vec<Glimpse>, usize);
+
 /// The calls among messages.
-pub(crate) fn calls(messages: impl IntoIterator<Item = Message>) -> Vec<Glimpse> {
-    messages.into_iter().filter_map(|message| Glimpse::of_value(&message.value)).collect()
+pub(crate) fn calls(messages: impl IntoIterator<Item = Message>) -> Calls {
+    let mut calls = messages.into_iter().filter_map(|message| Glimpse::of_value(&message.value));
+    // They may have to wait, and somebody may send very many.
+    let first = calls.by_ref().take(MOST).collect();
+    (first, calls.count())
 }
 
 /// Writes down the calls of a batch that is refused as such: so many of them, and with the last how many more there were.
-pub(crate) async fn lost(gateway: &Gateway, caller: &Caller, agent: Option<&str>, mut calls: Vec<Glimpse>, most: usize, why: &str) {
-    let more = calls.len().saturating_sub(most);
+pub(crate) async fn lost(gateway: &Gateway, caller: &Caller, agent: Option<&str>, (mut calls, more): Calls, most: usize, why: &str) {
+    let more = more + calls.len().saturating_sub(most);
     calls.truncate(most);
     let last = calls.pop();
     for call in calls {
@@ -195,4 +201,22 @@ fn whole_events(body: BoxBody<Bytes, Infallible>) -> impl stream::Stream<Item = 
         }
         (!held.is_empty()).then(|| (Bytes::from(held), (body, Vec::new())))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_calls_no_more_is_kept_than_is_written_down() {
+        let call = json!({"id": 1, "method": "tools/call", "params": {"name": "pay"}});
+        let message = |value: &Value| Message { value: value.clone(), ..Message::default() };
+        let other = json!({"id": 2, "method": "tools/list"});
+        let kept = |many: usize| {
+            let (calls, more) = calls((0..many).flat_map(|_| [message(&call), message(&other)]));
+            assert!(calls.capacity() <= 2 * MOST, "{}", calls.capacity());
+            (calls.len(), more)
+        };
+        assert_eq!([0, 3, MOST, 10_000].map(kept), [(0, 0), (3, 0), (MOST, 0), (MOST, 10_000 - MOST)]);
+    }
 }

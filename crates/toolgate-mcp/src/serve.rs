@@ -244,7 +244,7 @@ impl Http {
                         let call = Glimpse::of_body(&text).filter(|_| matches!(*verb, "check" | "report"));
                         let agent = call.as_ref().and_then(|call| call.agent.clone());
                         drop(text);
-                        self.set_down(&caller, agent.as_deref(), call.into_iter().collect(), 1, CROWDED).await;
+                        self.set_down(&caller, agent.as_deref(), (call.into_iter().collect(), 0), 1, CROWDED).await;
                         return Err(refused);
                     }
                 };

@@ -9,7 +9,7 @@ use rmcp::model::ErrorCode;
 use serde_json::Value;
 
 use super::{Answer, Http, json_answer, refusal};
-use crate::batch::{self, Batch};
+use crate::batch::{self, Batch, Calls};
 use crate::gateway::Running;
 use crate::identity::Caller;
 use crate::misread::{self, Glimpse};
@@ -35,7 +35,7 @@ impl Http {
     }
 
     /// Writes down calls that are refused: so many of them.
-    pub(crate) async fn set_down(self: &Arc<Self>, caller: &Caller, agent: Option<&str>, calls: Vec<Glimpse>, most: usize, why: &str) {
+    pub(crate) async fn set_down(self: &Arc<Self>, caller: &Caller, agent: Option<&str>, calls: Calls, most: usize, why: &str) {
         let (gateway, caller, agent, why) = (self.gateway.clone(), caller.clone(), agent.map(str::to_owned), misread::brief(why));
         self.in_turn(async move { batch::lost(&gateway, &caller, agent.as_deref(), calls, most, &why).await }).await;
     }
@@ -44,7 +44,7 @@ impl Http {
     pub(super) async fn lost(self: &Arc<Self>, running: &Running, caller: &Caller, agent: Option<&str>, messages: Vec<Message>, why: &str) {
         let calls = batch::calls(messages);
         // The request itself has counted as one.
-        let most = 1 + self.take_rate(running, caller, calls.len().min(batch::MOST).saturating_sub(1));
+        let most = 1 + self.take_rate(running, caller, calls.0.len().saturating_sub(1));
         self.set_down(caller, agent, calls, most, why).await;
     }
 
@@ -104,7 +104,7 @@ impl Http {
         let Some(call) = Glimpse::of_value(message) else { return answer };
         // In a session of an older client it is told so in the stream, and the door never sees it.
         if answer.status().is_success() && misread::is_of_unknown_revision(message) {
-            self.set_down(caller, agent, vec![call], 1, "the revision of the protocol is not known").await;
+            self.set_down(caller, agent, (vec![call], 0), 1, "the revision of the protocol is not known").await;
             return answer;
         }
         if !answer.status().is_client_error() {
@@ -120,7 +120,7 @@ impl Http {
         if said.pointer("/error/data/callId").is_none() {
             let why = said.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
             let why = why.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned());
-            self.set_down(caller, agent, vec![call], 1, &why).await;
+            self.set_down(caller, agent, (vec![call], 0), 1, &why).await;
         }
         Response::from_parts(parts, Full::new(text).boxed())
     }
