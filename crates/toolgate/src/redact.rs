@@ -95,7 +95,7 @@ pub(crate) fn without_short(values: &[String], text: &str) -> String {
 pub(crate) fn cleaned(value: Value, secrets: &[String], clean: fn(&[String], &str) -> String) -> Value {
     match value {
         Value::String(text) => clean(secrets, &text).into(),
-        Value::Number(number) if secrets.contains(&number.to_string()) => "[redacted]".into(),
+        Value::Number(number) if clean(secrets, &number.to_string()) == "[redacted]" => "[redacted]".into(),
         Value::Array(items) => items.into_iter().map(|item| cleaned(item, secrets, clean)).collect(),
         Value::Object(map) => map.into_iter().map(|(name, item)| (clean(secrets, &name), cleaned(item, secrets, clean))).collect(),
         other => other,
@@ -362,6 +362,18 @@ mod tests {
         let both = ["1".to_owned(), "a-1".to_owned(), "-".to_owned(), String::new(), "hunter2".to_owned()];
         assert_eq!(without_short(&both, "a-1, 1, 11 - hunter2x"), "[redacted], [redacted], 11 - [redacted]x");
         assert_eq!(without_short(&["ä1".to_owned()], "ä1 bä1 ä…"), "[redacted] bä1 [redacted]…");
+    }
+
+    #[test]
+    fn a_number_goes_where_its_text_would() {
+        let secrets = ["1", "4111", "0.75"].map(str::to_owned);
+        let said = || serde_json::json!({"n": [1, "1", 4111, "no 4111", 41_112, -1, 0.75, true], "4111": null});
+        let long = cleaned(said(), &secrets, |secrets, text| without(secrets, text));
+        let n = serde_json::json!([1, "1", "[redacted]", "no [redacted]", 41_112, -1, "[redacted]", true]);
+        assert_eq!(long, serde_json::json!({"n": n, "[redacted]": null}));
+        let short = cleaned(said(), &secrets, without_short);
+        let n = serde_json::json!(["[redacted]", "[redacted]", "[redacted]", "no [redacted]", 41_112, -1, "[redacted]", true]);
+        assert_eq!(short, serde_json::json!({"n": n, "[redacted]": null}));
     }
 
     #[test]
