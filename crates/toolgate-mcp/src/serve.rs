@@ -58,6 +58,7 @@ pub(crate) struct Http {
     seats: Arc<Semaphore>,
     /// Who is refused takes no seat, and waits until it is written down.
     turns: Semaphore,
+    waiting: Arc<Semaphore>,
     open: Open,
     /// Bytes of requests that are still arriving.
     arriving: AtomicUsize,
@@ -85,9 +86,10 @@ impl Http {
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency.min(Semaphore::MAX_PERMITS)));
         let door = Door::new(gateway.clone(), None);
-        let (turns, arriving) = (Semaphore::new(refused::TURNS), AtomicUsize::new(0));
+        let (turns, waiting) = (Semaphore::new(refused::TURNS), Arc::new(Semaphore::new(refused::WAITING)));
+        let arriving = AtomicUsize::new(0);
         let (open, rates, owners) = (Open::default(), Mutex::default(), Mutex::default());
-        Self { gateway, door, mcp, sessions, seats, turns, open, arriving, rates, owners }
+        Self { gateway, door, mcp, sessions, seats, turns, waiting, open, arriving, rates, owners }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {

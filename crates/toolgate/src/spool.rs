@@ -128,19 +128,15 @@ impl Spool {
     }
 
     /// As long as this is held, nobody takes definitions away.
-    fn together(&self) -> io::Result<Option<File>> {
-        let Some(directory) = &self.among else { return Ok(None) };
-        let directory = File::open(directory)?;
-        flock(&directory, FlockOperation::LockShared)?;
-        Ok(Some(directory))
+    fn together(&self) -> io::Result<Option<Locked>> {
+        self.among.as_ref().map(|directory| Locked::new(directory, FlockOperation::LockShared)).transpose()
     }
 
     /// Takes away the definitions that no row waits for, of whatever process. Where somebody keeps one or takes rows over just now, or
     /// something cannot be read, they stay for the next time.
     pub(crate) fn sweep(&self) -> io::Result<()> {
         let Some(directory) = &self.among else { return Ok(()) };
-        let alone = File::open(directory)?;
-        flock(&alone, FlockOperation::NonBlockingLockExclusive)?;
+        let _alone = Locked::new(directory, FlockOperation::NonBlockingLockExclusive)?;
         let (mut kept, mut needed) = (Vec::new(), BTreeSet::new());
         needed.extend(crate::lock(&self.held).iter().filter_map(|row| self.definition_at(row.config)));
         for entry in std::fs::read_dir(directory)? {
@@ -365,6 +361,23 @@ fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
     options
+}
+
+/// A directory that is locked. A process that is being started has a copy of what is open for a moment: to close it here is not enough.
+struct Locked(File);
+
+impl Locked {
+    fn new(directory: &Path, how: FlockOperation) -> io::Result<Self> {
+        let directory = File::open(directory)?;
+        flock(&directory, how)?;
+        Ok(Self(directory))
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 #[cfg(test)]

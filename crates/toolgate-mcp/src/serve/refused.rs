@@ -17,6 +17,8 @@ use crate::raw::{self, Message};
 
 /// How many are written down at the same time: they take no seat.
 pub(super) const TURNS: usize = 64;
+/// How many wait for that whose clients may have hung up. Whoever comes beside so many waits with its client.
+pub(super) const WAITING: usize = 4_096;
 /// The longest name of a request that is kept until it can be told, in bytes.
 const LONGEST: usize = 4 << 10;
 
@@ -24,9 +26,11 @@ impl Http {
     /// Does something when it is its turn, also where its client has hung up by then. Nobody waits with all that was sent: what it works
     /// with is no more than it needs.
     async fn in_turn<T: Send + 'static>(self: &Arc<Self>, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        let waiting = Arc::clone(&self.waiting).acquire_owned().await.ok()?;
         let (http, counted) = (Arc::clone(self), self.gateway.count());
         let task = tokio::spawn(async move {
             let _turn = http.turns.acquire().await;
+            drop(waiting);
             let done = work.await;
             drop(counted);
             done
