@@ -375,7 +375,9 @@ fn flags_of(word: &str) -> Option<String> {
     match word.strip_prefix("--") {
         Some(long) => {
             let known = [("recursive", 'r'), ("force", 'f'), ("delete", 'd'), ("all", 'a'), ("interactive", 'i'), ("hard", 'h')];
-            known.iter().find(|(name, _)| long.starts_with(name)).map(|(_, flag)| flag.to_string())
+            // Programs take them cut short, too: `rm --rec`.
+            let is_one = |name: &str| long.starts_with(name) || (!long.is_empty() && name.starts_with(long));
+            known.iter().find(|(name, _)| is_one(name)).map(|(_, flag)| flag.to_string())
         }
         None => word.strip_prefix('-').map(str::to_owned),
     }

@@ -5,6 +5,8 @@ pub(super) const PLAIN: &[&str] = &[
     "rm -rf /tmp/x",
     "rm -r -f /tmp/x",
     "rm --recursive /tmp/x",
+    "rm --rec -f /tmp/x",
+    "rm --r /tmp/x",
     "/bin/rm -rf /tmp/x",
     "\\rm -rf /tmp/x",
     "r''m -rf /tmp/x",
