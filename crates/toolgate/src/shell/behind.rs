@@ -306,6 +306,11 @@ pub(super) fn behind_flags(program: &str, words: &[Word], depth: Depth<'_>) -> S
         }
         found.add(deeper(Command { words, ..Command::default() }, depth, false));
     }
+    // Further behind nobody has looked.
+    let is_glued = |word: &Word| program != "find" && word.text().and_then(glued_to_exec).is_some();
+    if words.iter().skip(MOST_WORDS).any(|word| runs_another(word) || is_glued(word)) {
+        found.opaque.push(format!("there are too many words behind `{program}`"));
+    }
     found
 }
 

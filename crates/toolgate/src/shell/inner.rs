@@ -156,17 +156,20 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     }
     // What nobody knows may run whatever stands behind it.
     if !is_known(program) && !nested {
+        let runs = |word: &Word| {
+            word.text()
+                .map(base)
+                .is_some_and(|name| SHELLS.contains(&name) || language(name).is_some() || WRAPPERS.contains(&name) || name == "eval")
+        };
         for at in 0..rest.len().min(MOST_WORDS) {
-            let runs = |word: &Word| {
-                word.text()
-                    .map(base)
-                    .is_some_and(|name| SHELLS.contains(&name) || language(name).is_some() || WRAPPERS.contains(&name) || name == "eval")
-            };
             if rest.get(at).is_some_and(runs) {
                 let words = rest.get(at..).unwrap_or_default().to_vec();
                 let inner = Command { words, fed: command.fed.clone(), ..Command::default() };
                 found.add(deeper(inner, depth, true));
             }
+        }
+        if rest.iter().skip(MOST_WORDS).any(runs) {
+            found.opaque.push(format!("there are too many words behind `{program}`"));
         }
     }
     if WRAPPERS.contains(&program) && !nested {
@@ -439,7 +442,10 @@ pub(super) fn may_run(command: &Command, is_it: impl Fn(&[Word]) -> Sure) -> Sur
     }
     let known = |at: &usize| command.words.get(*at).is_some_and(|word| word.text().is_some());
     let behind = (1..command.words.len().min(MOST_WORDS)).filter(known).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
-    behind.max().unwrap_or(Sure::No).min(Sure::Maybe)
+    // Further behind, how it goes on is not looked at.
+    let begins = |at: usize| command.words.get(at).map(|word| is_it(&[word.clone(), Word::unknown(true)]));
+    let further = (MOST_WORDS..command.words.len()).filter(known).filter_map(begins);
+    behind.chain(further).max().unwrap_or(Sure::No).min(Sure::Maybe)
 }
 
 /// Commands behind a program that nobody knows which change something if it runs them. Who says which files only to the running shell

@@ -264,6 +264,11 @@ async fn a_hostile_command_is_answered_in_time() {
         format!("rm {}", format!("{}* ", "a".repeat(1_000)).repeat(30)),
         format!("cat {}", "a*b*c ".repeat(1_400)),
         format!("a={}; ls {}", "x".repeat(12_000), "$a".repeat(5_000)),
+        // What stands behind many words.
+        format!("find d {}-exec rm -r {{}} +", "-true ".repeat(70)),
+        format!("fd {}-xrm -r", "-H ".repeat(70)),
+        format!("somewrapper {}sh -c 'rm -r d'", "a ".repeat(70)),
+        format!("somewrapper {}rm -r d", "a ".repeat(70)),
     ];
     // These do no harm; they must be answered all the same.
     let long = [
