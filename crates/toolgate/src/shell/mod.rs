@@ -17,6 +17,7 @@ mod place;
 mod reach;
 mod read;
 mod sed;
+mod sets;
 mod stands;
 mod text;
 mod trees;

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use tree_sitter::{Node, Parser, Tree};
 
 use super::inner::{self, Depth, is_powerful};
-use super::options::name_and_value;
 use super::word::{Sure, Word};
-use super::{Command, Fed, Shell, base, normal};
+use super::{Command, Fed, Shell, base, normal, sets};
 
 /// Longer commands are nobody's to read.
 const LONGEST: usize = 32 << 10;
@@ -113,6 +112,7 @@ const SETTERS: &[&str] = &[
     "coproc",
     "declare",
     "eval",
+    "export",
     "getopts",
     "let",
     "local",
@@ -196,9 +196,13 @@ impl<'r> Reader<'r> {
                 let name = name.as_ref().and_then(Word::text).unwrap_or("eval");
                 let mut cursor = node.walk();
                 let mut args = node.children_by_field_name("argument", &mut cursor).map(|word| self.word(word, 0));
-                if SETTERS.contains(&name) || (name == "printf" && args.any(|word| word.is_like("-v*") != Sure::No)) {
-                    self.is_plain = false;
-                }
+                // `set -A` is for other shells.
+                let fills = match name {
+                    "print" | "printf" => args.any(|word| word.is_like("-v*") != Sure::No),
+                    "set" => args.any(|word| word.is_like("-A*").max(word.is_like("+A*")) == Sure::Yes),
+                    _ => SETTERS.contains(&name),
+                };
+                self.is_plain &= !fills;
             }
             _ => {}
         }
@@ -208,15 +212,11 @@ impl<'r> Reader<'r> {
         match node.kind() {
             "command" => self.command(node, above),
             "declaration_command" | "unset_command" => {
-                let words: Vec<Word> = self.of(node).split_whitespace().map(Word::known).collect();
-                let powerful = |word: &str| {
-                    let word = word.trim_matches(['"', '\'']);
-                    let (name, value) = name_and_value(word);
-                    is_powerful(name, value) && name != "PATH"
-                };
-                if words.iter().skip(1).filter_map(Word::text).any(powerful) {
-                    self.doubt("a variable changes what commands do");
+                let words: Vec<&str> = self.of(node).split_whitespace().collect();
+                if sets::declares(&words) {
+                    self.doubt(sets::WHY);
                 }
+                let words = words.into_iter().map(Word::known).collect();
                 self.found.commands.push(Command { words, ..Command::default() });
             }
             // Wherever it stands, it names a file.
@@ -236,6 +236,11 @@ impl<'r> Reader<'r> {
             "for_statement" => {
                 let mut cursor = node.walk();
                 let values: Vec<Node<'_>> = node.children_by_field_name("value", &mut cursor).collect();
+                let name = node.child_by_field_name("variable").map(|name| self.of(name)).unwrap_or_default();
+                let words: Vec<Word> = values.iter().flat_map(|value| self.words(*value)).collect();
+                if sets::loops(name, &words) {
+                    self.doubt(sets::WHY);
+                }
                 values.into_iter().for_each(|value| self.keep(value));
             }
             "comment" => self.comment(node),
@@ -344,6 +349,9 @@ impl<'r> Reader<'r> {
         if text.contains('`') || (text.contains("$(") && !nested(node)) || text.starts_with("${!") || text.contains("@P") {
             self.doubt("an expansion holds what only the running shell knows");
         }
+        if sets::defaults(text) {
+            self.doubt(sets::WHY);
+        }
     }
 
     fn command(&mut self, node: Node<'_>, above: &[Node<'_>]) {
@@ -388,11 +396,8 @@ impl<'r> Reader<'r> {
             self.doubt("the command is too long to be read");
             return;
         }
-        // Variables that are filled from elsewhere.
-        let fills =
-            words.first().and_then(Word::text).is_some_and(|name| ["read", "mapfile", "readarray", "printf", "getopts"].contains(&name));
-        if fills && words.iter().skip(1).filter_map(Word::text).any(|word| is_powerful(word, None)) {
-            self.doubt("a variable changes what commands do");
+        if sets::fills(&words) {
+            self.doubt(sets::WHY);
         }
         let fed = self.fed(&places).or_else(|| piped_into(node, above));
         let command = Command { words, fed, stands: self.stands(node, above), ..Command::default() };

@@ -221,6 +221,10 @@ async fn everyday_commands_are_let_through() {
         "git commit -m \"$(cat <<'EOF'\nAdd a page, see docs/pushing.md\n\nIt's done.\nEOF\n)\"",
         "for i in $(seq 1 3); do echo \"$i\"; sleep 1; done",
         "echo \"built at $(date)\" >> build.log",
+        "export \"PATH=$HOME/bin:$PATH\"; ls",
+        "for TEST_BROWSER in chrome firefox; do npm test; done",
+        "read -rp 'Name? ' name",
+        "export PAGER=\"cat\"; git log",
     ];
     let gate = gate();
     let mut stopped = Vec::new();

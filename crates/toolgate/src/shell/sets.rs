@@ -1,0 +1,88 @@
+//! Variables that change what commands do, however they are set.
+
+use super::inner::is_powerful;
+use super::options::{beginning, name_and_value};
+use super::word::Word;
+
+/// Why a command is asked about that sets one.
+pub(super) const WHY: &str = "a variable changes what commands do";
+/// Programs that fill variables from elsewhere.
+const FILLING: &[&str] = &["getopts", "mapfile", "print", "printf", "read", "readarray"];
+/// Those that declare them. The grammar knows them, unless they are spelled otherwise: `\export`.
+const DECLARING: &[&str] = &["declare", "export", "local", "readonly", "typeset"];
+
+/// Whether `export NAME=value` or its like sets one, as it is written.
+pub(super) fn declares(words: &[&str]) -> bool {
+    let Some((first, rest)) = words.split_first() else { return false };
+    let one = |word: &str| {
+        let (name, value) = name_and_value(word);
+        let value = value.map(|value| value.trim_matches(['"', '\'']));
+        let plain = name.replace(['"', '\'', '\\'], "");
+        // Which one is set only the running shell knows.
+        if value.is_some() && plain.contains(['$', '`']) {
+            return true;
+        }
+        // Where its name stands plainly, its value is looked at with it.
+        match plain == name {
+            true => is_powerful(name, value) && name != "PATH",
+            false => is_powerful(&plain, value.filter(|_| word.ends_with(['"', '\'']))),
+        }
+    };
+    renames(first, rest.iter().copied()) || rest.iter().copied().any(one)
+}
+
+/// Whether it gives another name to a variable, by which that can be set: `declare -n`.
+fn renames<'w>(program: &str, mut words: impl Iterator<Item = &'w str>) -> bool {
+    let is_flag = |word: &str| word.starts_with('-') && !word.starts_with("--") && word.contains('n');
+    matches!(program, "declare" | "local" | "typeset") && words.any(is_flag)
+}
+
+/// Whether a command sets one, or may set any: from elsewhere, or as `export` does.
+pub(super) fn fills(words: &[Word]) -> bool {
+    let Some((program, rest)) = words.split_first() else { return false };
+    let texts = || rest.iter().filter_map(Word::text);
+    let is_open = |word: &Word| word.text().is_none();
+    match program.text() {
+        Some("print" | "printf") => {
+            // Which one `-v` names, only the running shell knows.
+            let behind = rest.windows(2).any(|pair| matches!(pair, [flag, name] if flag.text() == Some("-v") && is_open(name)));
+            behind || texts().any(is_name) || rest.iter().any(|word| is_open(word) && beginning(word).0.starts_with("-v"))
+        }
+        Some(program) if FILLING.contains(&program) => {
+            let takes = |option: &str| option.starts_with('-') && option.ends_with(['C', 'N', 'O', 'c', 'd', 'i', 'n', 'p', 's', 't', 'u']);
+            let is_value = |at: usize| at.checked_sub(1).and_then(|before| rest.get(before)).and_then(Word::text).is_some_and(takes);
+            let names = rest.iter().enumerate().filter(|(at, word)| is_open(word) && !is_value(*at));
+            texts().any(is_name) || names.map(|(_, word)| beginning(word).0).any(|begins| !begins.starts_with('-'))
+        }
+        Some(program) if DECLARING.contains(&program) => renames(program, texts()) || rest.iter().any(sets),
+        _ => false,
+    }
+}
+
+/// Whether a word is the name of one, or has it glued to a flag: `-vHOME`.
+fn is_name(word: &str) -> bool {
+    let glued = (2..=8).filter_map(|at| word.get(at..)).filter(|_| word.starts_with('-'));
+    std::iter::once(word).chain(glued).any(|name| is_powerful(name, None))
+}
+
+/// Whether `NAME=value` sets one, or one of which nobody knows the name.
+fn sets(word: &Word) -> bool {
+    let (text, is_whole) = beginning(word);
+    let (name, value) = name_and_value(text);
+    let is_open = text.is_empty() && !is_whole && word.texts().any(|text| text.contains('='));
+    is_open || is_powerful(name, value.filter(|_| is_whole))
+}
+
+/// Whether `for NAME in …` sets one.
+pub(super) fn loops(name: &str, values: &[Word]) -> bool {
+    if values.is_empty() { is_powerful(name, None) } else { values.iter().any(|value| is_powerful(name, value.text())) }
+}
+
+/// Whether `${NAME:=value}` sets one.
+pub(super) fn defaults(text: &str) -> bool {
+    let inside = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
+    let Some((name, value)) = inside.split_once('=') else { return false };
+    let name = name.trim_end_matches(':');
+    let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_plain && is_powerful(name, Some(value.trim_matches(['"', '\''])))
+}
