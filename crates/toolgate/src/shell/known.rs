@@ -239,6 +239,14 @@ pub(super) const WRITERS: &[Shape] = &[
         programs: &["find"], style: Style::Single, long: &["fls", "fprint", "fprint0", "fprintf"],
         files: &["-fls", "-fprint", "-fprint0", "-fprintf"], ..BASE
     },
+    Shape {
+        programs: &["sort"], short: "STkot",
+        long: &[
+            "batch-size", "buffer-size", "compress-program", "field-separator", "files0-from", "key", "output", "parallel", "random-source", "sort",
+            "temporary-directory",
+        ],
+        files: &["-o", "--output"], ..BASE
+    },
     Shape { programs: &["uniq"], short: "fsw", long: &["check-chars", "skip-chars", "skip-fields"], ..BASE },
     Shape {
         programs: &["xxd"], style: Style::Single,

@@ -51,6 +51,11 @@ impl<'h> Place<'h> {
             // `-o.env` names it, too.
             if text.starts_with('-') && !text.starts_with("--") {
                 best = best.max(self.is_path(&begun_with(text.get(2..).unwrap_or_default(), rest)));
+                // `-uo.env`, too; but what is no path may be how a name ends.
+                if let Some(path) = behind_letters(text) {
+                    let named = self.is_path(&begun_with(path, rest));
+                    best = best.max(if path.contains('/') { named } else { named.min(Sure::Maybe) });
+                }
             }
             for (at, _) in text.match_indices(['=', ':', '@', ',']) {
                 best = best.max(self.is_path(&begun_with(text.get(at + 1..).unwrap_or_default(), rest)));
@@ -364,7 +369,15 @@ fn begun_with(text: &str, rest: &[Part]) -> Vec<Part> {
 fn with_values(word: &Word) -> Vec<Word> {
     let text = word.text().filter(|text| text.starts_with('-') && !text.starts_with("--exclude")).unwrap_or_default();
     let value = if text.starts_with("--") { text.split_once('=').map(|(_, value)| value) } else { text.get(2..) };
-    std::iter::once(word.clone()).chain(value.filter(|value| !value.is_empty()).map(Word::known)).collect()
+    let values = value.filter(|value| !value.is_empty()).into_iter().chain(behind_letters(text));
+    std::iter::once(word.clone()).chain(values.map(Word::known)).collect()
+}
+
+/// What looks like a path behind several letters of one option: `.env` of `-uo.env`.
+fn behind_letters(text: &str) -> Option<&str> {
+    let at = text.find(['.', '/', '~']).filter(|at| (3..=5).contains(at))?;
+    let are_letters = |flags: &str| flags.bytes().all(|flag| flag.is_ascii_alphanumeric());
+    text.get(at..).filter(|_| text.get(1..at).is_some_and(are_letters))
 }
 
 /// How a path ends, with at least two of its parts.

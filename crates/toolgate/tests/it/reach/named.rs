@@ -89,6 +89,8 @@ async fn a_place_is_named_behind_an_option_an_address_or_a_suffix() {
         "link x toolgate.toml",
         "sort --outp=toolgate.toml x",
         "sort -uo toolgate.toml x",
+        "sort -uotoolgate.toml x",
+        "cp -vt.claude x",
         "zip -m /tmp/a.zip toolgate.toml",
         "tar cf /tmp/a --remove-files toolgate.toml",
         "git archive -o toolgate.toml HEAD",

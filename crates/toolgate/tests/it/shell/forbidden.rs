@@ -106,6 +106,11 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "cd ~ && tar cf - .",
         "tar cf - -C$HOME .",
         "egrep -r . ~",
+        "sort -uo.env f",
+        "xargs -ra.env echo",
+        "date -uf.env",
+        "cp -vt$HOME/.ssh k",
+        "xargs -ra/etc/shadow echo",
         "patch <<'E'\n+++ .env\nE",
         // To push.
         "git push",

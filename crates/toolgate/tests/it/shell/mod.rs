@@ -221,6 +221,8 @@ async fn everyday_commands_are_let_through() {
         "git commit -m \"$(cat <<'EOF'\nAdd a page, see docs/pushing.md\n\nIt's done.\nEOF\n)\"",
         "for i in $(seq 1 3); do echo \"$i\"; sleep 1; done",
         "echo \"built at $(date)\" >> build.log",
+        "sort -t, -k1.2 f",
+        "gcc -O2 -Iinc/x -oapp.out x.c",
         "export \"PATH=$HOME/bin:$PATH\"; ls",
         "for TEST_BROWSER in chrome firefox; do npm test; done",
         "read -rp 'Name? ' name",
