@@ -46,7 +46,9 @@ impl<'h> Place<'h> {
         let mut best = self.is_path(spelling);
         if let [Part::Text(text), rest @ ..] = spelling {
             if text.matches(['=', ':', '@', ',']).count() > 16 {
-                return best.max(Sure::Maybe);
+                // It is not tried from each of them: it is enough that it may stand somewhere in the text.
+                let is_open = !rest.is_empty() || self.may_stand_in(text);
+                return best.max(if is_open { Sure::Maybe } else { Sure::No });
             }
             // `-o.env` names it, too.
             if text.starts_with('-') && !text.starts_with("--") {
@@ -157,6 +159,13 @@ impl<'h> Place<'h> {
             _ if word.is_pattern() => Sure::No,
             _ => Sure::Maybe,
         }))
+    }
+
+    /// Whether a text may have a path to it somewhere.
+    fn may_stand_in(&self, text: &str) -> bool {
+        // Other letters than those of paths, which `*` stands for as well, take it apart.
+        let is_apart = |part: &str| part.trim_matches('*').contains('*') || paths_of(part).ne([part]);
+        self.path.split('/').filter(|part| !part.is_empty()).any(is_apart) || paths_of(text).any(|path| self.is(path) != Sure::No)
     }
 
     /// Whether a text has the path of a directory above it somewhere.
