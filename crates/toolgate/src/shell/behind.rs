@@ -391,8 +391,13 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                 break;
             }
             "config" => {
-                // Another file; and a comment is a word that looks like a key.
-                if texts.iter().flatten().any(|word| *word == "-f" || word.starts_with("--fil") || word.starts_with("--com")) {
+                // Another file; a comment and an old value are words that look like a key; and a harmless section may become any other.
+                let is_value = |word: &str| {
+                    let (name, _) = name_and_value(word);
+                    name.len() > 2 && "--value".starts_with(name)
+                };
+                let is_odd = |word: &&str| *word == "-f" || ["--fil", "--com", "--ren"].iter().any(|option| word.starts_with(option));
+                if texts.iter().flatten().any(|word| is_odd(word) || is_value(word)) {
                     found.opaque.push(other());
                 }
                 let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
