@@ -79,7 +79,7 @@ fn address(text: &str) -> Option<&str> {
         rest = match rest.chars().next()? {
             c if c.is_ascii_digit() || matches!(c, '$' | ',' | '~' | '+') => rest.get(1..)?,
             '/' => {
-                let after = until(rest.get(1..)?, '/')?;
+                let after = behind_pattern(rest.get(1..)?, '/')?;
                 after.trim_start_matches(['I', 'M'])
             }
             _ => return Some(rest),
@@ -90,7 +90,51 @@ fn address(text: &str) -> Option<&str> {
 /// What follows `/old/new/`.
 fn substitution(text: &str) -> Option<&str> {
     let mark = text.chars().next().filter(|mark| !mark.is_alphanumeric() && !mark.is_whitespace() && *mark != '\\')?;
-    until(until(text.get(mark.len_utf8()..)?, mark)?, mark)
+    until(behind_pattern(text.get(mark.len_utf8()..)?, mark)?, mark)
+}
+
+/// What follows a pattern. Where the mark stands between brackets, some take it for its end, and some for a letter like any other.
+fn behind_pattern(text: &str, mark: char) -> Option<&str> {
+    let after = until(text, mark)?;
+    let pattern = text.get(..text.len() - after.len() - mark.len_utf8())?;
+    (!is_open(pattern, true) && !is_open(pattern, false)).then_some(after)
+}
+
+/// Whether brackets in a pattern are still open at its end; `\` between them is a letter, or not.
+fn is_open(pattern: &str, escapes: bool) -> bool {
+    let mut letters = pattern.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => {
+                letters.next();
+                continue;
+            }
+            '[' => {}
+            _ => continue,
+        }
+        letters.next_if_eq(&'^');
+        letters.next_if_eq(&']');
+        loop {
+            match letters.next() {
+                None => return true,
+                Some(']') => break,
+                Some('\\') if escapes => {
+                    letters.next();
+                }
+                // `[:alpha:]` ends with the same sign.
+                Some('[') => {
+                    let Some(sign) = letters.next_if(|next| matches!(*next, ':' | '.' | '=')) else { continue };
+                    while let Some(next) = letters.next() {
+                        if next == sign && letters.next_if_eq(&']').is_some() {
+                            break;
+                        }
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    false
 }
 
 /// What follows the next mark that is not escaped.

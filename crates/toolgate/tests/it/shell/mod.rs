@@ -221,6 +221,7 @@ async fn everyday_commands_are_let_through() {
         "git commit -m \"$(cat <<'EOF'\nAdd a page, see docs/pushing.md\n\nIt's done.\nEOF\n)\"",
         "for i in $(seq 1 3); do echo \"$i\"; sleep 1; done",
         "echo \"built at $(date)\" >> build.log",
+        "sed 's/[^\\]]*$//; s/[[:space:]]*#.*//; /^[\\/]/d' f",
         "git commit -m 'Add a, b, c, d and e: more of the same\n\nThe reader takes f, g, h, i, j, k, l, m, n, o, p, q, r: what it has, it keeps.\n\nSigned-off-by: Ann <ann@x.example>'",
         "cd src && git commit -m 'Add a, b, c, d and e: some of the same\n\nThe reader takes f, g, h, i, j, k, l, m, n, o, p, q, r: what it has, it keeps.\n\nSigned-off-by: Ann <ann@x.example>'",
         "jq '{a: .a, b: .b, c: .c, d: .d, e: .e, f: .f, g: .g, h: .h, i: .i, j: .j, k: .k}' x.json",
