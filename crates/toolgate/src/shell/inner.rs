@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::behind::{behind_flags, git, wrapped};
 use super::known::{BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
-use super::options::beginning;
+use super::options::{beginning, name_and_value};
 use super::text::has_braces;
 use super::word::{Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read};
@@ -105,6 +105,10 @@ fn is_flag_like(program: &str, at: usize, word: &str, flag: &str) -> bool {
             let given = given.split('=').next().unwrap_or_default();
             !given.is_empty() && (long.starts_with(given) || given.starts_with(long))
         }),
+        // It may stand behind other letters: `zip -qTT`.
+        (None, Some(short)) if program == "zip" => {
+            word.strip_prefix('-').is_some_and(|given| !given.starts_with('-') && given.contains(short))
+        }
         // These have no clusters: `-DCMAKE_X=y`, `scala -version`.
         (None, Some(short)) if short.chars().count() == 1 && !["cmake", "kotlin", "scala"].contains(&program) => {
             let cluster = word
@@ -209,18 +213,16 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
             let mut words = rest.iter();
             while let Some(word) = words.next() {
                 let Some(text) = word.text() else { continue };
-                let file = match text {
-                    "-f" | "--file" | "--makefile" => words.next().and_then(Word::text),
-                    _ => text
-                        .strip_prefix("--file=")
-                        .or_else(|| text.strip_prefix("--makefile="))
-                        .or_else(|| {
-                            text.strip_prefix('-')
-                                .filter(|flags| !flags.starts_with('-'))
-                                .and_then(|flags| flags.split_once('f'))
-                                .map(|(_, file)| file)
-                        })
-                        .or(Some("Makefile")),
+                // Cut short, it is the same.
+                let (name, value) = name_and_value(text);
+                let is_file = name.len() > 2 && ["--file", "--makefile"].iter().any(|long| long.starts_with(name));
+                let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
+                let file = match flags.and_then(|flags| flags.split_once('f')) {
+                    // A pipe that is glued to it is a word of its own here.
+                    _ if is_file => value.filter(|value| !value.is_empty()).or_else(|| words.next().and_then(Word::text)),
+                    Some((_, "")) => words.next().and_then(Word::text),
+                    Some((_, file)) => Some(file),
+                    None => Some("Makefile"),
                 };
                 if file.is_none_or(is_device) {
                     found.opaque.push("`make` is told to run something else".to_owned());
