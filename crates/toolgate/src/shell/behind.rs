@@ -52,10 +52,18 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
     // What comes in becomes the program where none stands there.
-    let last = rest.iter().rposition(is_wrapper).map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
+    let wrapper = rest.iter().rposition(is_wrapper);
+    let last = wrapper.map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
+    let wrapper = wrapper.and_then(|at| rest.get(at)).and_then(called).unwrap_or_default();
     let bare =
         |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || ".smhd".contains(c)));
-    if feeds && last.iter().find(|word| !bare(word)).is_none_or(|word| word.text().is_none()) {
+    // What an option takes is none: `xargs sudo -u root`.
+    let is_taken = |at: usize| {
+        let option = at.checked_sub(1).and_then(|before| last.get(before)).and_then(Word::text);
+        option.is_some_and(|option| takes_a_value(wrapper, option))
+    };
+    let mut may_run = last.iter().enumerate().filter(|(at, word)| !bare(word) && !is_taken(*at));
+    if feeds && may_run.next().is_none_or(|(_, word)| word.text().is_none()) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
     // A path that goes up again may be a program, and neither a setting nor a package.
@@ -174,6 +182,18 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         }
     }
     found
+}
+
+/// Whether an option of a wrapper takes the word behind it.
+fn takes_a_value(wrapper: &str, option: &str) -> bool {
+    const VALUED: &[(&str, &str)] =
+        &[("doas", "Cu"), ("env", "Cu"), ("ionice", "cn"), ("nice", "n"), ("stdbuf", "eio"), ("sudo", "CDRTUghprtu"), ("timeout", "ks")];
+    const LONG: &[&str] = &["--adjustment", "--chdir", "--class", "--group", "--host", "--kill-after", "--signal", "--unset", "--user"];
+    let letters = VALUED.iter().find(|(name, _)| *name == wrapper).map(|(_, letters)| *letters);
+    letters.is_some_and(|letters| match option.strip_prefix('-') {
+        Some(flags) if !flags.starts_with('-') => flags.ends_with(|flag: char| letters.contains(flag)),
+        _ => LONG.contains(&option),
+    })
 }
 
 /// Whether what runs looks for files, and runs no words of its own: `npx prettier "src/**/*.{ts,tsx}"`, `pnpm exec eslint …`.

@@ -1,7 +1,37 @@
 //! The same forbidden act, however it is spelled.
 
+use serde_json::json;
+use toolgate::policy::{Condition, Deny};
+use toolgate::{Agent, Tool};
+
 use super::spellings::{PLAIN, TRIED};
 use super::{gate, verdict};
+use crate::support::Built;
+
+#[tokio::test]
+async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
+    let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
+        .policy(Deny::new("no_delete", ["bash"]).when("/command", Condition::Runs(vec!["rm -r".to_owned()])).reason("No."));
+    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    let commands = [
+        "echo rm -r d | xargs sudo -u root",
+        "echo rm -r d | xargs sudo -nu root",
+        "echo rm -r d | xargs sudo --user root",
+        "echo rm -r d | xargs env -u X",
+        "echo rm -r d | xargs timeout -s KILL 5",
+        "echo rm -r d | xargs stdbuf -o L",
+    ];
+    crate::reach::each_is(&gate, "ask", &commands).await;
+    let everyday = [
+        "ls | xargs sudo -u root chown ann",
+        "ls | xargs env -u X wc -l",
+        "ls | xargs timeout -s KILL 5 wc -l",
+        "git diff --name-only | xargs npx -y prettier --write",
+    ];
+    crate::reach::each_is(&gate, "allow", &everyday).await;
+}
 
 #[tokio::test]
 async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
