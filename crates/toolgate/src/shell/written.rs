@@ -1,8 +1,11 @@
 //! What a command writes and then runs, nobody has judged.
 
 use super::read::Reader;
-use super::word::Word;
-use super::{Command, acts, base, inner, normal};
+use super::word::{Sure, Word};
+use super::{Command, Fed, acts, base, composed, inner, normal, reach};
+
+/// So many pieces are compared; one of more may be anything.
+const MOST_PIECES: usize = 16;
 
 impl Reader<'_> {
     /// Files that a command writes under a name of its own.
@@ -16,18 +19,32 @@ impl Reader<'_> {
                 self.found.written_paths.push(path);
             }
         }
+        // What is decoded or unpacked that was written here, too; and what stands in a patch.
+        let is_packed = |word: &Word| word.text().is_some_and(|text| self.found.written.contains(base(&normal(text))));
+        let is_told = match command.program() {
+            Some("uniq") => true,
+            Some("openssl") => command.words.get(1).is_some_and(|verb| matches!(verb.text(), Some("base64" | "enc"))),
+            _ => acts::repacks(command) && command.words.iter().any(is_packed),
+        };
+        let told = if is_told { reach::writes(command) } else { Vec::new() };
+        for path in told.iter().filter_map(Word::text).chain(patched(command)).map(normal) {
+            self.found.written.insert(base(&path).to_owned());
+            self.found.written_paths.push(path);
+        }
     }
 
     /// What is written and run at once, nobody has judged.
     pub(super) fn look_at_what_is_written(&mut self) {
         let written = &self.found.written;
-        if written.is_empty() {
+        let pieces: Vec<Word> = self.found.commands.iter().flat_map(pieces).take(MOST_PIECES + 1).collect();
+        if written.is_empty() && pieces.is_empty() {
             return;
         }
+        let is_piece = |word: &str| pieces.len() > MOST_PIECES || pieces.iter().any(|piece| piece.is_like(word) != Sure::No);
         let for_git =
             self.found.written_paths.iter().any(|path| path.contains(".git/") || path.ends_with("gitconfig") || base(path) == "config");
         let for_make = ["Makefile", "makefile", "GNUmakefile"].iter().any(|name| written.contains(*name));
-        let is_written = |word: &str| written.contains(base(&normal(word)));
+        let is_written = |word: &str| written.contains(base(&normal(word))) || is_piece(&normal(word));
         let runs = |command: &Command| {
             let program = command.words.first().and_then(Word::text).unwrap_or_default();
             let words = || command.words.iter().skip(1).filter_map(Word::text);
@@ -45,4 +62,27 @@ impl Reader<'_> {
             self.doubt("it runs what it has only just written");
         }
     }
+}
+
+/// The files that a patch is about which stands in the command.
+fn patched(command: &Command) -> impl Iterator<Item = &str> {
+    let text = match &command.fed {
+        Some(Fed::Text(text)) if acts::patches(command) => text.text(),
+        _ => None,
+    };
+    let files = text.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("+++ "));
+    files.filter_map(|file| file.split('\t').next()).map(str::trim_end)
+}
+
+/// What a file is cut into.
+fn pieces(command: &Command) -> Vec<Word> {
+    if !matches!(command.program(), Some("csplit" | "split")) {
+        return Vec::new();
+    }
+    let mut found = composed::composed(command);
+    // Where nothing is said, they begin so.
+    if found.is_empty() {
+        found.push(Word::known("x").then(&Word::name()));
+    }
+    found
 }
