@@ -23,6 +23,8 @@ pub(super) fn is_plain(words: &[Word]) -> bool {
             }
             _ if text.starts_with("-F") || text.starts_with("-v") => continue,
             _ if text.starts_with('-') && text.len() > 1 => return false,
+            // Behind its text stand files, and variables.
+            _ if has_text => continue,
             _ => {}
         }
         // Behind `print`, it writes; elsewhere it compares.
