@@ -265,8 +265,9 @@ impl<'r> Reader<'r> {
                     | "subscript"
                     | "arithmetic_expansion" => true,
                     "command" => node.child_by_field_name("name").is_some_and(|name| {
-                        ["test", "[", "printf", "read", "let", "unset", "compgen", "wait"]
-                            .contains(&self.of(name).trim_matches(['"', '\'', '\\']))
+                        let name = self.of(name).trim_matches(['"', '\'', '\\']);
+                        let evaluates = ["test", "[", "printf", "read", "let", "unset", "compgen", "wait"].contains(&name);
+                        evaluates && !(name == "printf" && self.only_prints(*node))
                     }),
                     _ => false,
                 };
@@ -276,6 +277,16 @@ impl<'r> Reader<'r> {
             }
             _ => {}
         }
+    }
+
+    /// Whether `printf` sets no variable, and takes none of its words for a number, which some shells calculate.
+    fn only_prints(&self, command: Node<'_>) -> bool {
+        let mut cursor = command.walk();
+        let format = command.children_by_field_name("argument", &mut cursor).next().map(|word| self.word(word, 0));
+        let Some(format) = format.as_ref().and_then(Word::text) else { return false };
+        let is_width = |c: char| c == '-' || c == '.' || c.is_ascii_digit();
+        let is_text = |conversion: &str| conversion.trim_start_matches(is_width).starts_with(['b', 's']);
+        !format.starts_with('-') && format.replace("%%", "").split('%').skip(1).all(is_text)
     }
 
     fn assignment(&mut self, node: Node<'_>, above: &[Node<'_>]) {

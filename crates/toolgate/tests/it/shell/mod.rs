@@ -221,6 +221,8 @@ async fn everyday_commands_are_let_through() {
         "git commit -m \"$(cat <<'EOF'\nAdd a page, see docs/pushing.md\n\nIt's done.\nEOF\n)\"",
         "for i in $(seq 1 3); do echo \"$i\"; sleep 1; done",
         "echo \"built at $(date)\" >> build.log",
+        "printf 'use `cargo test`, not $(make)\\n' >> README.md",
+        "printf '%s\\n' 'a `b` %' >> README.md",
         "awk '{print $1}' src/filesystem.rs a@b.txt",
         "awk '{n += $1} END {print n}' OFS='|' system.log",
         "gunzip -k data.csv.gz && python3 load.py data.csv",
