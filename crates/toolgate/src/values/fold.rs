@@ -25,39 +25,57 @@ pub(super) fn fold(text: &str) -> String {
         return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
     }
     let plain = text.nfkd().flat_map(char::to_lowercase).map(plain_letter).map(plain_digit);
-    // Decomposed, an accent is a mark of its own, and no letter.
-    plain.filter(|c| c.is_alphanumeric()).collect()
+    // Decomposed, an accent is a mark of its own, and mostly no letter.
+    plain.filter(|c| c.is_alphanumeric() && !is_hidden(*c)).collect()
+}
+
+/// Marks that count as letters, and letters that show nothing.
+const fn is_hidden(c: char) -> bool {
+    matches!(
+        c,
+        '\u{300}'..='\u{36f}' | '\u{115f}'..='\u{1160}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}'
+    )
+}
+
+/// The Latin letter that a large letter looks like, where the small one looks like another: of Greek, Nu, Ypsilon and Zeta.
+const fn plain_capital(c: char) -> char {
+    match c {
+        '\u{39d}' => 'N',
+        '\u{3a5}' => 'Y',
+        '\u{396}' => 'Z',
+        other => other,
+    }
 }
 
 /// The Latin letter that a letter of another alphabet looks like.
 const fn plain_letter(c: char) -> char {
     match c {
-        'а' | 'α' | 'ɑ' => 'a',
-        'в' | 'β' | 'ь' => 'b',
-        'с' | 'ϲ' | 'ς' => 'c',
-        'ԁ' | 'ɗ' => 'd',
-        'е' | 'ε' | 'є' | 'ҽ' => 'e',
-        'ғ' | 'ϝ' => 'f',
-        'ɡ' | 'ց' => 'g',
-        'н' | 'һ' | 'η' | 'հ' => 'h',
-        'і' | 'ι' | 'ı' | 'ɩ' | 'ӏ' | 'ї' => 'i',
-        'ј' | 'ϳ' => 'j',
-        'к' | 'κ' => 'k',
-        'ł' | 'ⅼ' => 'l',
-        'м' | 'μ' => 'm',
-        'п' | 'ո' => 'n',
-        'о' | 'ο' | 'σ' | 'օ' | 'ø' => 'o',
-        'р' | 'ρ' => 'p',
+        'а' | 'α' | 'ɑ' | 'ᴀ' => 'a',
+        'в' | 'β' | 'ь' | 'ʙ' => 'b',
+        'с' | 'ϲ' | 'ς' | 'ᴄ' => 'c',
+        'ԁ' | 'ɗ' | 'ᴅ' | 'đ' => 'd',
+        'е' | 'ε' | 'є' | 'ҽ' | 'ᴇ' => 'e',
+        'ғ' | 'ϝ' | 'ꜰ' => 'f',
+        'ɡ' | 'ց' | 'ɢ' => 'g',
+        'н' | 'һ' | 'η' | 'հ' | 'ʜ' | 'ħ' => 'h',
+        'і' | 'ι' | 'ı' | 'ɩ' | 'ӏ' | 'ї' | 'ɪ' => 'i',
+        'ј' | 'ϳ' | 'ᴊ' => 'j',
+        'к' | 'κ' | 'ᴋ' => 'k',
+        'ł' | 'ⅼ' | 'ʟ' => 'l',
+        'м' | 'μ' | 'ᴍ' => 'm',
+        'п' | 'ո' | 'ɴ' => 'n',
+        'о' | 'ο' | 'σ' | 'օ' | 'ø' | 'ᴏ' => 'o',
+        'р' | 'ρ' | 'ᴘ' => 'p',
         'ԛ' => 'q',
-        'г' | 'ɾ' => 'r',
-        'ѕ' => 's',
-        'т' | 'τ' => 't',
-        'υ' | 'ս' => 'u',
-        'ν' | 'ѵ' => 'v',
-        'ѡ' | 'ω' | 'ԝ' => 'w',
+        'г' | 'ɾ' | 'ʀ' => 'r',
+        'ѕ' | 'ꜱ' => 's',
+        'т' | 'τ' | 'ᴛ' | 'ŧ' => 't',
+        'υ' | 'ս' | 'ᴜ' => 'u',
+        'ν' | 'ѵ' | 'ᴠ' => 'v',
+        'ѡ' | 'ω' | 'ԝ' | 'ᴡ' => 'w',
         'х' | 'χ' => 'x',
-        'у' | 'γ' | 'ү' => 'y',
-        'з' => 'z',
+        'у' | 'γ' | 'ү' | 'ʏ' => 'y',
+        'з' | 'ᴢ' => 'z',
         other => other,
     }
 }
@@ -90,12 +108,15 @@ fn numeral(word: &str) -> Option<String> {
     crate::json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold(number.as_str()))
 }
 
-/// A value without its disguise, and the number that it is: zeros before it say nothing, also where its digits are grouped.
+/// A value without its disguise, and the number that it is: zeros before it say nothing, also where its digits are grouped. And what its
+/// large letters look like, where the small ones look like something else.
 pub(super) fn readings(text: &str) -> impl Iterator<Item = String> {
     let (folded, number) = (fold(text), numeral(text));
     let is_padded = folded.starts_with('0') && folded.bytes().all(|b| b.is_ascii_digit()) && !text.contains('.');
     let grouped = is_padded.then(|| folded.trim_start_matches('0').to_owned());
-    [Some(folded), number, grouped].into_iter().flatten()
+    let large = (!text.is_ascii()).then(|| fold(&text.nfkd().map(plain_capital).collect::<String>()));
+    let large = large.filter(|large| *large != folded);
+    [Some(folded), number, grouped, large].into_iter().flatten()
 }
 
 /// FNV-1a, letter by letter, so that the prints of all beginnings cost no more than that of the whole. A collision

@@ -111,6 +111,11 @@ async fn a_value_out_of_an_untrusted_result_is_recognised_in_every_disguise() {
         "ｍａｌｌｏｒｙ＠ｅｖｉｌ．ｅｘａｍｐｌｅ".to_owned(),
         "mállôry@evil.example".to_owned(),
         "𝓂𝒶𝓁𝓁ℴ𝓇𝓎@evil.example".to_owned(),
+        "ᴍᴀʟʟᴏʀʏ@ᴇᴠɪʟ.example".to_owned(),
+        "MALLOR\u{3a5}@EVIL.EXAMPLE".to_owned(),
+        "MALLORY HOLDI\u{39d}GS".to_owned(),
+        "ma\u{345}llo\u{363}ry@evil.example".to_owned(),
+        "mall\u{3164}ory\u{ffa0}@evil.example".to_owned(),
         // Encoded by the model.
         base64("mallory@evil.example"),
         base64("mallory@evil.example").trim_end_matches('=').to_owned(),
@@ -154,7 +159,8 @@ async fn a_value_out_of_an_untrusted_result_is_recognised_in_every_disguise() {
 
 #[tokio::test]
 async fn a_number_is_recognised_in_every_spelling() {
-    let page = "Account 0012345678, reference 00 4711 0815, amount 98765.430, or +49 30 901820. Room:0077001122.";
+    let page = "Mail \u{39d}ίκος@evil.example. \
+        Account 0012345678, reference 00 4711 0815, amount 98765.430, or +49 30 901820. Room:0077001122.";
     let session = gate(Agent::builder("a").tool(oracle("page", page).untrusted()).tool(send()).policy(Flow::new("f", ["send"], ["/to"])));
     assert_eq!(said(&session, "page", json!({})).await, "ok");
     for to in [
@@ -175,6 +181,8 @@ async fn a_number_is_recognised_in_every_spelling() {
         json!("4711 0815"),
         json!("004930901820"),
         json!("0049 30 901820"),
+        // A name in small letters is the same name.
+        json!("νίκος@evil.example"),
         // In digits of other alphabets.
         json!("١٢٣٤٥٦٧٨"),
         json!("१२३४५६७८"),
