@@ -65,7 +65,7 @@ fn base64(text: &str) -> Option<String> {
 }
 
 fn hex(text: &str) -> Option<String> {
-    let digits: String = text.trim_start_matches("0x").chars().filter(|c| !matches!(c, ' ' | ':' | '-')).collect();
+    let digits: String = text.trim_start_matches("0x").trim_start_matches("0X").chars().filter(|c| !matches!(c, ' ' | ':' | '-')).collect();
     if digits.len() < 8 || !digits.len().is_multiple_of(2) || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }
@@ -80,18 +80,16 @@ fn entities(text: &str) -> Option<String> {
     let (mut rest, mut any) = (text, false);
     while let Some((before, after)) = rest.split_once("&#") {
         decoded.push_str(before);
-        // No code is longer than this.
-        let end = after.bytes().take(9).position(|byte| byte == b';');
-        let code = end.and_then(|end| after.get(..end));
-        let number = code.and_then(|code| match code.strip_prefix(['x', 'X']) {
-            Some(hex) => u32::from_str_radix(hex, 16).ok(),
-            None => code.parse().ok(),
-        });
-        match (number.and_then(char::from_u32), end) {
-            (Some(c), Some(end)) => {
+        let (code, base) = after.strip_prefix(['x', 'X']).map_or((after, 10), |hex| (hex, 16));
+        // Zeros before it say nothing, and what ends it may be missing. No code is longer than this.
+        let code = code.trim_start_matches('0');
+        let digits = code.bytes().take(8).take_while(|byte| char::from(*byte).is_digit(base)).count();
+        let number = code.get(..digits).and_then(|digits| u32::from_str_radix(digits, base).ok());
+        match (number.and_then(char::from_u32), code.get(digits..)) {
+            (Some(c), Some(behind)) => {
                 decoded.push(c);
                 any = true;
-                rest = after.get(end + 1..).unwrap_or_default();
+                rest = behind.strip_prefix(';').unwrap_or(behind);
             }
             _ => {
                 decoded.push_str("&#");
