@@ -46,9 +46,11 @@ impl<'h> Place<'h> {
         let mut best = self.is_path(spelling);
         if let [Part::Text(text), rest @ ..] = spelling {
             if text.matches(['=', ':', '@', ',']).count() > 16 {
-                // It is not tried from each of them: it is enough that it may stand somewhere in the text.
+                // It is not tried from each of them: it is enough that it stands between two, or may stand somewhere in the text.
+                let pieces = text.split(['=', ':', '@', ',']).filter(|piece| piece.contains(['/', '~']));
+                let named = pieces.map(|piece| self.is_known_path(piece)).max().unwrap_or(Sure::No);
                 let is_open = !rest.is_empty() || self.may_stand_in(text);
-                return best.max(if is_open { Sure::Maybe } else { Sure::No });
+                return best.max(named).max(if is_open { Sure::Maybe } else { Sure::No });
             }
             // `-o.env` names it, too.
             if text.starts_with('-') && !text.starts_with("--") {
