@@ -10,6 +10,7 @@ mod lookback;
 mod restart;
 mod shape;
 mod shared;
+mod spooled;
 mod tamper;
 mod world;
 

@@ -1,0 +1,263 @@
+//! Rows that could not be written when they came wait, and come in when the store is back.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use toolgate::Toolgate;
+use toolgate_store::SqliteStore;
+
+use crate::world::{Desk, RULES, agent, agent_under, append, runtime};
+
+#[test]
+fn what_waits_for_the_store_is_not_lost_when_a_configuration_is_read_anew() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let build = || Toolgate::builder().agent(agent(&desk.world())).store(store.clone()).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let look = async |gate: &Toolgate, n: u32| {
+            gate.session("desk", "alice", "s").call("look", json!({"customer": format!("C-{n}0")})).await.call
+        };
+        let first = build();
+        let mut calls = vec![look(&first, 1).await];
+        sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+        calls.push(look(&first, 2).await);
+        // Another runtime on the same store, while the first is still there.
+        let second = build();
+        calls.push(look(&second, 3).await);
+        calls.push(look(&first, 4).await);
+        drop(first);
+        calls.push(look(&second, 5).await);
+        // And one when nobody has the file open any more.
+        drop(second);
+        let third = build();
+        calls.push(look(&third, 6).await);
+        sql("DROP TRIGGER away");
+        calls.push(look(&third, 7).await);
+        let mut rows: Vec<_> = third.session("desk", "alice", "s").rows().await.unwrap().iter().map(|row| row.call).collect();
+        rows.sort_unstable();
+        calls.sort_unstable();
+        assert_eq!(rows, calls, "each call has its row");
+    });
+    desk.verify();
+}
+
+#[test]
+fn what_waits_for_the_store_comes_in_together() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent(&desk.world())).store(store.clone()).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-0"})).await;
+        sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+        let mut calls = Vec::new();
+        for n in 1..=100 {
+            calls.push(session.call("look", json!({"customer": format!("C-{n}0")})).await.call);
+        }
+        sql("DROP TRIGGER away");
+        let before = store.transactions();
+        assert_eq!(gate.recover().await, Ok(100));
+        let written = store.transactions() - before;
+        assert!(written < 20, "100 rows took {written} transactions");
+        let rows: Vec<_> = session.rows().await.unwrap().iter().skip(1).map(|row| row.call).collect();
+        assert_eq!(rows, calls, "in the order in which they ended");
+    });
+    desk.verify();
+}
+
+#[test]
+fn a_store_that_has_room_for_one_row_more_is_not_taken_for_one_that_is_back() {
+    let desk = Desk::new();
+    runtime().block_on(async {
+        let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+        let gate = Toolgate::builder().agent(agent(&desk.world())).store(store).build().unwrap();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        let full_at = |rows: u32| {
+            let full = format!("WHEN (SELECT count(*) FROM ledger) >= {rows} BEGIN SELECT RAISE(ABORT, 'full'); END");
+            sql(&format!("DROP TRIGGER IF EXISTS no_room; CREATE TRIGGER no_room BEFORE INSERT ON ledger {full}"));
+        };
+        let session = gate.session("desk", "alice", "s");
+        full_at(0);
+        for n in 1..=3 {
+            session.call("look", json!({"customer": format!("C-{n}0")})).await;
+        }
+        full_at(1);
+        assert!(gate.recover().await.is_err());
+        assert_eq!(session.rows().await.unwrap().len(), 1);
+        // Whoever reads as far as this makes a copy of the file.
+        let files = || -> Vec<_> {
+            let spool = desk.directory.path().join("ledger.db.state/spool");
+            std::fs::read_dir(spool).unwrap().map(|entry| entry.unwrap().path()).collect()
+        };
+        let ends_in = |ending: &str| files().into_iter().find(|path| path.to_string_lossy().ends_with(ending));
+        append(&ends_in(".jsonl").unwrap(), "no row");
+        assert!(gate.recover().await.is_err());
+        assert_eq!(ends_in(".spoilt"), None, "nobody has read all that waits");
+        sql("DROP TRIGGER no_room");
+        assert_eq!(gate.recover().await, Ok(3));
+        assert_eq!(session.rows().await.unwrap().len(), 3);
+    });
+    desk.verify();
+}
+
+#[test]
+fn what_others_left_behind_is_not_taken_over_before_the_store_is_back() {
+    let desk = Desk::new();
+    let spool = desk.directory.path().join("ledger.db.state/spool");
+    let files = || -> Vec<_> {
+        let names = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
+        names.filter(|path| path.extension().is_none_or(|ending| ending != "definition")).collect()
+    };
+    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+    drop(SqliteStore::open(desk.path()).unwrap());
+    sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+    runtime().block_on(async {
+        desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-10"})).await;
+        let left = files();
+        assert_eq!(left.len(), 1);
+        // As many processes as make one call each.
+        for _ in 0..3 {
+            let _ = desk.open().recover().await;
+            assert_eq!(files(), left, "nobody has read and written it all again");
+        }
+        sql("DROP TRIGGER away");
+        assert_eq!(desk.open().recover().await, Ok(1));
+        assert_eq!(files(), Vec::<std::path::PathBuf>::new());
+    });
+    assert_eq!(desk.verify().rows, 1);
+}
+
+#[test]
+fn a_row_that_can_never_come_in_keeps_no_other_out() {
+    let desk = Desk::new();
+    let sql = || rusqlite::Connection::open(desk.path()).unwrap();
+    let look = async |gate: &Toolgate, session: &str, n: u32| {
+        gate.session("desk", "alice", session).call("look", json!({"customer": format!("C-{n}0")})).await.call
+    };
+    runtime().block_on(async {
+        let gate = desk.open();
+        look(&gate, "damaged", 1).await;
+        look(&gate, "sound", 2).await;
+        let head: Vec<u8> = sql().query_row("SELECT head FROM sessions WHERE session = 'damaged'", [], |row| row.get(0)).unwrap();
+        sql()
+            .execute_batch(
+                "UPDATE sessions SET head = x'00' WHERE session = 'damaged';
+                 CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END",
+            )
+            .unwrap();
+        let first = look(&gate, "sound", 3).await;
+        let never = look(&gate, "damaged", 4).await;
+        let second = look(&gate, "sound", 5).await;
+        // As long as the store is away, nothing is put aside.
+        assert!(gate.recover().await.is_err());
+        let spool = desk.directory.path().join("ledger.db.state/spool");
+        let left = |ending: &str| -> Vec<_> {
+            let files = std::fs::read_dir(&spool).unwrap().map(|file| file.unwrap().path());
+            files.filter(|path| path.extension().is_some_and(|extension| extension == ending)).collect()
+        };
+        assert_eq!((left("spoilt").len(), left("jsonl").len()), (0, 1));
+        sql().execute_batch("DROP TRIGGER away").unwrap();
+        assert_eq!(gate.recover().await, Ok(2));
+        let rows = gate.session("desk", "alice", "sound").rows().await.unwrap();
+        assert_eq!(rows.iter().skip(1).map(|row| row.call).collect::<Vec<_>>(), [first, second]);
+        let (aside, waiting) = (left("spoilt"), left("jsonl"));
+        assert_eq!((aside.len(), waiting.len()), (1, 0));
+        let row: toolgate::Row = serde_json::from_slice(&std::fs::read(&aside[0]).unwrap()).unwrap();
+        assert_eq!(row.call, never);
+        sql().execute("UPDATE sessions SET head = ?1 WHERE session = 'damaged'", [head]).unwrap();
+    });
+    assert_eq!(desk.verify().rows, 4);
+}
+
+#[test]
+fn a_definition_stands_beside_rows_for_as_long_as_one_of_them_waits() {
+    let desk = Desk::new();
+    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+    let spool = desk.directory.path().join("ledger.db.state/spool");
+    let definitions = || {
+        let files = std::fs::read_dir(&spool).unwrap().map(|file| file.unwrap().path());
+        files.filter(|path| path.extension().is_some_and(|extension| extension == "definition")).count()
+    };
+    runtime().block_on(async {
+        let other = agent_under(&desk.world(), &RULES.replace("most = 500", "most = 400"));
+        let [one, two] = [agent(&desk.world()), other].map(|agent| {
+            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            Toolgate::builder().agent(agent).store(store).build().unwrap()
+        });
+        sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
+        for (gate, session) in [(&one, "a"), (&two, "b")] {
+            let answer = gate.session("desk", "alice", session).call("look", json!({"customer": "C-10"})).await;
+            assert_eq!(answer.outcome.error().unwrap().code, "store_unavailable");
+        }
+        assert_eq!(definitions(), 2);
+        sql("DROP TRIGGER away");
+        assert_eq!(one.recover().await, Ok(1));
+        assert_eq!(definitions(), 1, "the other waits still");
+        assert_eq!(two.recover().await, Ok(1));
+        assert_eq!(definitions(), 0);
+    });
+    assert_eq!(desk.verify().rows, 2);
+}
+
+#[test]
+fn what_is_only_in_memory_does_not_speak_for_what_cannot_be_read() {
+    let desk = Desk::new();
+    let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+    let away = "CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END";
+    let spool = desk.directory.path().join("ledger.db.state/spool");
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        let look = async |n: u32| {
+            let answer = session.call("look", json!({"customer": format!("C-{n}0")})).await;
+            answer.outcome.error().map(|error| error.code.to_string())
+        };
+        sql(away);
+        assert_eq!(look(1).await.as_deref(), Some("store_unavailable"));
+        let mut files = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
+        let own = files.find(|path| path.extension().is_some_and(|extension| extension == "jsonl")).unwrap();
+        sql("DROP TRIGGER away");
+        assert_eq!(gate.recover().await, Ok(1));
+        // Its file cannot be made again, and what somebody has left behind cannot be read.
+        let odd = [own.with_extension("new"), spool.join("gone.jsonl")];
+        odd.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        sql(away);
+        assert_eq!(look(2).await.as_deref(), Some("store_unavailable"));
+        sql("DROP TRIGGER away");
+        assert!(gate.recover().await.is_err());
+        assert_eq!(session.rows().await.unwrap().len(), 2, "what was in memory is in");
+        assert_eq!(look(3).await.as_deref(), Some("store_unavailable"));
+        odd.iter().for_each(|path| std::fs::remove_dir(path).unwrap());
+        assert_eq!(look(4).await, None);
+    });
+    assert_eq!(desk.verify().rows, 4);
+}
+
+#[test]
+fn what_was_decided_by_a_definition_that_the_store_had_not_heard_of_can_be_verified() {
+    for part in [true, false] {
+        let desk = Desk::new();
+        let sql = |text: &str| rusqlite::Connection::open(desk.path()).unwrap().execute_batch(text).unwrap();
+        drop(SqliteStore::open(desk.path()).unwrap());
+        sql("CREATE TRIGGER no_row BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END;
+             CREATE TRIGGER no_definition BEFORE INSERT ON configs BEGIN SELECT RAISE(ABORT, 'away'); END");
+        runtime().block_on(async {
+            let answer = desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-10"})).await;
+            assert_eq!(answer.outcome.error().unwrap().code, "store_unavailable");
+        });
+        sql("DROP TRIGGER no_row; DROP TRIGGER no_definition");
+        // The next process has as much of it as one call needs, or something else.
+        let next = match part {
+            true => agent(&desk.world()).excerpts().into_iter().find(|(tool, _)| **tool == *"look").unwrap().1.build().unwrap(),
+            false => agent_under(&desk.world(), &RULES.replace("most = 500", "most = 400")),
+        };
+        runtime().block_on(async {
+            let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+            let gate = Toolgate::builder().agent(next).store(store).build().unwrap();
+            assert_eq!(gate.recover().await, Ok(1));
+        });
+        assert_eq!(desk.verify().rows, 1);
+    }
+}

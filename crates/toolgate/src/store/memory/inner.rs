@@ -1,0 +1,156 @@
+//! What is in memory, behind the lock.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rust_decimal::Decimal;
+
+use super::super::{RecallKey, Recalled, Settle, Target};
+use super::{Claim, Inner, Session};
+use crate::call::{CallId, SessionKey};
+use crate::json::Digest;
+use crate::ledger::Row;
+use crate::limits::{Charge, Counter, Over, Spend};
+use crate::outcome::Outcome;
+use crate::policy::RecalledBy;
+use crate::progress::Progress;
+use crate::values::{self, Memory as _};
+
+impl Inner {
+    pub(super) fn session(&mut self, key: &SessionKey) -> &mut Session {
+        self.sessions.entry(key.clone()).or_insert_with(|| Session {
+            version: 0,
+            opened: None,
+            state: Arc::default(),
+            progress: Progress::default(),
+            lock: Arc::default(),
+        })
+    }
+
+    pub(super) fn paused(&self, key: &SessionKey, tool: &Arc<str>) -> Option<(Target, String)> {
+        if self.paused.is_empty() {
+            return None;
+        }
+        let targets = [
+            Target::Agent(Arc::clone(&key.agent)),
+            Target::Principal(Arc::clone(&key.principal)),
+            Target::Tool(Arc::clone(tool)),
+            Target::Session(key.clone()),
+        ];
+        targets.into_iter().find_map(|target| self.paused.get(&target).cloned().map(|why| (target, why)))
+    }
+
+    pub(super) fn recall_any(&self, keys: &[RecallKey], digest: Digest, now: Timestamp) -> Option<(Recalled, RecalledBy)> {
+        keys.iter().find_map(|key| Some((self.recall(key, digest, now)?, key.kind())))
+    }
+
+    fn recall(&self, key: &RecallKey, digest: Digest, now: Timestamp) -> Option<Recalled> {
+        let (first, call) = self.recalls.get(key)?;
+        // A tool declared `once` is recalled by its arguments, as they were asked for or as hooks left them.
+        if *first != digest && key.kind() == RecalledBy::Key {
+            return Some(Recalled::KeyReused);
+        }
+        let claim = self.claims.get(call)?;
+        Some(match &claim.settled {
+            Some(outcome) => Recalled::Settled(Some(outcome.clone())),
+            None if claim.is_pending(now) => Recalled::Pending(*call),
+            // A read that never ended left nothing behind.
+            None if now > claim.intent.lease => return None,
+            None => Recalled::InProgress,
+        })
+    }
+
+    /// What is used of a counter, if a charge fits. Looking makes no counter.
+    pub(super) fn fits(&mut self, charge: &Charge, now: Timestamp) -> Result<Decimal, Over> {
+        let mut fresh = Counter::default();
+        let counter = self.counters.get_mut(&(charge.counter.clone(), charge.window)).unwrap_or(&mut fresh);
+        counter.fits(now, charge).map(|()| counter.used(now, charge.window))
+    }
+
+    /// Takes in what a call has brought.
+    pub(super) fn see(&mut self, key: &SessionKey, seen: values::Seen) {
+        let mut carriers = std::mem::take(&mut self.carriers);
+        let state = Arc::make_mut(&mut self.session(key).state);
+        state.stamp += 1;
+        values::take_in(&mut state.values, seen, &mut carriers);
+        self.carriers = carriers;
+    }
+
+    /// Remembers what a call has written to, or may have.
+    pub(super) fn carry(&mut self, key: &SessionKey, keys: &[String]) {
+        let tainted = self.sessions.get(key).is_some_and(|session| session.state.values.flags().tainted);
+        values::carry(keys, tainted, &mut self.carriers);
+    }
+
+    /// Takes away what a call that may have happened takes away: evidence that may not hold any more does not hold.
+    pub(super) fn revoke_for(&mut self, call: CallId) {
+        let Some(claim) = self.claims.get(&call).filter(|claim| claim.settled.is_none() && claim.intent.effect) else { return };
+        let (key, revokes) = (claim.intent.key.clone(), claim.intent.revokes.clone());
+        for revoked in revokes {
+            Arc::make_mut(&mut self.session(&key).state).revoke(revoked);
+        }
+    }
+
+    /// Claims whose time is up are pending from here on, and may have taken evidence away. What a client only read is let go.
+    pub(super) fn sweep(&mut self, now: Timestamp) {
+        let swept = |claim: &Claim| claim.intent.effect || claim.intent.is_run_by_client();
+        for call in self.open.over(now) {
+            if !self.claims.get(&call).is_some_and(swept) {
+                continue;
+            }
+            self.revoke_for(call);
+            self.end_claim(call, Settle::Pending, None, None);
+        }
+    }
+
+    pub(super) fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
+        // What somebody has settled stays settled.
+        let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
+        let settle = if claim.intent.effect { settle } else { settle.of_read() };
+        claim.pending |= settle == Settle::Pending;
+        self.open.end(&claim.intent, settle == Settle::Pending);
+        let wrote = std::mem::take(&mut claim.intent.carriers);
+        let carries = (settle != Settle::Released && !wrote.is_empty()).then(|| claim.intent.key.clone());
+        // What is spent is spent, whatever is known of the rest.
+        let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
+            .into_iter()
+            .partition(|c| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
+        claim.charges = reserved;
+        if let Some(key) = carries {
+            self.carry(&key, &wrote);
+        }
+        for charge in known {
+            let actual = settle.amount(&charge, spent);
+            if let Some(counter) = self.counters.get_mut(&(charge.counter.clone(), charge.window)) {
+                counter.settle(call, &charge, actual);
+            }
+        }
+        if settle == Settle::Pending {
+            return true;
+        }
+        let Some(claim) = self.claims.get_mut(&call) else { return true };
+        // What had no effect may run again; what nobody can recall need not be kept.
+        match outcome.filter(|_| settle == Settle::Done && !claim.intent.recall.is_empty()) {
+            Some(outcome) => claim.settled = Some(outcome),
+            None => {
+                if let Some(claim) = self.claims.remove(&call) {
+                    for key in &claim.intent.recall {
+                        // Unless somebody else has come under the same key since.
+                        if self.recalls.get(key).is_some_and(|(_, by)| *by == call) {
+                            self.recalls.remove(key);
+                        }
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Gives back the row that makes room for it.
+    pub(super) fn record(&mut self, row: Arc<Row>, keep: usize) -> Option<Arc<Row>> {
+        let oldest = if self.rows.len() >= keep { self.rows.pop_front() } else { None };
+        self.rows.push_back(row);
+        self.recorded += 1;
+        oldest
+    }
+}
