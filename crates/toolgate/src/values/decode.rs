@@ -82,9 +82,11 @@ fn entities(text: &str) -> Option<String> {
         decoded.push_str(before);
         let (code, base) = after.strip_prefix(['x', 'X']).map_or((after, 10), |hex| (hex, 16));
         // Zeros before it say nothing, and what ends it may be missing. No code is longer than this.
-        let code = code.trim_start_matches('0');
+        let (long, code) = (code.len(), code.trim_start_matches('0'));
         let digits = code.bytes().take(8).take_while(|byte| char::from(*byte).is_digit(base)).count();
-        let number = code.get(..digits).and_then(|digits| u32::from_str_radix(digits, base).ok());
+        // Nothing but zeros is a letter that shows nothing.
+        let zero = (digits == 0 && code.len() < long).then_some(0);
+        let number = zero.or_else(|| u32::from_str_radix(code.get(..digits)?, base).ok());
         match (number.and_then(char::from_u32), code.get(digits..)) {
             (Some(c), Some(behind)) => {
                 decoded.push(c);

@@ -127,6 +127,8 @@ async fn a_value_out_of_an_untrusted_result_is_recognised_in_every_disguise() {
         "mallory&#64evil.example".to_owned(),
         "mallory&#00000000064;evil.example".to_owned(),
         "mallory&#x000000000040;evil.example".to_owned(),
+        // A zero shows nothing.
+        "mal&#0;lory&#64;evil&#x00.example".to_owned(),
         "0X6D616C6C6F7279406576696C2E6578616D706C65".to_owned(),
         // Encoded by the page, decoded by the model.
         "foe@evil.example".to_owned(),
