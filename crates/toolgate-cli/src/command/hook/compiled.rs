@@ -42,6 +42,11 @@ pub(super) struct Compiled {
 
 /// Where it is kept: for each way to ask, in each directory.
 fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
+    state.path().join("compiled").join(way(args, project)).join(tool)
+}
+
+/// A name for a way to ask in a directory.
+pub(super) fn way(args: &Args, project: &Path) -> String {
     let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
     let mut words = vec![config.to_vec(), project.as_os_str().as_bytes().to_vec(), args.agent.clone().unwrap_or_default().into_bytes()];
@@ -52,7 +57,7 @@ fn place(args: &Args, project: &Path, state: &State, tool: &str) -> PathBuf {
         words.push(std::env::var_os(name).unwrap_or_default().as_bytes().to_vec());
     }
     let digest = Digest::of(&words.join(&[0][..])).to_string();
-    state.path().join("compiled").join(digest.get(..32).unwrap_or(&digest)).join(tool)
+    digest.get(..32).unwrap_or(&digest).to_owned()
 }
 
 fn mac(key: &[u8; 32], place: &Path, body: &[u8]) -> Option<Vec<u8>> {
@@ -77,8 +82,13 @@ impl Compiled {
         known.update(body);
         known.verify_slice(sum).ok()?;
         let compiled: Self = serde_json::from_slice(body).ok()?;
-        let same = compiled.program == program() && compiled.files.iter().all(|(path, was)| stamp(Path::new(path)) == *was);
-        (same && compiled.links.hold()).then_some(compiled)
+        compiled.holds().then_some(compiled)
+    }
+
+    /// Whether everything that it came from is as it was.
+    pub(super) fn holds(&self) -> bool {
+        let same = self.program == program() && self.files.iter().all(|(path, was)| stamp(Path::new(path)) == *was);
+        same && self.links.hold()
     }
 
     /// Keeps what a configuration comes to, for each of an agent's tools. What cannot be kept is read again next time.

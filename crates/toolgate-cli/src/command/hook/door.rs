@@ -69,7 +69,11 @@ impl Door {
         let plain = |error: io::Error| error.to_string();
         let (state, project) = (State::open().map_err(plain)?, place::project().map_err(plain)?);
         let tool = of_client(&event.tool);
-        if let Some(ready) = Compiled::find(args, &project, &state, &tool).and_then(|kept| Self::ready(kept, &tool)) {
+        let ready = |kept: Compiled| {
+            let store = SqliteStore::open_briefly(&kept.store).ok()??;
+            Self::ready(&kept, &tool, Arc::new(store))
+        };
+        if let Some(ready) = Compiled::find(args, &project, &state, &tool).and_then(ready) {
             return Ok(ready);
         }
         let found = InForce::find(args.config.as_deref(), &project, &state).map_err(plain)?;
@@ -84,23 +88,22 @@ impl Door {
     }
 
     /// The gate from what was kept ready; `None` where that is not what is there any more.
-    fn ready(kept: Compiled, tool: &str) -> Option<Self> {
-        let store = SqliteStore::open_briefly(&kept.store).ok()??;
+    pub(super) fn ready(kept: &Compiled, tool: &str, store: Arc<SqliteStore>) -> Option<Self> {
         if store.id() != kept.ledger {
             return None;
         }
-        let agent = kept.excerpt.build().ok()?;
-        let mut builder = Toolgate::builder().store(Arc::new(store)).busy_wait(WAIT).agent(agent);
+        let agent = kept.excerpt.clone().build().ok()?;
+        let mut builder = Toolgate::builder().store(store).busy_wait(WAIT).agent(agent);
         for pattern in &kept.redact {
             builder = builder.redact(pattern).ok()?;
         }
         let otherwise = |ask| if ask { Otherwise::Ask } else { Otherwise::Deny };
         Some(Self {
             gate: builder.build().map_err(|error| error.to_string()),
-            agent: kept.agent,
+            agent: kept.agent.clone(),
             granted: kept.granted.then(|| tool.to_owned()).into_iter().collect(),
             settings: Settings { on_failure: otherwise(kept.asks.0), undeclared: otherwise(kept.asks.1) },
-            notice: kept.notice,
+            notice: kept.notice.clone(),
             has_hooks: false,
             dialect: kept.dialect,
             beside: None,

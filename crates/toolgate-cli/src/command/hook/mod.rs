@@ -7,25 +7,30 @@ mod event;
 mod loud;
 pub(crate) mod serve;
 mod signals;
+mod stay;
 mod wire;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use answer::{Answer, Rendered};
 use door::Door;
 pub(crate) use door::open_store;
 pub(crate) use event::Client;
 use event::{Event, Kind, LONGEST, TOO_LONG};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use stay::Asked;
 
 use crate::place;
 
 /// A client that waits longer may let the call through.
 const DEADLINE: Duration = Duration::from_millis(4_500);
+/// So much is said without anybody having to read it.
+const SHORT: usize = 4 << 10;
 /// How long it may take to say that there is no answer.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -34,7 +39,7 @@ const GRACE: Duration = Duration::from_millis(300);
 /// The event is one JSON object on standard input: PreToolUse, PostToolUse, PostToolUseFailure, UserPromptSubmit, SessionStart or
 /// SessionEnd; or the plain protocol, {"tool_name", "tool_input"} and after the tool also "tool_result". Whatever happens, the
 /// answer is exit code 0 with a JSON object, or exit code 2 with a reason on standard error. What goes wrong is a refusal.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[command(
     after_help = "Exit code: 0 with a JSON answer, or 2: refused.\n\nExamples:\n  toolgate init --for claude-code          register it with a client\n  echo '{\"tool_name\": \"bash\", \"tool_input\": {\"command\": \"ls\"}}' | toolgate hook"
 )]
@@ -57,6 +62,9 @@ pub(crate) struct Args {
     /// Be that service; `--config` says for what, `--socket` where.
     #[arg(long, requires = "socket", requires = "config")]
     pub(crate) serve: bool,
+    /// Stay, and answer the hooks of open sessions; a hook that hears of a new session starts it so.
+    #[arg(long, hide = true, conflicts_with = "socket")]
+    pub(crate) stay: bool,
 }
 
 impl Args {
@@ -70,10 +78,15 @@ impl Args {
     pub(crate) fn of_flags(words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut words = words.map(|word| word.into_string().ok());
         let config = std::env::var_os("TOOLGATE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let mut args = Self { config, client: Client::ClaudeCode, agent: None, store: None, socket: None, serve: false };
+        let mut args = Self { config, client: Client::ClaudeCode, agent: None, store: None, socket: None, serve: false, stay: false };
         while let Some(flag) = words.next() {
+            let flag = flag?;
+            if flag == "--stay" {
+                args.stay = true;
+                continue;
+            }
             let value = words.next()??;
-            match flag?.as_str() {
+            match flag.as_str() {
                 "--config" => args.config = Some(value.into()),
                 "--client" => args.client = clap::ValueEnum::from_str(&value, false).ok()?,
                 "--agent" => args.agent = Some(value),
@@ -87,6 +100,9 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
+    if args.stay {
+        return stay::run(args);
+    }
     signals::outlive_limits();
     // Hooks are not handed what was left open here.
     let _ = toolgate::sandbox::close_inherited();
@@ -102,66 +118,71 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 /// Hears one event, and answers it; gives back the exit code.
 fn hear(args: &Args) -> u8 {
-    let overdue = match watch() {
-        Ok(overdue) => overdue,
-        // Without it, somebody who does not answer would be waited for.
-        Err(error) => return Rendered::Refused(format!("toolgate could not begin, so the call is refused: {error}")).say(),
-    };
+    let late = Late { until: Instant::now() + DEADLINE, said: Arc::default() };
     // Whoever sits there does not know that they are waited for.
     if std::io::stdin().is_terminal() {
         let _ = writeln!(std::io::stderr(), "toolgate: waiting for an event of a client, one JSON object; see `toolgate hook --help`");
     }
-    let (mut input, mut bytes) = (std::io::stdin().lock(), Vec::new());
-    let read = input.by_ref().take(LONGEST + 1).read_to_end(&mut bytes);
+    let mut bytes = Vec::new();
+    let read = late.read(&mut bytes);
     let is_long = bytes.len() as u64 > LONGEST;
     let event = match read {
         Err(error) => Event::glimpsed(&bytes, format!("standard input cannot be read: {error}")),
-        Ok(_) if is_long => {
+        Ok(()) if is_long => {
             // Nobody knows when it ends.
             if let Ok(begun) = Event::glimpsed(&bytes, TOO_LONG.to_owned()) {
-                forestall(&overdue, &begun, args.client);
+                late.forestall(&begun, args.client);
             }
-            Event::too_long(&bytes, &mut input)
+            if let Err(refused) = late.watch() {
+                return refused.say();
+            }
+            Event::too_long(&bytes, &mut std::io::stdin().lock())
         }
-        Ok(_) => Event::heard(&bytes),
+        Ok(()) => Event::heard(&bytes),
     };
     let event = match event {
         Ok(event) => event,
-        Err(reason) => return say(&overdue, Rendered::Refused(reason)),
+        Err(reason) => return late.say(Rendered::Refused(reason)),
     };
-    forestall(&overdue, &event, args.client);
-    if args.socket.is_some() {
-        let told = match ask(args, &bytes) {
+    late.forestall(&event, args.client);
+    let asked = match &args.socket {
+        None if is_long => Asked::Alone,
+        None => stay::ask(args, &bytes, late.left()),
+        Some(socket) => match late.watch() {
+            Ok(()) => Asked::Told(ask(args, socket, &bytes)),
+            Err(refused) => Asked::Told(refused),
+        },
+    };
+    let is_nobody_there = matches!(asked, Asked::Nobody);
+    if let Asked::Told(told) = asked {
+        let told = match told {
             // Without an answer there is no permission, and no result.
             Rendered::Refused(reason) => Answer::refusal(&event, reason).render(&event, args.client),
             // The service has the beginning of it, and so not the shape of the result.
             Rendered::Told(_) if is_long => Answer::refusal(&event, TOO_LONG).render(&event, args.client),
             told => told,
         };
-        return say(&overdue, told);
+        // Who does not read what is long is not waited for.
+        if matches!(&told, Rendered::Told(told) if told.to_string().len() > SHORT)
+            && let Err(refused) = late.watch()
+        {
+            return refused.say();
+        }
+        return late.say(told);
+    }
+    if let Err(refused) = late.watch() {
+        return refused.say();
     }
     let (answer, door) = answer(args, &event);
-    let code = say(&overdue, answer.render(&event, args.client));
+    let code = late.say(answer.render(&event, args.client));
+    // Where nobody can stay, the next hook does all by itself as well.
+    if is_nobody_there && matches!(event.kind, Kind::Begins) && door.is_some() {
+        let _ = stay::begin(args);
+    }
     // The client has its answer; the next one comes sooner.
     if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {
         let _ = door.keep(args);
     }
-    code
-}
-
-/// What a tool gave is not shown by somebody being slow.
-fn forestall(overdue: &Mutex<Option<Rendered>>, event: &Event, client: Client) {
-    if event.is_over() {
-        let late = Answer::withhold(event, "toolgate could not look at this result in time, so it is withheld");
-        *lock(overdue) = Some(late.render(event, client));
-    }
-}
-
-/// Says it, unless time is up: one answer, and from here on its exit code.
-fn say(overdue: &Mutex<Option<Rendered>>, rendered: Rendered) -> u8 {
-    let mut overdue = lock(overdue);
-    let code = rendered.say();
-    *overdue = Some(Rendered::Done(code));
     code
 }
 
@@ -170,15 +191,23 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Asks the service.
-fn ask(args: &Args, event: &[u8]) -> Rendered {
-    let socket = args.socket.as_deref().unwrap_or_else(|| Path::new(""));
-    let client = clap::ValueEnum::to_possible_value(&args.client).map(|client| client.get_name().to_owned()).unwrap_or_default();
-    match wire::ask(socket, &client, args.agent.as_deref().unwrap_or_default(), event) {
-        Ok((0, told)) => {
-            serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told)
-        }
-        Ok((_, reason)) => Rendered::Refused(reason),
+fn ask(args: &Args, socket: &Path, event: &[u8]) -> Rendered {
+    match wire::ask(socket, &named(args.client), args.agent.as_deref().unwrap_or_default(), event) {
+        Ok(said) => rendered(said, socket),
         Err(error) => Rendered::Refused(wire::silent(socket, &error)),
+    }
+}
+
+/// A client, as it is called on the command line.
+fn named(client: Client) -> String {
+    clap::ValueEnum::to_possible_value(&client).map(|client| client.get_name().to_owned()).unwrap_or_default()
+}
+
+/// What was heard from another process.
+fn rendered((code, told): (u8, String), socket: &Path) -> Rendered {
+    match code {
+        0 => serde_json::from_str(&told).map_or_else(|error| Rendered::Refused(wire::silent(socket, &error.into())), Rendered::Told),
+        _ => Rendered::Refused(told),
     }
 }
 
@@ -200,17 +229,67 @@ fn answer(args: &Args, event: &Event) -> (Answer, Option<Door>) {
 }
 
 /// Nobody waits for longer than a client does: what takes too long is refused.
-fn watch() -> std::io::Result<Arc<Mutex<Option<Rendered>>>> {
-    let late: Arc<Mutex<Option<Rendered>>> = Arc::default();
-    let said = Arc::clone(&late);
-    wire::later(DEADLINE, move || {
-        // Whoever speaks may speak to somebody who does not read: then the exit code says it.
-        let _ = wire::later(GRACE, || std::process::exit(2));
-        let refused = || Rendered::Refused("no answer could be found in time, so the call is refused".to_owned());
-        // Whoever speaks holds it: nobody speaks twice, or into the other's words.
-        let mut said = lock(&said);
-        let code = said.take().unwrap_or_else(refused).say();
-        std::process::exit(i32::from(code));
-    })?;
-    Ok(late)
+struct Late {
+    until: Instant,
+    /// What is said when time is up; and from the moment that something was said, that it was.
+    said: Arc<Mutex<Option<Rendered>>>,
+}
+
+impl Late {
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Reads standard input to its end, or until it is too long, or time is up.
+    fn read(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let input = std::io::stdin();
+        let mut piece = [0; 16 << 10];
+        while bytes.len() as u64 <= LONGEST {
+            let wait = Timespec::try_from(self.left()).map_err(io::Error::other)?;
+            let mut wanted = [PollFd::new(&input, PollFlags::IN)];
+            let read = match rustix::event::poll(&mut wanted, Some(&wait)) {
+                Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the event did not come in time")),
+                Ok(_) => rustix::io::read(&input, &mut piece),
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(0) => break,
+                Ok(length) => bytes.extend_from_slice(piece.get(..length).unwrap_or_default()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// What a tool gave is not shown by somebody being slow.
+    fn forestall(&self, event: &Event, client: Client) {
+        if event.is_over() {
+            let late = Answer::withhold(event, "toolgate could not look at this result in time, so it is withheld");
+            *lock(&self.said) = Some(late.render(event, client));
+        }
+    }
+
+    /// Says it, unless time is up: one answer, and from here on its exit code.
+    fn say(&self, rendered: Rendered) -> u8 {
+        let mut said = lock(&self.said);
+        let code = rendered.say();
+        *said = Some(Rendered::Done(code));
+        code
+    }
+
+    /// Has somebody say so when time is up. Without that, somebody who does not answer would be waited for.
+    fn watch(&self) -> Result<(), Rendered> {
+        let said = Arc::clone(&self.said);
+        let watched = wire::later(self.left(), move || {
+            // Whoever speaks may speak to somebody who does not read: then the exit code says it.
+            let _ = wire::later(GRACE, || std::process::exit(2));
+            let refused = || Rendered::Refused("no answer could be found in time, so the call is refused".to_owned());
+            // Whoever speaks holds it: nobody speaks twice, or into the other's words.
+            let mut said = lock(&said);
+            let code = said.take().unwrap_or_else(refused).say();
+            std::process::exit(i32::from(code));
+        });
+        watched.map_err(|error| Rendered::Refused(format!("toolgate could not begin, so the call is refused: {error}")))
+    }
 }

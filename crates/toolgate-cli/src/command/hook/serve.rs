@@ -45,10 +45,10 @@ struct InUse {
 }
 
 /// What is asked.
-struct Question {
-    client: Client,
+pub(super) struct Question {
+    pub(super) client: Client,
     agent: Option<String>,
-    event: Vec<u8>,
+    pub(super) event: Vec<u8>,
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -227,31 +227,11 @@ impl Service {
     }
 
     async fn hear(&self, mut stream: UnixStream) {
-        let rendered = match self.question(&mut stream).await {
-            Ok((question, user)) => self.answer(question, &user).await,
+        let rendered = match question(&mut stream).await {
+            Ok((question, user)) => self.answer(question, &place::name_of(user)).await,
             Err(error) => Rendered::Refused(format!("the service could not read what was asked: {error}")),
         };
-        let said = match rendered {
-            Rendered::Told(told) => format!("0{told}\n"),
-            Rendered::Refused(reason) => format!("2{reason}"),
-            Rendered::Done(_) => String::new(),
-        };
-        // Whoever has hung up has no permission.
-        let _ = stream.write_all(said.as_bytes()).await;
-    }
-
-    /// What is asked, and by whom: the kernel says so.
-    async fn question(&self, stream: &mut UnixStream) -> io::Result<(Question, String)> {
-        let user = place::name_of(stream.peer_cred()?.uid());
-        let mut asked = Vec::with_capacity(16 << 10);
-        // There is room for an event that is too long, and the lines before it.
-        tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + (64 << 10)).read_to_end(&mut asked)).await??;
-        let mut lines = asked.splitn(3, |byte| *byte == b'\n');
-        let mut line = || lines.next().ok_or_else(|| io::Error::other("it is no question"));
-        let (client, agent, event) = (line()?, line()?, line()?);
-        let word = |line| std::str::from_utf8(line).map_err(io::Error::other);
-        let (client, agent) = (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
-        Ok((Question { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_vec() }, user))
+        tell(&mut stream, &said(rendered)).await;
     }
 
     async fn answer(&self, question: Question, user: &str) -> Rendered {
@@ -265,4 +245,32 @@ impl Service {
         };
         answer.render(&event, question.client)
     }
+}
+
+/// What is asked, and by whom: the kernel says so.
+pub(super) async fn question(stream: &mut UnixStream) -> io::Result<(Question, u32)> {
+    let user = stream.peer_cred()?.uid();
+    let mut asked = Vec::with_capacity(16 << 10);
+    // There is room for an event that is too long, and the lines before it.
+    tokio::time::timeout(Duration::from_secs(4), stream.take(LONGEST + (64 << 10)).read_to_end(&mut asked)).await??;
+    let mut lines = asked.splitn(3, |byte| *byte == b'\n');
+    let mut line = || lines.next().ok_or_else(|| io::Error::other("it is no question"));
+    let (client, agent, event) = (line()?, line()?, line()?);
+    let word = |line| std::str::from_utf8(line).map_err(io::Error::other);
+    let (client, agent) = (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
+    Ok((Question { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_vec() }, user))
+}
+
+/// An answer as a hook hears it.
+pub(super) fn said(rendered: Rendered) -> String {
+    match rendered {
+        Rendered::Told(told) => format!("0{told}\n"),
+        Rendered::Refused(reason) => format!("2{reason}"),
+        Rendered::Done(_) => String::new(),
+    }
+}
+
+/// Whoever has hung up has no permission.
+pub(super) async fn tell(stream: &mut UnixStream, said: &str) {
+    let _ = stream.write_all(said.as_bytes()).await;
 }

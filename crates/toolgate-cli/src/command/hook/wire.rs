@@ -7,23 +7,44 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// What is answered in place of an exit code where a hook is to do all by itself.
+pub(crate) const ALONE: u8 = 1;
 
 /// Asks the service: the exit code, and what is to be said.
 pub(crate) fn ask(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(Duration::from_secs(4)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(4)))?;
+    match exchange(UnixStream::connect(socket)?, client, agent, event, PATIENCE)? {
+        (ALONE, _) => Err(no_answer()),
+        said => Ok(said),
+    }
+}
+
+fn no_answer() -> Error {
+    Error::other("it said something else than an answer")
+}
+
+/// Asks whoever listens at the other end.
+pub(crate) fn exchange(mut stream: UnixStream, client: &str, agent: &str, event: &[u8], patience: Duration) -> Result<(u8, String)> {
+    let until = Instant::now() + patience.min(PATIENCE);
+    // None at all would be without end.
+    let left = || Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+    stream.set_write_timeout(left())?;
     // In one piece: each wakes the service.
     stream.write_all(&[format!("{client}\n{agent}\n").as_bytes(), event].concat())?;
     stream.shutdown(Shutdown::Write)?;
+    stream.set_read_timeout(left())?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
     match reply.split_at_checked(1) {
         // Half an answer is none: a client would take it for "no objection".
         Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => Ok((0, told.to_owned())),
         Some(("2", reason)) => Ok((2, reason.to_owned())),
-        _ => Err(Error::other("it said something else than an answer")),
+        Some(("1", "")) => Ok((ALONE, String::new())),
+        _ => Err(no_answer()),
     }
 }
 

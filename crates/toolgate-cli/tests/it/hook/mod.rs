@@ -3,6 +3,7 @@
 mod holds;
 mod results;
 mod service;
+mod stays;
 mod wrong;
 
 use std::path::{Path, PathBuf};

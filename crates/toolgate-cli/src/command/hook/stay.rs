@@ -1,0 +1,287 @@
+//! A process that stays while a session of a client is open, so that a hook finds ready what it would have to open at every step. It
+//! decides by what is kept ready for a hook (`compiled`), looked at anew with every question, and by nothing else: whatever is not
+//! plainly so is left to the hook, which then does all by itself.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use tokio::net::UnixListener;
+use tokio::sync::Notify;
+use toolgate::json::Digest;
+use toolgate::names::of_client;
+use toolgate_store::SqliteStore;
+
+use super::compiled::{self, Compiled};
+use super::door::Door;
+use super::event::{Event, Kind};
+use super::serve::{self, Question};
+use super::{Args, Rendered, lock, wire};
+use crate::place::{self, State, stamp};
+
+/// How long it stays where nobody asks.
+const IDLE: Duration = Duration::from_secs(30 * 60);
+/// How often it looks whether it is still to stay.
+const LOOK: Duration = Duration::from_secs(15);
+/// How long it answers those who have come while it left.
+const FAREWELL: Duration = Duration::from_millis(200);
+/// How long whoever is to stay waits for somebody who leaves, and whoever leaves for those who are being answered.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a hook hears.
+pub(super) enum Asked {
+    /// Nobody stays.
+    Nobody,
+    /// It is to do all by itself.
+    Alone,
+    Told(Rendered),
+}
+
+/// Where it listens: for one way to ask, in one directory, by one program. What stands there by the same name later is another place.
+fn socket(args: &Args) -> io::Result<PathBuf> {
+    let (state, project) = (State::open()?, place::project()?);
+    let here = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let way = compiled::way(args, &project);
+    let places = (here(Path::new("."))?, here(&project)?, stamp(Path::new("/proc/self/exe")));
+    let name = Digest::of(format!("{way} {places:?}").as_bytes()).to_string();
+    Ok(state.path().join("stay").join(name.get(..24).unwrap_or(&name)))
+}
+
+/// Asks whoever stays. Who is there and does not answer has not said yes.
+pub(super) fn ask(args: &Args, event: &[u8], patience: Duration) -> Asked {
+    let Ok(socket) = socket(args) else { return Asked::Nobody };
+    let stream = match connected(&socket) {
+        Ok(stream) => stream,
+        // Too many wait there already.
+        Err(rustix::io::Errno::AGAIN) => return Asked::Alone,
+        Err(_) => return Asked::Nobody,
+    };
+    match wire::exchange(stream, &super::named(args.client), args.agent.as_deref().unwrap_or_default(), event, patience) {
+        Ok((wire::ALONE, _)) => Asked::Alone,
+        Ok(said) => Asked::Told(super::rendered(said, &socket)),
+        Err(error) => Asked::Told(Rendered::Refused(format!("the process that stays with this session does not answer: {error}"))),
+    }
+}
+
+/// A connection, where there is one without waiting.
+fn connected(socket: &Path) -> rustix::io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(stream);
+    stream.set_nonblocking(false).map_err(|_| rustix::io::Errno::IO)?;
+    Ok(stream)
+}
+
+/// Has somebody stay from here on. Where that cannot be, every hook goes on by itself.
+pub(super) fn begin(args: &Args) -> io::Result<()> {
+    let program = std::env::current_exe()?;
+    let is_own = program.file_name().is_some_and(|name| name == "toolgate-hook");
+    let mut command = Command::new(&program);
+    command.args((!is_own).then_some("hook")).arg("--stay");
+    for (flag, value) in [("--config", &args.config), ("--store", &args.store)] {
+        command.args(value.iter().flat_map(|value| [flag.as_ref(), value.as_os_str()]));
+    }
+    command.args(args.agent.iter().flat_map(|agent| ["--agent", agent]));
+    // It is no part of what the client waits for, or ends.
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn().map(drop)
+}
+
+/// What stays.
+struct Staying {
+    args: Args,
+    user: String,
+    project: PathBuf,
+    state: State,
+    ready: Mutex<Ready>,
+    sessions: Mutex<HashSet<String>>,
+    asked: Mutex<Instant>,
+    leave: Notify,
+}
+
+/// What is ready: the ledger, and a door for each tool.
+#[derive(Default)]
+struct Ready {
+    ledger: Option<Ledger>,
+    doors: HashMap<String, (Compiled, Arc<Door>)>,
+}
+
+/// A ledger that is open, and the files that it is.
+struct Ledger {
+    path: PathBuf,
+    files: Files,
+    store: Arc<SqliteStore>,
+}
+
+/// The database, and the directory beside it.
+type Files = [Option<(u64, u64)>; 2];
+
+fn files(path: &Path) -> Files {
+    [path, &toolgate_store::beside(path)].map(|path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino())))
+}
+
+pub(super) fn run(args: &Args) -> ExitCode {
+    super::signals::outlive_limits();
+    let _ = toolgate::sandbox::close_inherited();
+    let _ = tracing::subscriber::set_global_default(super::loud::Loud);
+    if let Some(path) = &args.store {
+        place::name_store(path);
+    }
+    let stay = || -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(stay(args))
+    };
+    match stay() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            anstream::eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn stay(args: &Args) -> io::Result<()> {
+    let socket = socket(args)?;
+    if let Some(directory) = socket.parent() {
+        use std::os::unix::fs::DirBuilderExt;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    }
+    // One stays; whoever comes second need not, unless the first is about to leave.
+    let seat = fs::OpenOptions::new().write(true).create(true).truncate(false).open(socket.with_extension("lock"))?;
+    let begun = Instant::now();
+    while rustix::fs::flock(&seat, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if begun.elapsed() > PATIENCE {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    match fs::remove_file(&socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&socket)?;
+    let own = fs::metadata(&socket)?.ino();
+    let staying = Arc::new(Staying {
+        args: args.clone(),
+        user: place::user(),
+        project: place::project()?,
+        state: State::open()?,
+        ready: Mutex::default(),
+        sessions: Mutex::default(),
+        asked: Mutex::new(Instant::now()),
+        leave: Notify::new(),
+    });
+    let mut look = tokio::time::interval(LOOK);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(tokio::spawn(Arc::clone(&staying).hear(stream))),
+                // Too many at once: they are heard when others have gone.
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            },
+            _ = look.tick() => {
+                let is_gone = fs::metadata(&socket).map_or(true, |found| found.ino() != own);
+                if is_gone || lock(&staying.asked).elapsed() > IDLE {
+                    break;
+                }
+            }
+            () = staying.leave.notified() => break,
+        }
+    }
+    // Nobody comes any more; whoever has come is answered.
+    if fs::metadata(&socket).is_ok_and(|found| found.ino() == own) {
+        fs::remove_file(&socket)?;
+    }
+    let farewell = async {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(Arc::clone(&staying).hear(stream));
+        }
+    };
+    let _ = tokio::time::timeout(FAREWELL, farewell).await;
+    let left = Instant::now();
+    while Arc::strong_count(&staying) > 1 && left.elapsed() < PATIENCE {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+impl Staying {
+    async fn hear(self: Arc<Self>, mut stream: tokio::net::UnixStream) {
+        let rendered = match serve::question(&mut stream).await {
+            Ok((question, user)) if user == rustix::process::getuid().as_raw() => self.answer(&question).await,
+            // It stays for one user, and half a question is nobody's.
+            _ => return,
+        };
+        let said = rendered.map_or_else(|| char::from(b'0' + wire::ALONE).to_string(), serve::said);
+        serve::tell(&mut stream, &said).await;
+    }
+
+    /// What is said of an event; `None` where that is for the hook to find out.
+    async fn answer(&self, question: &Question) -> Option<Rendered> {
+        *lock(&self.asked) = Instant::now();
+        let event = Event::heard(&question.event).ok()?;
+        match event.kind {
+            Kind::Ends => {
+                let mut sessions = lock(&self.sessions);
+                sessions.remove(&event.session);
+                if sessions.is_empty() {
+                    self.leave.notify_one();
+                }
+                return None;
+            }
+            Kind::Begins => {
+                lock(&self.sessions).insert(event.session);
+                return None;
+            }
+            Kind::Before | Kind::After(_) | Kind::Failed { .. } => {}
+            Kind::Unread | Kind::Says(_) | Kind::Misread(..) => return None,
+        }
+        lock(&self.sessions).insert(event.session.clone());
+        let door = self.door(&of_client(&event.tool))?;
+        Some(door.answer(&event, question.client, &self.user).await.render(&event, question.client))
+    }
+
+    /// The door for a tool, where what it was made of is as it was.
+    fn door(&self, tool: &str) -> Option<Arc<Door>> {
+        let mut ready = lock(&self.ready);
+        if ready.ledger.as_ref().is_some_and(|ledger| files(&ledger.path) != ledger.files) {
+            *ready = Ready::default();
+        }
+        if let Some((kept, door)) = ready.doors.get(tool) {
+            if kept.holds() {
+                return Some(Arc::clone(door));
+            }
+            ready.doors.remove(tool);
+        }
+        let kept = Compiled::find(&self.args, &self.project, &self.state, tool)?;
+        let store = ready.ledger(&kept.store)?;
+        let door = Arc::new(Door::ready(&kept, tool, store)?);
+        ready.doors.insert(tool.to_owned(), (kept, Arc::clone(&door)));
+        Some(door)
+    }
+}
+
+impl Ready {
+    /// The ledger at a path, open.
+    fn ledger(&mut self, path: &Path) -> Option<Arc<SqliteStore>> {
+        if let Some(ledger) = self.ledger.as_ref().filter(|ledger| ledger.path == path) {
+            return Some(Arc::clone(&ledger.store));
+        }
+        let before = files(path);
+        // One that is not there is not begun anew.
+        let store = Arc::new(SqliteStore::open_briefly(path).ok()?.and_then(|_| SqliteStore::open(path).ok())?);
+        if before.contains(&None) || files(path) != before {
+            return None;
+        }
+        *self = Self { ledger: Some(Ledger { path: path.to_owned(), files: before, store: Arc::clone(&store) }), doors: HashMap::new() };
+        Some(store)
+    }
+}
