@@ -82,7 +82,18 @@ fn signed_tip(tx: &mut Tx<'_>) -> Done<Option<Mark>> {
 
 impl Pen {
     pub(crate) fn new(sql: Connection, shared: Arc<Shared>, unsigned: u64) -> Self {
-        Self { sql, shared, configs: HashSet::new(), unsigned, signed_at: Instant::now(), last: None, ways: None, begun: false, loose: 0, synced: 0 }
+        Self {
+            sql,
+            shared,
+            configs: HashSet::new(),
+            unsigned,
+            signed_at: Instant::now(),
+            last: None,
+            ways: None,
+            begun: false,
+            loose: 0,
+            synced: 0,
+        }
     }
 
     pub(crate) fn is_to_sign(&self) -> bool {
