@@ -1,5 +1,6 @@
 //! What a hook costs a coding agent, from start to exit, beside `/bin/true` and an equivalent hook in Python in the same run; and
-//! that neither a thousand rules nor a ledger of a million rows changes it.
+//! that neither a thousand rules nor a ledger of a million rows changes it. The client has said that its session began, as clients do,
+//! so that somebody stays with it; what a hook costs that does all by itself has a line of its own.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
@@ -65,13 +66,17 @@ fn with_own_rules(count: usize) -> String {
     CONFIG.to_owned() + &(0..count).map(rule).collect::<String>()
 }
 
-/// One process from start to exit; milliseconds.
+/// One call; milliseconds.
 fn once(command: &mut Command, n: usize) -> f64 {
     let event = json!({
         "hook_event_name": "PreToolUse", "session_id": "bench", "tool_name": "Bash", "tool_use_id": format!("t{n}-{}", std::process::id()),
         "tool_input": {"command": format!("ls -l {n}")},
     });
-    let event = event.to_string();
+    told(command, &event.to_string())
+}
+
+/// One process from start to exit; milliseconds.
+fn told(command: &mut Command, event: &str) -> f64 {
     let begun = Instant::now();
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A program that does not read is done already.
@@ -133,6 +138,19 @@ impl World {
         once(&mut command, 2_000_000);
         std::thread::sleep(Duration::from_millis(1_100));
         once(&mut command, 2_000_001);
+        command
+    }
+
+    /// The same in a session that has begun.
+    fn open_hook(&self, config: &Path) -> Command {
+        let mut command = self.hook(config);
+        let staying = || std::fs::read_dir(self.0.path().join("state/stay")).map_or(0, Iterator::count);
+        let before = staying();
+        told(&mut command, r#"{"hook_event_name": "SessionStart", "session_id": "bench"}"#);
+        // Its socket, and what says that somebody sits there.
+        while staying() < before + 2 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         command
     }
 }
@@ -215,7 +233,7 @@ fn main() {
         return;
     }
     let world = World(tempfile::tempdir().unwrap());
-    let (plain, served, aged) = (world.config("plain", CONFIG), world.config("served", CONFIG), world.config("aged", CONFIG));
+    let [plain, alone, served, aged] = ["plain", "alone", "served", "aged"].map(|name| world.config(name, CONFIG));
     let ruled = world.config("ruled", &with_rules(1_000));
     let own = world.config("own", &with_own_rules(1_000));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -229,17 +247,27 @@ fn main() {
     }
     let mut commands = [
         world.command("/bin/true", &[]),
-        world.hook(&plain),
+        world.open_hook(&plain),
+        world.hook(&alone),
         world.command(&world.installed(env!("CARGO_BIN_EXE_toolgate-ask")), &["--socket", "hook.sock"]),
         world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
-        world.hook(&ruled),
-        world.hook(&own),
-        world.hook(&aged),
+        world.open_hook(&ruled),
+        world.open_hook(&own),
+        world.open_hook(&aged),
     ];
     let took = measure(&mut commands);
-    let [nothing, hook, asked, python, ruled, own, aged] = took[..] else { return };
+    for at in [1, 5, 6, 7] {
+        told(&mut commands[at], r#"{"hook_event_name": "SessionEnd", "session_id": "bench"}"#);
+    }
+    let [nothing, hook, alone, asked, python, ruled, own, aged] = took[..] else { return };
     write(vec![
-        line("hook_process", hook, nothing, "a call judged and claimed durably, from start to exit; floor: `/bin/true`"),
+        line(
+            "hook_process",
+            hook,
+            nothing,
+            "a call judged and claimed durably, from start to exit, in an open session; floor: `/bin/true`",
+        ),
+        line("hook_alone", alone, nothing, "the same where no session was opened, and the process does all by itself; floor: `/bin/true`"),
         line("hook_service", asked, nothing, "the same, asked of a service by `toolgate-ask`; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: ours, so the ratio says how much slower Python is"),
         line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),
