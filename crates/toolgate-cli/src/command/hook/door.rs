@@ -5,9 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hmac::{Hmac, KeyInit, Mac};
 use serde_json::Value;
+use sha2::Sha256;
 use toolgate::config::{Client as Settings, Otherwise};
+use toolgate::json::Digest;
 use toolgate::names::of_client;
+use toolgate::store::Store;
 use toolgate::{Answer as Outcome, Call, Dialect, Effect, Effects, Failure, ToolError, Toolgate, code};
 use toolgate_store::SqliteStore;
 
@@ -30,6 +34,8 @@ pub(crate) struct Door {
     notice: Option<String>,
     has_hooks: bool,
     dialect: Dialect,
+    /// What calls without a name are named with: the ledger's own, so that every process gives one call one name.
+    key: Option<[u8; 32]>,
     /// What could be kept ready for the next call, and in which ledger it stands.
     beside: Option<(Beside, String)>,
 }
@@ -92,7 +98,7 @@ impl Door {
         if store.id() != kept.ledger {
             return None;
         }
-        let agent = kept.excerpt.clone().build().ok()?;
+        let (agent, key) = (kept.excerpt.clone().build().ok()?, store.redaction_key());
         let mut builder = Toolgate::builder().store(store).busy_wait(WAIT).agent(agent);
         for pattern in &kept.redact {
             builder = builder.redact(pattern).ok()?;
@@ -106,6 +112,7 @@ impl Door {
             notice: kept.notice.clone(),
             has_hooks: false,
             dialect: kept.dialect,
+            key,
             beside: None,
         })
     }
@@ -151,17 +158,22 @@ impl Door {
         };
         let config = config.for_client().with_policies("(built in)", |tools| protected.rules(tools, None));
         let agents = config.agents(None).map_err(|error| format!("the configuration does not load\n{}", error.render(false)))?;
-        let open = || -> Result<Toolgate, String> {
+        let open = || -> Result<(Toolgate, Option<[u8; 32]>), String> {
             let store = store(&found.store).map_err(plain)?;
+            let key = store.redaction_key();
             let mut builder = Toolgate::builder().store(store).busy_wait(WAIT);
             for pattern in &redact {
                 builder = builder.redact(pattern).map_err(|error| error.to_string())?;
             }
-            agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build().map_err(plain)
+            let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build().map_err(plain)?;
+            Ok((gate, key))
         };
-        let gate = open();
+        let (gate, key) = match open() {
+            Ok((gate, key)) => (Ok(gate), key),
+            Err(reason) => (Err(reason), None),
+        };
         let dialect = gate.as_ref().ok().and_then(|gate| gate.agent(&agent)).map(toolgate::Agent::dialect).unwrap_or_default();
-        Ok(Self { gate, agent, granted, settings, notice, has_hooks, dialect, beside })
+        Ok(Self { gate, agent, granted, settings, notice, has_hooks, dialect, key, beside })
     }
 
     /// Whether what it protects is where it was when the gate was opened.
@@ -224,9 +236,16 @@ impl Door {
     }
 
     fn call(&self, session: &toolgate::Session, event: &Event) -> Call {
-        // Who gives no name to a call has it known by what it is.
-        let id = event.id.clone().unwrap_or_else(|| format!("{} {}", event.tool, canonical(&event.input)));
+        let id = event.id.clone().or_else(|| self.unnamed(event)).unwrap_or_default();
         session.prepare(&of_client(&event.tool), event.input.as_str()).client_id(id)
+    }
+
+    /// Who gives no name to a call has it known by what it is. The name is written down, so nothing can be guessed from it.
+    fn unnamed(&self, event: &Event) -> Option<String> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key?).ok()?;
+        mac.update(b"toolgate-unnamed-v1\0");
+        mac.update(format!("{} {}", event.tool, canonical(&event.input)).as_bytes());
+        Some(format!("unnamed:{}", Digest::from_bytes(mac.finalize().into_bytes().into())))
     }
 
     fn reads(&self, gate: &Toolgate, tool: &str) -> bool {

@@ -302,6 +302,30 @@ fn the_plain_protocol_is_an_exit_code() {
     assert!(project.said_of().contains(&("succeeded".to_owned(), String::new())));
 }
 
+#[test]
+fn a_call_without_a_name_has_one_that_tells_nothing() {
+    let project = Project::with(&CONFIG.replace("policy = \"open\"", "policy = \"open\"\nsecrets = \"/pin\""));
+    let service = service::Service::start(&project);
+    let input = json!({"file_path": "notes.md", "pin": "pin-8153-0247"});
+    // Spelled otherwise, it is the same call; so it is to another process.
+    let again = r#"{"pin":"pin-8153-0247",  "file_path":"notes.md"}"#;
+    let (alone, served) = (&["hook", "--config", "toolgate.toml"][..], &["hook", "--socket", "hook.sock"][..]);
+    for (first, then) in [(alone, served), (served, alone)] {
+        assert_eq!(project.run(first, &json!({"tool_name": "write", "tool_input": input}).to_string()).0, 0);
+        assert_eq!(project.run(then, &format!(r#"{{"tool_name":"write","tool_input":{again},"tool_result":null}}"#)).0, 0);
+    }
+    let never = json!({"tool_name": "write", "tool_input": {"pin": "pin-8153-0248"}, "tool_result": null}).to_string();
+    project.run(alone, &never);
+    drop(service);
+    let rows = project.rows();
+    assert_eq!(project.said_of().iter().filter(|(said, _)| said == "succeeded").count(), 2, "{rows:?}");
+    assert!(rows.iter().all(|line| line.to_string().contains("\"unnamed:")), "{rows:?}");
+    for path in walk(&project.path("")) {
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        assert!(!bytes.windows(8).any(|text| text == b"pin-8153"), "{}", path.display());
+    }
+}
+
 pub(crate) fn walk(path: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
