@@ -12,7 +12,7 @@ use toolgate::json::Digest;
 use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Timestamp};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, bar, clean, counted, last_moment, moment, named, open, time};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, bar, clean, counted, last_moment, moment, named, open, time};
 
 /// Run recorded traffic of a period against a changed configuration, and list every decision that would change.
 ///
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let new = New::read(&args.config, &name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tally = runtime.block_on(play(named(store)?, &ledger, &name, new, args))?;
-    let mut out = anstream::stdout().lock();
+    let mut out = Unheard(anstream::stdout().lock());
     if args.json {
         writeln!(
             out,
@@ -241,7 +241,7 @@ async fn play(path: &Path, ledger: &Ledger, name: &str, new: New, args: &Args) -
         Err(Unplayable::Rules(_)) => Err("the new rules do not load on the tools of its time".to_owned()),
     });
     let bar = bar(2 * rows.len() as u64, "backtesting");
-    let (mut tally, mut out) = (Tally::default(), anstream::stdout().lock());
+    let (mut tally, mut out) = (Tally::default(), Unheard(anstream::stdout().lock()));
     let fetch = |seq| {
         bar.inc(1);
         ledger.row(seq).map_err(io::Error::other)?.ok_or_else(|| io::Error::other(format!("row {seq} is gone")))

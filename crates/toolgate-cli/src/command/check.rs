@@ -14,7 +14,7 @@ use toolgate::config::{Config, ConfigError, Otherwise, PolicyTest, TestCall, rea
 use toolgate::policy::Problem;
 use toolgate::{Agent, Answer, Ctx, Effects, Explanation, Failure, Gate, Handler, Judged, Permit, ToolError, Toolgate};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted};
 use crate::place::{self, InForce, State};
 use crate::protected::Protected;
 
@@ -428,7 +428,7 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
     let (mut passed, mut failed, mut spoke) = (0_u64, 0_u64, BTreeSet::new());
     let mut rules: BTreeSet<String> = BTreeSet::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut out = anstream::stdout().lock();
+    let mut out = Unheard(anstream::stdout().lock());
     for path in &args.tests {
         let text = std::fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
         let tests = read_tests(&path.display().to_string(), &text).map_err(|error| {

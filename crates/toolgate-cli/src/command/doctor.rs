@@ -16,7 +16,7 @@ use toolgate::config::Reach;
 use toolgate_mcp::{Gateway, Options, Starting, Status};
 
 use self::clients::{clients, served_by};
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted};
 use super::serve::{Served, pins};
 use crate::place::{self, InForce, State};
 
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     let mut found = Findings::default();
     examine(args, &mut found)?;
     let ok = found.0.iter().all(|finding| finding.state != Health::Ill);
-    let mut out = anstream::stdout().lock();
+    let mut out = Unheard(anstream::stdout().lock());
     if args.json {
         writeln!(out, "{}", json!({"ok": ok, "findings": found.0}))?;
     } else {

@@ -76,6 +76,27 @@ impl<W: Write> Write for Unstopped<W> {
     }
 }
 
+/// The output of a verb whose exit code is what it found: it finds the same where nobody reads on.
+pub(crate) struct Unheard<W>(pub(crate) W);
+
+impl<W: Write> Write for Unheard<W> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        heard(self.0.write_all(text))?;
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        heard(self.0.flush())
+    }
+}
+
+fn heard(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
 /// Which rows are wanted.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Wanted {

@@ -12,7 +12,7 @@ use toolgate::config::{Config, ConfigError, Finding, LINTS, Usage};
 use toolgate::policy::{Place, Problem, Severity};
 use toolgate_store::Ledger;
 
-use super::ledger::{BOLD, GREEN, clean, counted};
+use super::ledger::{BOLD, GREEN, Unheard, clean, counted};
 use crate::place;
 
 /// Look for what a configuration could say better: for the model that reads its descriptions, and for whoever relies on its rules.
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             found = look(&path, store)?;
         }
     }
-    let mut out = anstream::stdout().lock();
+    let mut out = Unheard(anstream::stdout().lock());
     match args.format {
         Format::Text => text(&mut out, &found, &mended)?,
         Format::Json => writeln!(out, "{}", json!({"findings": found.iter().map(described).collect::<Vec<_>>(), "mended": mended.len()}))?,

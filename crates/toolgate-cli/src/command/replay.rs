@@ -10,7 +10,7 @@ use toolgate::json::Digest;
 use toolgate::{Compared, Definition, Replay, Ruling};
 use toolgate_store::{Entry, Filter, Ledger};
 
-use super::ledger::{BOLD, DIM, GREEN, RED, YELLOW, clean, counted, number, open, time, why};
+use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, clean, counted, number, open, time, why};
 
 /// Decide a recorded session again, call by call, without running any tool.
 ///
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         }
         Some(first) if first.n > 1 => {
             writeln!(
-                anstream::stderr().lock(),
+                Unheard(anstream::stderr().lock()),
                 "{YELLOW}note{YELLOW:#}: the first {} of this session were pruned",
                 counted(first.n - 1, "row")
             )?;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 async fn play(ledger: &Ledger, entries: &[Entry], args: &Args) -> io::Result<bool> {
     let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
     let (mut same, mut differ, mut unknown, mut moment) = (0, 0, 0, 0);
-    let mut out = anstream::stdout().lock();
+    let mut out = Unheard(anstream::stdout().lock());
     // A row that tells no turn is of the turn before it.
     let (tells_turns, mut at) = (entries.iter().any(|entry| entry.row.turn.is_some()), 0);
     for entry in entries {

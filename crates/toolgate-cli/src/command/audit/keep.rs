@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use toolgate::{Definition, Outcome, Output, Receipt, SignedDuration, Timestamp, Toolgate};
 use toolgate_store::{Anchor, Filter, Ledger, SqliteStore, Trust, check_receipt};
 
-use super::super::ledger::{BOLD, DIM, GREEN, RED, bar, clean, counted, named, open as open_ledger, time};
+use super::super::ledger::{BOLD, DIM, GREEN, RED, Unheard, bar, clean, counted, named, open as open_ledger, time};
 use super::Named;
 use crate::place::{self, InForce, State};
 
@@ -36,7 +36,7 @@ pub(super) fn verify(anchor: Option<Anchor>, key: Option<String>, json: bool, st
         bar.finish_and_clear();
         checked
     });
-    let mut out = anstream::stdout().lock();
+    let mut out = Unheard(anstream::stdout().lock());
     match checked {
         // It may not be read, or something to check it with is missing: that says nothing about the ledger.
         Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("the ledger cannot be checked: {flaw}"))),
@@ -227,7 +227,7 @@ pub(super) fn receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> i
         .unwrap_or(&value);
     let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| wrong(format!("this is no receipt: {e}")))?;
     let ledger = store.map(|path| open_ledger(Some(path))).transpose()?;
-    let mut out = anstream::stdout().lock();
+    let mut out = Unheard(anstream::stdout().lock());
     let keys = match (key, &ledger) {
         (key, Some(ledger)) => {
             // A ledger vouches for its keys only if it holds itself.

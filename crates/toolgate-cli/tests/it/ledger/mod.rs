@@ -259,6 +259,30 @@ fn who_has_read_enough_is_left_alone() {
     }
 }
 
+#[test]
+fn what_is_found_is_said_also_where_nobody_reads_it() {
+    let kept = Kept::new();
+    let (file, receipt) = (kept.directory.path().join("policy.toml"), kept.directory.path().join("receipt.json"));
+    std::fs::write(&file, include_str!("../../../src/command/demo/policy.toml").replace("above = 500", "above = 100")).unwrap();
+    let call = kept.json(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
+    std::fs::write(&receipt, kept.run(&["audit", "show", &call, "--receipt"]).1).unwrap();
+    let (file, receipt, path) = (file.to_str().unwrap(), receipt.to_str().unwrap(), kept.path());
+    let unread = |args: &[&str]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
+        command.args(args).args(["--store", path.to_str().unwrap()]).env_clear().stdout(writer).status().unwrap().code()
+    };
+    for verb in [&["audit", "verify"][..], &["audit", "receipt", receipt], &["replay", "monday"]] {
+        assert_eq!(unread(verb), Some(0), "{verb:?}");
+    }
+    assert_eq!(unread(&["backtest", "--config", file]), Some(1));
+    kept.sql().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
+    for verb in [&["audit", "verify"][..], &["audit", "verify", "--json"], &["audit", "receipt", receipt], &["replay", "monday"]] {
+        assert_eq!(unread(verb), Some(1), "{verb:?}");
+    }
+}
+
 /// A gate on a ledger, with a tool that only looks.
 fn one_who_looks(ledger: &Path) -> toolgate::Toolgate {
     use toolgate::{Agent, Effect, Tool, Toolgate};
