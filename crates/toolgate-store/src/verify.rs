@@ -61,11 +61,12 @@ impl Ledger {
         if damage != "ok" {
             return Err(Flaw::of(format!("the file is damaged: {damage}")));
         }
-        let id = crate::session::meta(&self.sql)?.remove("id").unwrap_or_default();
+        let mut meta = crate::session::meta(&self.sql)?;
+        let (id, key) = (meta.remove("id").unwrap_or_default(), meta.remove("key").unwrap_or_default());
         let believed = self.believed(keys)?;
         let pruned = self.pruned(&id, &believed)?;
         let mut sessions = self.heads()?;
-        let checkpoints = self.checkpoints(&id, &believed, pruned.as_ref())?;
+        let checkpoints = self.checkpoints(&id, &key, &believed, pruned.as_ref())?;
         if let (Some(anchor), Some(pruned)) = (anchor, &pruned)
             && anchor.seq < pruned.seq
         {
@@ -212,11 +213,13 @@ impl Ledger {
         Ok(sessions)
     }
 
-    /// The checkpoints, each signed by a key that is believed.
-    fn checkpoints(&self, id: &str, believed: &BTreeSet<String>, pruned: Option<&Pruned>) -> Result<Vec<(u64, Digest)>, Flaw> {
+    /// The checkpoints, each signed by a key that is believed, and by the one that was in force then.
+    fn checkpoints(&self, id: &str, signs: &str, believed: &BTreeSet<String>, pruned: Option<&Pruned>) -> Result<Vec<(u64, Digest)>, Flaw> {
         let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
         let mut rows = statement.query([])?;
         let mut found: Vec<(u64, Digest)> = Vec::new();
+        // From a rotation on, nothing is signed with the key before it. Which one came first of all, the first that is left says.
+        let mut in_force: Option<String> = None;
         while let Some(row) = rows.next()? {
             let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
             let seq = unsigned(row.get(3)?);
@@ -231,9 +234,16 @@ impl Ledger {
             if checkpoint.store != id {
                 return Err(wrong("is one of another ledger"));
             }
+            if let Some(in_force) = in_force.filter(|in_force| *in_force != key) {
+                return Err(wrong(&format!("is signed with {key}, and {in_force} was in force: a rotation was undone")));
+            }
+            in_force = Some(checkpoint.next_key.unwrap_or(key));
             if pruned.is_none_or(|pruned| seq > pruned.seq) {
                 found.push((seq, checkpoint.chain));
             }
+        }
+        if let Some(in_force) = in_force.filter(|in_force| in_force != signs) {
+            return Err(Flaw::of(format!("it would be signed with {signs}, and {in_force} is in force: a rotation was undone")));
         }
         Ok(found)
     }

@@ -131,6 +131,38 @@ fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
     assert!(elsewhere.verify(&Trust { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err());
 }
 
+#[test]
+fn a_rotation_that_is_undone_is_found() {
+    let desk = Desk::new();
+    let look = |desk: &Desk, n: u32| {
+        let call = async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": format!("C-{n}")})).await };
+        runtime().block_on(call);
+    };
+    let rotate = || runtime().block_on(async { SqliteStore::open(desk.path()).unwrap().rotate_key().await.unwrap() });
+    look(&desk, 1);
+    let first = desk.verify().keys.remove(0);
+    let (second, third) = (rotate(), rotate());
+    look(&desk, 2);
+    desk.verify();
+    // What a pruning leaves is in order as well.
+    let pruned = async { SqliteStore::open(desk.path()).unwrap().prune(Timestamp::now(), Timestamp::MIN).await.unwrap().rows };
+    assert_eq!(runtime().block_on(pruned), 2);
+    desk.verify();
+    let flaw = |desk: &Desk| desk.ledger().verify(&Trust::default(), |_| ()).unwrap_err().to_string();
+    for key in [&*first, &*second] {
+        let copy = desk.copy();
+        let sql = rusqlite::Connection::open(copy.path()).unwrap();
+        sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [key]).unwrap();
+        let found = flaw(&copy);
+        assert!(found.starts_with(&format!("it would be signed with {key}, and {third} is in force")), "{found}");
+        // Nor is it hidden by what is signed with it then, and by putting back which key it was.
+        look(&copy, 3);
+        sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&*third]).unwrap();
+        let found = flaw(&copy);
+        assert!(found.contains(&format!("is signed with {key}, and {third} was in force")), "{found}");
+    }
+}
+
 /// A key that cannot be read for a while keeps nobody from being signed later, though nobody calls any more.
 #[test]
 fn what_could_not_be_signed_is_signed_later() {
