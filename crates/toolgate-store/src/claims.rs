@@ -11,7 +11,7 @@ use toolgate::policy::{RecalledBy, Used};
 use toolgate::store::{Intent, RecallKey, Recalled, Settle, Taken};
 use toolgate::{CallId, Outcome, Row, SessionKey, values};
 
-use crate::counters::{Reserved, reserve, settle_charge};
+use crate::counters::{Reserved, counts_from, reserve, settle_charge};
 use crate::fault::{Done, Fault};
 use crate::home::Home;
 use crate::keys::Keys;
@@ -286,7 +286,8 @@ pub(crate) fn end(tx: &Tx<'_>, claim: Claim, settle: Settle, spent: Option<Spend
     let (known, reserved): (Vec<_>, Vec<_>) =
         claim.charges.into_iter().partition(|(.., c)| settle != Settle::Pending || (c.unit.is_spent() && spent.is_some()));
     for (n, at, charge) in known {
-        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent))?;
+        let from = if claim.effect { counts_from(at, &charge, now) } else { at };
+        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), from)?;
     }
     if settle == Settle::Pending {
         tx.sql

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::CallId;
-use toolgate::limits::{Charge, Over, Spend};
+use toolgate::limits::{Charge, Over, Spend, Unit};
 use toolgate::store::Settle;
 
 use crate::fault::{Done, Fault};
@@ -29,11 +29,18 @@ fn total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<D
     text.map_or(Ok(Decimal::ZERO), |text| amount(&text))
 }
 
+/// What has left the window of a counter, but for what is held: of a call that may have had effects, and of which nobody knows yet what
+/// came, nothing leaves. An attempt is one whatever comes of it.
+const LEFT: &str = "counter = ?1 AND win = ?2 AND at <= ?3 AND NOT EXISTS (
+    SELECT 1 FROM claims, json_each(claims.charges) AS held
+    WHERE claims.call = charges.call AND claims.state <> 'settled' AND claims.effect
+        AND json_extract(held.value, '$[0]') = charges.n AND json_extract(held.value, '$[2].unit') IS NOT 'attempt')";
+
 /// What is used of a counter. Looking changes nothing.
 pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
     let mut total = total(sql, counter, win)?;
     if win.is_some() {
-        let mut left = sql.prepare_cached("SELECT amount FROM charges WHERE counter = ?1 AND win = ?2 AND at <= ?3")?;
+        let mut left = sql.prepare_cached(&format!("SELECT amount FROM charges WHERE {LEFT}"))?;
         let mut rows = left.query(params![counter, window(win), nanos(now).saturating_sub(window(win))])?;
         while let Some(row) = rows.next()? {
             total = total.saturating_sub(amount(row.get_ref(0)?.as_str().unwrap_or_default())?);
@@ -49,7 +56,7 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
         return Ok(Ok(used));
     }
     let Some(stretch) = charge.window else { return Ok(Err(Over { used, retry_after: None })) };
-    // When enough has left the window; never, where the charge alone is too much.
+    // When enough has left the window; never, where the charge alone is too much, or with what is held beyond it.
     let mut entries = sql.prepare_cached("SELECT at, amount FROM charges WHERE counter = ?1 AND win = ?2 AND at > ?3 ORDER BY at")?;
     let mut rows = entries.query(params![charge.counter, window(charge.window), nanos(now).saturating_sub(window(charge.window))])?;
     let mut left = used;
@@ -66,7 +73,7 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
 /// Reserves a charge on top of what is used.
 pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge, used: Decimal, now: Timestamp) -> Done<()> {
     if charge.window.is_some() {
-        sql.prepare_cached("DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at <= ?3")?.execute(params![
+        sql.prepare_cached(&format!("DELETE FROM charges WHERE {LEFT}"))?.execute(params![
             charge.counter,
             window(charge.window),
             nanos(now).saturating_sub(window(charge.window))
@@ -102,24 +109,37 @@ pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<
     for (n, at, charge) in reserved {
         let actual = settle.amount(&charge, spent);
         if actual != charge.amount {
-            settle_charge(tx.sql, call, (n, at, &charge), actual)?;
+            settle_charge(tx.sql, call, (n, at, &charge), actual, at)?;
         }
     }
     Ok(true)
 }
 
-/// Replaces what a call reserved by what it came to.
-pub(crate) fn settle_charge(sql: &Connection, call: CallId, (n, at, charge): (usize, i64, &Charge), actual: Decimal) -> Done<()> {
+/// From when on a charge counts that is settled now. What was held for longer than its window counts for another.
+pub(crate) fn counts_from(at: i64, charge: &Charge, now: Timestamp) -> i64 {
+    let has_left = charge.window.is_some() && at <= nanos(now).saturating_sub(window(charge.window));
+    if has_left && charge.unit != Unit::Attempt { nanos(now) } else { at }
+}
+
+/// Replaces what a call reserved by what it came to, and says from when on it counts.
+pub(crate) fn settle_charge(
+    sql: &Connection,
+    call: CallId,
+    (n, at, charge): (usize, i64, &Charge),
+    actual: Decimal,
+    from: i64,
+) -> Done<()> {
     if charge.window.is_some() {
         let changed = sql
-            .prepare_cached("UPDATE charges SET amount = ?6 WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?
+            .prepare_cached("UPDATE charges SET amount = ?6, at = ?7 WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?
             .execute(params![
                 charge.counter,
                 window(charge.window),
                 at,
                 call.as_bytes().as_slice(),
                 i64::try_from(n).unwrap_or(i64::MAX),
-                actual.to_string()
+                actual.to_string(),
+                from
             ])?;
         // What has left the window meanwhile is not in the total any more.
         if changed == 0 {

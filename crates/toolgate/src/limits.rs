@@ -129,19 +129,34 @@ pub struct Over {
 #[derive(Debug, Clone, Default)]
 pub struct Counter {
     total: Decimal,
-    entries: VecDeque<(Timestamp, CallId, Decimal)>,
+    entries: VecDeque<Entry>,
+}
+
+/// What a call has reserved of a window.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    at: Timestamp,
+    call: CallId,
+    amount: Decimal,
+    /// Nobody knows yet what came of the call: it stays, however long that takes.
+    held: bool,
 }
 
 impl Counter {
-    /// What is used now. Entries that have left the window are forgotten.
+    /// What is used now. Entries that have left the window are forgotten, unless they are held.
     pub fn used(&mut self, now: Timestamp, window: Option<SignedDuration>) -> Decimal {
         if let Some(window) = window {
-            while let Some((at, _, amount)) = self.entries.front().copied() {
-                if now.duration_since(at) < window {
+            let mut first = 0;
+            while let Some(entry) = self.entries.get(first).copied() {
+                if now.duration_since(entry.at) < window {
                     break;
                 }
-                self.entries.pop_front();
-                self.total = self.total.saturating_sub(amount);
+                if entry.held {
+                    first += 1;
+                    continue;
+                }
+                self.entries.remove(first);
+                self.total = self.total.saturating_sub(entry.amount);
             }
         }
         self.total
@@ -156,32 +171,43 @@ impl Counter {
         if charge.fits_on(used) {
             return Ok(());
         }
-        // When enough has left the window; never, where the charge alone is too much.
+        // When enough has left the window; never, where the charge alone is too much, or with what is held beyond it.
         let mut left = used;
         let room = |left: Decimal| left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
-        let frees = self.entries.iter().find(|(.., amount)| {
-            left = left.saturating_sub(*amount);
-            room(left)
+        let retry_after = charge.window.and_then(|window| {
+            let frees = self.entries.iter().filter(|entry| now.duration_since(entry.at) < window).find(|entry| {
+                left = left.saturating_sub(entry.amount);
+                room(left)
+            });
+            frees.map(|entry| window.saturating_sub(now.duration_since(entry.at)))
         });
-        let retry_after = charge.window.and_then(|window| frees.map(|(at, ..)| window.saturating_sub(now.duration_since(*at))));
         Err(Over { used, retry_after })
     }
 
-    /// Reserves a charge that fits.
-    pub fn reserve(&mut self, now: Timestamp, call: CallId, charge: &Charge) {
+    /// Reserves a charge that fits. What is held stays in the window until it is settled; an attempt is one whatever comes of it.
+    pub fn reserve(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool) {
         self.total = self.total.saturating_add(charge.amount);
         if charge.window.is_some() {
-            self.entries.push_back((now, call, charge.amount));
+            self.entries.push_back(Entry { at: now, call, amount: charge.amount, held: held && charge.unit != Unit::Attempt });
         }
     }
 
-    /// Replaces what a call reserved by what it came to; zero releases it.
-    pub fn settle(&mut self, call: CallId, charge: &Charge, actual: Decimal) {
-        if charge.window.is_some() {
+    /// Replaces what a call reserved by what it came to; zero releases it. What was held for longer than its window counts from now on for
+    /// another.
+    pub fn settle(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool, actual: Decimal) {
+        if let Some(window) = charge.window {
+            let held = held && charge.unit != Unit::Attempt;
+            let is_it = |entry: &Entry| entry.call == call && entry.amount == charge.amount && entry.held == held;
             // What has left the window meanwhile is not in the total any more.
-            match self.entries.iter_mut().rev().find(|(_, by, amount)| *by == call && *amount == charge.amount) {
-                Some(entry) => entry.2 = actual,
-                None => return,
+            let Some(index) = self.entries.iter().rposition(is_it) else { return };
+            let Some(entry) = self.entries.get_mut(index) else { return };
+            (entry.amount, entry.held) = (actual, false);
+            if held
+                && now.duration_since(entry.at) >= window
+                && let Some(entry) = self.entries.remove(index)
+            {
+                let place = self.entries.partition_point(|other| other.at <= now);
+                self.entries.insert(place, Entry { at: now, ..entry });
             }
         }
         self.total = self.total.saturating_sub(charge.amount).saturating_add(actual);
@@ -241,10 +267,10 @@ mod tests {
         let mut counter = Counter::default();
         let call = CallId::fresh();
         assert_eq!(counter.fits(at(0), &charge), Ok(()));
-        counter.reserve(at(0), call, &charge);
+        counter.reserve(at(0), call, &charge, false);
         assert_eq!(counter.fits(at(20), &charge), Err(Over { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) }));
         let two = Charge { amount: 100.into(), ..charge.clone() };
-        counter.reserve(at(10), CallId::fresh(), &two);
+        counter.reserve(at(10), CallId::fresh(), &two, false);
         let most = Charge { amount: 450.into(), ..charge.clone() };
         assert_eq!(
             counter.fits(at(20), &most),
@@ -254,13 +280,13 @@ mod tests {
         let never = Charge { amount: 501.into(), ..charge.clone() };
         assert_eq!(counter.fits(at(20), &never), Err(Over { used: 400.into(), retry_after: None }), "it would not fit an empty counter");
         assert_eq!(counter.fits(at(70), &charge), Ok(()));
-        counter.reserve(at(60), call, &charge);
-        counter.settle(call, &charge, 0.into());
+        counter.reserve(at(60), call, &charge, false);
+        counter.settle(at(60), call, &charge, false, 0.into());
         assert_eq!(counter.used(at(60), charge.window), Decimal::ZERO);
         // Too late to give back what has left the window.
-        counter.reserve(at(60), call, &charge);
+        counter.reserve(at(60), call, &charge, false);
         assert_eq!(counter.used(at(120), charge.window), Decimal::ZERO);
-        counter.settle(call, &charge, 0.into());
+        counter.settle(at(120), call, &charge, false, 0.into());
         assert_eq!(counter.used(at(120), charge.window), Decimal::ZERO);
     }
 }

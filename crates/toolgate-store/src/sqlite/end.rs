@@ -20,7 +20,7 @@ pub(super) type Appended = (Arc<Row>, u64, Digest);
 /// The end of a call: state, claim, charges and row.
 pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
     let row = &finish.row;
-    let now = row.at;
+    let (now, ended) = (row.at, row.ended());
     let mut session = Session::find_or_make(tx.sql, &row.key)?;
     if finish.changes.as_ref().is_some_and(|changes| changes.needs_version()) && session.version != finish.version {
         return Ok(Err(Conflict));
@@ -67,7 +67,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
     };
     session.save(tx.sql)?;
     if let Some(claim) = claim {
-        claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), now)?;
+        claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), ended)?;
     }
     Ok(Ok((row, seq, hash)))
 }
@@ -81,7 +81,7 @@ pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
         if let Some(claim) = claim.filter(|_| row.effects != Effects::Unknown) {
             let late = row.settled(row.outcome.clone(), row.effects, "a report that came late", row.ended());
             claims::append_row(tx, &late)?;
-            claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
+            claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended())?;
         }
         return Ok(());
     }
@@ -89,7 +89,7 @@ pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
         if Settle::by(row.effects) != Settle::Released {
             claims::revoke_for(tx, &claim)?;
         }
-        claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.at)?;
+        claims::end(tx, claim, Settle::by(row.effects), row.spent, Some(&row.outcome), row.ended())?;
     }
     claims::append_row(tx, row).map(|_| ())
 }

@@ -252,7 +252,7 @@ impl Store for MemoryStore {
             }
         }
         for charge in charges {
-            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, intent.call, charge);
+            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, intent.call, charge, intent.effect);
         }
         for key in &intent.recall {
             inner.recalls.insert(key.clone(), (intent.asked, intent.call));
@@ -295,7 +295,7 @@ impl Store for MemoryStore {
         if let Some(seen) = finish.seen {
             inner.see(&finish.row.key, *seen);
         }
-        inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome);
+        inner.end_claim(finish.row.call, finish.settle, finish.spent, finish.outcome, finish.row.ended());
         for (handle, text) in finish.outputs {
             let at = (finish.row.key.clone(), handle);
             inner.output_order.push_back(at.clone());
@@ -358,7 +358,7 @@ impl Store for MemoryStore {
         let mut inner = crate::lock(&self.inner);
         let call = CallId::fresh();
         for charge in charges {
-            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, call, charge);
+            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, call, charge, false);
         }
         Ok(())
     }
@@ -414,7 +414,7 @@ impl Store for MemoryStore {
         };
         let row = inner.rows.iter().rev().find(|row| row.call == call).or(claim.intent.row.as_ref());
         let row = row.map(|row| row.settled(shown.clone(), settle.effects(), by, now));
-        inner.end_claim(call, settle, None, Some(outcome));
+        inner.end_claim(call, settle, None, Some(outcome), now);
         if let Some(row) = row {
             inner.record(Arc::new(row), self.keep);
         }
@@ -435,7 +435,7 @@ impl Store for MemoryStore {
             if Settle::by(row.effects) != Settle::Released {
                 inner.revoke_for(row.call);
             }
-            inner.end_claim(row.call, Settle::by(row.effects), row.spent, Some(row.outcome.clone()));
+            inner.end_claim(row.call, Settle::by(row.effects), row.spent, Some(row.outcome.clone()), row.ended());
             inner.record(row, self.keep);
         }
         Ok(())

@@ -8,7 +8,8 @@ use jiff::SignedDuration;
 use rust_decimal::Decimal;
 use serde_json::{Value, json};
 use toolgate::limits::{Budget, Limits, Rate, Spend};
-use toolgate::{Ctx, Effect, Effects, Failure, Tool};
+use toolgate::policy::{Limit, Per};
+use toolgate::{Ctx, Effect, Effects, Failure, Outcome, Output, Tool};
 
 use crate::support::World;
 
@@ -95,6 +96,33 @@ async fn what_had_no_effect_gives_its_reservation_back_and_what_may_have_does_no
     assert!(world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap(), "somebody looked: it never happened");
     assert!(!world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap());
     assert_eq!((world.metered().await, world.gate.pending().await.unwrap().len()), (0.into(), 0));
+}
+
+#[tokio::test]
+async fn what_a_pending_call_has_reserved_outlasts_its_window() {
+    for happened in [false, true] {
+        let world = World::new(|a| a.policy(Limit::calls("few", ["act"], 2).per(Per::Session).within(SignedDuration::from_mins(1))));
+        let act = async |n: u32| code(&world, "act", json!({"how": "ok", "n": n})).await;
+        assert_eq!(code(&world, "act", json!({"how": "fail"})).await, "no_stock");
+        world.advance(SignedDuration::from_mins(10));
+        assert_eq!(act(1).await, "ok");
+        let limited = world.session.call("act", json!({"how": "ok", "n": 2})).await;
+        assert_eq!(limited.outcome.error().map(|e| (&*e.code, e.retry_after_ms)), Some(("few", Some(60_001))));
+        world.advance(SignedDuration::from_mins(10));
+        assert_eq!((act(3).await.as_str(), act(4).await.as_str()), ("ok", "few"));
+        // What happened counts from when that is known; what did not, not at all.
+        let pending = world.gate.pending().await.unwrap();
+        let outcome = happened.then(|| Outcome::Success(Output::of(json!({"done": true}))));
+        assert!(world.gate.settle_pending(pending[0].call, outcome, "bob").await.unwrap());
+        assert_eq!(act(5).await, if happened { "few" } else { "ok" });
+        world.advance(SignedDuration::from_mins(1));
+        assert_eq!((act(6).await.as_str(), act(7).await.as_str(), act(8).await.as_str()), ("ok", "ok", "few"));
+    }
+    // A rate counts attempts: when one was made is known.
+    let world = World::new(|a| a.limits(Limits { rate: Some(Rate { calls: 1, per: Duration::from_secs(60) }), ..Limits::default() }));
+    assert_eq!(code(&world, "act", json!({"how": "fail"})).await, "no_stock");
+    world.advance(SignedDuration::from_mins(1));
+    assert_eq!(code(&world, "act", json!({"how": "ok"})).await, "ok");
 }
 
 #[tokio::test]

@@ -99,14 +99,22 @@ impl Inner {
                 continue;
             }
             self.revoke_for(call);
-            self.end_claim(call, Settle::Pending, None, None);
+            self.end_claim(call, Settle::Pending, None, None, now);
         }
     }
 
-    pub(super) fn end_claim(&mut self, call: CallId, settle: Settle, spent: Option<Spend>, outcome: Option<Outcome>) -> bool {
+    pub(super) fn end_claim(
+        &mut self,
+        call: CallId,
+        settle: Settle,
+        spent: Option<Spend>,
+        outcome: Option<Outcome>,
+        now: Timestamp,
+    ) -> bool {
         // What somebody has settled stays settled.
         let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.settled.is_none()) else { return false };
-        let settle = if claim.intent.effect { settle } else { settle.of_read() };
+        let effect = claim.intent.effect;
+        let settle = if effect { settle } else { settle.of_read() };
         claim.pending |= settle == Settle::Pending;
         self.open.end(&claim.intent, settle == Settle::Pending);
         let wrote = std::mem::take(&mut claim.intent.carriers);
@@ -122,7 +130,7 @@ impl Inner {
         for charge in known {
             let actual = settle.amount(&charge, spent);
             if let Some(counter) = self.counters.get_mut(&(charge.counter.clone(), charge.window)) {
-                counter.settle(call, &charge, actual);
+                counter.settle(now, call, &charge, effect, actual);
             }
         }
         if settle == Settle::Pending {
