@@ -274,13 +274,10 @@ pub(crate) fn prune(tx: &mut Tx<'_>, before: Timestamp, now: Timestamp) -> Done<
     let chain: Option<Vec<u8>> = tx.sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0)).optional()?;
     let Some(chain) = chain else { return Ok(0) };
     tx.sql.execute(ANCHOR, [last_gone])?;
-    // What is taken out is not to be read in free pages.
-    tx.sql.execute_batch("PRAGMA secure_delete = ON")?;
     lose_entities(tx.sql, first, last_gone)?;
     let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
     let kept: Option<i64> = tx.sql.query_row(FIRST_KEPT, [last_gone], |row| row.get(0)).optional()?;
     tx.sql.execute(LOSE_CHECKPOINTS, [kept.unwrap_or(i64::MAX)])?;
-    tx.sql.execute_batch("PRAGMA secure_delete = OFF")?;
     let body = Pruned { store: tx.shared.id.clone(), seq: unsigned(last_gone), chain: digest(&chain)?, anchors: anchors(tx.sql)?, at: now };
     let body = text(&body)?;
     let keys = tx.keys()?;

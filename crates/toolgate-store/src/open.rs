@@ -65,6 +65,10 @@ fn is_no_directory(path: &Path) -> Done<()> {
     if path.is_dir() { Err(Fault::Said("it is a directory; name a file".to_owned())) } else { Ok(()) }
 }
 
+/// What is taken out is not to be read in free pages: rows that are pruned, and what a call asked for, which stands in its claim until it
+/// ends.
+const OVERWRITE: &str = "PRAGMA secure_delete = ON";
+
 /// A connection that writes.
 pub(crate) fn writing(path: &Path) -> Done<Connection> {
     let new = !path.exists();
@@ -89,6 +93,7 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
         )));
     }
     sql.execute_batch("PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536")?;
+    sql.execute_batch(OVERWRITE)?;
     migrate(&sql)?;
     Ok(sql)
 }
@@ -99,6 +104,7 @@ pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
     // Whoever makes one call tries several times, and has to say what is wrong before its client stops waiting.
     sql.busy_timeout(Duration::from_secs(1))?;
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    sql.execute_batch(OVERWRITE)?;
     let (application, found) = version(&sql)?;
     if application != APPLICATION || found != MIGRATIONS.len() {
         return Ok(None);

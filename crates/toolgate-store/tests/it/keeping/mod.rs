@@ -85,6 +85,26 @@ fn what_is_old_goes_and_what_is_left_holds() {
 }
 
 #[test]
+fn what_a_call_asked_for_goes_with_its_row() {
+    let desk = Desk::new();
+    let name = "only_in_its_row".repeat(500);
+    runtime().block_on(async {
+        let gate = desk.open();
+        let session = gate.session("desk", "alice", "s");
+        session.call("look", json!({"customer": "C-1"})).await;
+        let paid = session.call("pay", json!({"customer": "C-1", "amount": 100, "name": name})).await;
+        assert!(paid.outcome.success().is_some(), "{paid:?}");
+    });
+    let is_there = || contains(&std::fs::read(desk.path()).unwrap(), "only_in_its_row");
+    assert!(is_there());
+    runtime().block_on(async {
+        let store = SqliteStore::open(desk.path()).unwrap();
+        store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now()).await.unwrap();
+    });
+    assert!(!is_there(), "nor what its claim said of it while it ran");
+}
+
+#[test]
 fn what_rows_are_found_by_goes_with_them_also_where_one_cannot_be_read() {
     let desk = Desk::new();
     runtime().block_on(async {
