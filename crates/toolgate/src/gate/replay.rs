@@ -51,8 +51,8 @@ impl Ruling {
     pub fn of(row: &Row) -> Self {
         match (row.decision, row.outcome.error()) {
             (Decision::Replayed, _) => Self::Replayed,
-            // What stopped behind the claim was let through before.
-            (Decision::Refused, Some(error)) if row.gate < Gate::Run => {
+            // What stopped behind the claim was let through before; a report of what nobody had let in was not.
+            (Decision::Refused, Some(error)) if row.gate < Gate::Run || !row.is_a_call() => {
                 Self::Refused { gate: row.gate, rule: row.rule.clone(), code: error.code.to_string(), message: error.message.clone() }
             }
             _ => Self::Admitted,

@@ -25,7 +25,9 @@ fn what_was_admitted_is_settled_once_and_only_as_it_was_admitted() {
     let (code, ..) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
     assert_eq!(code, 0);
     let (code, stdout, _) = project.run(&["replay", "s1", "--store", "ledger.db"], "");
-    assert_eq!(code, 0, "{stdout}");
+    assert_eq!((code, stdout.matches("refused at settle (not_admitted)").count()), (0, 2), "{stdout}");
+    let (_, stdout, _) = project.run(&["replay", "s1", "--store", "ledger.db", "--json"], "");
+    assert_eq!(stdout.matches(r#""was":"admitted""#).count(), 2, "{stdout}");
 }
 
 #[test]
