@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use serde_json::Value;
 
-use super::ops::{Val, apply, arithmetic, compare, field, index_of, proved_in, too_large, unfit, weight};
+use super::ops::{Val, apply, arithmetic, compare, field, index_of, proved_in, too_large, unfit, unlike, weight};
 use super::{Arithmetic, Compare, Each, Expression, Function, Kind, Name, Node};
 use crate::json::Pointer;
 use crate::policy::flow::each_value;
@@ -82,8 +82,13 @@ impl<'a> Evaluation<'a> {
             }
             Kind::Compare(op, nodes) => {
                 let [a, b] = &**nodes;
+                let asks_for_null = matches!(a.kind, Kind::Null) || matches!(b.kind, Kind::Null);
                 let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
+                let are_null = matches!((&a, &b), (Val::Null, Val::Null));
                 Val::Bool(match op {
+                    // Whatever it is, it can be asked whether it is null.
+                    Compare::Equal if asks_for_null => are_null,
+                    Compare::NotEqual if asks_for_null => !are_null,
                     Compare::Equal => self.equals(&a, &b)?,
                     Compare::NotEqual => !self.equals(&a, &b)?,
                     _ => compare(*op, &a, &b)?,
@@ -96,8 +101,8 @@ impl<'a> Evaluation<'a> {
                 arithmetic(*op, a, b)?
             }
             Kind::In(nodes) => {
-                let [a, b] = &**nodes;
-                Val::Bool(self.is_in(&self.eval(a, locals)?, b, locals)?)
+                let [a, list] = &**nodes;
+                Val::Bool(self.is_in(a, list, locals)?)
             }
             Kind::List(nodes) => Val::List(nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<_, _>>()?),
             Kind::Call(Function::Same, nodes) => Val::Bool(self.same(nodes, locals)?),
@@ -131,7 +136,8 @@ impl<'a> Evaluation<'a> {
         of.items()
     }
 
-    /// Whether two values are the same. Lists of another length are not looked into.
+    /// Whether two values are the same. Lists of another length are not looked into. What a tool takes another kind of value for,
+    /// nobody knows (`["admin"]` for `"admin"`, `"3"` for 3), so two kinds are a fault.
     fn equals(&self, a: &Val<'a>, b: &Val<'a>) -> Result<bool, Fault> {
         self.charge(1)?;
         Ok(match (a, b) {
@@ -144,12 +150,16 @@ impl<'a> Evaluation<'a> {
             }
             (Val::Time(a), Val::Time(b)) => a == b,
             (Val::Span(a), Val::Span(b)) => a == b,
-            (Val::Json(a @ Value::Object(_)), Val::Json(b @ Value::Object(_))) => {
-                if a.as_object().map(serde_json::Map::len) != b.as_object().map(serde_json::Map::len) {
+            (Val::Json(Value::Object(a)), Val::Json(Value::Object(b))) => {
+                if a.len() != b.len() || !a.keys().all(|key| b.contains_key(key)) {
                     return Ok(false);
                 }
-                self.charge(weight(a))?;
-                a == b
+                for (a, b) in a.iter().filter_map(|(key, value)| Some((value, b.get(key)?))) {
+                    if !self.equals(&Val::of(a)?, &Val::of(b)?)? {
+                        return Ok(false);
+                    }
+                }
+                true
             }
             (Val::Json(Value::Array(_)) | Val::List(_), Val::Json(Value::Array(_)) | Val::List(_)) => {
                 if a.count() != b.count() {
@@ -162,7 +172,7 @@ impl<'a> Evaluation<'a> {
                 }
                 true
             }
-            _ => false,
+            _ => return Err(unlike(a, b)),
         })
     }
 
@@ -201,7 +211,7 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// What is absent is not the same as anything.
+    /// What is absent, or null where the other is not, is not the same as anything.
     fn same(&self, nodes: &'a [Node], locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
         let [a, b] = nodes else { return Err(Fault::new("`same` compares two values")) };
         for node in [a, b] {
@@ -210,30 +220,46 @@ impl<'a> Evaluation<'a> {
             }
         }
         let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
+        if matches!(a, Val::Null) != matches!(b, Val::Null) {
+            return Ok(false);
+        }
         self.equals(&a, &b)
     }
 
-    fn is_in(&self, a: &Val<'a>, list: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
-        // A literal list need not be built to be looked through.
+    fn is_in(&self, a: &'a Node, list: &'a Node, locals: &mut Vec<Val<'a>>) -> Result<bool, Fault> {
+        let asks_for_null = matches!(a.kind, Kind::Null);
+        let a = self.eval(a, locals)?;
+        // A literal list need not be built to be looked through. It may hold several kinds, of which `a` must be one.
         if let Kind::List(nodes) = &list.kind {
+            let (mut is_alike, mut fault) = (false, None);
             for node in nodes {
                 let item = self.eval(node, locals)?;
-                if self.equals(a, &item)? {
-                    return Ok(true);
+                match (&a, &item) {
+                    (Val::Null, Val::Null) => return Ok(true),
+                    _ if asks_for_null || matches!(node.kind, Kind::Null) => {}
+                    _ if a.kind() != item.kind() => fault = fault.or_else(|| Some(unlike(&a, &item))),
+                    _ if self.equals(&a, &item)? => return Ok(true),
+                    _ => is_alike = true,
                 }
             }
-            return Ok(false);
+            return fault.filter(|_| !is_alike).map_or(Ok(false), Err);
         }
         let list = self.eval(list, locals)?;
-        if let (Val::Text(key), Val::Json(Value::Object(map))) = (a, &list) {
+        if let (Val::Text(key), Val::Json(Value::Object(map))) = (&a, &list) {
             return Ok(map.contains_key(&**key));
         }
+        // Any other list is what somebody sent: an item of another kind may be meant as well.
+        let mut fault = None;
         for item in self.items(&list)? {
-            if self.equals(a, &item)? {
-                return Ok(true);
+            match (&a, &item) {
+                (Val::Null, Val::Null) => return Ok(true),
+                _ if asks_for_null => {}
+                _ if a.kind() != item.kind() => fault = fault.or_else(|| Some(unlike(&a, &item))),
+                _ if self.equals(&a, &item)? => return Ok(true),
+                _ => {}
             }
         }
-        Ok(false)
+        fault.map_or(Ok(false), Err)
     }
 
     /// Of many values one from an untrusted source is enough, and all must be from a trusted one.

@@ -99,6 +99,10 @@ pub(super) fn unfit(wanted: &str, got: &Val<'_>) -> Fault {
     Fault(format!("{wanted} is wanted, and there is {}", got.kind()))
 }
 
+pub(super) fn unlike(a: &Val<'_>, b: &Val<'_>) -> Fault {
+    Fault(format!("{} cannot be compared with {}", a.kind(), b.kind()))
+}
+
 /// The declared field that a path lies in, and the rest of the path.
 pub(super) fn proved_in<'f>(fields: impl Iterator<Item = &'f str>, path: &Pointer) -> Option<(&'f str, Pointer)> {
     let inside = |field: &'f str| {
@@ -150,7 +154,7 @@ pub(super) fn compare(op: Compare, a: &Val<'_>, b: &Val<'_>) -> Result<bool, Fau
         (Val::Text(a), Val::Text(b)) => a.cmp(b),
         (Val::Time(a), Val::Time(b)) => a.cmp(b),
         (Val::Span(a), Val::Span(b)) => a.cmp(b),
-        _ => return Err(Fault(format!("{} cannot be compared with {}", a.kind(), b.kind()))),
+        _ => return Err(unlike(a, b)),
     };
     Ok(match op {
         Compare::Less => order == Ordering::Less,
