@@ -52,6 +52,16 @@ impl<'a> Unusable<'a> {
     }
 }
 
+/// Whether a proved field says whose a limit is. Null, blank text, and a list or an object, which has an order or more members another
+/// time, would be purses of their own.
+fn is_a_name(value: &Value) -> bool {
+    match value {
+        Value::String(text) => !text.trim().is_empty(),
+        Value::Number(_) | Value::Bool(_) => true,
+        Value::Null | Value::Array(_) | Value::Object(_) => false,
+    }
+}
+
 /// Whose limit it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Per {
@@ -225,6 +235,7 @@ impl Limit {
             (Some(proof), _) => proof
                 .fields
                 .get(proved.field.to_string())
+                .filter(|whose| is_a_name(whose))
                 .ok_or_else(|| Fault::new(format!("what `{}` has proved does not say whose limit this is", proved.tool))),
             (None, Some(path)) => Self::argument(ask, path),
             (None, None) => Err(Fault::new(format!("`{}` has proved nothing yet about whose limit this is", proved.tool))),

@@ -48,6 +48,31 @@ async fn evidence_that_does_not_say_whose_it_is_leaves_it_to_nobody() {
 }
 
 #[tokio::test]
+async fn what_is_nobodys_name_is_no_purse() {
+    for (owner, expected) in [
+        (json!("al"), "ok"),
+        (json!(7), "ok"),
+        (json!(null), "policy_fault"),
+        (json!(" "), "policy_fault"),
+        (json!(["al"]), "policy_fault"),
+        (json!({"id": "al"}), "policy_fault"),
+    ] {
+        let answer = json!({"owner": &owner, "found": true});
+        let look =
+            Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), move |_, _: Value| {
+                let answer = answer.clone();
+                async move { Ok(answer) }
+            });
+        let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
+        let proved = Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: None };
+        let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
+        let (s, _) = session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
+        assert_eq!(code(&s, "look", json!({"entity": 1})).await, "ok");
+        assert_eq!(code(&s, "act", json!({"entity": 1})).await, expected, "{owner}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_limit_cannot_count_is_the_models_to_mend() {
     const AMOUNT: &str = "a number of at least 0, with at most 28 digits";
     let pay = |amount: Value| {
