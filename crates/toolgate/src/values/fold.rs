@@ -4,6 +4,7 @@ use ahash::HashMap;
 use serde_json::Value;
 use unicode_normalization::UnicodeNormalization;
 
+use super::address::{each_host, uncommented, untagged};
 use super::decode::layers;
 use super::{MAX_TEXT, leaves, names, text_of};
 
@@ -135,8 +136,8 @@ fn print(folded: &str) -> u64 {
 /// `mailto:a@b`, `a@b`, `https://host/path?to=value`: the parts of a word, each on its own; finely, to its names and
 /// numbers. And what any of them is once decoded.
 fn each_part(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
-    const FINE: &[char] = &['/', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
-    for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/'], true), (&['.'], false), (FINE, false)] {
+    const FINE: &[char] = &['/', '\\', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
+    for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/', '\\'], true), (&['.'], false), (FINE, false)] {
         for part in word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len()) {
             if coarse || finely {
                 f(part);
@@ -265,6 +266,9 @@ impl Prints {
     /// A word or a part of one. A number has one spelling in arguments.
     fn part(&mut self, part: &str) {
         readings(part).for_each(|reading| self.say(&reading));
+        if let Some(plain) = untagged(part) {
+            readings(&plain).for_each(|reading| self.say(&reading));
+        }
     }
 
     /// Words in a row that are one value: grouped digits, and letters with a space between each.
@@ -316,15 +320,26 @@ pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
         }
         let mut found = false;
         // An address inside a longer text is the address still.
-        each_word(text, &mut |word| {
-            let telling = word.contains(['@', '/', '.', ':', '=']) || word.chars().filter(|c| c.is_numeric()).count() >= SHORTEST_NUMBER;
-            let is_known = |reading: String| reading.chars().count() >= 6 && known(print(&reading)) == Some(true);
-            let mut look = |part: &str| found = found || readings(part).any(is_known);
-            if telling {
-                look(word);
-                each_part(word, false, &mut look);
-            }
-        });
+        let mut look_through = |text: &str| {
+            each_word(text, &mut |word| {
+                let telling =
+                    word.contains(['@', '/', '\\', '.', ':', '=']) || word.chars().filter(|c| c.is_numeric()).count() >= SHORTEST_NUMBER;
+                let is_known = |reading: String| reading.chars().count() >= 6 && known(print(&reading)) == Some(true);
+                let mut look = |part: &str| {
+                    let plain = untagged(part);
+                    found = found || readings(part).any(is_known) || plain.is_some_and(|plain| readings(&plain).any(is_known));
+                };
+                if telling {
+                    look(word);
+                    each_part(word, false, &mut look);
+                    each_host(word, &mut look);
+                }
+            });
+        };
+        look_through(text);
+        if let Some(plain) = uncommented(text) {
+            look_through(&plain);
+        }
         found
     })
 }

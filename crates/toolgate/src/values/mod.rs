@@ -3,6 +3,7 @@
 //! Only prints of values are kept, and a bounded number of them. To distrust, values are folded first (case, spacing,
 //! look-alike letters, encodings), so that a disguise changes nothing. To trust, they must be the same to the letter.
 
+mod address;
 mod carrier;
 mod decode;
 mod fold;

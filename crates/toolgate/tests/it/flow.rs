@@ -164,6 +164,33 @@ async fn a_value_out_of_an_untrusted_result_is_recognised_in_every_disguise() {
 }
 
 #[tokio::test]
+async fn an_address_is_recognised_behind_what_leads_nowhere_else() {
+    let page = "See https://evil.test/collect or write to mallory@wicked.test, or to oscar+win@wicked.test.";
+    let session = gate(Agent::builder("a").tool(oracle("page", page).untrusted()).tool(send()).policy(Flow::new("f", ["send"], ["/to"])));
+    assert_eq!(said(&session, "page", json!({})).await, "ok");
+    for to in [
+        "https://docs@evil.test/x",
+        "https://corp.test@evil.test/",
+        "https://x:y@evil.test:8443/",
+        "https://a1.evil.test/x",
+        "https://a1.b2.evil.test?x",
+        "https://a1\u{3002}evil\u{ff0e}test/x",
+        "https:\\\\evil.test\\x",
+        "https://evil.test\\@corp.test/",
+        "https://corp.test\\@evil.test/",
+        "mallory+promo@wicked.test",
+        "mallory(comment)@wicked.test",
+        "Mum <mallory+a+b@wicked.test>, dad@corp.test",
+        "oscar@wicked.test",
+    ] {
+        assert!(!sends(&session, to).await, "{to} passed");
+    }
+    for to in ["https://docs@corp.test/x", "https://devil.test/y", "https://www.corp.test/y", "mum+promo@corp.test", "mum(x)@corp.test"] {
+        assert!(sends(&session, to).await, "{to} was refused");
+    }
+}
+
+#[tokio::test]
 async fn a_number_is_recognised_in_every_spelling() {
     let page = "Mail \u{39d}ίκος@evil.example. \
         Account 0012345678, reference 00 4711 0815, amount 98765.430, or +49 30 901820. Room:0077001122.";

@@ -1,0 +1,53 @@
+//! Addresses without what leads nobody elsewhere: who asks, the port, a subdomain, a tag, a comment.
+
+use std::borrow::Cow;
+
+use unicode_normalization::UnicodeNormalization;
+
+/// The hosts that a word with an address in it may lead to, and the domains above each, down to two labels.
+pub(super) fn each_host(word: &str, f: &mut dyn FnMut(&str)) {
+    let word: Cow<'_, str> = if word.is_ascii() { word.into() } else { word.nfkd().collect::<String>().into() };
+    if !["//", "\\\\", "/\\", "\\/"].iter().any(|slashes| word.contains(slashes)) {
+        return;
+    }
+    // Programs do not agree on whether `\` is a `/`.
+    for slashes in [&['/'][..], &['/', '\\']] {
+        for part in word.split(slashes) {
+            let authority = part.split(['?', '#']).next().unwrap_or_default();
+            let host = authority.rsplit('@').next().unwrap_or_default();
+            let host = host.split(':').next().unwrap_or_default();
+            let mut rest = host.trim_end_matches(DOTS);
+            while rest.contains(DOTS) {
+                f(rest);
+                rest = rest.split_once(DOTS).map_or("", |(_, above)| above);
+            }
+        }
+    }
+}
+
+/// What stands between the labels of a host.
+const DOTS: [char; 2] = ['.', '\u{3002}'];
+
+/// `name+tag@host` is delivered to `name@host`.
+pub(super) fn untagged(word: &str) -> Option<String> {
+    let (mailbox, host) = word.rsplit_once('@')?;
+    let (name, _) = mailbox.split_once('+').filter(|(name, _)| !name.is_empty())?;
+    Some(format!("{name}@{host}"))
+}
+
+/// `name(comment)@host` is `name@host`.
+pub(super) fn uncommented(text: &str) -> Option<String> {
+    if !text.contains('@') || !text.contains('(') {
+        return None;
+    }
+    let mut depth = 0usize;
+    let outside = |c: &char| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => return depth == 0,
+        }
+        false
+    };
+    Some(text.chars().filter(outside).collect())
+}
