@@ -5,13 +5,14 @@ use serde_json::Value;
 use unicode_normalization::UnicodeNormalization;
 
 use super::address::{each_host, uncommented, untagged};
+use super::amount::{amounts, each_amount};
 use super::decode::layers;
 use super::{MAX_TEXT, leaves, names, text_of};
 
 /// Shorter than this, a text stands for nothing in particular.
 pub(super) const SHORTEST: usize = 3;
 /// Numbers with fewer digits are everywhere.
-const SHORTEST_NUMBER: usize = 5;
+pub(super) const SHORTEST_NUMBER: usize = 5;
 /// A value of more letters than this is looked for only as a whole.
 const LONGEST_SPLIT: usize = 96;
 /// The same for what a model may have put together itself; a piece of so many letters says something.
@@ -91,7 +92,7 @@ const ZEROS: &[u32] = &[
 ];
 
 /// The plain digit that a digit of another alphabet is.
-fn plain_digit(c: char) -> char {
+pub(super) fn plain_digit(c: char) -> char {
     let code = u32::from(c);
     let zero = ZEROS.partition_point(|zero| *zero <= code).checked_sub(1).and_then(|at| ZEROS.get(at));
     zero.and_then(|zero| char::from_digit(code - zero, 10)).unwrap_or(c)
@@ -104,7 +105,12 @@ fn numeral(word: &str) -> Option<String> {
         return None;
     }
     let plain: String = word.nfkd().map(plain_digit).collect();
-    let digits = plain.trim_start_matches(['+', '-']).trim_start_matches('0');
+    canonical(plain.trim_start_matches(['+', '-']))
+}
+
+/// The spelling in arguments of a number without a sign, whatever zeros it begins with.
+pub(super) fn canonical(number: &str) -> Option<String> {
+    let digits = number.trim_start_matches('0');
     let zero = if digits.starts_with(|c: char| c.is_ascii_digit()) { "" } else { "0" };
     crate::json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold(number.as_str()))
 }
@@ -174,7 +180,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Whether a folded text may stand for a whole value, or only for a part of one.
-fn is_whole(folded: &str) -> bool {
+pub(super) fn is_whole(folded: &str) -> bool {
     let letters = folded.chars().count();
     let number = folded.bytes().all(|b| b.is_ascii_digit());
     letters >= if number { SHORTEST_NUMBER } else { SHORTEST }
@@ -249,6 +255,7 @@ impl Prints {
                 self.say(&whole);
             }
             each_word(&text, &mut |word| self.word(word));
+            each_amount(&text, &mut |number| self.say(number));
             self.rows(&text);
         }
     }
@@ -318,7 +325,8 @@ pub(super) fn is_made_of(text: &str, number: bool, known: &dyn Fn(u64) -> Option
         if readings(text).any(|reading| is_put_together(&reading, known)) {
             return true;
         }
-        let mut found = false;
+        let mut found = amounts(text).any(|number| known(print(&number)) == Some(true));
+        each_amount(text, &mut |number| found = found || (number.len() >= 6 && known(print(number)) == Some(true)));
         // An address inside a longer text is the address still.
         let mut look_through = |text: &str| {
             each_word(text, &mut |word| {
@@ -443,7 +451,7 @@ pub(super) fn spelling(text: &str, folded: &str) -> u64 {
 }
 
 /// Without the punctuation around it.
-fn bare(word: &str) -> &str {
+pub(super) fn bare(word: &str) -> &str {
     word.trim_matches(|c: char| matches!(c, ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'))
 }
 

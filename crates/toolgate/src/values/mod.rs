@@ -4,6 +4,7 @@
 //! look-alike letters, encodings), so that a disguise changes nothing. To trust, they must be the same to the letter.
 
 mod address;
+mod amount;
 mod carrier;
 mod decode;
 mod fold;

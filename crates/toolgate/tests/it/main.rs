@@ -38,6 +38,7 @@ mod schema;
 mod seeds;
 mod sessions;
 mod shell;
+mod spelled;
 mod stops;
 mod support;
 mod telemetry;
