@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Condition;
 use crate::json::Pointer;
 use crate::names::shown;
-use crate::schema::{At, at, resolve};
+use crate::schema::{At, at, may_be, resolve};
 use crate::tool::Spec;
 
 /// How bad it is.
@@ -222,7 +222,29 @@ fn unknown_argument(field: &str, path: &Pointer, tool: &Spec) -> Option<Problem>
 pub(super) fn lacking(tool: &Spec, path: &Pointer, name: &str, known: &[String]) -> Problem {
     let first = path.parts().first().is_some_and(|part| part == name);
     let what = if first { format!("argument `{}`", shown(name)) } else { format!("`{}` in `{path}`", shown(name)) };
-    Problem::new(format!("`{}` has no {what}", tool.name())).did_you_mean(name, known.iter())
+    let problem = Problem::new(format!("`{}` has no {what}", tool.name())).did_you_mean(name, known.iter());
+    match nothing_inside(tool, path) {
+        Some(help) => problem.or_help(&help),
+        None => problem,
+    }
+}
+
+/// What to do about a path that goes into what has no names: a list, text, a number.
+fn nothing_inside(tool: &Spec, path: &Pointer) -> Option<String> {
+    let upto = |count: usize| Pointer::of(path.parts().iter().take(count).cloned().collect());
+    let ends = (0..path.parts().len()).find(|count| matches!(at(tool, &upto(count + 1)), At::Missing(..)))?;
+    let place = upto(ends);
+    let At::Known(schema) = at(tool, &place) else { return None };
+    let map = resolve(schema, tool.input_schema()?)?;
+    if may_be(map, "object") {
+        return None;
+    }
+    let rest = Pointer::of(path.parts().iter().skip(ends).cloned().collect());
+    Some(if may_be(map, "array") {
+        format!("`{place}` is a list: name its items, `{place}/*{rest}`; an expression goes through them with `exists` or `all`")
+    } else {
+        format!("`{place}` is neither an object nor a list, so nothing stands in it")
+    })
 }
 
 /// A secret that something is looked up by would have to be written down.

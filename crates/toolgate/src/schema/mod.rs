@@ -11,7 +11,7 @@ use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
 pub(crate) use explain::write_only;
-pub(crate) use path::{At, at, at_in, declares, resolve};
+pub(crate) use path::{At, at, at_in, declares, may_be, resolve};
 
 use crate::error::FieldError;
 use crate::json::{Bounds, Pointer};

@@ -30,6 +30,10 @@ pub(crate) fn at_in<'s>(root: &'s Value, extra: Extra, path: &Pointer) -> At<'s>
         let Some(map) = resolve(schema, root) else { return At::Open };
         let any = part == "*";
         let index = any || part.parse::<usize>().is_ok();
+        // Text, a number and the like have nothing in them, and a list has no names.
+        if !may_be(map, "object") && !(index && may_be(map, "array")) {
+            return At::Missing(part.clone(), Vec::new());
+        }
         let within = |word: &str| map.get(word).filter(|schema| schema.is_object());
         let next = match map.get("properties").and_then(|p| p.get(part)) {
             Some(property) => Some(property),
@@ -71,6 +75,15 @@ pub(crate) fn resolve<'s>(mut schema: &'s Value, root: &'s Value) -> Option<&'s 
         schema = reference.strip_prefix('#').and_then(|path| Pointer::from(path).get(root))?;
     }
     None
+}
+
+/// Whether a schema lets a value be of this kind.
+pub(crate) fn may_be(map: &Map<String, Value>, kind: &str) -> bool {
+    match map.get("type") {
+        Some(Value::String(declared)) => declared == kind,
+        Some(Value::Array(declared)) => declared.iter().any(|declared| declared == kind),
+        _ => true,
+    }
 }
 
 /// Whether members that a schema does not name may stand there.

@@ -88,6 +88,31 @@ fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
 }
 
 #[test]
+fn nothing_stands_inside_of_text_or_under_a_name_in_a_list() {
+    let schema = json!({"type": "object", "properties": {
+        "items": {"type": "array", "items": {"type": "object", "properties": {"price": {"type": "number"}}}},
+        "s": {"type": "string"}, "n": {"type": ["integer", "null"]}, "either": {"type": ["string", "object"]}, "any": {},
+    }});
+    let build = |rule: Deny| {
+        let act = Tool::dynamic("act", "Acts.", schema.clone(), |_, _| async { Ok(Value::Null) });
+        Agent::builder("a").tool(act).policy(rule).build().map(|_| ()).map_err(|e| e.to_string())
+    };
+    let above = |path: &str| Deny::new("r", ["act"]).when(path, Condition::Above(1.into()));
+    let cel = |when: &str| Deny::new("r", ["act"]).when_cel(when);
+    for rule in [above("/items/price"), cel("has(input.items.price) && input.items.price > 5")] {
+        let said = build(rule).unwrap_err();
+        assert!(said.contains("`/items` is a list") && said.contains("`/items/*/price`"), "{said}");
+    }
+    for rule in [above("/s/tier"), above("/s/0"), above("/n/*"), cel("has(input.s.tier) && input.s.tier > 1")] {
+        let said = build(rule).unwrap_err();
+        assert!(said.contains("neither an object nor a list"), "{said}");
+    }
+    for rule in [above("/items/*/price"), above("/items/0/price"), above("/either/x"), above("/any/x/0"), cel("input.either.x > 1")] {
+        assert_eq!(build(rule), Ok(()));
+    }
+}
+
+#[test]
 fn a_rule_that_another_always_speaks_before_is_found_among_many() {
     let schema =
         json!({"type": "object", "properties": {"command": {"type": "string"}, "amount": {"type": "number"}, "to": {"type": "string"}}});
