@@ -63,8 +63,9 @@ pub(crate) fn resolve<'s>(mut schema: &'s Value, root: &'s Value) -> Option<&'s 
     for _ in 0..MAX_REFERENCES {
         let map = schema.as_object()?;
         let Some(reference) = map.get("$ref").and_then(Value::as_str) else {
-            let composed = ["allOf", "anyOf", "oneOf", "if", "$dynamicRef"].iter().any(|word| map.contains_key(*word));
-            return (!composed).then_some(map);
+            let composed = ["allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef"].iter().any(|word| map.contains_key(*word));
+            let adds = map.get("unevaluatedProperties").is_some_and(|more| *more != Value::Bool(false));
+            return (!composed && !adds).then_some(map);
         };
         // What stands beside a reference adds to it.
         let alone =
@@ -129,7 +130,8 @@ fn each_branch<'s>(schema: &'s Value, root: &'s Value, left: &mut usize, f: &mut
     let referred = map.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix('#')).and_then(|path| Pointer::from(path).get(root));
     let branches = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|word| map.get(word).and_then(Value::as_array)).flatten();
     let more = ["if", "then", "else"].into_iter().filter_map(|word| map.get(word));
-    for branch in referred.into_iter().chain(branches).chain(more) {
+    let dependent = map.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(Map::values);
+    for branch in referred.into_iter().chain(branches).chain(more).chain(dependent) {
         each_branch(branch, root, left, f);
     }
 }

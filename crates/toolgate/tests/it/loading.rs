@@ -49,7 +49,10 @@ fn schemas_that_are_open_or_put_together_are_not_second_guessed() {
     let composed =
         json!({"type": "object", "properties": {"a": {"type": "string"}}, "allOf": [{"properties": {"extra": {"type": "object"}}}]});
     let referred = json!({"type": "object", "properties": {"extra": {"$ref": "#/$defs/e"}}, "$defs": {"e": {"type": "object", "properties": {"deep": {"type": "number"}}}}});
-    for schema in [open, composed, referred] {
+    let dependent = json!({"type": "object", "properties": {"a": {"type": "string"}},
+        "dependentSchemas": {"a": {"properties": {"extra": {"type": "object"}}}}});
+    let unevaluated = json!({"type": "object", "properties": {"a": {"type": "string"}}, "unevaluatedProperties": {"type": "object"}});
+    for schema in [open, composed, referred, dependent, unevaluated] {
         assert_eq!(build(schema.clone(), typed()), Ok(()), "{schema}");
         assert_eq!(build(schema.clone(), cel()), Ok(()), "{schema}");
     }
