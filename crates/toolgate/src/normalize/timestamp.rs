@@ -11,6 +11,9 @@ use crate::json::decimal_of;
 /// Up to here a number is seconds (year 5138); then milliseconds, microseconds, nanoseconds.
 const SECONDS: i128 = 100_000_000_000;
 
+/// An earlier year was written with two digits, and of which century nobody can tell.
+const FIRST_YEAR: i16 = 1_000;
+
 /// What a number counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TimeUnit {
@@ -59,27 +62,40 @@ fn from_number(value: &Value, unit: Option<TimeUnit>) -> Option<Timestamp> {
 
 fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
     let utc = |moment: DateTime| moment.to_zoned(TimeZone::UTC).ok().map(|z| z.timestamp());
+    let day = |format: &str, text: &str| Date::strptime(format, text).ok().filter(|day| day.year() >= FIRST_YEAR);
+    let moment = |format: &str, text: &str| DateTime::strptime(format, text).ok().filter(|moment| moment.year() >= FIRST_YEAR);
     let digits = text.bytes().all(|b| b.is_ascii_digit());
     // A few digits are a year or a day for whoever wrote them, unless it is said that they are not.
     if digits && unit.is_none() && text.len() < 9 {
-        return Date::strptime("%Y%m%d", text).ok().filter(|_| text.len() == 8).and_then(|day| utc(day.at(0, 0, 0, 0)));
+        return day("%Y%m%d", text).filter(|_| text.len() == 8).and_then(|day| utc(day.at(0, 0, 0, 0)));
     }
+    let count = |sign: u8| text.bytes().filter(|b| *b == sign).count();
+    let whole = text.bytes().take_while(|b| *b != b'.').filter(u8::is_ascii_digit).count();
     if !text.is_empty()
         && text.bytes().all(|b| b.is_ascii_digit() || b == b'-' || b == b'.')
-        && text.bytes().filter(|b| *b == b'-').count() < 2
+        && count(b'-') < 2
+        && count(b'.') < 2
+        && (unit.is_some() || whole >= 9)
     {
         return text.parse().ok().and_then(|number| from_number(&Value::Number(number), unit));
     }
     let text = [" UTC", " GMT"].iter().find_map(|zone| text.strip_suffix(zone)).filter(|rest| !rest.contains(',')).unwrap_or(text);
-    text.parse::<Timestamp>()
+    let told = text
+        .parse::<Timestamp>()
         .ok()
         .or_else(|| text.parse::<Zoned>().ok().map(|z| z.timestamp()))
-        .or_else(|| jiff::fmt::rfc2822::parse(text).ok().map(|z| z.timestamp()))
-        // Without an offset, UTC is meant: a result must not hang on where it is read.
-        .or_else(|| text.parse::<DateTime>().ok().and_then(utc))
+        .or_else(|| jiff::fmt::rfc2822::parse(text).ok().map(|z| z.timestamp()));
+    // A zone that nobody knows says that it is not UTC.
+    if told.is_some() || text.contains('[') {
+        return told;
+    }
+    // Without an offset, UTC is meant: a result must not hang on where it is read.
+    text.parse::<DateTime>()
+        .ok()
+        .and_then(utc)
         .or_else(|| text.parse::<Date>().ok().and_then(|d| utc(d.at(0, 0, 0, 0))))
-        .or_else(|| FORMATS.iter().find_map(|format| DateTime::strptime(format, text).ok()).and_then(utc))
-        .or_else(|| DATE_FORMATS.iter().find_map(|format| Date::strptime(format, text).ok()).and_then(|d| utc(d.at(0, 0, 0, 0))))
+        .or_else(|| FORMATS.iter().find_map(|format| moment(format, text)).and_then(utc))
+        .or_else(|| DATE_FORMATS.iter().find_map(|format| day(format, text)).and_then(|d| utc(d.at(0, 0, 0, 0))))
 }
 
 /// Day and month are never guessed: `03/04/2026` is not read at all.
@@ -129,14 +145,32 @@ mod tests {
         assert_eq!(read(json!(1_700_000_000.5), None), "2023-11-14T22:13:20.5Z");
         assert_eq!(read(json!("2023-11-14"), None), "2023-11-14T00:00:00Z");
         assert_eq!(read(json!("20231114"), None), "2023-11-14T00:00:00Z");
+        assert_eq!(read(json!("14.11.2023"), None), "2023-11-14T00:00:00Z");
+        assert_eq!(read(json!("1700000000.5"), None), "2023-11-14T22:13:20.5Z");
+        assert_eq!(read(json!("2023-11-14T22:13:20[Europe/Berlin]"), None), "2023-11-14T21:13:20Z");
         // Where it is said what a number counts, nothing is guessed.
         assert_eq!(read(json!(86_400_000), Some(TimeUnit::Millis)), "1970-01-02T00:00:00Z");
         assert_eq!(read(json!("86400"), Some(TimeUnit::Seconds)), "1970-01-02T00:00:00Z");
         assert_eq!(read(json!(1_700_000_000), Some(TimeUnit::Nanos)), "1970-01-01T00:00:01.7Z");
+        assert_eq!(read(json!("14.5"), Some(TimeUnit::Seconds)), "1970-01-01T00:00:14.5Z");
         for value in
             [json!("03/04/2026"), json!("soon"), json!(true), json!(""), json!("2023-13-01"), json!("2023"), json!("20231345"), json!("12")]
         {
             assert!(to_rfc3339(&value, None).is_err(), "{value}");
+        }
+        // A year of two digits, half a date, and a zone that nobody knows.
+        for text in [
+            "03/04/26",
+            "14.11.23 10:00",
+            "14.11.23",
+            "14 Nov 23",
+            "Nov 14, 23",
+            "11.2023",
+            "14.11",
+            "14.11.2023.1",
+            "2023-11-14T22:13:20[Foo/Bar]",
+        ] {
+            assert!(to_rfc3339(&json!(text), None).is_err(), "{text}: {:?}", to_rfc3339(&json!(text), None));
         }
     }
 }
