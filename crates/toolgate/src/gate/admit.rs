@@ -114,12 +114,13 @@ impl Toolgate {
             (_, Some(approval)) => approval.arguments.clone(),
             (Arguments::Text(text), _) if text.iter().all(u8::is_ascii_whitespace) => serde_json::json!({}),
             (Arguments::Text(text), _) => {
-                json::parse(text, &agent.bounds).map_err(|e| refuse(format!("the arguments are not valid JSON: {e}")))?
+                let read = if tool.secrets.is_empty() { json::parse } else { json::parse_hiding };
+                read(text, &agent.bounds).map_err(|e| refuse(format!("the arguments are not valid JSON: {e}")))?
             }
             (Arguments::Value(value), _) => {
                 let mut value = value.clone();
                 json::canonicalize_numbers(&mut value, &mut Pointer::default())
-                    .map_err(|(at, why)| refuse(format!("{why} (at `{at}`)")))?;
+                    .map_err(|(at, why)| refuse(if tool.secrets.is_empty() { format!("{why} (at `{at}`)") } else { why }))?;
                 value
             }
         };

@@ -13,6 +13,7 @@ pub(crate) use canon::with_canonical;
 pub use canon::{Digest, canonical, digest_of};
 pub(crate) use number::product;
 pub use number::{canonical_number, decimal_of, number_from_decimal};
+pub(crate) use parse::parse_hiding;
 pub use parse::{ParseError, parse};
 pub use pointer::Pointer;
 pub use spell::canonical_of;

@@ -25,12 +25,21 @@ pub struct ParseError {
 /// assert_eq!(twice.unwrap_err().message, "the key `amount` is given twice");
 /// ```
 pub fn parse(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
+    read(text, bounds, false)
+}
+
+/// The same; what is wrong names no key, which may be a secret.
+pub(crate) fn parse_hiding(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
+    read(text, bounds, true)
+}
+
+fn read(text: &[u8], bounds: &Bounds, hides: bool) -> Result<Value, ParseError> {
     if let Some(why) = super::over_bounds(text, bounds) {
         return Err(ParseError { message: format!("the document is too large: {why}"), offset: 0 });
     }
     let text = std::str::from_utf8(text)
         .map_err(|e| ParseError { message: "the document is not valid UTF-8".to_owned(), offset: e.valid_up_to() })?;
-    let mut reader = Reader { text, at: 0 };
+    let mut reader = Reader { text, at: 0, hides };
     let value = reader.value()?;
     reader.space();
     match reader.peek() {
@@ -43,11 +52,17 @@ pub fn parse(text: &[u8], bounds: &Bounds) -> Result<Value, ParseError> {
 struct Reader<'a> {
     text: &'a str,
     at: usize,
+    /// Whether keys are left out of what is said.
+    hides: bool,
 }
 
 impl<'a> Reader<'a> {
     fn error(&self, message: impl Into<String>) -> ParseError {
         ParseError { message: message.into(), offset: self.at }
+    }
+
+    fn called(&self, key: &str) -> String {
+        if self.hides { "a key".to_owned() } else { format!("the key `{}`", crate::names::shown(key)) }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -93,16 +108,16 @@ impl<'a> Reader<'a> {
             let key = self.string()?;
             self.space();
             if self.peek() != Some(b':') {
-                return Err(self.error(format!("expected `:` after the key `{}`", crate::names::shown(&key))));
+                return Err(self.error(format!("expected `:` after {}", self.called(&key))));
             }
             self.at += 1;
             let value = self.value()?;
             if super::is_reserved(&key) {
-                let message = format!("the key `{}` is reserved", crate::names::shown(&key));
+                let message = format!("{} is reserved", self.called(&key));
                 return Err(ParseError { message, offset: start });
             }
             if map.contains_key(&key) {
-                let message = format!("the key `{}` is given twice", crate::names::shown(&key));
+                let message = format!("{} is given twice", self.called(&key));
                 return Err(ParseError { message, offset: start });
             }
             map.insert(key, value);

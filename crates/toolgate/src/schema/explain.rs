@@ -8,13 +8,12 @@ use serde_json::Value;
 
 use super::Invalid;
 use super::choice::{Meant, meant};
+use super::known::{Known, MASK, knows, schemas_at};
 use crate::error::FieldError;
 use crate::json::{Pointer, kind_of};
 use crate::names::shown;
 use crate::redact::is_secret;
 use crate::suggest::closest;
-
-const MASK: &str = "(hidden)";
 
 /// More places than this and a schema is not walked any further.
 const MOST_PLACES: usize = 20_000;
@@ -119,6 +118,7 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
         found.gather(&error, secrets);
     }
     found.sort_names(schema);
+    let known = Known { schema, secrets };
     let Found { mut missing, mut either, mut unknown, mut unfit, fields } = found;
     let mut all = Vec::new();
     let mut sentences = Vec::new();
@@ -126,8 +126,8 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
     for place in places {
         let absent = missing.remove(&place).unwrap_or_default();
         let extra = unknown.remove(&place).unwrap_or_default();
-        explain_names(tool, schema, &place, &absent, &extra, &mut all, &mut sentences);
-        let whose = whose(tool, &place);
+        explain_names(tool, &known, &place, &absent, &extra, &mut all, &mut sentences);
+        let whose = whose(tool, &known.path(&place));
         for groups in either.remove(&place).unwrap_or_default() {
             let wanted = one_of(&groups);
             sentences.push(format!("{whose} requires {wanted}"));
@@ -139,17 +139,18 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
             });
         }
         for name in unfit.remove(&place).unwrap_or_default() {
-            sentences.push(format!("{whose} does not take `{}` together with the rest of what is given", shown(&name)));
+            let told = shown(known.name(&Pointer::from(&*place), &name));
+            sentences.push(format!("{whose} does not take `{told}` together with the rest of what is given"));
             all.push(FieldError {
                 path: member(&place, &name),
                 expected: "absent, together with the rest".to_owned(),
-                got: shown(&name),
+                got: told,
                 did_you_mean: None,
             });
         }
     }
     for field in fields.into_iter().take(MOST) {
-        sentences.push(format!("{} must be {}; got {}", subject(&field.path), field.expected, field.got));
+        sentences.push(format!("{} must be {}; got {}", subject(&known.path(&field.path)), field.expected, field.got));
         all.push(field);
     }
     if sentences.is_empty() {
@@ -163,7 +164,7 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
         message.push_str(sentence);
     }
     for field in &mut all {
-        field.path = shown_path(&field.path);
+        field.path = shown_path(&known.path(&field.path));
     }
     Invalid { errors: all, message }
 }
@@ -279,14 +280,14 @@ fn field(path: String, expected: String, error: &ValidationError<'_>, secrets: &
 /// Missing and unknown names of one object, each unknown one with the name that was probably meant.
 fn explain_names(
     tool: &str,
-    schema: &Value,
+    of: &Known<'_>,
     place: &str,
     absent: &[String],
     extra: &[String],
     all: &mut Vec<FieldError>,
     sentences: &mut Vec<String>,
 ) {
-    let parts = schemas_at(schema, place);
+    let parts = schemas_at(of.schema, place);
     let known: BTreeSet<&str> =
         parts.iter().filter_map(|part| part.get("properties")?.as_object()).flat_map(|map| map.keys().map(String::as_str)).collect();
     // Where the parts of a schema do not agree on its kind, nothing is said of it.
@@ -297,7 +298,20 @@ fn explain_names(
             _ => String::new(),
         }
     };
-    let whose = whose(tool, place);
+    let takes = if known.is_empty() {
+        String::new()
+    } else {
+        format!(" (it takes {})", known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "))
+    };
+    let whose = whose(tool, &of.path(place));
+    // A name inside of a secret may be the secret: such names are only counted.
+    let hides = of.hides(&Pointer::from(place));
+    if hides && !extra.is_empty() {
+        let (path, expected) = (member(place, MASK), "no such argument".to_owned());
+        all.push(FieldError { path, expected, got: MASK.to_owned(), did_you_mean: None });
+        sentences.push(format!("{whose} has {} unknown member(s), not shown{takes}", extra.len()));
+    }
+    let extra: &[String] = if hides { &[] } else { extra };
     let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
     for name in extra {
         // A missing name first: that is what a misspelt one stands for.
@@ -331,12 +345,7 @@ fn explain_names(
     }
     for name in extra.iter().filter(|name| !said.contains(&name.as_str())) {
         let guess = meant.get(name.as_str()).map_or_else(String::new, |guess| format!(", did you mean `{guess}`?"));
-        let takes = if known.is_empty() {
-            String::new()
-        } else {
-            format!(" (it takes {})", known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "))
-        };
-        sentences.push(format!("{whose} has no `{}`{}", shown(name), if guess.is_empty() { takes } else { guess }));
+        sentences.push(format!("{whose} has no `{}`{}", shown(name), if guess.is_empty() { &takes } else { &guess }));
     }
 }
 
@@ -413,62 +422,4 @@ fn type_of(schema: &Value) -> Option<String> {
         Value::Array(kinds) => Some(kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or ")),
         _ => None,
     }
-}
-
-/// Whether anything that a schema says of a place names a member, or has a pattern that may mean it; through references and compositions.
-pub(super) fn knows<'s>(schema: &'s Value, place: &str) -> impl Fn(&str) -> bool + use<'s> {
-    let parts = schemas_at(schema, place);
-    move |name: &str| {
-        let fits = |pattern: &String| regex::Regex::new(pattern).map_or(true, |pattern| pattern.is_match(name));
-        let names = |part: &&Value| part.get("properties").is_some_and(|properties| properties.get(name).is_some());
-        let patterns = |part: &&Value| part.get("patternProperties").and_then(Value::as_object).is_some_and(|map| map.keys().any(fits));
-        parts.iter().any(names) || parts.iter().any(patterns)
-    }
-}
-
-/// All that a schema says of a place.
-fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
-    let mut at = vec![schema];
-    for part in Pointer::from(place).parts() {
-        let number = part.parse::<usize>().ok();
-        at = at
-            .into_iter()
-            .flat_map(|s| parts_of(s, schema, 0))
-            .filter_map(|s| {
-                s.get("properties")
-                    .and_then(|p| p.get(part))
-                    .or_else(|| by_pattern(s, part))
-                    .or_else(|| s.get("prefixItems")?.get(number?))
-                    .or_else(|| number.and_then(|_| s.get("items")))
-                    .or_else(|| s.get("additionalProperties"))
-            })
-            .collect();
-    }
-    at.dedup_by(|a, b| std::ptr::eq(*a, *b));
-    at.truncate(64);
-    at.into_iter().flat_map(|s| parts_of(s, schema, 0)).collect()
-}
-
-/// What a schema says of members whose names fit a pattern.
-fn by_pattern<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
-    let fits = |pattern: &str| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(name));
-    schema.get("patternProperties")?.as_object()?.iter().find(|(pattern, _)| fits(pattern)).map(|(_, schema)| schema)
-}
-
-/// A schema and those it is composed of.
-fn parts_of<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&'s Value> {
-    if depth > 8 {
-        return Vec::new();
-    }
-    let mut parts = vec![schema];
-    if let Some(target) = schema.get("$ref").and_then(Value::as_str).and_then(|t| t.strip_prefix('#')).and_then(|p| root.pointer(p)) {
-        parts.extend(parts_of(target, root, depth + 1));
-    }
-    let branches = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|word| schema.get(word)?.as_array()).flatten();
-    let chosen = ["if", "then", "else"].into_iter().filter_map(|word| schema.get(word));
-    let dependent = schema.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(|map| map.values());
-    for part in branches.chain(chosen).chain(dependent) {
-        parts.extend(parts_of(part, root, depth + 1));
-    }
-    parts
 }

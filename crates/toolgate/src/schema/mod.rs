@@ -3,6 +3,7 @@
 mod choice;
 mod close;
 mod explain;
+mod known;
 mod path;
 
 use std::collections::HashSet;
@@ -129,7 +130,7 @@ impl Schema {
             let mut dropped = false;
             for (path, names) in unknown {
                 // Where a branch does not fit, all that it knows is unknown: what the schema names anywhere there stays, and is told.
-                let knows = explain::knows(&self.source, &path);
+                let knows = known::knows(&self.source, &path);
                 let names: HashSet<String> = names.into_iter().filter(|name| !knows(name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
                     let before = map.len();

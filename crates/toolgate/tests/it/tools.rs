@@ -139,6 +139,42 @@ async fn a_secret_is_in_no_error_and_no_row() {
 }
 
 #[tokio::test]
+async fn a_secret_that_stands_as_a_name_is_not_told() {
+    let schema = json!({"type": "object", "properties": {
+        "card": {"type": "object", "properties": {"number": {"type": "string"}}, "patternProperties": {"^x-": {"type": "string"}}},
+        "open": {"type": "object", "additionalProperties": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+        "user": {"type": "string"},
+    }});
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).secret("/card").secret("/open");
+    let world = World::new(|a| a.tool(pay));
+    let mut said = String::new();
+    for args in [
+        json!({"card": {"hunter2": "x", "hunter22": "y"}}),
+        json!({"card": {"x-hunter2": 5}}),
+        json!({"card": {"number": 5}}),
+        json!({"open": {"hunter2": {"n": "x"}}}),
+        json!({"open": {"hunter2": {"hunter2": 1}}}),
+    ] {
+        let answer = world.session.call("pay", args).await;
+        assert_eq!(answer.outcome.error().unwrap().code, "invalid_arguments");
+        said.push_str(&serde_json::to_string(&answer).unwrap());
+    }
+    assert!(said.contains("has 2 unknown member(s), not shown (it takes `number`)") && said.contains("`card.number` must be"), "{said}");
+    assert!(said.contains("open.(hidden).n"), "{said}");
+    for text in [r#"{"card": {"hunter2": 1, "hunter2": 2}}"#, r#"{"card": {"hunter2" 1}}"#] {
+        said.push_str(&serde_json::to_string(&world.session.call("pay", text).await).unwrap());
+    }
+    assert!(said.contains("a key is given twice"), "{said}");
+    for row in world.session.rows().await.unwrap() {
+        said.push_str(&serde_json::to_string(&*row).unwrap());
+    }
+    assert!(!said.contains("hunter2"), "{said}");
+    // Outside of the secret, a name is told.
+    let answer = world.session.call("pay", json!({"usr": "x"})).await;
+    assert!(answer.outcome.error().unwrap().message.contains("did you mean `user`?"), "{answer:?}");
+}
+
+#[tokio::test]
 async fn a_large_result_is_put_aside_and_read_page_by_page() {
     let text: String = (0..20_000).map(|n| format!("línea {n}\n")).collect();
     let whole = text.clone();
