@@ -83,17 +83,26 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
     // A server of an earlier revision does not say that this is all.
     said.result_type = Some(ResultType::COMPLETE);
     if let Some(structured) = &said.structured_content {
-        let same = |text: &str| {
-            let alone = structured.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("result")).and_then(Value::as_str);
-            alone == Some(text) || serde_json::from_str::<Value>(text).is_ok_and(|value| value == *structured)
-        };
+        let alone = structured.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("result")).and_then(Value::as_str);
         let before = said.content.len();
-        said.content.retain(|block| match block {
-            ContentBlock::Text(text) => same(&text.text),
+        let mut told = false;
+        said.content.retain_mut(|block| match block {
+            // JSON that says the same may say more: a key that stands there twice, or blanks without end. So it is said anew, and once.
+            ContentBlock::Text(text) => {
+                let word_for_word = alone == Some(text.text.as_str());
+                if told || !(word_for_word || serde_json::from_str::<Value>(&text.text).is_ok_and(|value| value == *structured)) {
+                    return false;
+                }
+                if !word_for_word {
+                    text.text = structured.to_string();
+                }
+                told = true;
+                true
+            }
             ContentBlock::Image(_) | ContentBlock::Audio(_) => true,
             _ => false,
         });
-        if said.content.len() < before && said.content.iter().all(|block| block.as_text().is_none()) {
+        if said.content.len() < before && !told {
             said.content.insert(0, ContentBlock::text(structured.to_string()));
         }
     }
