@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rmcp::model::{
-    ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, JsonRpcMessage, ProtocolVersion, RequestId, ServerJsonRpcMessage,
-    ServerResult,
+    ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, GetExtensions, JsonRpcMessage, ProtocolVersion, RequestId,
+    ServerJsonRpcMessage, ServerResult,
 };
 use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
@@ -27,6 +27,7 @@ use crate::identity::{Caller, Fixed, Proof};
 use crate::misread::{self, Glimpse};
 use crate::raw::{self, Message, Read};
 use crate::resources;
+use crate::seat::Open;
 
 /// What a message may be: larger than arguments may be, because more is around them.
 pub(crate) const fn bounds(bytes: usize) -> Bounds {
@@ -55,6 +56,8 @@ struct Lines<R, W> {
     batches: Arc<AtomicBool>,
     /// Calls that were heard, and are not answered yet: they may be refused before the door has seen them.
     calls: HashMap<RequestId, Glimpse>,
+    /// Requests that somebody still works for, also where nobody waits for them any more.
+    open: Open,
     /// What is refused, and not yet told.
     refusals: TaskTracker,
     /// Places for more of that.
@@ -237,6 +240,15 @@ where
                         self.calls.remove(id);
                     }
                     if let JsonRpcMessage::Request(request) = &mut message {
+                        // Of two with one name, one would be told what the other came to.
+                        let begun = self.open.begin(Some(""), [&value]).filter(|_| !self.calls.contains_key(&request.id));
+                        let Some(unanswered) = begun else {
+                            let (id, call) = (value.get("id").cloned().unwrap_or_default(), Glimpse::of_value(&value));
+                            let why = "another request has the same `id`, and is not answered yet".to_owned();
+                            self.refuse(Unread { id, code: ErrorCode::INVALID_REQUEST, why, call, batch: Vec::new() });
+                            continue;
+                        };
+                        request.request.extensions_mut().insert(unanswered);
                         if let Some(call) = Glimpse::of_value(&value).filter(|_| self.calls.len() < MOST_CALLS) {
                             self.calls.insert(request.id.clone(), call);
                         }
@@ -301,6 +313,7 @@ impl Gateway {
             together: VecDeque::new(),
             batches: Arc::default(),
             calls: HashMap::new(),
+            open: Open::default(),
             refusals: TaskTracker::new(),
             room: Arc::new(Semaphore::new(MOST_REFUSALS)),
             gone: door.gone.clone(),

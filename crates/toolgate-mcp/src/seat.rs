@@ -48,45 +48,59 @@ impl Drop for Held<'_> {
 pub(crate) struct Open(Arc<Mutex<HashSet<(String, String)>>>);
 
 impl Open {
-    /// Counts requests as not answered for as long as what is given back is kept; `None` where one of their names is taken. Whose requests
-    /// are in no session stand for themselves.
+    /// Counts requests as not answered for as long as what is given back, or a copy of it, is kept; `None` where one of their names is
+    /// taken. Whose requests are in no session stand for themselves.
     pub(crate) fn begin<'v>(&self, session: Option<&str>, messages: impl IntoIterator<Item = &'v Value>) -> Option<Unanswered> {
-        let mut unanswered = Unanswered { open: self.clone(), names: Vec::new() };
+        let unanswered = Unanswered(Arc::new(Names { open: self.clone(), taken: Mutex::default() }));
         let Some(session) = session else { return Some(unanswered) };
         for id in messages.into_iter().filter(|message| asks(message)).filter_map(|message| message.get("id")) {
             let name = (session.to_owned(), id.to_string());
             if !lock(&self.0).insert(name.clone()) {
                 return None;
             }
-            unanswered.names.push(name);
+            lock(&unanswered.0.taken).push(name);
         }
         Some(unanswered)
     }
 }
 
-/// Requests that are not answered yet.
-pub(crate) struct Unanswered {
+/// Requests that are not answered yet. Whoever works for them keeps a copy: their client may have hung up long before they are over.
+#[derive(Clone)]
+pub(crate) struct Unanswered(Arc<Names>);
+
+/// The names of requests, taken until this is dropped.
+struct Names {
     open: Open,
-    names: Vec<(String, String)>,
+    taken: Mutex<Vec<(String, String)>>,
 }
 
 impl Unanswered {
     /// Whether this is what one waits for. Who hears it may use the name again before the stream has ended.
     fn is_answered_by(&self, said: &[u8]) -> bool {
         let head = said.get(..HEAD).unwrap_or(said);
-        let says = |word: &[u8]| head.windows(word.len()).any(|part| part == word);
-        self.names.len() == 1 && (says(b"\"result\":") || says(b"\"error\":"))
+        let first = |word: &[u8]| head.windows(word.len()).position(|part| part == word);
+        // What is told on the way to it has a method before everything else.
+        let told = first(b"\"method\":").unwrap_or(head.len());
+        let answers = [first(b"\"result\":"), first(b"\"error\":")].into_iter().flatten().any(|at| at < told);
+        answers && lock(&self.0.taken).len() == 1
     }
 }
 
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        if !self.names.is_empty() {
+impl Names {
+    fn release(&self) {
+        let names = std::mem::take(&mut *lock(&self.taken));
+        if !names.is_empty() {
             let mut open = lock(&self.open.0);
-            for name in &self.names {
+            for name in &names {
                 open.remove(name);
             }
         }
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -105,9 +119,9 @@ impl Body for Seated {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(said) = frame.data_ref()
-            && self.unanswered.as_ref().is_some_and(|unanswered| unanswered.is_answered_by(said))
+            && let Some(unanswered) = self.unanswered.take_if(|unanswered| unanswered.is_answered_by(said))
         {
-            self.unanswered = None;
+            unanswered.0.release();
         }
         polled
     }

@@ -185,9 +185,9 @@ impl Http {
                     Some(batch) => self.open.begin(session, batch.values()),
                     None => self.open.begin(session, [&message.value]),
                 };
-                if unanswered.is_none() {
+                let Some(unanswered) = unanswered else {
                     return Err(self.confused(&running, &caller, asked.agent.as_deref(), message, batch).await);
-                }
+                };
                 let said = |message, batch: Option<Batch>| batch.map_or_else(|| vec![message], Batch::into_messages);
                 if let Err(refused) = self.hold_rate(&running, &caller, many - 1) {
                     self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
@@ -211,6 +211,9 @@ impl Http {
                 }
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
+                // Its name is taken until it is over, whoever still waits for it.
+                parts.extensions.insert(unanswered.clone());
+                let unanswered = Some(unanswered);
                 if let Some(batch) = batch {
                     return Ok(batch
                         .answer(self, &parts, &caller, asked.agent.as_deref())

@@ -283,9 +283,65 @@ async fn a_name_that_another_request_has_is_refused_until_that_is_answered() {
     assert_eq!(old.say(&cancel, None).await.0, 202);
     tokio::time::timeout(Duration::from_secs(30), sleeping).await.unwrap().unwrap().unwrap();
     // One after the other may have the same name.
-    for n in 6..9 {
+    until("its name is free", async || old.say(&seven(6), None).await.0 == 200).await;
+    for n in 7..9 {
         assert_eq!(old.say(&seven(n), None).await.0, 200);
     }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_taken_until_its_call_is_over_though_nobody_waits_for_it() {
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let fixture = with_fixture(&format!("undeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}", json!(begun)));
+    let gate = Gate::open(&format!("{fixture}[tools.calc]\nkind = \"builtin\"\n")).await;
+    let old = Old::open(&gate).await;
+    assert_eq!(old.say(&ready(), None).await.0, 202);
+    let sleeper = old.http.post(&old.url).header("accept", ACCEPT).header("mcp-session-id", &old.session);
+    let sleeper = sleeper.json(&call(7, "sleep", json!({"ms": 3_000})));
+    let sleeping = tokio::spawn(async move { sleeper.send().await.unwrap().text().await });
+    until("it sleeps", async || lines(&begun) == 1).await;
+    sleeping.abort();
+    assert!(sleeping.await.is_err(), "it has hung up");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let seven = call(7, "calc", json!({"expression": "6 * 7"}));
+    let (status, said) = old.say(&seven, None).await;
+    assert_eq!((status, &said[0]["error"]["data"]["code"]), (400, &json!("invalid_request")), "{said:?}");
+    let mut said = Vec::new();
+    until("its name is free", async || {
+        let (status, heard) = old.say(&seven, None).await;
+        said = heard;
+        status == 200
+    })
+    .await;
+    assert_eq!(by_id(&said, 7)["result"]["structuredContent"], json!({"result": 42}), "{said:?}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_another_request_has_is_refused_over_streams_too() {
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let fixture = with_fixture(&format!("undeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}", json!(begun)));
+    let gate = Gate::open(&format!("{fixture}[tools.calc]\nkind = \"builtin\"\n")).await;
+    let (serving, mut ask, mut answers) = gate.streams(None);
+    ask.write_all(format!("{}\n{}\n", hello("2025-06-18"), ready()).as_bytes()).await.unwrap();
+    answers.next_line().await.unwrap().unwrap();
+    ask.write_all(format!("{}\n", call(7, "sleep", json!({"ms": 3_000}))).as_bytes()).await.unwrap();
+    until("it sleeps", async || lines(&begun) == 1).await;
+    let seven = call(7, "calc", json!({"expression": "6 * 7"}));
+    ask.write_all(format!("{seven}\n").as_bytes()).await.unwrap();
+    let refused = answers.next_line().await.unwrap().unwrap();
+    assert!(refused.contains("the same `id`") && refused.contains("callId"), "{refused}");
+    assert_eq!(rows(&gate), 1);
+    let slept = answers.next_line().await.unwrap().unwrap();
+    assert!(slept.contains("Slept for"), "{slept}");
+    ask.write_all(format!("{seven}\n").as_bytes()).await.unwrap();
+    let done = answers.next_line().await.unwrap().unwrap();
+    assert!(done.contains("{\"result\":42}"), "{done}");
+    drop((ask, answers));
+    serving.await.unwrap();
     gate.end().await;
 }
 
