@@ -1,9 +1,7 @@
 //! The straight way to an upstream of 2026-07-28 over HTTP: such a call is one request and one answer, and needs no session, no
 //! worker and no task of its own. The connection is driven by whoever waits for the answer.
 
-use std::error::Error;
 use std::future::poll_fn;
-use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,10 +9,10 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::stream::BoxStream;
 use futures_util::{Stream as _, StreamExt};
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Uri};
-use http_body_util::combinators::MapErr;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
@@ -24,14 +22,15 @@ use rmcp::model::{
     CallToolResult, InputRequiredResult, InputResponses, LoggingMessageNotificationParam, ProgressNotificationParam, RequestMetaObject,
     ServerResult,
 };
+use rmcp::transport::streamable_http_client::SseError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use sse_stream::SseStream;
+use sse_stream::Sse;
 use tokio::net::TcpStream;
 
 use super::route::{FromUpstream, LONGEST_WORD};
-use crate::bounded::{LONGEST, is_too_long};
+use crate::bounded::{self, LONGEST, is_too_long};
 use crate::gateway::lock;
 
 /// How long a connection may take to stand.
@@ -303,20 +302,21 @@ struct Heard {
     rest: Option<Events>,
 }
 
-type Events = Pin<Box<SseStream<MapErr<Limited<Incoming>, fn(Box<dyn Error + Send + Sync>) -> io::Error>>>>;
+type Events = BoxStream<'static, Result<Sse, SseError>>;
 
 /// Reads an answer. After an error nothing more can be heard on the connection.
 async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) -> Result<Heard, Broken> {
     let status = answer.status();
     let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let (json, events) = (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
-    let body = Limited::new(answer.into_body(), LONGEST);
     if events && status.is_success() {
-        let mut events: Events = Box::pin(SseStream::new(body.map_err(unread)));
+        let mut events: Events = bounded::events(answer.into_body().into_data_stream());
         while let Some(event) = events.next().await {
             let event = event.map_err(|error| if is_too_long(&error) { Broken::TooLong } else { Broken::Unclear(error.to_string()) })?;
-            let Some(text) = event.data.filter(|_| event.event.as_deref().is_none_or(|kind| kind == "message")) else { continue };
-            if let Some(said) = understand(text.as_bytes(), id, tell) {
+            let is_message = event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
+            // An event may say nothing but that somebody is there.
+            let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else { continue };
+            if let Some(said) = understand(text.as_bytes(), id, true, tell) {
                 // Who has said everything often ends the stream a moment later.
                 let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
                 return Ok(Heard { said, rest: (!over).then_some(events) });
@@ -327,18 +327,19 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
     let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
     let refused = || match turned_away {
         true => Broken::Status(status.as_u16()),
+        false if status.is_success() => Broken::Unread("it answers with something that is no message".to_owned()),
         false => Broken::Unclear(format!("it answers with HTTP {}", status.as_u16())),
     };
     // Who is not let in is told so by the status alone.
     if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
         return Err(refused());
     }
-    let text = match body.collect().await {
+    let text = match Limited::new(answer.into_body(), LONGEST).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return Err(Broken::TooLong),
         Err(error) => return Err(Broken::Unclear(error.to_string())),
     };
-    let said = match understand(&text, id, tell) {
+    let said = match understand(&text, id, status.is_success(), tell) {
         Some(said) if status.is_success() || matches!(said, Err(Broken::Refused(_))) => said,
         _ if !status.is_success() => Err(refused()),
         _ => Err(Broken::Unread("it answers something else than it was asked".to_owned())),
@@ -346,15 +347,8 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
     Ok(Heard { said, rest: None })
 }
 
-fn unread(error: Box<dyn Error + Send + Sync>) -> io::Error {
-    match error.is::<LengthLimitError>() {
-        true => io::Error::new(io::ErrorKind::FileTooLarge, error),
-        false => io::Error::other(error),
-    }
-}
-
-/// What a message says: the answer, or something on the way to it.
-fn understand(text: &[u8], id: u64, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
+/// What a message says: the answer, or something on the way to it. An error without a name is that only where it was `taken` in.
+fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
     let said: Said<'_> = match serde_json::from_slice(text) {
         Ok(said) => said,
         Err(error) => return Some(Err(Broken::Unread(error.to_string()))),
@@ -383,10 +377,11 @@ fn understand(text: &[u8], id: u64, tell: &mut impl FnMut(Word)) -> Option<Resul
         }
         return None;
     }
-    let own = said.id.is_some_and(|said| said.get() == id.to_string());
+    // Some say a number as text.
+    let own = said.id.is_some_and(|said| said.get().trim_matches('"') == id.to_string());
     if let Some(error) = said.error {
-        // Who could not read the question does not know its number.
-        let nobodys = said.id.is_none_or(|id| id.get() == "null");
+        // Who could not read the question does not know its number; but where it is turned away at the door, the status says more.
+        let nobodys = taken && said.id.is_none_or(|id| id.get() == "null");
         return (own || nobodys).then_some(Err(Broken::Refused(error)));
     }
     let result = said.result.filter(|_| own)?.get();

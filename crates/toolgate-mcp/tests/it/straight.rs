@@ -145,7 +145,10 @@ async fn scripted() -> (String, Arc<AtomicUsize>) {
     (format!("http://{address}/mcp"), ran)
 }
 
-const TOOLS: [&str; 10] = ["plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger", "chatters"];
+const TOOLS: [&str; 17] = [
+    "plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger", "chatters", "nameless", "lost", "ill", "blank",
+    "texts", "long", "page",
+];
 
 async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
     let mut text = Vec::new();
@@ -227,6 +230,36 @@ async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
             ("tools/call", "junk") => json("{\"jsonrpc\": \"2.0\", "),
             // The answer to another question.
             ("tools/call", "other") => json(&done.replacen("\"id\":", "\"id\":1000", 1)),
+            // Turned away with an error that has no name, whatever it says.
+            ("tools/call", "nameless" | "lost" | "ill") => {
+                let status = match tool {
+                    "nameless" => "400 Bad Request",
+                    "lost" => "404 Not Found",
+                    _ => "503 Service Unavailable",
+                };
+                let body = r#"{"jsonrpc": "2.0", "id": null, "error": {"code": -32000, "message": "no"}}"#;
+                format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+            }
+            // An event that says nothing, and one without a kind.
+            ("tools/call", "blank") => {
+                let body = format!("id: 0\ndata: \n\nevent:\ndata: {done}\n\n");
+                format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+            }
+            // It says the number of the question as text.
+            ("tools/call", "texts") => {
+                let mut said: Value = serde_json::from_str(&done).unwrap();
+                said["id"] = json!(asked["id"].to_string());
+                json(&said.to_string())
+            }
+            // Each event is no longer than it may be; all of them are.
+            ("tools/call", "long") => {
+                let pad = "a".repeat(6 << 20);
+                let word = format!(r#"data: {{"jsonrpc": "2.0", "method": "notifications/other", "params": {{"pad": "{pad}"}}}}"#);
+                let body = format!("{word}\n\n{word}\n\n{word}\n\ndata: {done}\n\n");
+                format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+            }
+            // Something for people.
+            ("tools/call", "page") => b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi".to_vec(),
             ("tools/call", "stranger") => b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".to_vec(),
             _ => b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n".to_vec(),
         };
@@ -295,6 +328,15 @@ async fn what_breaks_is_told_from_what_was_done() {
         ("other", "upstream_rejected", json!("unknown")),
         ("plain", "ok", Value::Null),
         ("stranger", "upstream_forbidden", json!("none")),
+        ("plain", "ok", Value::Null),
+        ("nameless", "upstream_invalid", json!("none")),
+        ("lost", "upstream_invalid", json!("none")),
+        ("ill", "upstream_unavailable", json!("unknown")),
+        ("plain", "ok", Value::Null),
+        ("blank", "ok", Value::Null),
+        ("texts", "ok", Value::Null),
+        ("long", "ok", Value::Null),
+        ("page", "upstream_rejected", json!("unknown")),
         ("plain", "ok", Value::Null),
     ] {
         asked += 1;
