@@ -405,13 +405,15 @@ impl Door {
     async fn progress(&self, mut progress: ProgressNotificationParam, client: &Client<'_>) {
         if let Some(token) = client.meta.get_progress_token() {
             progress.progress_token = token;
+            progress.meta = progress.meta.map(render::of_word);
             client.tell(ProgressNotification::new(progress).into()).await;
         }
     }
 
-    async fn log(&self, message: LoggingMessageNotificationParam, client: &Client<'_>) {
+    async fn log(&self, mut message: LoggingMessageNotificationParam, client: &Client<'_>) {
         let wanted = client.meta.log_level().or(*lock(&self.level)).unwrap_or(LoggingLevel::Info);
         if rank(message.level) >= rank(wanted) {
+            message.meta = message.meta.map(render::of_word);
             client.tell(LoggingMessageNotification::new(message).into()).await;
         }
     }

@@ -10,6 +10,7 @@ use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::{ClientHandler, ErrorData, RoleClient};
 use tokio::sync::oneshot;
 
+use crate::render::unspoofed;
 use crate::upstream::{FromUpstream, Link, is_short};
 
 /// What toolgate calls itself.
@@ -58,7 +59,7 @@ impl ClientHandler for Ears {
         request: ElicitRequestParams,
         context: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
-        self.ask(&context, |reply| FromUpstream::Elicit(Box::new(request), reply)).await
+        self.ask(&context, |reply| FromUpstream::Elicit(Box::new(unspoofed(request)), reply)).await
     }
 
     async fn create_message(
@@ -66,7 +67,7 @@ impl ClientHandler for Ears {
         params: CreateMessageRequestParams,
         context: RequestContext<RoleClient>,
     ) -> Result<CreateMessageResult, ErrorData> {
-        self.ask(&context, |reply| FromUpstream::Sample(Box::new(params), reply)).await
+        self.ask(&context, |reply| FromUpstream::Sample(Box::new(unspoofed(params)), reply)).await
     }
 
     async fn list_roots(&self, context: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {

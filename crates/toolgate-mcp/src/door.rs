@@ -235,6 +235,7 @@ impl ServerHandler for Door {
         let named = found.into_iter().map(|(name, prompt)| {
             let mut prompt = prompt.clone();
             prompt.name = name;
+            prompt.meta = prompt.meta.map(render::clean);
             prompt
         });
         let mut result = ListPromptsResult::with_all_items(named.collect());
@@ -261,6 +262,7 @@ impl ServerHandler for Door {
                 result.meta = result.meta.map(render::of_result);
                 GetPromptResponse::Complete(result)
             }
+            GetPromptResponse::InputRequired(asked) => GetPromptResponse::InputRequired(render::asked_back(asked)?),
             other => other,
         })
     }
@@ -282,6 +284,7 @@ impl ServerHandler for Door {
         let named = found.into_iter().map(|(link, resource)| {
             let mut resource = resource.clone();
             resource.uri = resources::address(link, &resource.uri);
+            resource.meta = resource.meta.map(render::clean);
             resource
         });
         let mut result = ListResourcesResult::with_all_items(named.collect());
@@ -306,6 +309,7 @@ impl ServerHandler for Door {
         let named = found.into_iter().map(|(link, template)| {
             let mut template = template.clone();
             template.uri_template = resources::address(link, &template.uri_template);
+            template.meta = template.meta.map(render::clean);
             template
         });
         let mut result = ListResourceTemplatesResult::with_all_items(named.collect());
@@ -334,6 +338,7 @@ impl ServerHandler for Door {
                 place.named(&mut result.contents);
                 ReadResourceResponse::Complete(result)
             }
+            ReadResourceResponse::InputRequired(asked) => ReadResourceResponse::InputRequired(render::asked_back(asked)?),
             other => other,
         })
     }
@@ -354,7 +359,9 @@ impl ServerHandler for Door {
             _ => None,
         };
         let link = link.ok_or_else(|| ErrorData::invalid_params("there is nothing of this name", None))?;
-        link.asked(link.peer().ok_or_else(away)?.complete(request)).await.map_err(passed)
+        let mut result = link.asked(link.peer().ok_or_else(away)?.complete(request)).await.map_err(passed)?;
+        result.meta = result.meta.map(render::of_result);
+        Ok(result)
     }
 
     async fn set_level(&self, request: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {

@@ -2,11 +2,18 @@
 
 use std::sync::Arc;
 
-use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject, RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations};
+use rmcp::ErrorData;
+use rmcp::model::{
+    CallToolResult, ContentBlock, InputRequests, InputRequiredResult, InputResponses, JsonObject, MetaObject, NotificationMetaObject,
+    RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations,
+};
 use serde_json::{Value, json};
 use toolgate::{Answer, Dialect, Effect, Outcome, Spec};
 
 use crate::upstream::Line;
+
+/// What stands before the name of an upstream's question that is called as only toolgate's are.
+const THEIRS: &str = "upstream_";
 
 /// A tool as a client sees it. What an upstream says of its effects is a hint; what the configuration says holds.
 pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
@@ -37,7 +44,7 @@ pub(crate) fn tool(spec: &Spec, remote: Option<&McpTool>) -> McpTool {
 }
 
 /// Metadata of an upstream, without what only toolgate writes.
-fn clean(mut meta: MetaObject) -> MetaObject {
+pub(crate) fn clean(mut meta: MetaObject) -> MetaObject {
     meta.retain(|key, _| !key.starts_with("toolgate/"));
     meta
 }
@@ -47,6 +54,11 @@ pub(crate) fn of_result(meta: MetaObject) -> MetaObject {
     let mut meta = clean(meta);
     meta.retain(|key, _| !key.starts_with("io.modelcontextprotocol/"));
     meta
+}
+
+/// The same of something that is said on the way to a result.
+pub(crate) fn of_word(meta: NotificationMetaObject) -> NotificationMetaObject {
+    NotificationMetaObject(of_result(meta.0))
 }
 
 /// Metadata of a client that an upstream may see. What is the protocol's is said anew on the way there.
@@ -75,6 +87,33 @@ pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clon
     }
     strip(&mut value);
     serde_json::from_value(value).unwrap_or(thing)
+}
+
+/// Whether a question is called as only toolgate's are, or as an upstream's that was called so.
+fn is_ours(name: &str) -> bool {
+    name.trim_start_matches(THEIRS).starts_with("toolgate")
+}
+
+/// What an upstream asks its client. Another gateway may be behind this one: what it asks is called otherwise than what is asked here.
+pub(crate) fn questions(requests: InputRequests) -> InputRequests {
+    let named = |name: String| if is_ours(&name) { format!("{THEIRS}{name}") } else { name };
+    unspoofed(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
+}
+
+/// What it is told, by the names that it has asked by.
+pub(crate) fn responses(told: InputResponses) -> InputResponses {
+    let asked = |name: String| name.strip_prefix(THEIRS).filter(|own| is_ours(own)).map(str::to_owned).unwrap_or(name);
+    told.into_iter().map(|(name, said)| (asked(name), said)).collect()
+}
+
+/// What an upstream asks in answer to something that is no call. There toolgate asks nothing, and nobody does so in its name.
+pub(crate) fn asked_back(mut asked: InputRequiredResult) -> Result<InputRequiredResult, ErrorData> {
+    if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_ours(name)) {
+        return Err(ErrorData::internal_error("the upstream asks in the name of toolgate", None));
+    }
+    asked.input_requests = asked.input_requests.map(unspoofed);
+    asked.meta = asked.meta.map(of_result);
+    Ok(asked)
 }
 
 /// A result as the upstream gave it. Its words are those that were judged: beside a structured result, whatever else says something is

@@ -23,6 +23,7 @@ use super::route::{FromUpstream, Line};
 use super::said::{blurts, value_of, words};
 use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
+use crate::render;
 
 pub(super) use trouble::turned_away;
 
@@ -225,15 +226,15 @@ impl RemoteTool {
         let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
         let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
         let (reply, answer) = oneshot::channel();
-        line.to_client.try_send(FromUpstream::Inputs(requests, reply)).map_err(|_| refuse("nobody is there to give"))?;
+        line.to_client.try_send(FromUpstream::Inputs(render::questions(requests), reply)).map_err(|_| refuse("nobody is there to give"))?;
         let responses = answer.await.map_err(|_| refuse("nobody is there to give"))?.map_err(|_| refuse("the client does not give"))?;
-        Ok(((!responses.is_empty()).then_some(responses), asked.request_state))
+        Ok(((!responses.is_empty()).then(|| render::responses(responses)), asked.request_state))
     }
 }
 
 /// Metadata of a client that an upstream may see.
 fn passed_on(line: &Line, modern: bool) -> RequestMetaObject {
-    let mut meta = crate::render::own_words(line.meta.clone());
+    let mut meta = render::own_words(line.meta.clone());
     if modern {
         // What the client cannot do, nobody does for it.
         meta.set_client_capabilities(line.capabilities.clone());
