@@ -152,14 +152,18 @@ impl Door {
         }
     }
 
-    /// The line from a client to the upstream of its call.
-    fn line(&self, to_client: mpsc::Sender<FromUpstream>, client: &Client<'_>) -> Line {
-        let level = match client.modern {
+    /// From which level on a client wants to hear of what goes on; `None` is nothing, which is what a newer one wants unless it says so.
+    fn level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
+        match client.modern {
             true => client.meta.log_level(),
             false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
-        };
+        }
+    }
+
+    /// The line from a client to the upstream of its call.
+    fn line(&self, to_client: mpsc::Sender<FromUpstream>, client: &Client<'_>) -> Line {
         let capabilities = client.capabilities.clone().unwrap_or_default();
-        Line { to_client, meta: client.meta.clone(), capabilities, level, answered: Mutex::default() }
+        Line { to_client, meta: client.meta.clone(), capabilities, level: self.level(client), answered: Mutex::default() }
     }
 
     /// Begins a call, and sees it through.
@@ -411,8 +415,7 @@ impl Door {
     }
 
     async fn log(&self, mut message: LoggingMessageNotificationParam, client: &Client<'_>) {
-        let wanted = client.meta.log_level().or(*lock(&self.level)).unwrap_or(LoggingLevel::Info);
-        if rank(message.level) >= rank(wanted) {
+        if self.level(client).is_some_and(|wanted| rank(message.level) >= rank(wanted)) {
             message.meta = message.meta.map(render::of_word);
             client.tell(LoggingMessageNotification::new(message).into()).await;
         }

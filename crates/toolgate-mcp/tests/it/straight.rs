@@ -145,9 +145,9 @@ async fn scripted() -> (String, Arc<AtomicUsize>) {
     (format!("http://{address}/mcp"), ran)
 }
 
-const TOOLS: [&str; 17] = [
+const TOOLS: [&str; 18] = [
     "plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger", "chatters", "nameless", "lost", "ill", "blank",
-    "texts", "long", "page",
+    "texts", "long", "page", "logs",
 ];
 
 async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
@@ -225,6 +225,12 @@ async fn serve(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
                 let body = format!("data: {}\n\ndata: {}\n\ndata: {done}\n\n", word(1), word(2));
                 format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
             }
+            // It says what goes on, whoever wants to hear it.
+            ("tools/call", "logs") => {
+                let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "oh"}});
+                let body = format!("data: {word}\n\ndata: {done}\n\n");
+                format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+            }
             // A stream that ends before the answer.
             ("tools/call", "ends") => b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 8\r\n\r\n: hello\n".to_vec(),
             ("tools/call", "junk") => json("{\"jsonrpc\": \"2.0\", "),
@@ -297,6 +303,22 @@ async fn words_in_the_same_breath_as_the_answer_are_heard() {
         let said = messages(&post(&gate.url, params("chatters", json!({"n": n}), Some("mine")), "chatters").await);
         let progress: Vec<&Value> = said.iter().filter_map(|message| message.pointer("/params/progress")).collect();
         assert_eq!(progress, [&json!(1.0), &json!(2.0)], "{said:?}");
+        assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_ask_for_log_messages_gets_none() {
+    let (url, _) = scripted().await;
+    let gate = Gate::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    for (level, hears) in [(None, false), (Some("loud"), false), (Some("critical"), false), (Some("error"), true), (Some("debug"), true)] {
+        let mut params = params("logs", json!({"level": level}), None);
+        if let Some(level) = level {
+            params["_meta"]["io.modelcontextprotocol/logLevel"] = json!(level);
+        }
+        let said = messages(&post(&gate.url, params, "logs").await);
+        assert_eq!(said.iter().any(|message| message["method"] == "notifications/message"), hears, "{level:?}: {said:?}");
         assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
     }
     gate.end().await;
