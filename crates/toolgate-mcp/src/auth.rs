@@ -155,6 +155,10 @@ impl Issuer {
         if !ALGORITHMS.contains(&header.alg) {
             return Err(NotLetIn::Invalid("the token is not signed as it must be"));
         }
+        // What must be understood is not understood here (RFC 7515, 4.1.11).
+        if header.crit.is_some() {
+            return Err(NotLetIn::Invalid("the token says something that must be understood, and is not"));
+        }
         let kid = header.kid.clone().unwrap_or_default();
         let key = match self.key(&kid, header.alg) {
             Some(key) => key,

@@ -163,7 +163,9 @@ async fn signed_tokens_hold_only_as_a_whole() {
     let mut edited = jwt("one", &good());
     let middle = edited.split('.').nth(1).unwrap().to_owned();
     edited = edited.replace(&middle, &base64(but("sub", json!("root")).to_string().as_bytes()));
+    let critical = Header { kid: Some("one".to_owned()), crit: Some(vec!["exp".to_owned()]), ..Header::new(Algorithm::ES256) };
     let bad = [
+        ("with what must be understood", jsonwebtoken::encode(&critical, &good(), &signer("one").0).unwrap()),
         ("expired", jwt("one", &but("exp", json!(now - 600)))),
         ("not yet", jwt("one", &but("nbf", json!(now + 600)))),
         ("for somebody else", jwt("one", &but("aud", json!("https://other.example/mcp")))),
