@@ -13,9 +13,9 @@ use super::{Answer, Http, refusal};
 use crate::gateway::{Running, lock};
 use crate::identity::Caller;
 
-/// Most sessions of older clients, and most of one principal where there are several.
-const SESSIONS: usize = 100_000;
-const OWN_SESSIONS: usize = SESSIONS / 10;
+/// Most sessions of older clients, and most of one principal where there are several. Each takes tens of kilobytes for as long as it lives.
+const SESSIONS: usize = 20_000;
+const OWN_SESSIONS: usize = 1_000;
 /// How long a session of an older client lives without a word.
 pub(super) const SESSION_LIFE: Duration = Duration::from_secs(30 * 60);
 
@@ -151,6 +151,8 @@ pub(super) mod tests {
         lock(&http.owners).extend((0..SESSIONS).map(|n| (n.to_string(), (ann.clone(), None, Instant::now()))));
         let refused = http.open_session(&running, hello(), &ann, None).await.err();
         assert_eq!(refused.map(|answer| answer.status()), Some(StatusCode::SERVICE_UNAVAILABLE));
+        // All of them fit into two gigabytes, where one takes 80 KB.
+        const { assert!(SESSIONS * 80_000 < 2 << 30) };
         http.gateway.end().await;
     }
 
