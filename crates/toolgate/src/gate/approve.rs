@@ -122,10 +122,11 @@ pub(super) fn in_vain(tool: &Registered) -> Option<Stop> {
 
 /// A person has not answered yet.
 pub(super) fn waiting(approval: &Approval) -> ToolError {
-    let message = format!(
-        "{}. A person must approve this call; tell the user, then repeat the identical call once it is approved",
-        approval.reason.trim_end_matches('.')
-    );
+    let reason = approval.reason.trim_end_matches('.');
+    // A question has an end of its own.
+    let end = if reason.ends_with(['!', '?', '…']) { "" } else { "." };
+    let message =
+        format!("{reason}{end} A person must approve this call; tell the user, then repeat the identical call once it is approved");
     let mut error = ToolError::of(code::APPROVAL_REQUIRED, message);
     error.approval = Some(ApprovalRef { id: approval.id.clone(), expires_at: approval.expires.to_string() });
     error

@@ -169,6 +169,18 @@ async fn what_a_hook_asks_takes_an_answer_too() {
 }
 
 #[tokio::test]
+async fn a_reason_ends_as_it_was_written() {
+    for (reason, told) in
+        [("Sure?", "Sure? A "), ("Stop!", "Stop! A "), ("Well…", "Well… A "), ("It is large.", "It is large. A "), ("large", "large. A ")]
+    {
+        let world = World::new(|agent| agent.tool_policy("act", rule("large", move |_| Ok(Verdict::ask(reason)))));
+        let answer = world.session.call("act", json!({"how": "ok", "n": 1})).await;
+        let message = &answer.outcome.error().unwrap().message;
+        assert!(message.starts_with(&format!("{told}person must approve")), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn patience_with_a_person_is_no_loop() {
     let world = asking();
     let id = ask(&world, 1).await;
