@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use jiff::SignedDuration;
 use serde_json::json;
-use toolgate::config::Config;
+use toolgate::config::{Config, Otherwise};
 use toolgate::json::Digest;
-use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Timestamp};
+use toolgate::{Agent, Backtest, Change, Compared, Definition, Row, Spec, Timestamp};
 use toolgate_store::{Entry, Filter, Ledger};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, Unheard, YELLOW, bar, clean, counted, last_moment, moment, named, open, time};
@@ -126,7 +126,27 @@ enum New {
     /// Policy files, and what they include.
     Rules(Vec<(String, String)>),
     /// An agent with its tools and limits.
-    Agent(Box<Definition>),
+    Agent(Box<Whole>),
+}
+
+/// An agent of a whole configuration.
+struct Whole {
+    /// The file, where it has people asked about tools that it does not declare.
+    asks: Option<Config>,
+    definition: Definition,
+}
+
+impl Whole {
+    /// The agent as it is for the tools of a recorded one. Where a client runs them, those that the file does not declare are asked about.
+    fn with_tools_of(&self, recorded: &Definition) -> Result<Definition, Unplayable> {
+        let by_client = recorded.tools().all(Spec::is_run_by_client);
+        let Some(config) = self.asks.as_ref().filter(|_| by_client) else { return Ok(self.definition.clone()) };
+        let tools: Vec<&str> = recorded.tools().map(Spec::name).collect();
+        let agents = config.clone().with_undeclared(self.definition.agent(), &tools).for_client().agents(None);
+        let agents = agents.map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
+        let agent = agents.iter().find(|agent| agent.name() == self.definition.agent()).ok_or(Unplayable::Unknown)?;
+        Definition::parse(agent.definition()).map_err(|_| Unplayable::Unknown)
+    }
 }
 
 impl New {
@@ -150,6 +170,7 @@ impl New {
                 if let Some(why) = refused {
                     return Err(io::Error::other(format!("{} {why}", file.display())));
                 }
+                let asks = (config.client.undeclared == Otherwise::Ask).then(|| config.clone());
                 // Also those that upstreams were seen to offer.
                 let config = crate::place::with_known(config, file)?;
                 let agents = config.agents(None).map_err(|error| wrong(error.render(colours)))?;
@@ -161,8 +182,8 @@ impl New {
                         names.join(", ")
                     ))
                 })?;
-                let definition = Box::new(Definition::parse(agent.definition())?);
-                return Ok(Self::Agent(definition));
+                let definition = Definition::parse(agent.definition())?;
+                return Ok(Self::Agent(Box::new(Whole { asks, definition })));
             }
             texts.push((file.display().to_string(), text));
             for file in included {
@@ -172,10 +193,10 @@ impl New {
         Ok(Self::Rules(texts))
     }
 
-    fn on(&self, recorded: Definition) -> Definition {
+    fn on(&self, recorded: Definition) -> Result<Definition, Unplayable> {
         match self {
-            Self::Rules(files) => recorded.with_policies(files.iter().cloned()),
-            Self::Agent(definition) => recorded.changed_to((**definition).clone()),
+            Self::Rules(files) => Ok(recorded.with_policies(files.iter().cloned())),
+            Self::Agent(whole) => whole.with_tools_of(&recorded).map(|new| recorded.changed_to(new)),
         }
     }
 }
@@ -189,7 +210,7 @@ fn agents(ledger: &Ledger, config: Digest, new: &New) -> Result<(Agent, Agent), 
     let text = ledger.definition(config).ok().flatten().ok_or(Unplayable::Unknown)?;
     let definition = Definition::parse(&text).map_err(|_| Unplayable::Unknown)?;
     let then = definition.clone().build().map_err(|_| Unplayable::Unknown)?;
-    let now = new.on(definition).build().map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
+    let now = new.on(definition)?.build().map_err(|error| Unplayable::Rules(error.render(io::stderr().is_terminal())))?;
     Ok((then, now))
 }
 

@@ -129,7 +129,7 @@ impl Desk {
         let project = place::of_project(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
         let protected = Protected::of(found, state, &project);
         let config = match undeclared {
-            Some((agent, tool)) => found.config.clone().with_undeclared(agent, tool),
+            Some((agent, tool)) => found.config.clone().with_undeclared(agent, &[tool]),
             None => found.config.clone(),
         };
         // As the door would have it that the tools are behind: a hook, or the gateway.

@@ -217,17 +217,24 @@ impl Config {
         }
     }
 
-    /// The same with a tool that an agent's client has and no table declares: a person is asked before each call of it.
+    /// The same with tools that an agent's client has and no table declares: a person is asked before each call of them.
     #[must_use]
-    pub fn with_undeclared(mut self, agent: &str, tool: &str) -> Self {
-        let place = self.whole.clone();
-        let lacking =
-            |declared: &&mut Declared| declared.name == agent && declared.tools.iter().all(|entry| entry.tool.spec().name() != tool);
-        if let Some(declared) = self.agents.iter_mut().find(lacking) {
-            let external = Tool::external(tool, tool, None);
-            declared.tools.push(Entry { tool: external, place, section: None, behind: None, secrets: Vec::new() });
-            // It may be called otherwise here than by its client.
-            declared.ask_before(&[tool.to_owned()], &format!("{UNSAID} In a configuration it is `[tools.{tool}]`."));
+    pub fn with_undeclared(mut self, agent: &str, tools: &[&str]) -> Self {
+        let Some(declared) = self.agents.iter_mut().find(|declared| declared.name == agent) else { return self };
+        let mut lacking = Vec::new();
+        for tool in tools.iter().copied() {
+            if declared.tools.iter().all(|entry| entry.tool.spec().name() != tool) {
+                let external = Tool::external(tool, tool, None);
+                let place = self.whole.clone();
+                declared.tools.push(Entry { tool: external, place, section: None, behind: None, secrets: Vec::new() });
+                lacking.push(tool.to_owned());
+            }
+        }
+        // It may be called otherwise here than by its client.
+        match lacking.as_slice() {
+            [] => {}
+            [one] => declared.ask_before(&lacking, &format!("{UNSAID} In a configuration it is `[tools.{one}]`.")),
+            _ => declared.ask_before(&lacking, UNSAID),
         }
         self
     }

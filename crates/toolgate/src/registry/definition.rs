@@ -85,6 +85,11 @@ impl Definition {
         &self.agent
     }
 
+    /// The tools that it has.
+    pub fn tools(&self) -> impl Iterator<Item = &Spec> {
+        self.tools.iter().map(|placed| &placed.spec)
+    }
+
     /// The same agent with other policy files. What protects toolgate itself stays.
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {

@@ -153,7 +153,7 @@ impl Door {
         let protected = Protected::of(&found, state, &place::project().map_err(plain)?);
         let beside = Some((Beside::of(&found, &agent, &protected), String::new()));
         let config = match tool.filter(|tool| settings.undeclared == Otherwise::Ask && !tool.is_empty()) {
-            Some(tool) => found.config.with_undeclared(&agent, tool),
+            Some(tool) => found.config.with_undeclared(&agent, &[tool]),
             None => found.config,
         };
         let config = config.for_client().with_policies("(built in)", |tools| protected.rules(tools, None));

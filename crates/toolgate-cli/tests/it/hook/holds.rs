@@ -39,6 +39,22 @@ fn what_is_tried_meets_what_a_hook_meets() {
 }
 
 #[test]
+fn what_holds_changes_nothing_that_was_decided_by_it() {
+    let project = Project::with(&format!("{CONFIG}\n[client]\nundeclared = \"ask\"\n"));
+    let input = json!({"place": "Rome"});
+    assert_eq!(decision(&project.before("t1", "Weather", input.clone())).0, "ask");
+    project.hook(&after("t1", "Weather", input, json!("rain")));
+    let tried = |file: &str, code: i32, wanted: &str| {
+        let (said, stdout, stderr) = project.run(&["backtest", "--config", file, "--store", "ledger.db"], "");
+        assert!(said == code && stdout.contains(wanted), "{file}: {said} {stdout}{stderr}");
+    };
+    // A tool that it does not declare is asked about, as it was.
+    tried("toolgate.toml", 0, "1 call: 1 would be decided the same, 0 otherwise");
+    project.write("project/strict.toml", CONFIG);
+    tried("strict.toml", 1, "there is no tool `weather`");
+}
+
+#[test]
 fn a_project_that_nobody_has_accepted_keeps_nobody_waiting() {
     let project = Project::new();
     project.write(".config/toolgate/toolgate.toml", CONFIG);
