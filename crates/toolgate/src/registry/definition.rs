@@ -48,9 +48,14 @@ struct File {
 }
 
 impl File {
+    /// Whether nobody wrote it: it goes with the tools.
+    fn is_built_in(&self) -> bool {
+        self.name == "(built in)"
+    }
+
     /// Whether it is there to protect toolgate itself.
     fn protects(&self) -> bool {
-        self.name == "(built in)" && self.text.contains(&format!("name = \"{}", crate::config::BUILT_IN))
+        self.is_built_in() && self.text.contains(&format!("name = \"{}", crate::config::BUILT_IN))
     }
 }
 
@@ -90,10 +95,11 @@ impl Definition {
         self.tools.iter().map(|placed| &placed.spec)
     }
 
-    /// The same agent with other policy files. What protects toolgate itself stays.
+    /// The same agent with other policy files. What is built in stays: what protects toolgate itself, and the question about tools that
+    /// nobody has declared.
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
-        self.policies.retain(File::protects);
+        self.policies.retain(File::is_built_in);
         self.policies.splice(0..0, files.into_iter().map(|(name, text)| File { name, text }));
         self
     }

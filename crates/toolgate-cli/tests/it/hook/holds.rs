@@ -52,6 +52,10 @@ fn what_holds_changes_nothing_that_was_decided_by_it() {
     tried("toolgate.toml", 0, "1 call: 1 would be decided the same, 0 otherwise");
     project.write("project/strict.toml", CONFIG);
     tried("strict.toml", 1, "there is no tool `weather`");
+    // So it is under other rules.
+    let (_, rules) = CONFIG.split_once("[[policy]]").unwrap();
+    project.write("project/rules.toml", &format!("[[policy]]{rules}"));
+    tried("rules.toml", 0, "1 call: 1 would be decided the same, 0 otherwise");
 }
 
 #[test]
