@@ -232,6 +232,16 @@ pub(crate) fn of_project(directory: &Path) -> Option<PathBuf> {
     found.filter(|path| Some(path) != own().as_ref())
 }
 
+/// A configuration as it holds: that of the project here holds under the user's own, if there is one.
+pub(crate) fn under_own(config: Config, path: &Path) -> io::Result<Config> {
+    let Some(own) = own_there()? else { return Ok(config) };
+    let is_of_project = match of_project(&project()?) {
+        Some(here) => here.canonicalize()? == path.canonicalize()?,
+        None => false,
+    };
+    if is_of_project { Ok(config.under(Config::load(&own)?)) } else { Ok(config) }
+}
+
 /// Where it is kept what the tools of a configuration's upstreams looked like.
 pub(crate) fn pins(state: &Path, config: &Path) -> PathBuf {
     let config = std::path::absolute(config).unwrap_or_else(|_| config.to_owned());

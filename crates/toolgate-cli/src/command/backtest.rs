@@ -157,10 +157,11 @@ impl New {
         for file in files {
             let text = read(file)?;
             let config = Config::parse(&file.display().to_string(), &text);
+            let included = config.files().to_vec();
+            let config = if files.len() == 1 { crate::place::under_own(config, file)? } else { config };
             if let Err(error) = config.sound() {
                 return Err(wrong(error.render(colours)));
             }
-            let included = config.files().to_vec();
             if !config.is_only_rules() {
                 let refused = match (config.has_tools(), files.len()) {
                     (true, 1) => None,

@@ -59,6 +59,23 @@ fn what_holds_changes_nothing_that_was_decided_by_it() {
 }
 
 #[test]
+fn a_projects_file_is_tried_on_recorded_calls_under_the_users_own() {
+    let project = Project::with(CONFIG);
+    let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
+               where = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
+    project.write(".config/toolgate/toolgate.toml", own);
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    let answer = project.hook_as(&["hook"], &event("PreToolUse", "t1", "Bash", json!({"command": "curl x.example"})));
+    assert_eq!(decision(&answer).0, "deny", "{answer}");
+    project.write("project/copy.toml", CONFIG);
+    // Another file is all there is.
+    for (file, code) in [("toolgate.toml", 0), ("copy.toml", 1)] {
+        let (said, stdout, stderr) = project.run(&["backtest", "--config", file, "--store", "ledger.db"], "");
+        assert_eq!(said, code, "{file}: {stdout}{stderr}");
+    }
+}
+
+#[test]
 fn a_project_that_nobody_has_accepted_keeps_nobody_waiting() {
     let project = Project::new();
     project.write(".config/toolgate/toolgate.toml", CONFIG);
