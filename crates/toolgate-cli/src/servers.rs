@@ -72,6 +72,12 @@ pub(crate) fn registered(text: &str) -> Result<Option<(String, Option<String>)>,
     Ok(Some((program, config)))
 }
 
+/// Whether there are servers in a file that toolgate stands before.
+pub(crate) fn has_behind(text: &str) -> bool {
+    let file = crate::client::json(text).unwrap_or_default();
+    file.get(BEHIND).and_then(Value::as_object).is_some_and(|servers| !servers.is_empty())
+}
+
 fn members(object: &CstObject) -> Vec<(String, Value)> {
     let one = |property: &jsonc_parser::cst::CstObjectProp| Some((property.decoded_name()?, property.to_serde_value().unwrap_or_default()));
     object.properties().iter().filter_map(one).collect()

@@ -117,15 +117,12 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         }
         true
     } else {
-        let accepted = extend(&mut out, args, &config)?;
-        if let Some(import) = &import {
-            let line = format!("mcp_servers = [{}]", serde_json::json!(import));
-            if !read(&config)?.contains(&line) {
-                writeln!(out, "add this at its top, so that the servers are there: {BOLD}{line}{BOLD:#}")?;
-            }
-        }
-        accepted
+        extend(&mut out, args, &config)?
     };
+    let unread = import.as_ref().map(|import| format!("mcp_servers = [{}]", serde_json::json!(import)));
+    let unread = if is_new { None } else { unread };
+    let unread = unread.filter(|line| read(&config).is_ok_and(|text| !text.contains(line)));
+    say_unread(&mut out, &config, unread.as_deref())?;
     if let Some((path, before, after)) = &settings {
         change(&mut out, path, before, after, args.dry_run)?;
         if let Some((client, why)) = args.client.and_then(|client| Some((client.name(), client.leaves_aside(after)?))) {
@@ -164,7 +161,17 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         }
         None => writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?,
     }
+    // Until that is done the client has no tools: it is the last that is read.
+    say_unread(&mut out, &config, unread.as_deref())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says which line a configuration lacks, so that it has the servers which are to stand behind it.
+fn say_unread(out: &mut impl Write, config: &Path, line: Option<&str>) -> io::Result<()> {
+    match line {
+        Some(line) => writeln!(out, "add this at the top of {}, so that the servers are there: {BOLD}{line}{BOLD:#}", config.display()),
+        None => Ok(()),
+    }
 }
 
 /// Sees to it that a configuration which is there has the tools of a client. Says whether it is accepted as it is now.

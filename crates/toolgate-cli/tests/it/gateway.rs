@@ -205,6 +205,25 @@ fn a_desktop_client_gets_a_server_and_gets_its_own_back() {
 }
 
 #[test]
+fn a_desktop_client_whose_servers_nobody_reads_is_seen() {
+    let project = Project::with("[tools.calc]\nkind = \"builtin\"\n");
+    project.write(".config/Claude/claude_desktop_config.json", "{\"mcpServers\": {\"notes\": {\"command\": \"notes-server\"}}}\n");
+    let said = project.said(&["init", "--for", "claude-desktop"], "");
+    let line = "mcp_servers = [\"HOME/.config/Claude/claude_desktop_config.json\"]";
+    let last = format!("add this at the top of HOME/project/toolgate.toml, so that the servers are there: {line}");
+    assert_eq!(said.lines().last(), Some(last.as_str()), "{said}");
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    let why = format!("HOME/project/toolgate.toml does not read them\n                 add this at its top: {line}\n");
+    let doctor = project.said(&["doctor"], "");
+    assert!(doctor.starts_with("exit 1\n") && doctor.contains("✗ server") && doctor.contains(&why), "{doctor}");
+    let read = line.replace("HOME", project.path("").to_str().unwrap().trim_end_matches('/'));
+    project.write("project/toolgate.toml", &format!("{read}\n{}", project.read("project/toolgate.toml")));
+    assert_eq!(project.run(&["trust"], "").0, 0);
+    let doctor = project.said(&["doctor"], "");
+    assert!(doctor.contains("✓ server"), "{doctor}");
+}
+
+#[test]
 fn servers_of_a_file_are_taken_in() {
     let project = Project::new();
     project.write("project/.mcp.json", "{\"mcpServers\": {\"Notes!\": {\"command\": \"${NOTES:-notes-server}\", \"args\": [\"--stdio\"]}, \"far\": {\"url\": \"https://example.com/mcp\"}}}");

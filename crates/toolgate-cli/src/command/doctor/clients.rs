@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
+use toolgate::config::Config;
 
 use super::{Findings, Health, refuses};
 use crate::client::{Client, is_hook};
@@ -213,7 +214,10 @@ pub(super) fn served_by(project: &Path) -> io::Result<bool> {
 /// Toolgate among the servers of a client.
 fn registered_as_server(project: &Path, own: &Path, found: &mut Findings) -> io::Result<()> {
     let path = Client::ClaudeDesktop.file(Some(project))?;
-    let Ok(Some((program, config))) = servers::registered(&read(&path)?) else { return Ok(()) };
+    let text = read(&path)?;
+    let Ok(Some((program, config))) = servers::registered(&text) else { return Ok(()) };
+    let is_file = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| fs::canonicalize(&path).is_ok_and(|path| file == path));
+    let reads = |config: &str| Config::load(config).is_ok_and(|config| config.files().iter().any(is_file));
     let same = fs::canonicalize(&program).ok().is_some_and(|program| fs::canonicalize(own).ok() == Some(program));
     let place = format!("{} (claude-desktop)", path.display());
     match config {
@@ -224,6 +228,11 @@ fn registered_as_server(project: &Path, own: &Path, found: &mut Findings) -> io:
         ),
         Some(config) if !Path::new(&config).is_file() => {
             found.say("server", Health::Ill, format!("{place}\nits configuration {config} is not there"))
+        }
+        Some(config) if servers::has_behind(&text) && !reads(&config) => {
+            let line = format!("mcp_servers = [{}]", json!(path));
+            let says = format!("its servers stand behind toolgate, and {config} does not read them\nadd this at its top: {line}");
+            found.say("server", Health::Ill, format!("{place}\n{says}"));
         }
         _ => found.say("server", Health::Well, place),
     }
