@@ -163,7 +163,7 @@ impl Client {
                 _ => entry,
             });
         }
-        Ok(ended(&root))
+        Ok(ended(&root, text))
     }
 
     /// The file without toolgate.
@@ -172,7 +172,7 @@ impl Client {
         if let Some(top) = root.object_value() {
             remove(&top);
         }
-        Ok(ended(&root))
+        Ok(ended(&root, text))
     }
 
     /// Why a client leaves a whole file aside, and all hooks in it: it is not as strict as the client reads it, or has an entry that the
@@ -277,9 +277,13 @@ pub(crate) fn json(text: &str) -> Result<Value, String> {
     Ok(parse(text)?.to_serde_value().unwrap_or_default())
 }
 
-pub(crate) fn ended(root: &CstRootNode) -> String {
-    let text = root.to_string();
-    if text.ends_with('\n') { text } else { format!("{text}\n") }
+/// A file as it is written again: with the mark at its beginning that it had, and a line break at its end unless it had none.
+pub(crate) fn ended(root: &CstRootNode, before: &str) -> String {
+    let written = root.to_string();
+    let marks: String = before.chars().take_while(|sign| *sign == '\u{feff}').collect();
+    let is_new = before.trim_start_matches('\u{feff}').trim().is_empty();
+    let end = if is_new && !written.ends_with('\n') { "\n" } else { "" };
+    format!("{marks}{written}{end}")
 }
 
 /// Whether a program is one that is only there for hooks.

@@ -36,13 +36,13 @@ pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<S
         CstInputValue::Object(vec![("command".to_owned(), CstInputValue::String(program.to_owned())), ("args".to_owned(), args)]),
     );
     servers.ensure_multiline();
-    Ok(ended(&root))
+    Ok(ended(&root, text))
 }
 
 /// The file as it was: the servers in their place, and no toolgate.
 pub(crate) fn without_toolgate(text: &str) -> Result<String, String> {
     let root = parse(text)?;
-    let Some(top) = root.object_value() else { return Ok(ended(&root)) };
+    let Some(top) = root.object_value() else { return Ok(ended(&root, text)) };
     if let Some(servers) = top.object_value("mcpServers") {
         if let Some(own) = servers.get(NAME) {
             own.remove();
@@ -59,7 +59,7 @@ pub(crate) fn without_toolgate(text: &str) -> Result<String, String> {
     if let Some(behind) = top.get(BEHIND) {
         behind.remove();
     }
-    Ok(ended(&root))
+    Ok(ended(&root, text))
 }
 
 /// The program and the configuration of toolgate among the servers of a file.

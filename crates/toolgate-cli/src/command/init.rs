@@ -377,6 +377,9 @@ fn change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run:
                 similar::ChangeTag::Delete => write!(out, "  {RED}-{}{RED:#}", change.value())?,
                 _ => write!(out, "  {GREEN}+{}{GREEN:#}", change.value())?,
             }
+            if !change.value().ends_with('\n') {
+                writeln!(out)?;
+            }
         }
     } else {
         writeln!(out, "  {DIM}({} lines, commented){DIM:#}", after.lines().count())?;

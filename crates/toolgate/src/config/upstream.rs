@@ -394,7 +394,8 @@ fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
 /// assert_eq!(toolgate::config::mcp_servers(text).unwrap()[0].name, "git");
 /// ```
 pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
-    // Some clients take comments in it.
+    // Some programs begin a file with a mark, and some clients take comments in it.
+    let text = text.trim_start_matches('\u{feff}');
     let parsed: Result<serde_json::Value, _> = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
     let document = parsed.map_err(|error| format!("it is no JSON: {error}"))?;
     // Behind toolgate stands what stood there before it; VS Code says `servers`.

@@ -64,7 +64,8 @@ pub(super) fn without(client: Client, path: &Path, text: &str, own: Option<&Conf
     if next.is_some_and(|line| !line.starts_with('[')) {
         return Err(changed());
     }
-    let gap = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
+    // What had no line break at its end has none again.
+    let gap = if before.is_empty() || before.ends_with('\n') || after.is_empty() { "" } else { "\n" };
     let left = format!("{before}{gap}{after}");
     let (now, then) = (parse(path, text), parse(path, &left));
     let needs = |other: &&Client| now.declares(other.shell_tool()) && !then.declares(other.shell_tool());
@@ -110,11 +111,8 @@ fn end(client: Client) -> String {
 
 /// A configuration with something at its end.
 fn with(client: Client, text: &str, body: &str) -> String {
-    let gap = match text {
-        "" => "",
-        text if text.ends_with('\n') => "\n",
-        _ => "\n\n",
-    };
+    // An empty line before it says that the line before that one was ended.
+    let gap = if text.is_empty() { "" } else { "\n" };
     format!("{text}{gap}{}{body}{}", begin(client, body), end(client))
 }
 

@@ -39,6 +39,26 @@ fn a_client_is_set_up_looked_at_and_left_as_it_was() {
 }
 
 #[test]
+fn files_are_left_as_they_were_to_the_last_byte() {
+    let servers = "{\n  \"mcpServers\": {\n    \"notes\": {\n      \"command\": \"notes-server\"\n    }\n  }\n}\n";
+    let config = "[tools.look]\nkind = \"client\"\neffect = \"read\"\n";
+    for (client, file, text) in [
+        ("claude-code", "project/.claude/settings.json", SETTINGS),
+        ("claude-desktop", ".config/Claude/claude_desktop_config.json", servers),
+        ("cursor", "project/toolgate.toml", config),
+    ] {
+        for before in [text.to_owned(), text.trim_end().to_owned(), format!("\u{feff}{text}")] {
+            let project = Project::new();
+            project.write(file, &before);
+            let said = project.said(&["init", "--for", client], "");
+            assert!(said.starts_with("exit 0\n") && project.read(file) != before, "{client}: {said}");
+            assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
+            assert_eq!(project.read(file), before, "{client}");
+        }
+    }
+}
+
+#[test]
 fn who_is_in_a_directory_further_down_is_told() {
     let project = Project::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
