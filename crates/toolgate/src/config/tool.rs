@@ -205,8 +205,11 @@ fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
         ("read_output", builtin::read_output),
     ]);
     let found = known.get(name).map(|make| make());
-    if found.is_none() {
-        let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    if ["read_file", "write_file", "list_files"].contains(&name) {
+        let problem = Problem::new(format!("`{name}` is built in for programs in Rust; an agent of a file has no file system"));
+        table.wrong("kind", problem.help(format!("there are {names}")));
+    } else if found.is_none() {
         let problem = Problem::new(format!("there is no built-in tool `{}`", crate::names::shown(name)));
         table.wrong("kind", problem.help(format!("there are {names}")).did_you_mean(name, known.keys()));
     }
