@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
@@ -206,13 +206,30 @@ fn annotation(finding: &Finding) -> String {
     format!("::{level} {place}title={}::{}", finding.code, escape(&format!("{}{help}", problem.message)))
 }
 
+/// A file as an address: from here down where it is below, else as a whole.
+fn address(file: &str) -> String {
+    let whole = std::path::absolute(file).unwrap_or_else(|_| PathBuf::from(file));
+    let leads_up = whole.components().any(|part| part == Component::ParentDir);
+    let whole = if leads_up { fs::canonicalize(&whole).unwrap_or(whole) } else { whole };
+    let here = std::env::current_dir().unwrap_or_default();
+    let (scheme, path) = match whole.strip_prefix(&here) {
+        Ok(below) => ("", below),
+        Err(_) => ("file://", whole.as_path()),
+    };
+    let encoded = path.as_os_str().as_encoded_bytes().iter().map(|byte| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(*byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    });
+    format!("{scheme}{}", encoded.collect::<String>())
+}
+
 fn sarif(found: &[Finding]) -> Value {
     let result = |finding: &Finding| {
         let problem = &finding.problem;
         let location = problem.place.as_ref().map(|place| {
             let ((line, column), (end_line, end_column)) = (position(place, place.span.start), position(place, place.span.end));
             json!({"physicalLocation": {
-                "artifactLocation": {"uri": &*place.file},
+                "artifactLocation": {"uri": address(&place.file)},
                 "region": {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column},
             }})
         });

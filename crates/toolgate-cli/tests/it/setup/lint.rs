@@ -53,6 +53,25 @@ where = [{ argument = "/amount", above = 5 }]
 }
 
 #[test]
+fn files_have_addresses_in_sarif() {
+    let project = Project::new();
+    let home = project.path("").display().to_string();
+    let outside = format!("file://{home}other/my%20rules%23.toml");
+    for (file, written, address) in [
+        ("toolgate.toml", "project/toolgate.toml", "toolgate.toml"),
+        ("my rules#.toml", "project/my rules#.toml", "my%20rules%23.toml"),
+        (&*project.path("project/a/b.toml").display().to_string(), "project/a/b.toml", "a/b.toml"),
+        ("../other/my rules#.toml", "other/my rules#.toml", &*outside),
+        ("./100%/ä:b.toml", "project/100%/ä:b.toml", "100%25/%C3%A4%3Ab.toml"),
+    ] {
+        project.write(written, "[tools.look]\nefect = \"read\"\n");
+        let (_, said, told) = project.run(&["lint", "--format", "sarif", "--config", file], "");
+        let said: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{file}: {said}{told}"));
+        assert_eq!(said["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], address, "{file}");
+    }
+}
+
+#[test]
 fn every_code_can_be_found() {
     let project = Project::new();
     let tool = |name: &str, more: &str| format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{more}");
