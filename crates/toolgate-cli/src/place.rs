@@ -144,6 +144,15 @@ impl State {
         Ok(known)
     }
 
+    /// The files that a configuration names, any of which may be what has changed; nothing where it names none.
+    fn or_named(&self, config: &Path) -> String {
+        // One that nobody has ever accepted is not looked into.
+        let is_known = self.list("trusted.json").is_ok_and(|list| list.contains_key(&key(config)));
+        let text = if is_known { read(config).unwrap_or_default() } else { String::new() };
+        let names = names_of(Config::parse(&config.display().to_string(), &text).files(), config);
+        if names.is_empty() { names } else { format!(", or a file that it names ({names}),") }
+    }
+
     /// The name of the ledger that was seen at a path before.
     pub(crate) fn known_ledger(&self, store: &Path) -> io::Result<Option<String>> {
         Ok(self.list("ledgers.json")?.remove(&key(store)))
@@ -183,6 +192,13 @@ fn digest(config: &Path) -> io::Result<Digest> {
         all.extend_from_slice(&text);
     }
     Ok(Digest::of(&all))
+}
+
+/// Files that a configuration names, as they are called beside it.
+pub(crate) fn names_of(files: &[PathBuf], config: &Path) -> String {
+    let beside = config.parent().unwrap_or(Path::new(""));
+    let names = files.iter().map(|file| format!("`{}`", file.strip_prefix(beside).unwrap_or(file).display()));
+    names.collect::<Vec<_>>().join(", ")
 }
 
 fn read(path: &Path) -> io::Result<String> {
@@ -380,7 +396,8 @@ impl InForce {
         let project = of_project(directory);
         let trusted = project.as_ref().map(|path| state.trusts(path)).transpose()?.unwrap_or(false);
         let accepted = project.clone().filter(|_| trusted);
-        let not_accepted = |path: &Path| io::Error::other(format!("{} is not accepted as it is now; {TRUST}", path.display()));
+        let not_accepted =
+            |path: &Path| io::Error::other(format!("{}{} is not accepted as it is now; {TRUST}", path.display(), state.or_named(path)));
         let found = match (project, own) {
             (Some(project), Some(own)) if trusted => {
                 let config = Config::load(&project)?.under(Config::load(&own)?);
@@ -388,7 +405,8 @@ impl InForce {
             }
             (Some(project), None) if trusted => Self::of(Config::load(&project)?, vec![project], None, state),
             (Some(project), Some(own)) => {
-                let notice = format!("{} is not in force, because nobody has accepted it as it is now; {TRUST}", project.display());
+                let or = state.or_named(&project);
+                let notice = format!("{} is not in force, because nobody has accepted it{or} as it is now; {TRUST}", project.display());
                 Self::of(Config::load(&own)?, vec![own, project], Some(notice), state)
             }
             (Some(project), None) => Err(not_accepted(&project)),

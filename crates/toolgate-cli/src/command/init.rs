@@ -300,7 +300,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let found = InForce::find(Some(&config), &directory, &state)?;
-    let files = found.config.files().len();
+    let (files, names) = (found.config.files().len(), place::names_of(found.config.files(), &config));
     let agents = place::with_known(found.config, &config)?.agents(None).map_err(|error| {
         let problems = error.render(io::stderr().is_terminal());
         io::Error::other(format!("the configuration does not load, so it is not accepted\n\n{problems}"))
@@ -312,7 +312,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         writeln!(out, "  {} has {} and {}", agent.name(), counted(tools, "tool"), counted(rules, "rule"))?;
     }
     if files > 0 {
-        writeln!(out, "  with {}", counted(files as u64, "included file"))?;
+        writeln!(out, "  with {}: {names}", counted(files as u64, "included file"))?;
     }
     writeln!(out, "{DIM}any change to it must be accepted anew{DIM:#}")?;
     Ok(ExitCode::SUCCESS)

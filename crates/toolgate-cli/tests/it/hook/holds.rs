@@ -231,7 +231,10 @@ fn what_is_accepted_is_accepted_by_whatever_name_and_with_its_programs() {
     assert_eq!(ask(1), json!({}));
     // A program that is asked is part of what was accepted.
     project.write("project/house.sh", "#!/bin/sh\necho '{}'\n");
-    assert!(decision(&ask(2)).1.contains("is not accepted as it is now"));
+    let answer = ask(2);
+    let said = decision(&answer).1;
+    assert!(said.contains("project/toolgate.toml, or a file that it names (") && said.contains("is not accepted as it is now"), "{said}");
+    assert!(said.contains("`more.toml`") && said.contains("house.sh`"), "which of them it is, nobody knows: {said}");
 }
 
 #[test]

@@ -259,7 +259,7 @@ fn a_configuration_is_accepted_with_what_it_holds() {
     $ trust [0]
     accepted HOME/project/toolgate.toml
       c has 1 tool and 1 rule
-      with 1 included file
+      with 1 included file: `more.toml`
     any change to it must be accepted anew
     $ trust --revoke [0]
     HOME/project/toolgate.toml is not in force any more
