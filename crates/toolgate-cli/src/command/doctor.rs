@@ -101,7 +101,8 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
     found.say("state", Health::Well, format!("{} is yours alone", state.path().display()));
     let own = std::env::current_exe()?;
     let mut declared: Vec<String> = Vec::new();
-    let mut serves = false;
+    // Where rows cannot be written, no call is decided: that is said once, and nothing is tried.
+    let (mut serves, mut records) = (false, true);
     match InForce::find(args.config.as_deref(), &project, &state) {
         Err(error) => found.say("configuration", Health::Ill, error.to_string()),
         Ok(in_force) => {
@@ -135,8 +136,8 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
                     let asked = asked_for(tools(), state.path());
                     declared = tools().map(|tool| tool.name().to_owned()).collect();
-                    ledger(&store, kept, &state, found);
-                    if !serves {
+                    records = ledger(&store, kept, &state, found);
+                    if !serves && records {
                         canary(args, &names, &own, asked.as_ref(), found);
                     }
                 }
@@ -148,20 +149,24 @@ fn examine(args: &Args, found: &mut Findings) -> io::Result<()> {
         Ok(Some(gap)) => found.say("sandbox", Health::Note, gap),
         Err(why) => found.say("sandbox", Health::Note, format!("command tools cannot be run here: {why}")),
     }
-    clients(&project, &state, &declared, serves, &own, found)
+    clients(&project, &state, &declared, (serves, records), &own, found)
 }
 
-/// The ledger takes rows, and nobody else can read it.
-fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) {
+/// The ledger takes rows, and nobody else can read it. Says whether it takes them.
+fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, found: &mut Findings) -> bool {
     match super::hook::open_store(store, state) {
-        Err(error) => found.say("ledger", Health::Ill, error.to_string()),
+        Err(error) => {
+            found.say("ledger", Health::Ill, error.to_string());
+            false
+        }
         Ok(opened) => {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             if let Err(why) = runtime
                 .map_err(|error| error.to_string())
                 .and_then(|runtime| runtime.block_on(opened.try_out()).map_err(|error| error.to_string()))
             {
-                return found.say("ledger", Health::Ill, format!("it cannot be written: {why}"));
+                found.say("ledger", Health::Ill, format!("it cannot be written: {why}"));
+                return false;
             }
             drop(opened);
             let keys = PathBuf::from(format!("{}.state/keys", store.display()));
@@ -172,14 +177,16 @@ fn ledger(store: &Path, kept: Option<toolgate::SignedDuration>, state: &State, f
                 .filter(|path| fs::metadata(path).is_ok_and(|file| file.mode() & 0o077 != 0))
                 .map(|path| path.display().to_string())
                 .collect();
+            let them = if loose.len() == 1 { "it" } else { "them" };
             match loose.first() {
-                Some(_) => found.say("ledger", Health::Ill, format!("others may read {}; run `chmod go-rwx` on it", loose.join(", "))),
+                Some(_) => found.say("ledger", Health::Ill, format!("others may read {}; run `chmod go-rwx` on {them}", loose.join(", "))),
                 None => {
                     let kept = crate::retention::told(store, kept).map(|told| format!("\n{told}")).unwrap_or_default();
                     found.say("ledger", Health::Well, format!("{}{kept}", store.display()));
                 }
             }
             clock(store, found);
+            true
         }
     }
 }
@@ -269,6 +276,9 @@ fn refuses(mut command: Command, event: &str, tool: &str, input: &Value) -> Resu
     let told = |name: &str| read.pointer(&format!("/hookSpecificOutput/{name}")).and_then(Value::as_str);
     let why = told("permissionDecisionReason").unwrap_or(if answer.trim().is_empty() { said.trim() } else { answer.trim() });
     let why: String = why.lines().next().unwrap_or("not a word").chars().take(300).collect();
+    if output.status.code() == Some(2) || (output.status.success() && answer.contains("\"deny\"")) {
+        return Err(format!("a call that must be refused was refused, but not by the rule that protects toolgate: {why}"));
+    }
     Err(format!("a call that must be refused got {}: {why}", told("permissionDecision").unwrap_or("no decision")))
 }
 

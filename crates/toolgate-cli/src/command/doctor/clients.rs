@@ -15,12 +15,12 @@ use crate::command::init::{hooked_above, read, tools};
 use crate::place::State;
 use crate::servers;
 
-/// The hooks that clients know of.
+/// The hooks that clients know of. They are tried where calls can be recorded; where a gateway serves, there may be none.
 pub(super) fn clients(
     project: &Path,
     state: &State,
     declared: &[String],
-    serves: bool,
+    (serves, records): (bool, bool),
     own: &Path,
     found: &mut Findings,
 ) -> io::Result<()> {
@@ -46,7 +46,7 @@ pub(super) fn clients(
                     }
                     let shell = client.shell_tool();
                     let knows = declared.iter().any(|tool| tool == shell);
-                    let asked = knows.then(|| json!({"command": format!("cat {}/key", state.path().display())}));
+                    let asked = (knows && records).then(|| json!({"command": format!("cat {}/key", state.path().display())}));
                     let tried = |command| match &asked {
                         Some(input) => refuses(command, client.before(), shell, input).map(drop),
                         None => Ok(()),

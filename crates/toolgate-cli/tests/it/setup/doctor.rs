@@ -11,7 +11,7 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
         let file = "project/.claude/settings.json";
         project.write(file, &project.read(file).replace(from, to));
     }
-    let cases: [Break; 16] = [
+    let cases: [Break; 17] = [
         ("the hooks are gone", |project| {
             project.run(&["eject"], "");
         }),
@@ -63,6 +63,13 @@ fn a_gate_that_is_off_is_seen_to_be_off() {
             use std::os::unix::fs::PermissionsExt;
             let keys = project.path(".local/state/toolgate/ledger.db.state/keys/seal.key");
             std::fs::set_permissions(keys, std::fs::Permissions::from_mode(0o644)).unwrap();
+        }),
+        ("a directory of keys that others can read", |project| {
+            use std::os::unix::fs::PermissionsExt;
+            for key in ["keys", "keys/seal.key"] {
+                let key = project.path(&format!(".local/state/toolgate/ledger.db.state/{key}"));
+                std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o755)).unwrap();
+            }
         }),
     ];
     let mut told = String::new();
@@ -195,6 +202,15 @@ fn another_program_of_the_same_name_is_seen() {
     std::fs::write(project.path("bin/toolgate-hook"), "#!/bin/sh\nexit 0\n").unwrap();
     let (code, said) = doctor(&["doctor"]);
     assert!(code == 1 && said.contains("PreToolUse: a call that must be refused got no decision"), "{said}");
+}
+
+#[test]
+fn a_call_that_something_else_refuses_proves_nothing() {
+    let config = "principals = [\"somebody else\"]\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\npolicy = \"open\"\n";
+    let project = Project::with(config);
+    let said = project.said(&["doctor", "--config", "toolgate.toml"], "");
+    let why = "✗ canary         a call that must be refused was refused, but not by the rule that protects toolgate: ";
+    assert!(said.starts_with("exit 1\n") && said.contains(why) && said.contains("may not act as the agent"), "{said}");
 }
 
 #[test]
