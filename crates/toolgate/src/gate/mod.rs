@@ -71,7 +71,7 @@ use trail::Trail;
 /// let answer = session.call("calc", json!({"expr": "1 + 1"})).await;
 /// assert_eq!(
 ///     answer.outcome.error().map(|e| e.message.as_str()),
-///     Some("calc: `calc` requires `expression` (string); got `expr`, did you mean `expression`?"),
+///     Some("`calc` requires `expression` (string); got `expr`, did you mean `expression`?"),
 /// );
 /// # Ok(()) }
 /// ```

@@ -123,6 +123,8 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
     let mut all = Vec::new();
     let mut sentences = Vec::new();
     let places: BTreeSet<String> = missing.keys().chain(unknown.keys()).chain(either.keys()).chain(unfit.keys()).cloned().collect();
+    // What is said of the tool itself says its name.
+    let is_named = places.first().is_some_and(String::is_empty);
     for place in places {
         let absent = missing.remove(&place).unwrap_or_default();
         let extra = unknown.remove(&place).unwrap_or_default();
@@ -156,7 +158,7 @@ pub(super) fn explain<'a>(tool: &str, schema: &Value, errors: impl Iterator<Item
     if sentences.is_empty() {
         sentences.push("the arguments do not fit the schema".to_owned());
     }
-    let mut message = format!("{tool}: ");
+    let mut message = if is_named { String::new() } else { format!("{tool}: ") };
     for (index, sentence) in sentences.iter().enumerate() {
         if index > 0 {
             message.push_str(if message.ends_with('?') { " " } else { "; " });
@@ -340,7 +342,7 @@ fn explain_names(
                 said.push(wrong);
                 format!("{whose} requires `{name}`{}; got `{}`, did you mean `{name}`?", kind(name), shown(wrong))
             }
-            None => format!("{whose} requires `{name}`{}, which is missing (a required property)", kind(name)),
+            None => format!("{whose} requires `{name}`{}, which is missing", kind(name)),
         });
     }
     for name in extra.iter().filter(|name| !said.contains(&name.as_str())) {

@@ -165,7 +165,7 @@ async fn a_program_that_does_not_do_its_work_after_the_tool_withholds_the_result
         withheld(name, &world, "hook_failed", Some("script"), &message).await;
     }
     let world = World::new(|agent| agent.hook(sh(r#"echo '{"tool_result": {"undone": 1}}'"#).after()));
-    let message = "the result does not fit its schema: act: `act` requires `done` (boolean), which is missing (a required property)";
+    let message = "the result does not fit its schema: `act` requires `done` (boolean), which is missing";
     withheld("it rewrites into junk", &world, "invalid_result", None, message).await;
 }
 

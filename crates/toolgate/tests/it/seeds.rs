@@ -28,10 +28,10 @@ async fn an_unknown_tool_gets_a_suggestion_and_the_names() {
 #[tokio::test]
 async fn wrong_arguments_are_explained_all_at_once() {
     let world = desk();
-    insta::assert_snapshot!(said(&world, "calc", json!({})).await, @"calc: `calc` requires `expression` (string), which is missing (a required property)");
-    insta::assert_snapshot!(said(&world, "calc", json!({"expr": "1"})).await, @"calc: `calc` requires `expression` (string); got `expr`, did you mean `expression`?");
+    insta::assert_snapshot!(said(&world, "calc", json!({})).await, @"`calc` requires `expression` (string), which is missing");
+    insta::assert_snapshot!(said(&world, "calc", json!({"expr": "1"})).await, @"`calc` requires `expression` (string); got `expr`, did you mean `expression`?");
     insta::assert_snapshot!(said(&world, "calc", json!({"expression": 42})).await, @"calc: `expression` must be a string; got 42");
-    insta::assert_snapshot!(said(&world, "json_query", json!({"dta": "{}", "pth": 1, "loud": true})).await, @"json_query: `json_query` requires `data` (string); got `dta`, did you mean `data`? `json_query` requires `path` (string); got `pth`, did you mean `path`? `json_query` has no `loud` (it takes `data`, `path`)");
+    insta::assert_snapshot!(said(&world, "json_query", json!({"dta": "{}", "pth": 1, "loud": true})).await, @"`json_query` requires `data` (string); got `dta`, did you mean `data`? `json_query` requires `path` (string); got `pth`, did you mean `path`? `json_query` has no `loud` (it takes `data`, `path`)");
 }
 
 #[tokio::test]
