@@ -58,7 +58,10 @@ fn the_demonstration_speaks_json() {
     let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (summary, steps) = lines.split_last().unwrap();
     let ran = steps.iter().filter(|s| s["ran"] == true).count();
-    assert_eq!(*summary, serde_json::json!({"summary": {"asked": steps.len(), "ran": ran, "refused": steps.len() - ran, "leaked": 0}}));
+    let replayed = steps.iter().filter(|s| s["outcome"]["replayed"] == true).count();
+    let refused = steps.len() - ran - replayed;
+    let told = serde_json::json!({"asked": steps.len(), "ran": ran, "refused": refused, "replayed": replayed, "leaked": 0});
+    assert_eq!((&summary["summary"], replayed), (&told, 1));
     for step in steps {
         let keys: Vec<&String> = step.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["asked", "gate", "outcome", "ran", "step"]);

@@ -83,8 +83,9 @@ fn print_end(out: &mut impl Write, summary: &Summary, books: &SharedBooks) -> io
         writeln!(out, "    {RED}leaked: ${} to {} for order {}{RED:#}", paid.amount, paid.customer, paid.order)?;
     }
     let style = if summary.leaked == 0 { GREEN } else { RED };
-    let Summary { asked, ran, refused, leaked } = summary;
-    writeln!(out, "\n{asked} calls asked · {ran} ran · {refused} did not · {style}{BOLD}{leaked} leaked{BOLD:#}")
+    let Summary { asked, ran, refused, replayed, leaked } = summary;
+    let answered = format!("{ran} ran · {refused} refused · {replayed} answered from the record");
+    writeln!(out, "\n{asked} calls asked · {answered} · {style}{BOLD}{leaked} leaked{BOLD:#}")
 }
 
 /// What to do with the ledger that was kept.
