@@ -445,6 +445,15 @@ impl InForce {
 
 const TRUST: &str = "read it, then run `toolgate trust` in a terminal";
 
+/// What there is, for whoever has named something else.
+pub(crate) fn there_are(names: &[impl AsRef<str>]) -> String {
+    match names {
+        [] => "there is none".to_owned(),
+        [one] => format!("there is only `{}`", one.as_ref()),
+        several => format!("there are {}", several.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")),
+    }
+}
+
 /// The local user's name.
 pub(crate) fn user() -> String {
     name_of(rustix::process::getuid().as_raw())

@@ -101,7 +101,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     }
     if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.names().all(|known| known != *agent)) {
         let known: Vec<&str> = found.config.names().collect();
-        return Err(io::Error::other(format!("there is no agent `{}`; there are: {}", super::ledger::clean(agent), known.join(", "))));
+        return Err(io::Error::other(format!("there is no agent `{}`; {}", super::ledger::clean(agent), place::there_are(&known))));
     }
     let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
     if let Some(parent) = path.parent() {

@@ -11,7 +11,7 @@ use toolgate_mcp::{Change, Pins, Starting, Status, Suspicion, Upstreams};
 
 use super::ledger::{BOLD, DIM, GREEN, RED, Table, YELLOW, clean, counted};
 use super::serve::{Served, pins};
-use crate::place::State;
+use crate::place::{self, State};
 
 /// Look at the MCP servers behind the gateway: whether they answer, what they offer, and what has changed since somebody
 /// looked at it.
@@ -182,7 +182,7 @@ fn known<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Ups
     match wanted {
         Some(wanted) if found.is_empty() => {
             let names: Vec<&str> = config.upstreams.iter().map(|one| one.name.as_str()).collect();
-            Err(io::Error::other(format!("there is no upstream `{wanted}`; there are {}", names.join(", "))))
+            Err(io::Error::other(format!("there is no upstream `{wanted}`; {}", place::there_are(&names))))
         }
         _ => Ok(found),
     }
@@ -220,10 +220,11 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
 }
 
 fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
-    let (mut done, mut held, mut unseen) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut done, mut held, mut unseen, mut names) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for upstream in known(config, Some(upstream))? {
         let pins = Pins::open(Some(pins), upstream)?;
         held.extend(pins.changes().into_iter().map(|change| change.tool));
+        names.extend(pins.names());
         let accepted = pins.accept(tool)?;
         done.extend(accepted.tools);
         unseen.extend(accepted.unseen);
@@ -246,6 +247,13 @@ fn accept(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_j
             clean(tool),
             clean(&held.join(", "))
         )));
+    }
+    if let Some(tool) = tool.filter(|tool| names.iter().all(|name| name != tool)) {
+        let says = match toolgate::suggest::closest(tool, names.iter().map(String::as_str)) {
+            Some(meant) => format!("did you mean `{}`?", clean(meant)),
+            None => "`toolgate upstream list` says what it offers".to_owned(),
+        };
+        return Err(io::Error::other(format!("`{upstream}` has no tool `{}`; {says}", clean(tool))));
     }
     let mut out = anstream::stdout().lock();
     match (as_json, done.is_empty()) {

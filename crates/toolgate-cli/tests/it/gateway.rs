@@ -84,7 +84,9 @@ fn what_upstreams_offer_and_what_has_changed() {
     insta::assert_snapshot!("upstream_accept", project.said(&["upstream", "accept", "in", "look"], ""));
     assert_eq!(project.run(&["upstream", "diff"], "").0, 0);
     let (code, _, stderr) = project.run(&["upstream", "accept", "inn"], "");
-    assert_eq!((code, stderr.trim()), (2, "error: there is no upstream `inn`; there are in"));
+    assert_eq!((code, stderr.trim()), (2, "error: there is no upstream `inn`; there is only `in`"));
+    let (code, _, stderr) = project.run(&["upstream", "accept", "in", "lok"], "");
+    assert_eq!((code, stderr.trim()), (2, "error: `in` has no tool `lok`; did you mean `look`?"));
 }
 
 #[test]

@@ -258,6 +258,12 @@ impl Pins {
         })
     }
 
+    /// The tools that were ever seen, by the names that the upstream has for them.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.lock().tools.keys().cloned().collect()
+    }
+
     /// What is held back.
     #[must_use]
     pub fn changes(&self) -> Vec<Change> {

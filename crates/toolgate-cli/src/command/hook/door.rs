@@ -144,7 +144,7 @@ impl Door {
         }
         let agent = match (agent, names.as_slice()) {
             (Some(agent), names) if names.contains(agent) => agent.clone(),
-            (Some(agent), names) => return Err(format!("there is no agent `{agent}`; there are {}", names.join(", "))),
+            (Some(agent), names) => return Err(format!("there is no agent `{agent}`; {}", place::there_are(names))),
             (None, [one]) => one.clone(),
             (None, names) => return Err(format!("there are several agents ({}); say which with `--agent`", names.join(", "))),
         };

@@ -113,7 +113,7 @@ fn a_gateway_says_where_it_serves_or_why_not() {
     Usage: toolgate serve --stdio
     For more information, try '--help'.
     $ serve --config toolgate.toml --agent nobody [2]
-    error: there is no agent `nobody`; there are: desk
+    error: there is no agent `nobody`; there is only `desk`
     ");
 }
 
