@@ -358,8 +358,7 @@ async fn nobody_asks_in_the_name_of_toolgate() {
         let (_, answer) = client.ask(method, params).await;
         assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("in the name of toolgate"), "{method}: {answer}");
     }
-    for (method, name) in
-        [("prompts/list", "prompts"), ("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")]
+    for (method, name) in [("prompts/list", "prompts"), ("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")]
     {
         let (_, answer) = client.ask(method, json!({})).await;
         assert_eq!(answer["result"][name][0]["_meta"], json!({"own": 1}), "{method}: {answer}");

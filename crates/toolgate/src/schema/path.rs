@@ -31,7 +31,7 @@ pub(crate) fn at_in<'s>(root: &'s Value, extra: Extra, path: &Pointer) -> At<'s>
         let any = part == "*";
         let index = any || part.parse::<usize>().is_ok();
         // Text, a number and the like have nothing in them, and a list has no names.
-        if !may_be(map, "object") && !(index && may_be(map, "array")) {
+        if !(may_be(map, "object") || index && may_be(map, "array")) {
             return At::Missing(part.clone(), Vec::new());
         }
         let within = |word: &str| map.get(word).filter(|schema| schema.is_object());

@@ -58,11 +58,15 @@ async fn what_is_nobodys_name_is_no_purse() {
         (json!({"id": "al"}), "policy_fault"),
     ] {
         let answer = json!({"owner": &owner, "found": true});
-        let look =
-            Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), move |_, _: Value| {
+        let look = Tool::dynamic(
+            "look",
+            "Looks.",
+            json!({"type": "object", "properties": {"entity": {"type": "integer"}}}),
+            move |_, _: Value| {
                 let answer = answer.clone();
                 async move { Ok(answer) }
-            });
+            },
+        );
         let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
         let proved = Proved { tool: "look".into(), same: ("entity".into(), "/entity".into()), field: "/owner".into(), otherwise: None };
         let rule = Limit::calls("r", ["act"], 5).per(Per::Proved(Box::new(proved)));
