@@ -153,6 +153,10 @@ impl Home {
 
     pub(crate) fn mark(&self) -> io::Result<Option<Mark>> {
         let path = self.path.join("mark.json");
+        // A pipe would be waited for.
+        if std::fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "`mark.json` beside it is no plain file"));
+        }
         match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

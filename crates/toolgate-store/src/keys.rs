@@ -69,15 +69,22 @@ impl Keys {
 
     /// The public names of all signing keys of a directory: whoever has the secret is the ledger itself.
     pub(crate) fn own(directory: &Path) -> io::Result<Vec<String>> {
-        let mut own = Vec::new();
+        let (mut own, mut unread) = (Vec::new(), None);
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if name.starts_with("sign-") && name.ends_with(".key") {
-                own.push(hex(SigningKey::from_bytes(&read_secret(&path)?).verifying_key().as_bytes()));
+                // What is no key is none of this ledger's.
+                match read_secret(&path) {
+                    Ok(secret) => own.push(hex(SigningKey::from_bytes(&secret).verifying_key().as_bytes())),
+                    Err(error) => unread = Some(error),
+                }
             }
         }
-        Ok(own)
+        match unread {
+            Some(error) if own.is_empty() => Err(error),
+            _ => Ok(own),
+        }
     }
 
     /// The key that secrets leave their marks with.
@@ -174,6 +181,10 @@ fn write_secret(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
 }
 
 fn read_secret(path: &Path) -> io::Result<[u8; 32]> {
+    // A pipe would be waited for.
+    if !std::fs::metadata(path).map_err(named(path))?.is_file() {
+        return Err(named(path)(io::Error::new(io::ErrorKind::InvalidData, "this is no plain file")));
+    }
     let mut text = String::new();
     File::open(path).map_err(named(path))?.take(1_000).read_to_string(&mut text).map_err(named(path))?;
     let wrong = || named(path)(io::Error::new(io::ErrorKind::InvalidData, "this is no key: 64 hexadecimal digits are wanted"));

@@ -29,7 +29,7 @@ pub(crate) const BUSY: Duration = Duration::from_secs(10);
 /// Whether a file that is there may be opened at all. What is somebody else's is not touched.
 pub(crate) fn is_ours(path: &Path) -> Done<()> {
     let Ok(file) = std::fs::metadata(path) else { return Ok(()) };
-    is_no_directory(path)?;
+    is_plain(path)?;
     if file.len() == 0 {
         return Ok(());
     }
@@ -61,8 +61,13 @@ fn is_blank(path: &Path) -> Done<bool> {
     Ok(is_bare && figure(16..18).is_some_and(|page| file.metadata().is_ok_and(|file| file.len() <= page)))
 }
 
-fn is_no_directory(path: &Path) -> Done<()> {
-    if path.is_dir() { Err(Fault::Said("it is a directory; name a file".to_owned())) } else { Ok(()) }
+/// A pipe would be waited for, and a device is nobody's ledger. What is not there is told by whoever looks for it.
+fn is_plain(path: &Path) -> Done<()> {
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_dir() => Err(Fault::Said("it is a directory; name a file".to_owned())),
+        Ok(there) if !there.is_file() => Err(Fault::Said("it is no plain file; name one".to_owned())),
+        _ => Ok(()),
+    }
 }
 
 /// What is taken out is not to be read in free pages: rows that are pruned, and what a call asked for, which stands in its claim until it
@@ -100,6 +105,7 @@ pub(crate) fn writing(path: &Path) -> Done<Connection> {
 
 /// A connection to a ledger that is ready, for one call. The next checkpoint is left to whoever has the time.
 pub(crate) fn ready(path: &Path) -> Done<Option<Connection>> {
+    is_plain(path)?;
     let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     // Whoever makes one call tries several times, and has to say what is wrong before its client stops waiting.
     sql.busy_timeout(Duration::from_secs(1))?;
@@ -117,7 +123,7 @@ pub(crate) fn reading(path: &Path) -> Done<Connection> {
     if !path.exists() {
         return Err(Fault::Said("there is no such file; `--store` names the ledger that toolgate wrote".to_owned()));
     }
-    is_no_directory(path)?;
+    is_plain(path)?;
     let open = |uri: &str| -> Done<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
         let sql = Connection::open_with_flags(uri, flags).map_err(|error| match error {

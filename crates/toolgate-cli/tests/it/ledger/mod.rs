@@ -248,6 +248,35 @@ fn what_belongs_to_others_is_not_touched() {
 }
 
 #[test]
+fn a_pipe_is_not_waited_for() {
+    let kept = Kept::new();
+    kept.look_back();
+    kept.is_spoilt.set(true);
+    let (place, state) = (kept.directory.path().join("pipe.db"), kept.directory.path().join("ledger.db.state"));
+    let pipe = |path: &Path| {
+        let _ = std::fs::remove_file(path);
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    pipe(&place);
+    for verb in [&["audit", "query"][..], &["audit", "verify"], &["audit", "key"], &["audit", "settle"], &["demo"]] {
+        let (code, _, stderr) = toolgate(&[verb, &["--store", place.to_str().unwrap()]].concat());
+        assert!(code == 2 && stderr.contains("it is no plain file"), "{verb:?}: {stderr}");
+    }
+    // What is no key hides none.
+    pipe(&state.join("keys/sign-0000000000000000.key"));
+    std::fs::write(state.join("keys/sign-1111111111111111.key"), "something else").unwrap();
+    assert_eq!(kept.run(&["audit", "verify"]).0, 0);
+    pipe(&state.join("mark.json"));
+    for verb in [["audit", "verify"], ["audit", "prune"]] {
+        let (code, _, stderr) = kept.run(&verb);
+        assert!(code == 2 && stderr.contains("`mark.json` beside it is no plain file"), "{verb:?}: {stderr}");
+    }
+    pipe(&state.join("keys/redact.key"));
+    let (code, _, stderr) = kept.run(&["audit", "prune"]);
+    assert!(code == 2 && stderr.contains("redact.key: this is no plain file"), "{stderr}");
+}
+
+#[test]
 fn who_has_read_enough_is_left_alone() {
     let kept = Kept::new();
     let exe = assert_cmd::cargo::cargo_bin("toolgate");
