@@ -2,7 +2,7 @@
 
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -270,19 +270,43 @@ fn write_entry(file: &mut impl Write, entry: &Entry) -> Result<bool, StoreError>
     Ok(true)
 }
 
-/// An export is written neither over what it is taken from, nor over a configuration.
+/// An export is written neither over what it is taken from, or where that may write, nor over a configuration.
 fn is_not_ours(out: &Path, store: Option<&Path>) -> io::Result<()> {
     let is_config = |path: &Path| path.file_name().is_some_and(|name| name == crate::place::FILE);
-    if is_config(out) || std::fs::canonicalize(out).is_ok_and(|there| is_config(&there)) {
+    let there = leads_to(out);
+    if is_config(out) || there.as_deref().is_some_and(is_config) {
         return Err(io::Error::other(format!("{} is a configuration; name another file", out.display())));
     }
-    let (Some(store), Ok(there)) = (store, std::fs::canonicalize(out)) else { return Ok(()) };
+    let (Some(store), Some(there)) = (store, there) else { return Ok(()) };
     let store = std::fs::canonicalize(store)?;
-    let beside = |end: &str| Path::new(&format!("{}{end}", store.display())) == there;
-    if ["", "-wal", "-shm"].iter().any(|end| beside(end)) || there.starts_with(toolgate_store::beside(&store)) {
+    let is_named = |end: &str| {
+        let mut name = store.as_os_str().to_owned();
+        name.push(end);
+        name == there.as_os_str()
+    };
+    let state = toolgate_store::beside(&store);
+    let state = std::fs::canonicalize(&state).unwrap_or(state);
+    if ["", "-wal", "-shm", "-journal"].into_iter().any(is_named) || there.starts_with(state) {
         return Err(io::Error::other(format!("{} is the ledger itself; name another file", out.display())));
     }
     Ok(())
+}
+
+/// Where a file is, or would be made, whatever links lead there.
+fn leads_to(path: &Path) -> Option<PathBuf> {
+    let mut path = path.to_owned();
+    // As many links as the system follows.
+    for _ in 0..40 {
+        if let Ok(there) = std::fs::canonicalize(&path) {
+            return Some(there);
+        }
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match std::fs::read_link(&path) {
+            Ok(to) => path = parent.join(to),
+            Err(_) => return Some(std::fs::canonicalize(parent).ok()?.join(path.file_name()?)),
+        }
+    }
+    None
 }
 
 pub(super) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {

@@ -198,6 +198,14 @@ fn an_export_is_not_written_over_the_ledger() {
     let (code, _, stderr) = kept.run(&["audit", "export", "--out", kept.path().to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("is the ledger itself"), "{stderr}");
     assert_eq!(std::fs::read(kept.path()).unwrap(), before);
+    // Nor where it may write one day.
+    let at = |name: &str| kept.directory.path().join(name);
+    std::fs::create_dir_all(at("ledger.db.state/spool")).unwrap();
+    std::os::unix::fs::symlink("ledger.db-journal", at("ahead.jsonl")).unwrap();
+    for name in ["ledger.db-journal", "ledger.db.state/spool/x.jsonl", "ahead.jsonl"] {
+        let (code, _, stderr) = kept.run(&["audit", "export", "--out", at(name).to_str().unwrap()]);
+        assert!(code == 2 && stderr.contains("is the ledger itself") && !at(name).exists(), "{name}: {stderr}");
+    }
 }
 
 #[test]
