@@ -205,9 +205,9 @@ impl Ledger {
     fn spellings(&self, name: &str, value: &Value) -> Done<Vec<String>> {
         let mut spellings = vec![spelling(value)];
         if let Value::String(text) = value
-            && let Ok(number @ Value::Number(_)) = serde_json::from_str(text)
+            && let Ok(meant @ (Value::Number(_) | Value::Bool(_) | Value::Null)) = serde_json::from_str(text)
         {
-            spellings.push(spelling(&number));
+            spellings.push(spelling(&meant));
         }
         if let Ok(key) = Keys::redaction(&self.home.keys()) {
             let mark = toolgate::redact::mark(key, value);

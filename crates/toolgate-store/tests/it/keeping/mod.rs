@@ -125,6 +125,25 @@ fn what_rows_are_found_by_goes_with_them_also_where_one_cannot_be_read() {
 }
 
 #[test]
+fn an_entity_that_is_no_text_is_found_by_how_it_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ledger.db");
+    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"ok": {}}}), |_, _| async { Ok(json!(1)) });
+    let agent = toolgate::Agent::builder("a").tool(look.effect(toolgate::Effect::Read).entity("ok", "/ok")).build().unwrap();
+    runtime().block_on(async {
+        let gate = Toolgate::builder().agent(agent).store(Arc::new(SqliteStore::open(&path).unwrap())).build().unwrap();
+        for value in [json!(true), json!(false), json!(7), json!("x")] {
+            gate.session("a", "b", "s").call("look", json!({"ok": value})).await;
+        }
+    });
+    let ledger = Ledger::open(&path).unwrap();
+    for (text, count) in [("true", 1), ("false", 1), ("7", 1), ("x", 1), ("nothing", 0)] {
+        let about = Filter { entity: Some(("ok".to_owned(), text.into())), ..Filter::default() };
+        assert_eq!(ledger.count(&about).unwrap(), count, "{text}");
+    }
+}
+
+#[test]
 fn a_key_can_be_changed_and_the_old_one_is_still_believed() {
     let desk = Desk::new();
     let (first, second, receipt) = runtime().block_on(async {
