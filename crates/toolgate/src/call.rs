@@ -146,7 +146,7 @@ pub struct Call {
     pub cancel: Option<CancellationToken>,
     /// The client can ask its own user, where a rule wants a person and names nobody.
     pub client_asks: bool,
-    /// What a door and the handlers behind it share. No gate looks at it.
+    /// What a door and the handlers behind it share. No gate looks at it; that it is there says that tools are run here, and not by a client.
     pub carried: Option<Carried>,
     /// What its door has against it.
     pub turned_away: Option<String>,

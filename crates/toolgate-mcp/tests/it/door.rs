@@ -289,6 +289,18 @@ async fn an_approval_that_nobody_asked_for_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_in_the_list_is_not_offered_in_place_of_what_is_not_there() {
+    let own = "[tools.pay]\nkind = \"client\"\neffect = \"read\"\ninput = { type = \"object\" }\n";
+    let gate = Gate::open(&format!("[tools.calc]\nkind = \"builtin\"\n{own}")).await;
+    assert_eq!(gate.client().tools().await, ["calc"]);
+    let error = gate.client().call("pays", json!({})).await["_meta"]["toolgate/error"].clone();
+    assert_eq!(error["code"], "unknown_tool", "{error}");
+    assert!(error["message"].as_str().unwrap().ends_with("Available: `calc`"), "{error}");
+    assert!(!error.to_string().contains("`pay`"), "{error}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_two_halves_of_the_path() {
     let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
         [[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 10 }]\nreason = \"Too much.\"\n";

@@ -64,7 +64,11 @@ impl Toolgate {
         if let Some(tool) = agent.tools.get(call.tool.as_str()).filter(|tool| tool.is_visible_to(&call.key.principal)) {
             return Ok(Arc::clone(tool));
         }
-        let names = agent.visible_names(&call.key.principal);
+        let mut names = agent.visible_names(&call.key.principal);
+        // A door that runs tools does not offer those that clients run themselves.
+        if call.carried.is_some() {
+            names.retain(|name| agent.tools.get(*name).is_some_and(|tool| !tool.spec.is_run_by_client()));
+        }
         let suggestion = crate::suggest::closest(&call.tool, names.iter().copied());
         let did_you_mean = suggestion.map(|name| format!("; did you mean `{name}`?")).unwrap_or_else(|| ".".to_owned());
         let available = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
