@@ -79,6 +79,23 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
     Ok(call)
 }
 
+/// Whether a call names an approval, and other arguments than that is for: what is approved would run, and nobody would be told.
+async fn names_others(running: &Running, call: &Call) -> bool {
+    let Some(id) = &call.approval else { return false };
+    let given = match &call.arguments {
+        Arguments::Value(given) => given,
+        Arguments::Text(_) => &Value::Null,
+    };
+    if given.as_object().is_some_and(JsonObject::is_empty) {
+        return false;
+    }
+    match running.gate.approval(id).await {
+        Ok(Some(approval)) => approval.key == call.key && *approval.tool == *call.tool && running.gate.is_for_others(&approval, given),
+        // Whatever else is wrong with it, the gate says.
+        _ => false,
+    }
+}
+
 /// What a client was shown: an edited call is another call.
 fn digest(request: &CallToolRequestParams) -> String {
     let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
@@ -127,10 +144,15 @@ impl Door {
         request: &CallToolRequestParams,
         client: &Client<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
-        match call_of(key.clone(), request, client) {
-            Ok(call) => self.begin(running, call, request, client).await,
-            Err(error) => Err(self.misread(key, request, client, error).await),
+        let call = match call_of(key.clone(), request, client) {
+            Ok(call) => call,
+            Err(error) => return Err(self.misread(key, request, client, error).await),
+        };
+        if names_others(running, &call).await {
+            let error = ErrorData::invalid_params("the approval is for other arguments; send the same along with it, or none", None);
+            return Err(self.misread(key, request, client, error).await);
         }
+        self.begin(running, call, request, client).await
     }
 
     /// A request for a call that is none of the protocol's: it is refused as such, and the call has its row.

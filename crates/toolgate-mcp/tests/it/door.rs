@@ -218,6 +218,29 @@ async fn an_edited_call_is_a_new_call() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_approval_that_is_named_is_for_the_arguments_that_come_along() {
+    let config = with_fixture("")
+        + "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+           [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"echo\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(&config).await;
+    let client = gate.client().in_session("s");
+    for (text, same) in [("one", json!({"text": "one"})), ("two", json!({}))] {
+        let asked = client.call("echo", json!({"text": text})).await;
+        let id = asked["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap().to_owned();
+        assert!(gate.gateway.gate().answer_approval(&id, true, "lead").await.unwrap());
+        let named = |arguments: &Value| json!({"name": "echo", "arguments": arguments, "_meta": {"toolgate/approval": id}});
+        for other in [json!({"text": "other"}), json!({"txt": text})] {
+            let refused = client.ask("tools/call", named(&other)).await.1;
+            let told = &refused["error"]["data"];
+            assert_eq!((&told["code"], told["callId"].is_string()), (&json!("invalid_request"), true), "{refused}");
+        }
+        let done = client.ask("tools/call", named(&same)).await.1;
+        assert_eq!(done["result"]["structuredContent"]["text"], json!(text), "{done}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_cannot_ask_or_may_not_gets_an_id() {
     let destructive = ASKED.replace("effect = \"write\"\n", "");
     let named = ASKED.replace("reason =", "approvers = [\"lead\"]\nreason =");

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 
 use super::authorize::{Judgement, Permit};
 use super::run::panicked;
@@ -12,6 +13,7 @@ use super::{Stop, Toolgate};
 use crate::call::{Call, CallId};
 use crate::code;
 use crate::error::{ApprovalRef, Effects, ToolError};
+use crate::json::{self, Pointer};
 use crate::registry::Registered;
 use crate::store::{Approval, ApprovalState};
 use crate::tool::Kind;
@@ -68,6 +70,19 @@ impl Toolgate {
             None => self.ask(&judgement, call, trail).await?,
         };
         Err(waiting(&approval).into())
+    }
+
+    /// Whether an approval is for other arguments than these, which a client sends along with its name. Where a hook may have rewritten
+    /// them before a person was asked, nobody can tell, and it is not said.
+    #[must_use]
+    pub fn is_for_others(&self, approval: &Approval, arguments: &Value) -> bool {
+        let agent = self.0.agents.get(&approval.key.agent);
+        let tool = agent.and_then(|agent| agent.tools.get(&approval.tool)).filter(|tool| tool.hooks.is_empty());
+        let Some(tool) = tool else { return false };
+        let mut given = arguments.clone();
+        let fits = json::canonicalize_numbers(&mut given, &mut Pointer::default()).is_ok()
+            && tool.input.as_ref().is_none_or(|schema| schema.validate(&tool.spec.name, &mut given).is_ok());
+        !fits || json::canonical(&given) != json::canonical(&approval.arguments)
     }
 
     async fn ask(&self, judgement: &Judgement, call: &Call, trail: &Trail) -> Result<Approval, Stop> {
