@@ -23,5 +23,5 @@ pub use audit::{Entry, Filter, Ledger};
 pub use flaw::{Anchor, Flaw, Trust, Verified};
 pub use home::beside;
 pub use sqlite::{Gone, SqliteStore};
-pub use stats::Stats;
+pub use stats::{Stats, Times};
 pub use verify::check_receipt;

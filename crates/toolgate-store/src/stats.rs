@@ -28,8 +28,19 @@ pub struct Stats {
     pub codes: BTreeMap<String, u64>,
     /// What rules that only observe would have refused.
     pub observed: BTreeMap<String, u64>,
-    /// Time spent at each gate that was passed, in nanoseconds: median, 95th and 99th percentile.
-    pub latency: BTreeMap<&'static str, [u64; 3]>,
+    /// Time spent at each gate that was passed.
+    pub latency: BTreeMap<&'static str, Times>,
+}
+
+/// How long something takes, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Default)]
+pub struct Times {
+    /// The median.
+    pub p50_ns: u64,
+    /// The 95th percentile.
+    pub p95_ns: u64,
+    /// The 99th percentile.
+    pub p99_ns: u64,
 }
 
 impl Ledger {
@@ -67,7 +78,8 @@ impl Ledger {
             }
             Ok(true)
         })?;
-        stats.latency = times.into_iter().map(|(gate, times)| (gate.name(), [0.5, 0.95, 0.99].map(|part| times.at(part)))).collect();
+        let told = |times: &Histogram| Times { p50_ns: times.at(0.5), p95_ns: times.at(0.95), p99_ns: times.at(0.99) };
+        stats.latency = times.iter().map(|(gate, times)| (gate.name(), told(times))).collect();
         Ok(stats)
     }
 }

@@ -129,7 +129,11 @@ impl Require {
         let fresh = self.within.is_none_or(|within| !age.is_negative() && age <= within);
         ask.note(|| Note {
             what: self.within.map_or_else(|| format!("`{}` succeeded", proof.tool), |w| format!("`{}` succeeded within {w:#}", proof.tool)),
-            found: format!("{age:#} ago"),
+            found: match age.as_secs() {
+                _ if age.is_negative() => "later than now".to_owned(),
+                0 => "just now".to_owned(),
+                seconds => format!("{:#} ago", SignedDuration::from_secs(seconds)),
+            },
             holds: fresh,
         });
         fresh

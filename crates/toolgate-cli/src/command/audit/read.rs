@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use toolgate::store::StoreError;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
-use toolgate_store::{Entry, Filter, Ledger};
+use toolgate_store::{Entry, Filter, Ledger, Times};
 
 use super::super::ledger::{BOLD, DIM, Table, Wanted, bar, clean, counted, indented, is_narrow, length, open, pretty, style, time, why};
 use super::Named;
@@ -196,7 +196,8 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
         other => pretty(&other.to_json())?,
     };
     writeln!(out, "{BOLD}came to{BOLD:#}\n{}", indented(&what))?;
-    writeln!(out, "{BOLD}decided on{BOLD:#}\n{}", indented(&pretty(&row.facts)?))?;
+    let facts: Vec<String> = pretty(&row.facts)?.lines().map(|line| counted_by(line).unwrap_or_else(|| line.to_owned())).collect();
+    writeln!(out, "{BOLD}decided on{BOLD:#}\n{}", indented(&facts.join("\n")))?;
     if row.latency.total() > 0 {
         writeln!(out, "{BOLD}time by gate{BOLD:#}")?;
         for gate in Gate::ALL.into_iter().filter(|gate| row.latency.at(*gate) > 0) {
@@ -205,6 +206,23 @@ fn shown(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
         writeln!(out)?;
     }
     Ok(())
+}
+
+/// A line that holds the key of a counter, as a person reads it: which limit it belongs to, and whose it is.
+fn counted_by(line: &str) -> Option<String> {
+    let indent: String = line.chars().take_while(|c| *c == ' ').collect();
+    let (text, comma) = line.strip_suffix(',').map_or((line, ""), |text| (text, ","));
+    let text: String = serde_json::from_str(text.trim()).ok()?;
+    let within = |currency: &str| if currency.is_empty() { String::new() } else { format!(" in {currency}") };
+    let said = match text.split('\u{1f}').collect::<Vec<_>>().as_slice() {
+        ["limit", _, rule, "entity", value, currency] => format!("{rule} for {value}{}", within(currency)),
+        ["limit", _, rule, "principal", principal, currency] => format!("{rule} for `{principal}`{}", within(currency)),
+        ["limit", _, rule, "session", _, session, currency] => format!("{rule} for session `{session}`{}", within(currency)),
+        ["budget", scope, what, ..] => format!("{what} of the {scope}"),
+        ["rate", principal] => format!("rate of `{principal}`"),
+        _ => return None,
+    };
+    Some(format!("{indent}{}{comma}", clean(&said)))
 }
 
 pub(super) fn export(wanted: &Wanted, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
@@ -341,8 +359,8 @@ pub(super) fn stats(wanted: &Wanted, json: bool, store: Option<&Path>) -> io::Re
     }
     let mut times = Table::new(&["gate", "median", "95 %", "99 %"]);
     for gate in Gate::ALL {
-        if let Some([median, most, nearly_all]) = stats.latency.get(gate.name()) {
-            times.plain([gate.name().to_owned(), length(*median), length(*most), length(*nearly_all)]);
+        if let Some(Times { p50_ns, p95_ns, p99_ns }) = stats.latency.get(gate.name()) {
+            times.plain([gate.name().to_owned(), length(*p50_ns), length(*p95_ns), length(*p99_ns)]);
         }
     }
     print_table(&mut out, &times)?;

@@ -173,12 +173,26 @@ fn what_is_not_there_is_told() {
 }
 
 #[test]
+fn counters_have_names_where_people_look() {
+    let kept = Kept::new();
+    let rows = kept.json(&["audit", "query"]);
+    let claims = |row: &&Value| row["row"]["facts"]["claimed"].as_array().is_some_and(|claimed| claimed.len() == 2);
+    let call = rows.iter().find(claims).unwrap()["row"]["call"].as_str().unwrap().to_owned();
+    let (_, shown, _) = kept.run(&["audit", "show", &call]);
+    assert!(shown.contains("        daily_sum for \"C-1001\",\n") && !shown.contains("u001f"), "{shown}");
+    // A program goes by the key.
+    let (_, json, _) = kept.run(&["audit", "show", &call, "--json"]);
+    assert!(json.contains("limit\\u001frefund-desk\\u001fdaily_sum\\u001f"), "{json}");
+}
+
+#[test]
 fn figures_and_exports() {
     let kept = Kept::new();
     let stats = &kept.json(&["audit", "stats"])[0];
     assert_eq!(stats["decisions"], json!({"failed": 2, "refused": 14, "replayed": 1, "succeeded": 14}));
     assert_eq!(stats["refused_by"]["refund_cap"], 3);
-    assert!(stats["latency"]["policy"][1].as_u64().unwrap() >= stats["latency"]["policy"][0].as_u64().unwrap());
+    let policy = |part: &str| stats["latency"]["policy"][part].as_u64().unwrap();
+    assert!(policy("p50_ns") <= policy("p95_ns") && policy("p95_ns") <= policy("p99_ns"), "{stats}");
     let (_, stdout, _) = kept.run(&["audit", "stats"]);
     assert!(stdout.contains("refused by") && stdout.contains("median"), "{stdout}");
     let out = kept.directory.path().join("out.jsonl");
