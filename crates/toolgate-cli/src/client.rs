@@ -145,7 +145,7 @@ impl Client {
     /// The file with toolgate in it, and everything else as it was.
     pub(crate) fn with_hooks(self, text: &str, program: &str) -> Result<String, String> {
         let root = parse(text)?;
-        let top = root.object_value_or_create().ok_or("it is no JSON object")?;
+        let top = root.object_value_or_create().ok_or("it is no JSON object; make it one, like `{}`, or move it away")?;
         remove(&top);
         if self == Self::Cursor && top.get("version").is_none() {
             top.append("version", CstInputValue::Number("1".to_owned()));

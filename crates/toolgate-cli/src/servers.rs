@@ -13,7 +13,7 @@ const NAME: &str = "toolgate";
 /// The file with toolgate as its only server. The others stand behind it, in the same file.
 pub(crate) fn with_toolgate(text: &str, program: &str, config: &str) -> Result<String, String> {
     let root = parse(text)?;
-    let top = root.object_value_or_create().ok_or("it is no JSON object")?;
+    let top = root.object_value_or_create().ok_or("it is no JSON object; make it one, like `{}`, or move it away")?;
     let servers = top.object_value_or_create("mcpServers").ok_or("its `mcpServers` are no object")?;
     let others: Vec<(String, Value)> = members(&servers).into_iter().filter(|(name, _)| name != NAME).collect();
     if !others.is_empty() {

@@ -109,6 +109,10 @@ impl No {
     }
 }
 
+/// What a body may hold.
+const KEYS: &str =
+    "`id`, `tool`, `arguments`, `agent`, `session`, `turn`, `stopReason`, `idempotencyKey`, `approval`; in a report `result` or `error`";
+
 /// What is wrong with a body: the place, and what must stand there. What does stand there may be a secret, and is not said.
 fn misfit(body: &Value) -> Option<String> {
     let Some(fields) = body.as_object() else { return Some("it is no object".to_owned()) };
@@ -132,7 +136,10 @@ fn misfit(body: &Value) -> Option<String> {
                 let wrong = !(value.is_null() || (fits && only));
                 wrong.then_some("`{message, effects}`, with text and one of none, rolled_back, done, unknown")
             }
-            _ => return Some(format!("nobody knows `{}`", key.chars().filter(|c| !c.is_control()).take(64).collect::<String>())),
+            _ => {
+                let key: String = key.chars().filter(|c| !c.is_control()).take(64).collect();
+                return Some(format!("nobody knows `{key}`; there are {KEYS}"));
+            }
         };
         must_be.map(|kind| format!("`{key}` must be {kind}"))
     })

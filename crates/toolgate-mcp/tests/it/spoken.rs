@@ -131,6 +131,7 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
         (json!({"id": "2", "session": "s", "tool": "mine", "error": {"message": "no", "effects": secret}}), "`error` must be"),
         (json!({"id": "2", "session": "s", "tool": "mine", "turn": secret}), "`turn` must be a whole number"),
         (json!({"id": "2", "session": "s", "tool": "mine", (long.as_str()): 1}), "nobody knows `kkk"),
+        (json!({"id": "2", "session": "s", "tool": "mine", "argument": {}}), "nobody knows `argument`; there are `id`, `tool`, "),
     ] {
         let (status, said) = decide("report", &body.to_string()).await;
         let words = said["error"].as_str().unwrap_or_default();
@@ -139,7 +140,7 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
     }
     let wanted = toolgate_store::Filter { tool: Some("mine".to_owned()), ..Default::default() };
     let rows = toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap();
-    assert_eq!(rows.len(), 6 + wrong.len());
+    assert_eq!(rows.len(), 7 + wrong.len());
     // So much of it stands in no time, length of time or digest by chance.
     assert!(rows.iter().all(|one| !format!("{:?}", one.row).contains("4111 1111")));
     // What is no call has none.
@@ -147,7 +148,7 @@ async fn a_call_that_can_be_made_out_has_its_row_whatever_is_wrong_around_it() {
         let (status, said) = decide("check", body).await;
         assert_eq!((status, &said["callId"]), (400, &Value::Null), "{body}: {said}");
     }
-    assert_eq!(rows_of(&gate, "mine"), 6 + wrong.len());
+    assert_eq!(rows_of(&gate, "mine"), 7 + wrong.len());
     // The same over MCP: what cannot be read, what the headers contradict, and what is no word of toolgate's.
     let own = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}"#;
     let twice = asked("{}", &format!(r#","_meta":{{{own},"a":1,"a":2}}"#));

@@ -209,6 +209,15 @@ fn key(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
+    // What is said of a file or of the ledger names it: where something bare is full, it is where all of this is written to.
+    let named = |error: io::Error| match error.kind() {
+        io::ErrorKind::StorageFull => io::Error::other(format!("standard output could not be written: {error}")),
+        _ => error,
+    };
+    look(args, store).map_err(named)
+}
+
+fn look(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
         Verb::Query { wanted, limit, json } => read::query(&wanted, limit, json, store),
         Verb::Show { call, receipt, json } => read::show(&call, receipt, json, store),

@@ -23,7 +23,11 @@ fn stored(error: io::Error) -> StoreError {
 
 /// An error of the output that came back as one of the store is one of the output still.
 fn told(error: StoreError) -> io::Error {
-    if error.0.contains("Broken pipe") { io::ErrorKind::BrokenPipe.into() } else { io::Error::other(error) }
+    match error.0.as_str() {
+        text if text.contains("Broken pipe") => io::ErrorKind::BrokenPipe.into(),
+        text if text.contains("No space left on device") => io::ErrorKind::StorageFull.into(),
+        _ => io::Error::other(error),
+    }
 }
 
 pub(super) fn query(wanted: &Wanted, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {

@@ -186,6 +186,20 @@ fn counters_have_names_where_people_look() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_told() {
+    let kept = Kept::new();
+    for verb in ["query", "stats", "export"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
+        command.args(["audit", verb, "--store"]).arg(kept.path()).env_clear().stdout(full);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{verb}: {said}");
+        assert!(said.starts_with("error: standard output could not be written: "), "{verb}: {said}");
+    }
+}
+
+#[test]
 fn figures_and_exports() {
     let kept = Kept::new();
     let stats = &kept.json(&["audit", "stats"])[0];

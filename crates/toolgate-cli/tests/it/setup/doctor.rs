@@ -170,9 +170,11 @@ fn settings_that_a_client_leaves_aside_are_seen() {
         }
     }
     // What no client reads is not written to, and of two lists a client takes one.
-    for (text, why) in
-        [("{'model': 'opus'}\n", ".claude/settings.json: "), ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "it has two `hooks.Stop`")]
-    {
+    for (text, why) in [
+        ("{'model': 'opus'}\n", ".claude/settings.json: "),
+        ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "it has two `hooks.Stop`"),
+        ("[]\n", ".claude/settings.json: it is no JSON object; make it one, like `{}`, or move it away"),
+    ] {
         let project = Project::new();
         project.write("project/.claude/settings.json", text);
         let said = project.said(&["init", "--for", "claude-code"], "");
