@@ -298,6 +298,10 @@ impl Search<'_> {
             && takes(name)
         {
             arguments.insert(name.clone(), value.clone());
+            // Of something that it does not take, it proves nothing.
+            if !takes_it(&tool, &arguments, name) {
+                return None;
+            }
         }
         let required: Vec<&str> =
             schema.and_then(|s| s.get("required")).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
@@ -311,11 +315,7 @@ impl Search<'_> {
             // What has the name and not the shape is not what is meant.
             let mut with = arguments.clone();
             with.insert(name.to_owned(), value.clone());
-            let complaint = tool.input.as_ref().and_then(|schema| schema.check(&tool.spec.name, &Value::Object(with.clone())).err());
-            let about_it = |invalid: &crate::schema::Invalid| {
-                invalid.errors.iter().any(|error| error.path.starts_with(&format!("/{name}")) && error.got != "nothing")
-            };
-            if !complaint.as_ref().is_some_and(about_it) {
+            if takes_it(&tool, &with, name) {
                 arguments = with;
             }
         }
@@ -354,6 +354,15 @@ impl Search<'_> {
         let arguments = arguments.map(|(name, value)| (name.clone(), value.clone())).collect();
         NextStep { tool: step.tool.spec.name.to_string(), arguments: Value::Object(arguments) }
     }
+}
+
+/// Whether a tool has nothing against what stands under this name. What is missing beside it or in it may still come.
+fn takes_it(tool: &Registered, arguments: &Map<String, Value>, name: &str) -> bool {
+    let Some(schema) = &tool.input else { return true };
+    let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else { return true };
+    let place = crate::json::Pointer::of(vec![name.to_owned()]).to_string();
+    let is_it = |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    !invalid.errors.iter().any(|error| is_it(&error.path) && error.got != "nothing")
 }
 
 /// The tools that a rule wants to have succeeded first: of each group, one.

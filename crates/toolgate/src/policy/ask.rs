@@ -94,6 +94,11 @@ impl<'a> Ask<'a> {
         found
     }
 
+    /// An argument that says something: null, and text without a letter, are nobody's name.
+    pub(super) fn said(&self, path: &Pointer) -> Option<&'a Value> {
+        self.argument(path).filter(|value| !value.is_null() && value.as_str().is_none_or(|text| !text.trim().is_empty()))
+    }
+
     /// Every place at a path of the arguments (`*` in it stands for each item), `None` where nothing stands.
     #[must_use]
     pub fn arguments_at(&self, path: &Pointer) -> Vec<Option<&'a Value>> {

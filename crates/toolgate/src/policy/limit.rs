@@ -179,13 +179,8 @@ impl Limit {
         self.name == name
     }
 
-    /// An argument that says something: null, and text without a letter, are nobody's.
-    fn said<'a>(ask: &Ask<'a>, path: &Pointer) -> Option<&'a Value> {
-        ask.argument(path).filter(|value| !value.is_null() && value.as_str().is_none_or(|text| !text.trim().is_empty()))
-    }
-
     fn argument<'a>(ask: &Ask<'a>, path: &Pointer) -> Result<&'a Value, Fault> {
-        Self::said(ask, path).ok_or_else(|| Fault::new(format!("there is no `{path}`, and the limit hangs on it")))
+        ask.said(path).ok_or_else(|| Fault::new(format!("there is no `{path}`, and the limit hangs on it")))
     }
 
     /// The sum of every value at a path.
@@ -206,7 +201,7 @@ impl Limit {
 
     /// An argument that says whose the limit is, and is not there.
     fn unsaid<'a>(&'a self, ask: &Ask<'a>) -> Option<Unusable<'a>> {
-        let missing = self.whose().into_iter().chain(&self.currency).find(|path| Self::said(ask, path).is_none())?;
+        let missing = self.whose().into_iter().chain(&self.currency).find(|path| ask.said(path).is_none())?;
         Some(Unusable { found: ask.argument(missing), ..Unusable::missing(missing, "given") })
     }
 

@@ -119,7 +119,7 @@ impl Require {
 
     fn entity<'a>(&'a self, ask: &Ask<'a>) -> Result<Option<(&'a Arc<str>, &'a Value)>, Fault> {
         let Some((name, path)) = &self.same else { return Ok(None) };
-        let value = ask.argument(path).ok_or_else(|| Fault::new(format!("there is no `{path}` to compare")))?;
+        let value = ask.said(path).ok_or_else(|| Fault::new(format!("there is no `{path}` to compare")))?;
         Ok(Some((name, value)))
     }
 

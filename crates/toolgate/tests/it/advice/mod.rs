@@ -236,6 +236,27 @@ async fn advice_fits_the_tool_it_names() {
     let session =
         start(Agent::builder("a").tool(tool("act")).tool(strange.effect(Effect::Read)).policy(Require::new("r", ["act"], ["strange"])));
     assert_eq!(next(&session, "act", json!({"entity": 1})).await.1, step("strange", json!({})));
+    // What it would be about, it does not take.
+    let schema = json!({"type": "object", "required": ["entity"], "properties": {"entity": {"type": "integer", "minimum": 5}}});
+    let proof = Tool::dynamic("proof", "Proves.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).entity("entity", "/entity");
+    let rule = Require::new("r", ["act"], ["proof"]).same("entity", "/entity");
+    let session = start(Agent::builder("a").tool(tool("act")).tool(proof).policy(rule));
+    assert_eq!(next(&session, "act", json!({"entity": 7})).await.1, step("proof", json!({"entity": 7})));
+    assert_eq!(next(&session, "act", json!({"entity": 1})).await, ("prerequisite_missing".to_owned(), None));
+}
+
+#[tokio::test]
+async fn what_is_nobodys_name_is_missing() {
+    let tool = |name: &str| {
+        let schema = json!({"type": "object", "properties": {"who": {"type": ["string", "null"]}}});
+        Tool::dynamic(name, "A tool.", schema, |_, _| async { Ok(json!({"ok": true})) }).entity("who", "/who")
+    };
+    let rule = Require::new("r", ["act"], ["proof"]).same("who", "/who");
+    let session = start(Agent::builder("a").tool(tool("act")).tool(tool("proof").effect(Effect::Read)).policy(rule));
+    for who in [json!(null), json!(" ")] {
+        assert_eq!(next(&session, "proof", json!({ "who": who })).await.0, "ok");
+        assert_eq!(next(&session, "act", json!({ "who": who })).await, ("policy_fault".to_owned(), None), "{who}");
+    }
 }
 
 #[tokio::test]
