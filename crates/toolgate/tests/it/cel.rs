@@ -40,6 +40,8 @@ async fn what_expressions_mean() {
         ("-input.n < 0", json!({"n": 1}), yes),
         ("input.n == 9007199254740993.0", json!({"n": 9_007_199_254_740_993_u64}), yes),
         ("input.n == 9007199254740993.0", json!({"n": 9_007_199_254_740_992_u64}), no),
+        ("input.text == \"ä\" || input.n == 9007199254740993.0", json!({"text": "x", "n": 9_007_199_254_740_993_u64}), yes),
+        ("input.text == \"ä\" || input.n == 9007199254740993.0", json!({"text": "x", "n": 9_007_199_254_740_992_u64}), no),
         ("input.n == decimal(\"1.10\")", json!({"n": 1.1}), yes),
         ("decimal(input.text) >= 10", json!({"text": "10.0"}), yes),
         ("decimal(input.text) >= 10", json!({"text": "ten"}), fault),

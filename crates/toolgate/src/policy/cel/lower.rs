@@ -149,7 +149,8 @@ impl Lowering<'_> {
         // The parser tells where a token begins: the name or literal that begins there belongs to it.
         let rest = self.source.get(end..).unwrap_or_default();
         let word = rest.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '"' | '\'')).unwrap_or(rest.len());
-        if start == usize::MAX { 0..self.source.len() } else { start..(end + word.max(1)).min(self.source.len()) }
+        let least = rest.chars().next().map_or(1, char::len_utf8);
+        if start == usize::MAX { 0..self.source.len() } else { start..(end + word.max(least)).min(self.source.len()) }
     }
 
     fn at(&self, tree: &Tree, message: impl Into<String>) -> Problem {
@@ -186,10 +187,8 @@ impl Lowering<'_> {
                     .ok()
                     .and_then(|number| crate::json::decimal_of(&serde_json::Value::Number(number)))
                     .filter(|exact| exact.to_string().parse() == Ok(*value.inner()));
-                let shortest = || value.inner().to_string().parse().ok();
-                Kind::Number(
-                    exact.or_else(shortest).ok_or_else(|| self.at(tree, "this number cannot be kept exactly").help("use fewer digits"))?,
-                )
+                // The double would be another number than the one that was written.
+                Kind::Number(exact.ok_or_else(|| self.at(tree, "this number cannot be kept exactly").help("use fewer digits"))?)
             }
             LiteralValue::Bytes(_) => return Err(self.at(tree, "bytes cannot be compared with anything here")),
         })
@@ -369,9 +368,10 @@ fn step(operand: Node, name: &str) -> Kind {
     }
 }
 
-/// The parser counts characters.
-fn byte(source: &str, character: usize) -> usize {
-    if source.is_ascii() { character } else { source.char_indices().nth(character).map_or(source.len(), |(at, _)| at) }
+/// The parser counts bytes, and tells the last one of a token: here, where the character begins that it belongs to.
+fn byte(source: &str, at: usize) -> usize {
+    let at = at.min(source.len());
+    (0..=at).rev().find(|at| source.is_char_boundary(*at)).unwrap_or(0)
 }
 
 fn walk(tree: &Tree, f: &mut dyn FnMut(u64)) {
@@ -382,5 +382,40 @@ fn walk(tree: &Tree, f: &mut dyn FnMut(u64)) {
         Expr::List(list) => list.elements.iter().for_each(|t| walk(t, f)),
         Expr::Comprehension(each) => walk(&each.iter_range, f),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bytes_whatever_stands_before() {
+        for source in ["foo > 1", "input.a == \"ä\" && foo > 1", "input.a == \"\u{1f600}ß\" || size(\"ä\") > 2 || foo"] {
+            let problems = compile(source).unwrap_err();
+            let within = problems[0].within.clone().unwrap();
+            assert_eq!(source.get(within), Some("foo"), "{source}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn literals_are_exact_or_refused() {
+        let number = |literal: &str| {
+            let root = compile(&format!("\"ä\" == input.a || input.n > {literal}")).map_err(|problems| problems[0].message.clone())?;
+            let mut found = None;
+            root.each(&mut |node| {
+                if let Kind::Number(number) = &node.kind {
+                    found = Some(number.to_string());
+                }
+            });
+            found.ok_or_else(String::new)
+        };
+        for literal in ["9007199254740993.0", "0.1", "1.5e2", "1.5E-3", "12345678901234567890.12345678"] {
+            let exact = crate::json::decimal_of(&serde_json::Value::Number(crate::json::canonical_number(literal).unwrap()));
+            assert_eq!(number(literal), Ok(exact.unwrap().to_string()), "{literal}");
+        }
+        for literal in ["0.1234567890123456789012345678901", "1e30", "1e-40"] {
+            assert_eq!(number(literal), Err("this number cannot be kept exactly".to_owned()), "{literal}");
+        }
     }
 }
