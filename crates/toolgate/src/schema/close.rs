@@ -4,6 +4,8 @@
 //! gets `additionalProperties: false`; one that refers to or is composed of other schemas gets
 //! `unevaluatedProperties: false` around the whole, so that its parts can still add to each other.
 //! Definitions and parts of a composition are never closed themselves. A bare object stays an open map.
+//! What a part says of a value that the whole, or an earlier part that always counts, describes as well is
+//! closed there, and once: closed twice, each would refuse what only the other one names.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +33,8 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
         map.insert("$schema".to_owned(), DRAFT.into());
     }
     let root = schema.clone();
-    close_value(&mut schema, &root);
+    let mut wrong = None;
+    close_value(&mut schema, &root, &mut wrong);
     // Whatever is referred to, wherever it stands: what is inside it is closed too.
     let mut references = BTreeSet::new();
     collect(&root, false, &mut |target, _| {
@@ -39,11 +42,10 @@ pub(super) fn close(source: &Value) -> Result<Value, String> {
     });
     for target in &references {
         if let Some(part) = target.strip_prefix('#').and_then(|pointer| schema.pointer_mut(pointer)) {
-            close_inside(part, &root);
+            close_inside(part, &root, &[], &mut wrong);
         }
     }
     // A place that was closed must not be a part of a whole that adds to it.
-    let mut wrong = None;
     collect(&root, false, &mut |target, adds| {
         let pointer = target.strip_prefix('#').unwrap_or_default();
         let closed_here = |word: &str| {
@@ -142,44 +144,107 @@ fn is_composed_anywhere(schema: &Value) -> bool {
 }
 
 /// Closes the schema of a value, and those of the values inside it.
-fn close_value(schema: &mut Value, root: &Value) {
+fn close_value(schema: &mut Value, root: &Value, wrong: &mut Option<String>) {
     let names_properties = names_properties(schema, root, &mut BTreeSet::new());
-    if let Some(map) = schema.as_object_mut() {
-        let silent = !map.contains_key("additionalProperties") && !map.contains_key("unevaluatedProperties");
-        if silent && names_properties {
-            let whole = IN_PLACE.iter().chain(REFERS).any(|word| map.contains_key(*word));
-            let word = if whole { "unevaluatedProperties" } else { "additionalProperties" };
-            map.insert(word.to_owned(), json!(false));
-        }
+    if let Some(map) = schema.as_object_mut()
+        && is_silent(map)
+        && names_properties
+    {
+        let word = if is_whole(map) { "unevaluatedProperties" } else { "additionalProperties" };
+        map.insert(word.to_owned(), json!(false));
     }
-    close_inside(schema, root);
+    close_inside(schema, root, &[], wrong);
 }
 
-/// Closes the values inside a schema, and leaves the schema itself as it is.
-fn close_inside(schema: &mut Value, root: &Value) {
+fn is_silent(map: &Map<String, Value>) -> bool {
+    !map.contains_key("additionalProperties") && !map.contains_key("unevaluatedProperties")
+}
+
+/// Whether a schema is put together from others.
+fn is_whole(map: &Map<String, Value>) -> bool {
+    IN_PLACE.iter().chain(REFERS).any(|word| map.contains_key(*word))
+}
+
+/// Closes the values inside a schema, and leaves the schema itself as it is. `others` count wherever it does, for the same value.
+fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut Option<String>) {
+    let before = if schema.as_object().is_some_and(is_whole) { schema.clone() } else { Value::Null };
+    let mut known = others.to_vec();
+    known.push(&before);
     let Some(map) = schema.as_object_mut() else { return };
-    let each = |map: &mut Map<String, Value>, word: &str, f: &dyn Fn(&mut Value)| match map.get_mut(word) {
-        Some(Value::Object(members)) => members.values_mut().for_each(f),
-        Some(Value::Array(items)) => items.iter_mut().for_each(f),
-        _ => {}
-    };
-    for word in ["properties", "patternProperties", "prefixItems"] {
-        each(map, word, &|member| close_value(member, root));
+    if let Some(Value::Object(members)) = map.get_mut("properties") {
+        for (name, member) in members {
+            let said = others.iter().filter_map(|other| other.get("properties")?.get(name));
+            close_member(member, root, &speaking(said, root), wrong);
+        }
     }
-    for word in ["items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems"] {
+    for word in ["patternProperties", "prefixItems"] {
+        inner(map, word).into_iter().for_each(|member| close_value(member, root, wrong));
+    }
+    if let Some(items) = map.get_mut("items") {
+        // Where the first items are something else, this is said of the rest only.
+        let said = others.iter().filter(|other| other.get("prefixItems").is_none()).filter_map(|other| other.get("items"));
+        close_member(items, root, &speaking(said, root), wrong);
+    }
+    for word in ["additionalProperties", "unevaluatedProperties", "unevaluatedItems"] {
         if let Some(inner) = map.get_mut(word) {
-            close_value(inner, root);
+            close_value(inner, root, wrong);
         }
     }
     // Conditions and negations are left alone: closing them would change what they mean.
-    for word in ["allOf", "anyOf", "oneOf", "dependentSchemas", "$defs", "definitions"] {
-        each(map, word, &|part| close_inside(part, root));
+    for (at, part) in inner(map, "allOf").into_iter().enumerate() {
+        close_inside(part, root, &known, wrong);
+        known.extend(before.get("allOf").and_then(|parts| parts.get(at)));
+    }
+    for word in ["anyOf", "oneOf", "dependentSchemas"] {
+        inner(map, word).into_iter().for_each(|part| close_inside(part, root, &known, wrong));
     }
     for word in ["then", "else"] {
         if let Some(part) = map.get_mut(word) {
-            close_inside(part, root);
+            close_inside(part, root, &known, wrong);
         }
     }
+    for word in ["$defs", "definitions"] {
+        inner(map, word).into_iter().for_each(|part| close_inside(part, root, &[], wrong));
+    }
+}
+
+/// The schemas that stand under a word.
+fn inner<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut Value> {
+    match map.get_mut(word) {
+        Some(Value::Object(members)) => members.values_mut().collect(),
+        Some(Value::Array(items)) => items.iter_mut().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Those that say which properties a value has, and so are closed themselves or say what else there may be.
+fn speaking<'s>(said: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
+    let speaks = |schema: &&Value| {
+        schema.as_object().is_some_and(|map| !is_silent(map)) || names_properties(schema, root, &mut BTreeSet::new())
+    };
+    said.filter(speaks).collect()
+}
+
+/// Closes a value inside a schema; where others describe it as well, only what they leave open.
+fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut Option<String>) {
+    if others.is_empty() {
+        return close_value(member, root, wrong);
+    }
+    // A plain object that is closed knows what it names, and nothing that is added to it elsewhere.
+    let plain = others.iter().filter_map(|other| other.as_object());
+    let plain = plain.filter(|map| is_silent(map) && !is_whole(map) && !map.contains_key("patternProperties"));
+    let knows = |map: &Map<String, Value>, name: &str| map.get("properties").is_some_and(|properties| properties.get(name).is_some());
+    for other in plain {
+        let mut names = member.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+        if let Some(name) = names.find(|name| !knows(other, name)) {
+            *wrong = Some(format!(
+                "`{}` is added by a part of the schema to an object that is described without it; name it there too, \
+                 or say `extra = \"pass\"`",
+                crate::names::shown(name)
+            ));
+        }
+    }
+    close_inside(member, root, others, wrong);
 }
 
 /// Whether a schema, or one it is composed of, names properties.
@@ -260,6 +325,50 @@ mod tests {
         ]) {
             assert_eq!(close(&open), Ok(closed), "{open}");
         }
+    }
+
+    #[test]
+    fn what_a_part_describes_again_is_closed_once() {
+        let base = json!({"kind": {}, "card": {"properties": {"no": {}}}, "iban": {}});
+        let schema = json!({
+            "properties": {"pay": {"properties": base}},
+            "if": {"properties": {"pay": {"properties": {"kind": {"const": "card"}}}}},
+            "then": {"properties": {"pay": {"properties": {"card": {"properties": {"no": {}}}, "iban": {"properties": {"x": {}}}}, "required": ["card"]}}},
+            "allOf": [{"properties": {"to": {"properties": {"a": {}, "b": {}}}}}, {"properties": {"to": {"properties": {"a": {}}}}}],
+            "oneOf": [{"properties": {"by": {"properties": {"a": {}}}}}, {"properties": {"by": {"properties": {"b": {}}}}}],
+        });
+        let closed = close(&schema).unwrap();
+        let is_closed = |place: &str| closed.pointer(place).unwrap().get("additionalProperties") == Some(&json!(false));
+        // What is described once is closed where that is.
+        for place in [
+            "/properties/pay",
+            "/properties/pay/properties/card",
+            "/then/properties/pay/properties/iban",
+            "/allOf/0/properties/to",
+            "/oneOf/0/properties/by",
+            "/oneOf/1/properties/by",
+        ] {
+            assert!(is_closed(place), "{place}: {closed}");
+        }
+        for place in ["/then/properties/pay", "/then/properties/pay/properties/card", "/allOf/1/properties/to"] {
+            assert!(!is_closed(place), "{place}: {closed}");
+        }
+        let validator = jsonschema::validator_for(&closed).unwrap();
+        for (value, fits) in [
+            (json!({"pay": {"kind": "card", "card": {"no": 1}}, "by": {"a": 1}}), true),
+            (json!({"pay": {"kind": "card", "card": {"no": 1, "extra": 1}}, "by": {"a": 1}}), false),
+            (json!({"pay": {"kind": "card", "card": {"no": 1}, "extra": 1}, "by": {"a": 1}}), false),
+            (json!({"pay": {"kind": "card", "card": {}, "iban": {"extra": 1}}, "by": {"a": 1}}), false),
+            (json!({"pay": {"kind": "iban", "iban": 1}, "to": {"a": 1, "b": 1}, "by": {"b": 1}}), true),
+            (json!({"pay": {"kind": "iban"}, "to": {"c": 1}, "by": {"b": 1}}), false),
+        ] {
+            assert_eq!(validator.is_valid(&value), fits, "{value}");
+        }
+        // What a part adds to a closed object could never be given.
+        let adds = json!({"properties": {"pay": {"properties": {"kind": {}}}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
+        assert!(close(&adds).is_err_and(|e| e.contains("`card` is added by a part")));
+        let open = json!({"properties": {"pay": {"type": "object"}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
+        assert_eq!(close(&open).unwrap().pointer("/then/properties/pay/additionalProperties"), Some(&json!(false)));
     }
 
     #[test]
