@@ -12,7 +12,7 @@ use super::{Ask, Caps, Fault, Needs, Note, Outline, Policy, Problem, Refusal, Re
 use crate::error::{FieldError, ToolError};
 use crate::json::{Pointer, decimal_of, with_canonical};
 use crate::limits::{Charge, Unit};
-use crate::schema::{At, at, resolve};
+use crate::schema::{At, at, may_be, resolve};
 use crate::session::Origin;
 use crate::tool::Spec;
 
@@ -175,6 +175,18 @@ impl Limit {
         self.currency.iter().chain(self.whose()).find(|path| matches!(crate::schema::at(tool, path), crate::schema::At::Missing(..)))
     }
 
+    /// What is never a number does not add up.
+    fn never_adds_up(&self, tool: &Spec) -> Option<Problem> {
+        let path = self.amount.as_ref()?;
+        let At::Known(schema) = at(tool, path) else { return None };
+        let map = resolve(schema, tool.input_schema()?)?;
+        if may_be(map, "number") || may_be(map, "integer") {
+            return None;
+        }
+        let problem = Problem::at("sum", format!("`{path}` of `{}` is never a number, and only numbers add up", tool.name()));
+        Some(problem.help("name an argument that is declared as a number"))
+    }
+
     pub(super) fn is_called(&self, name: &str) -> bool {
         self.name == name
     }
@@ -294,6 +306,7 @@ impl Policy for Limit {
         problems.extend(single.iter().filter_map(|(field, path)| not_one(field, path)));
         let governed: Vec<&Spec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         problems.extend(single.iter().filter_map(|(field, path)| secret_key(field, path, &governed)));
+        problems.extend(governed.iter().filter_map(|tool| self.never_adds_up(tool)));
         arguments.append(&mut single);
         problems.extend(self.tools.unknown_arguments(tools, arguments.into_iter()));
         if let Per::Proved(proved) = &self.per {

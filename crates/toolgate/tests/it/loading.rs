@@ -116,6 +116,20 @@ fn nothing_stands_inside_of_text_or_under_a_name_in_a_list() {
 }
 
 #[test]
+fn the_parts_of_a_date_have_bounds() {
+    let build = |when: &str| {
+        let rule = Deny::new("r", ["act"]).when_cel(when);
+        Agent::builder("a").tool(tool("act")).policy(rule).build().map(|_| ()).map_err(|e| e.to_string())
+    };
+    for when in ["now.getMonth() == 12", "now.getDate() > 30", "now.getDayOfWeek() == 7", "now.getHours() == 24", "now.getMinutes() > 59"] {
+        assert!(build(when).is_err_and(|wrong| wrong.contains("this can never be true")), "{when}");
+    }
+    for when in ["now.getMonth() == 11", "now.getDate() == 0", "now.getHours() >= 18", "now.getFullYear() == 2030"] {
+        assert_eq!(build(when), Ok(()), "{when}");
+    }
+}
+
+#[test]
 fn a_rule_that_another_always_speaks_before_is_found_among_many() {
     let schema =
         json!({"type": "object", "properties": {"command": {"type": "string"}, "amount": {"type": "number"}, "to": {"type": "string"}}});

@@ -6,7 +6,7 @@ use rust_decimal::Decimal;
 
 use super::ops::{decimal, duration, proved_in};
 use super::ty::{Ty, numbers, of_schema, texts};
-use super::{Arithmetic, Compare, Each, Function, Kind, Name, Node};
+use super::{Arithmetic, Compare, Each, Function, Kind, Name, Node, Part};
 use crate::json::Pointer;
 use crate::policy::problem::lacking;
 use crate::policy::{Limit, Problem};
@@ -394,7 +394,7 @@ impl Checking<'_> {
                     other => self.wrong(node, Problem::new(format!("{} has no size", other.kind()))),
                 }
             }
-            Function::Part(_) => {
+            Function::Part(part) => {
                 if let Some((time, zone)) = nodes.split_first() {
                     self.wants(time, &Ty::Time, locals);
                     if let Some(Node { kind: Kind::Text(name), span }) = zone.first()
@@ -404,7 +404,15 @@ impl Checking<'_> {
                         self.problems.push(problem.help("like `Europe/Berlin`"));
                     }
                 }
-                Ty::Number(None, None)
+                let most = match part {
+                    Part::Year => return Ty::Number(None, None),
+                    Part::Month => 11,
+                    Part::Day => 30,
+                    Part::Weekday => 6,
+                    Part::Hour => 23,
+                    Part::Minute => 59,
+                };
+                Ty::Number(Some(Decimal::ZERO), Some(Decimal::from(most)))
             }
             Function::Duration | Function::Timestamp | Function::LowerAscii => {
                 for of in nodes {

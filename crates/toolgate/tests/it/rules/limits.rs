@@ -113,9 +113,12 @@ async fn what_a_limit_cannot_count_is_the_models_to_mend() {
         assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await, invalid("/to given got \"\"".to_owned()));
         assert_eq!(code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await, "ok");
     }
-    // Where the tool takes nothing but text, no model can help it.
-    let s = limited(json!({"type": "string"}));
-    assert_eq!(said(&s, json!({"amount": "5", "currency": "EUR", "to": "a"})).await.0, "policy_fault");
+    // Where the tool takes nothing but text, no model can help it: the rule does not load.
+    for kind in [json!({"type": "string"}), json!({"type": ["string", "null"]})] {
+        let limit = Limit::sum("daily", ["pay"], "/amount", 500.into());
+        let wrong = Agent::builder("a").tool(pay(kind)).policy(limit).build().unwrap_err().to_string();
+        assert!(wrong.contains("`/amount` of `pay` is never a number"), "{wrong}");
+    }
     // What is secret is not shown.
     let s = limited(json!({"writeOnly": true}));
     assert_eq!(
