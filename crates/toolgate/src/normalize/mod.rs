@@ -218,6 +218,19 @@ impl Rule {
             Self::Keep { within, names } => in_objects(within, value, |map| map.retain(|name, _| names.contains(name))),
         }
     }
+
+    /// What it lacks to say anything.
+    pub(crate) fn lacks(&self) -> Option<String> {
+        let is_open = |path: &Pointer| path.parts().last().is_some_and(|part| part == "*");
+        match self {
+            Self::Default { path, .. } | Self::Rename { path, .. } if is_open(path) => {
+                Some(format!("names no member: `{path}` ends in `*`"))
+            }
+            Self::Codes { names, other: None, .. } if names.is_empty() => Some("has no `names`, so every code would fail".to_owned()),
+            Self::FirstOf { names, .. } | Self::Keep { names, .. } if names.is_empty() => Some("has no `names`".to_owned()),
+            _ => None,
+        }
+    }
 }
 
 /// A value that a rule could not understand.

@@ -152,6 +152,9 @@ pub(super) fn check_words(spec: &Spec) -> Vec<String> {
             problems.push(format!("`{path}` of `{name}` names more than one value; an entity or a proved field is one"));
         }
     }
+    for lacks in spec.normalize.iter().filter_map(crate::normalize::Rule::lacks) {
+        problems.push(format!("a rule of `{name}` for its results {lacks}"));
+    }
     if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
         problems.push(format!("`{name}` may be polled 0 times, so it could never be called"));
     }

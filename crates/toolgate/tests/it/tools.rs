@@ -370,3 +370,21 @@ async fn references_and_compositions_are_closed_as_a_whole() {
         assert_eq!(answer.outcome.success().is_some(), fits, "{args}: {answer:?}");
     }
 }
+
+#[test]
+fn a_rule_for_results_that_says_nothing_does_not_build() {
+    for (rule, expected) in [
+        (Rule::rename("/items/*", "x"), Some("`/items/*` ends in `*`")),
+        (Rule::Default { path: "/items/*".into(), value: json!(1) }, Some("`/items/*` ends in `*`")),
+        (Rule::first_of("", [], "x"), Some("has no `names`")),
+        (Rule::Keep { within: "".into(), names: Vec::new() }, Some("has no `names`")),
+        (Rule::codes("/code", []), Some("every code would fail")),
+        (Rule::rename("/items/*/a", "x"), None),
+    ] {
+        let tool = Tool::dynamic("t", "A tool.", json!({"type": "object"}), |_, _| async { Ok(Value::Null) });
+        let built = Agent::builder("a").tool(tool.effect(Effect::Read).normalize(rule.clone())).build();
+        let wrong = built.err().map(|e| e.to_string());
+        assert_eq!(wrong.is_some(), expected.is_some(), "{rule:?}: {wrong:?}");
+        assert!(wrong.unwrap_or_default().contains(expected.unwrap_or_default()), "{rule:?}");
+    }
+}
