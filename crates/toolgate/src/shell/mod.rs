@@ -13,6 +13,7 @@ mod inner;
 mod known;
 mod open;
 mod options;
+mod otherwise;
 mod place;
 mod reach;
 mod read;

@@ -6,7 +6,7 @@ use tree_sitter::{Node, Parser, Tree};
 
 use super::inner::{self, Depth, is_powerful};
 use super::word::{Sure, Word};
-use super::{Command, Fed, Shell, base, normal, sets};
+use super::{Command, Fed, Shell, base, normal, otherwise, sets};
 
 /// Longer commands are nobody's to read.
 const LONGEST: usize = 32 << 10;
@@ -61,6 +61,9 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
     if tree.root_node().has_error() {
         reader.found.opaque.push("the command cannot be parsed".to_owned());
     }
+    if otherwise::goes_on_oddly(text, &tree) {
+        reader.doubt("a line goes on in the middle of a word, and another one only seems to");
+    }
     if !each(&tree, |node, above| reader.learn(node, above)) {
         return Shell::opaque("the command is nested too deeply to be read");
     }
@@ -70,7 +73,7 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
 }
 
 /// All nodes of a tree, each with those that it stands in; false where it is too deep.
-fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t>])) -> bool {
+pub(super) fn each<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[Node<'t>])) -> bool {
     let mut cursor = tree.walk();
     let mut above: Vec<Node<'t>> = Vec::new();
     loop {
@@ -209,6 +212,7 @@ impl<'r> Reader<'r> {
     }
 
     fn visit(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        self.compare(node, above);
         match node.kind() {
             "command" => self.command(node, above),
             "declaration_command" | "unset_command" => {

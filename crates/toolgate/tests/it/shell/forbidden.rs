@@ -4,7 +4,7 @@ use serde_json::json;
 use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool};
 
-use super::spellings::{PLAIN, TRIED};
+use super::spellings::{MISREAD, PLAIN, TRIED};
 use super::{gate, verdict};
 use crate::support::Built;
 
@@ -211,7 +211,7 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "cd /x && ./toolgate --store l.db audit settle c1 --done",
         "T=toolgate; $T audit settle c1",
     ];
-    let spellings = [PLAIN, TRIED, &others].concat();
+    let spellings = [PLAIN, TRIED, MISREAD, &others].concat();
     assert!(spellings.len() >= 270);
     let gate = gate();
     let mut allowed = Vec::new();

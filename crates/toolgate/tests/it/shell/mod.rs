@@ -240,6 +240,23 @@ async fn everyday_commands_are_let_through() {
         "for TEST_BROWSER in chrome firefox; do npm test; done",
         "read -rp 'Name? ' name",
         "export PAGER=\"cat\"; git log",
+        "cd a && make \\\n  -j4",
+        "if [ -f x ]; then\n  echo a # if so\nfi",
+        "for f in a b; do\n  echo \"$f\"\ndone > out.log 2>&1",
+        "cat > notes.md <<'EOF'\nx = \"a\\\nb\" # see below\nEOF\nls",
+        "x=$(date)\necho \"$x\"",
+        "[ \"$a\" = b ] && echo c",
+        "while [ $i -lt 3 ] && [ ! -f x ]; do\n  i=$((i + 1)) # the next one\ndone",
+        "for ((i = 0; i < 3; i++)); do\n  echo $i # a number\ndone",
+        "files=(\n  a # the first\n  b\n)\nls",
+        "A=1 B=2 \\\n  make \\\n  -j4 2>&1 | tail",
+        "{ echo a; echo b; } >> out.log",
+        "[[ $a == b &&\n  -f c ]] && echo d",
+        "cd - > /dev/null 2>&1\nls | sort -",
+        "cat - <<E\nx\nE",
+        "ls; # x \\\npwd",
+        "test a == b\nls",
+        "grep 'a$' f\nls",
     ];
     let gate = gate();
     let mut stopped = Vec::new();

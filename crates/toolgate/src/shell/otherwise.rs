@@ -1,0 +1,191 @@
+//! Where the grammar reads a command otherwise than a shell does, and reports no error. That is doubted.
+
+use std::ops::Range;
+
+use tree_sitter::{Node, Tree};
+
+use super::read::{Reader, each};
+
+const BREAKS: &str = "a line ends where nobody can tell";
+const UNREAD: &str = "a part of the command is read by nobody";
+/// Texts in which a line may end.
+#[rustfmt::skip]
+const TEXTS: &[&str] = &[
+    "\n", "ansi_c_string", "heredoc_body", "heredoc_content", "heredoc_end", "raw_string", "string_content",
+];
+/// What a shell reads from one line.
+#[rustfmt::skip]
+const LINES: &[&str] = &[
+    "command", "concatenation", "declaration_command", "file_redirect", "herestring_redirect", "negated_command", "redirected_statement",
+    "simple_expansion", "subscript", "unset_command", "variable_assignment",
+];
+/// What has an inside of its own.
+#[rustfmt::skip]
+const CLOSED: &[&str] = &[
+    "arithmetic_expansion", "command_substitution", "expansion", "process_substitution", "string", "test_command",
+];
+
+impl Reader<'_> {
+    /// Doubts a part of the tree that a shell would read otherwise.
+    pub(super) fn compare(&mut self, node: Node<'_>, above: &[Node<'_>]) {
+        if let Some(why) = self.otherwise(node, above) {
+            self.doubt(why);
+        }
+    }
+
+    fn otherwise(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
+        match node.kind() {
+            "file_redirect" | "heredoc_redirect" if loses_words(node, above) => return Some(UNREAD),
+            "comment" if self.is_calculated(above) => return Some("a part looks like a comment and is none"),
+            _ => {}
+        }
+        if node.child_count() == 0 { self.leaf(node, above) } else { self.between(node, above) }
+    }
+
+    /// A word or a sign: a line ends with it at the latest, and in `[ … ]` it may be more than a sign.
+    fn leaf(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
+        let text = self.of(node);
+        let is_expanded = || above.iter().rev().take(2).any(|outer| outer.kind() == "expansion");
+        if !TEXTS.contains(&node.kind()) && ends_a_line(text) && !is_expanded() {
+            return Some(BREAKS);
+        }
+        // `[` is a program like any other: what is a comparison between two brackets is a list or a file behind one.
+        let is_sign = !node.is_named() && text.contains(['<', '>', '|', '&', ';', '(', ')']);
+        (is_sign && self.is_in_brackets(node, above)).then_some("`[` is followed by signs that a shell reads otherwise")
+    }
+
+    /// What stands between two parts of a command: spaces, and nothing else.
+    fn between(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
+        let kind = node.kind();
+        if matches!(kind, "string" | "heredoc_body" | "expansion" | "heredoc_redirect" | "regex") {
+            return None;
+        }
+        let is_one_line = LINES.contains(&kind) || self.is_in_brackets(node, above);
+        for gap in gaps(node) {
+            let gap = self.text.get(gap).unwrap_or_default();
+            // `$` by itself is a text, and what follows is a word of its own.
+            if kind == "simple_expansion" && !gap.is_empty() {
+                return Some("a word stands behind a sign that is none of its own");
+            }
+            let plain = gap.replace("\\\n", "");
+            // The grammar drops this one before a text for the command: `cat - <<E`.
+            let is_dropped = kind == "redirected_statement" && plain.trim() == "-";
+            if plain.contains(|c: char| !matches!(c, ' ' | '\t' | '\n')) && !is_dropped {
+                return Some(UNREAD);
+            }
+            if is_one_line && plain.contains('\n') {
+                return Some(BREAKS);
+            }
+        }
+        is_glued(node).then_some("a part of the command is cut where nobody can tell")
+    }
+
+    /// Whether it stands where something is calculated, compared or expanded: no shell knows comments there.
+    fn is_calculated(&self, above: &[Node<'_>]) -> bool {
+        let has_commands = |outer: &Node<'_>| match outer.kind() {
+            "command_substitution" | "do_group" | "process_substitution" => true,
+            "compound_statement" => self.of(*outer).starts_with('{'),
+            _ => false,
+        };
+        let mut inside = above.iter().rev().take_while(|outer| !has_commands(outer));
+        let calculates = |outer: &Node<'_>| match outer.kind() {
+            "arithmetic_expansion" | "c_style_for_statement" | "expansion" | "string" | "subscript" | "test_command" => true,
+            "compound_statement" => self.of(*outer).starts_with("(("),
+            _ => false,
+        };
+        inside.any(calculates)
+    }
+
+    /// Whether it stands right in `[ … ]`, or is that.
+    fn is_in_brackets(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
+        let is_closed = CLOSED.contains(&node.kind());
+        let outer = if is_closed { Some(node) } else { above.iter().rev().find(|outer| CLOSED.contains(&outer.kind())).copied() };
+        outer.is_some_and(|outer| outer.kind() == "test_command" && !self.of(outer).starts_with("[["))
+    }
+}
+
+/// Whether words stand behind a file or a text, and are those of no command that is looked at.
+fn loses_words(node: Node<'_>, above: &[Node<'_>]) -> bool {
+    let mut cursor = node.walk();
+    let closes = node.children(&mut cursor).any(|part| matches!(part.kind(), "<&-" | ">&-"));
+    let mut cursor = node.walk();
+    let has_words = match node.kind() {
+        "file_redirect" => node.children_by_field_name("destination", &mut cursor).count() > usize::from(!closes),
+        _ => node.children_by_field_name("argument", &mut cursor).next().is_some(),
+    };
+    let owner = above.iter().rev().find(|outer| outer.kind() != "heredoc_redirect");
+    let is_owned = owner.is_some_and(|owner| match owner.kind() {
+        "command" => true,
+        "redirected_statement" => owner.child_by_field_name("body").is_some_and(|body| body.kind() == "command"),
+        _ => false,
+    });
+    has_words && !is_owned
+}
+
+/// Whether a line ends in a text that does not go on there.
+fn ends_a_line(text: &str) -> bool {
+    text.contains('\n') && text.replace("\\\n", "").contains('\n')
+}
+
+/// What stands between the parts of a node.
+fn gaps(node: Node<'_>) -> Vec<Range<usize>> {
+    let (mut cursor, mut at, mut gaps) = (node.walk(), node.start_byte(), Vec::new());
+    for part in node.children(&mut cursor) {
+        gaps.push(at..part.start_byte());
+        at = part.end_byte();
+    }
+    gaps
+}
+
+/// Whether two words of a command stand side by side without a space: to a shell they are one, or none. `x=(a)ls`.
+fn is_glued(node: Node<'_>) -> bool {
+    if !matches!(node.kind(), "command" | "declaration_command" | "unset_command" | "variable_assignments") {
+        return false;
+    }
+    let (mut cursor, mut end) = (node.walk(), None);
+    for part in node.children(&mut cursor) {
+        let is_word = !part.kind().ends_with("_redirect");
+        if is_word && end == Some(part.start_byte()) {
+            return true;
+        }
+        end = Some(part.end_byte()).filter(|_| is_word);
+    }
+    false
+}
+
+/// Whether one line goes on in the middle of a word while another only seems to go on, in a comment or a text: without their breaks the
+/// first is read as it is meant, and the second is not.
+pub(super) fn goes_on_oddly(text: &str, tree: &Tree) -> bool {
+    if !text.contains("\\\n") {
+        return false;
+    }
+    // Texts in which a shell keeps the break, and whether they are in single quotes, where it does no harm.
+    let mut kept: Vec<(Range<usize>, bool)> = Vec::new();
+    each(tree, |node, _| match node.kind() {
+        "comment" | "heredoc_content" => kept.push((node.byte_range(), false)),
+        "heredoc_body" if node.child_count() == 0 => kept.push((node.byte_range(), false)),
+        "heredoc_body" => kept.extend(gaps(node).into_iter().map(|gap| (gap, false))),
+        "raw_string" => kept.push((node.byte_range(), true)),
+        _ => {}
+    });
+    kept.retain(|(range, _)| !range.is_empty());
+    kept.sort_by_key(|(range, _)| range.start);
+    let in_text = |at: usize| {
+        let last = kept.partition_point(|(range, _)| range.start <= at).checked_sub(1)?;
+        kept.get(last).filter(|(range, _)| range.contains(&at)).map(|(_, is_quoted)| *is_quoted)
+    };
+    let (mut splits, mut keeps) = (false, false);
+    for (at, _) in text.match_indices("\\\n") {
+        let before = text.get(..at).unwrap_or_default().trim_end_matches('\\');
+        let is_escaped = (at - before.len()) % 2 == 1;
+        match in_text(at) {
+            Some(is_quoted) => keeps |= !is_quoted,
+            None if is_escaped => keeps = true,
+            None => {
+                let is_letter = |c: char| !c.is_whitespace();
+                splits |= before.ends_with(is_letter) && text.get(at + 2..).unwrap_or_default().starts_with(is_letter);
+            }
+        }
+    }
+    splits && keeps
+}
