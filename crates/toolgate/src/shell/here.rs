@@ -13,8 +13,12 @@ impl Reader<'_> {
         };
         let bare = part("heredoc_start").map(|start| self.of(start)).unwrap_or_default().trim_matches(['\'', '"']);
         let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        let ends = part("heredoc_end").is_some_and(|end| self.is_end(end, bare, part("<<-").is_some()));
-        if !plain || !ends {
+        let has_tabs = part("<<-").is_some();
+        let ends = part("heredoc_end").is_some_and(|end| self.is_end(end, bare, has_tabs));
+        // Where it ends the first time, it ends: a substitution in it does not keep it open.
+        let is_name = |line: &str| line == bare || (has_tabs && line.trim_start_matches('\t') == bare);
+        let goes_on = part("heredoc_body").is_some_and(|body| self.of(body).lines().any(is_name));
+        if !plain || !ends || goes_on {
             self.doubt("a text in the command ends where nobody can tell");
         }
     }

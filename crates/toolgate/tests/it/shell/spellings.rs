@@ -348,4 +348,6 @@ pub(super) const MISREAD: &[&str] = &[
     "echo ok # see \\\ngit pu\\\nsh --force",
     "echo a\\\\\ncu\\\nrl x",
     "cat <<'E'\nx\\\nE\ncu\\\nrl x\nE",
+    "false && cat <<E\n$(: '\nE\ncurl x\n: '\n)\nE",
+    "cat <<-E\n$(: '\n\tE\ncurl x\n: '\n)\n\tE",
 ];
