@@ -156,11 +156,14 @@ impl<'r> Reader<'r> {
                 let plain = name.is_some_and(|name| name.kind() == "variable_name") && !self.of(node).contains("+=");
                 let value = node.child_by_field_name("value").map_or_else(Word::empty, |value| self.word(value, 0));
                 let name = name.map(|name| self.of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
-                // Before a command, it is set for the command alone, mostly.
+                // Before a command, it is set for the command alone, mostly; before one that comes to nothing it stays set.
                 if parent == "command" {
-                    let command =
-                        above.last().and_then(|command| command.child_by_field_name("name")).map(|name| self.of(name)).unwrap_or_default();
-                    self.is_plain &= !SPECIAL.contains(&command);
+                    let command = above.last().and_then(|command| command.child_by_field_name("name"));
+                    let is_told = command.is_some_and(|name| {
+                        let is_text = self.word(name, 0).text().is_some_and(|text| !text.is_empty());
+                        is_text && !self.of(name).contains(['$', '`'])
+                    });
+                    self.is_plain &= is_told && !SPECIAL.contains(&command.map(|name| self.of(name)).unwrap_or_default());
                     return;
                 }
                 // What is set in a branch may not be set at all.

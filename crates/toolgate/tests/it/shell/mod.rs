@@ -240,6 +240,8 @@ async fn everyday_commands_are_let_through() {
         "for TEST_BROWSER in chrome firefox; do npm test; done",
         "read -rp 'Name? ' name",
         "export PAGER=\"cat\"; git log",
+        "DIR=build; NAME=x ./run.sh $DIR\nls $DIR",
+        "x=src; A=1 'make' all && ls $x",
         "cd a && make \\\n  -j4",
         "if [ -f x ]; then\n  echo a # if so\nfi",
         "for f in a b; do\n  echo \"$f\"\ndone > out.log 2>&1",

@@ -316,6 +316,10 @@ pub(super) const TRIED: &[&str] = &[
     "x=ls; set -A x rm; $x -r d",
     "set -a; : ${GIT_SSH_COMMAND:=\"rm -r d #\"}; git fetch",
     "env BASHOPTS=dotglob bash -c 'cat *env'",
+    "y=; x=ls; x=curl $y; $x z",
+    "x=ls; x=curl $(echo); $x z",
+    "x=ls; x=curl {,}; $x z",
+    "y=a; x=ls; for i in 1 2; do x=curl $y; $x z; y=; done",
 ];
 
 /// What the grammar reads otherwise than a shell.
