@@ -11,6 +11,7 @@ mod goes;
 mod here;
 mod inner;
 mod known;
+mod later;
 mod open;
 mod options;
 mod otherwise;

@@ -6,7 +6,7 @@ use tree_sitter::{Node, Parser, Tree};
 
 use super::inner::{self, Depth, is_powerful};
 use super::word::{Sure, Word};
-use super::{Command, Fed, Shell, base, normal, otherwise, sets};
+use super::{Command, Fed, Shell, base, later, normal, otherwise, sets};
 
 /// Longer commands are nobody's to read.
 const LONGEST: usize = 32 << 10;
@@ -50,13 +50,16 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
     if tree.root_node().descendant_count() > LARGEST {
         return Shell::opaque("the command is too large to be read");
     }
-    let mut reader = Reader { text, variables: HashMap::new(), first_set: HashMap::new(), is_plain: true, found: Shell::default(), depth };
+    // What another shell is told may calculate as well.
+    let calculates = text.contains("((") || text.contains("$[");
+    let (variables, first_set) = (HashMap::new(), HashMap::new());
+    let mut reader = Reader { text, variables, first_set, is_plain: true, calculates, found: Shell::default(), depth };
     // Quotes are taken off where something is calculated or compared.
     let calculates =
         ["((", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", " -v ", "let ", "declare -i", "typeset -i"].iter().any(|sign| text.contains(sign));
     let hides = text.contains("\\$(") || text.contains("\\`") || text.contains("[$(") || text.contains("[`");
     if calculates && hides {
-        reader.doubt("a text may be evaluated later");
+        reader.doubt(later::WHY);
     }
     if tree.root_node().has_error() {
         reader.found.opaque.push("the command cannot be parsed".to_owned());
@@ -101,6 +104,8 @@ pub(super) struct Reader<'r> {
     pub(super) variables: HashMap<String, Vec<Word>>,
     /// Variables are set where it is written, and nothing has another meaning than usual.
     pub(super) is_plain: bool,
+    /// Something is calculated somewhere, or a variable named by a text.
+    pub(super) calculates: bool,
     /// Where each is first set.
     pub(super) first_set: HashMap<String, usize>,
     pub(super) found: Shell,
@@ -150,6 +155,7 @@ impl<'r> Reader<'r> {
     /// Learns what variables may be.
     fn learn(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         let parent = above.last().map(Node::kind).unwrap_or_default();
+        self.calculates = self.calculates || self.calculates_at(node);
         match node.kind() {
             "variable_assignment" => {
                 let name = node.child_by_field_name("name");
@@ -216,6 +222,9 @@ impl<'r> Reader<'r> {
 
     fn visit(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         self.compare(node, above);
+        if self.calculates && self.is_for_later(node, above) {
+            self.doubt(later::WHY);
+        }
         match node.kind() {
             "command" => self.command(node, above),
             "declaration_command" | "unset_command" => {
@@ -279,7 +288,7 @@ impl<'r> Reader<'r> {
                     _ => false,
                 };
                 if above.iter().rev().take(4).any(evaluated) {
-                    self.doubt("a text may be evaluated later");
+                    self.doubt(later::WHY);
                 }
             }
             _ => {}
@@ -287,7 +296,7 @@ impl<'r> Reader<'r> {
     }
 
     /// Whether `printf` sets no variable, and takes none of its words for a number, which some shells calculate.
-    fn only_prints(&self, command: Node<'_>) -> bool {
+    pub(super) fn only_prints(&self, command: Node<'_>) -> bool {
         let mut cursor = command.walk();
         let format = command.children_by_field_name("argument", &mut cursor).next().map(|word| self.word(word, 0));
         let Some(format) = format.as_ref().and_then(Word::text) else { return false };

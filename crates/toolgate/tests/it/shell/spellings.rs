@@ -320,6 +320,22 @@ pub(super) const TRIED: &[&str] = &[
     "x=ls; x=curl $(echo); $x z",
     "x=ls; x=curl {,}; $x z",
     "y=a; x=ls; for i in 1 2; do x=curl $y; $x z; y=; done",
+    "x='a[$''(curl x)]'; ((x))",
+    "x=$'a[\\x24(curl x)]'; echo $((x))",
+    "x=a[\\$\"(curl x)]\"; l\\et x",
+    "x='a[$'\"(curl x)]\"; [[ x -eq 0 ]]",
+    "[[ -v 'a[$''(curl x)]' ]]",
+    "x=\"a[\\$(curl x)]\"; echo $[x]",
+    "p='a[$'; q='(curl x)]'; x=$p$q; y=(1 2); echo ${y[@]:x}",
+    "x='a[$'; x+='(curl x)]'; ((x))",
+    "a=(1); unset 'a[$''(curl x)]'",
+    "read 'a[$''(curl x)]' <<< 1",
+    "for x in 'a[$(curl x)]'; do echo ${y[x]}; done",
+    "f() { y[$1]=1; }; f 'a[$(curl x)]'",
+    "read x <<'E'\na[$(curl x)]\nE\ny[x]=1",
+    "x='a[$''(curl x)]' bash -c 'echo $((x))'",
+    "PS1='$''(curl x)' bash --norc -i <<< exit",
+    "PS0='$''(curl x)' bash --norc -i <<< exit",
 ];
 
 /// What the grammar reads otherwise than a shell.

@@ -1,0 +1,78 @@
+//! Texts that a shell takes apart a second time: where it calculates, and where it is told the name of a variable, which may be a part of
+//! an array. What stands between the brackets is run then.
+
+use tree_sitter::Node;
+
+use super::read::Reader;
+use super::word::Word;
+
+/// Why a command is asked about that holds one.
+pub(super) const WHY: &str = "a text may be evaluated later";
+/// Programs that calculate with their words, or take them for names of variables.
+#[rustfmt::skip]
+const NAMING: &[&str] = &[
+    "[", "builtin", "command", "declare", "export", "getopts", "let", "local", "mapfile", "read", "readarray", "readonly", "test",
+    "typeset", "unset", "wait",
+];
+
+impl Reader<'_> {
+    /// Whether something is calculated here, or a variable named by a text.
+    pub(super) fn calculates_at(&self, node: Node<'_>) -> bool {
+        match node.kind() {
+            "arithmetic_expansion" | "c_style_for_statement" | "declaration_command" | "subscript" | "unset_command" => true,
+            "compound_statement" => self.of(node).starts_with("(("),
+            "expansion" => self.of(node).contains(':'),
+            "test_command" => self.of(node).starts_with("[[") || self.of(node).contains("-v"),
+            "command" => {
+                let name = node.child_by_field_name("name").map(|name| self.word(name, 0));
+                match name.as_ref().and_then(Word::text) {
+                    Some("print" | "printf") => !self.only_prints(node),
+                    Some(name) => NAMING.contains(&name),
+                    None => true,
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a text holds a substitution that is none yet, and becomes one where the text is taken apart again.
+    pub(super) fn is_for_later(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
+        let text = self.of(node);
+        match node.kind() {
+            "heredoc_body" => return self.is_read_in(above) && is_part(&unquoted(text)),
+            "concatenation" | "word" if text.contains(['\'', '"', '\\']) && is_part(&unquoted(text)) => return true,
+            "ansi_c_string" | "concatenation" | "raw_string" | "string" | "word" => {}
+            _ => return false,
+        }
+        let outer = above.iter().rev().map(Node::kind).find(|kind| !matches!(*kind, "array" | "concatenation"));
+        let is_kept = matches!(outer, Some("for_statement" | "variable_assignment"));
+        let word = self.word(node, 0);
+        // Which letters these are, nobody can tell.
+        let is_open = node.kind() == "ansi_c_string" && word.text().is_none();
+        // Variables may be put together again.
+        let is_piece = |text: &str| substitutes(text).is_some() || text == "$" || text.ends_with("[$");
+        is_open || word.texts().any(|text| is_part(text) || (is_kept && is_piece(text)))
+    }
+
+    /// Whether a text in the command becomes the value of a variable.
+    fn is_read_in(&self, above: &[Node<'_>]) -> bool {
+        let owner = above.iter().rev().find(|outer| outer.kind() != "heredoc_redirect");
+        let body = owner.and_then(|owner| owner.child_by_field_name("body")).map(|body| unquoted(self.of(body))).unwrap_or_default();
+        let mut words = body.split(|c: char| !c.is_alphanumeric());
+        words.any(|word| matches!(word, "mapfile" | "read" | "readarray"))
+    }
+}
+
+fn unquoted(text: &str) -> String {
+    text.replace(['\'', '"', '\\'], "")
+}
+
+/// Where a substitution begins.
+fn substitutes(text: &str) -> Option<usize> {
+    [text.find("$("), text.find('`')].into_iter().flatten().min()
+}
+
+/// Whether a text is like a part of an array that is told by a substitution: `a[$(…)]`.
+fn is_part(text: &str) -> bool {
+    text.split_once('[').is_some_and(|(_, inside)| substitutes(inside).is_some())
+}
