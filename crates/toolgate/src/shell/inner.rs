@@ -311,7 +311,13 @@ pub(super) fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
 /// A file that is somebody's output, and not a file.
 fn is_device(path: &str) -> bool {
     let path = normal(path);
-    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/")
+    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/") || is_called_like_device(&path)
+}
+
+/// Whether a path that begins nobody knows where is called like one: `../../dev/stdin`, or `stdin` and `fd/0` behind a `cd`.
+fn is_called_like_device(path: &str) -> bool {
+    let name = base(path);
+    matches!(name, "stdin" | "tty") || (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// A shell inside of the shell.

@@ -240,6 +240,7 @@ async fn everyday_commands_are_let_through() {
         "for TEST_BROWSER in chrome firefox; do npm test; done",
         "read -rp 'Name? ' name",
         "export PAGER=\"cat\"; git log",
+        "bash dev/setup.sh && python3 ../dev/x.py < in.txt",
         "i=0; while read -r f; do\n  i=$((i + 1)); awk '{print $(NF - 1)}' data.txt\ndone < names.txt",
         "cat > count.sh <<'EOF'\nwhile read -r l; do n=$((n + $(wc -c <<< \"$l\"))); a[n]=1; done\nEOF\nchmod +x count.sh",
         "re='^[0-9]+$'; n=5; [[ $n =~ $re ]] && echo $((n + 1))",

@@ -336,6 +336,13 @@ pub(super) const TRIED: &[&str] = &[
     "x='a[$''(curl x)]' bash -c 'echo $((x))'",
     "PS1='$''(curl x)' bash --norc -i <<< exit",
     "PS0='$''(curl x)' bash --norc -i <<< exit",
+    "echo 'curl x' | sh ../../../../../dev/stdin",
+    "sh ../../../../../dev/stdin <<< 'curl x'",
+    "bash ~/../../../../../dev/stdin <<< 'curl x'",
+    "cd /dev && bash stdin <<< 'curl x'",
+    "cd /proc/self && bash fd/0 <<< 'curl x'",
+    "echo 'import os' | python3 ../../../../../dev/stdin",
+    "perl ../../../../../dev/stdin <<'E'\nsystem(\"curl x\")\nE",
 ];
 
 /// What the grammar reads otherwise than a shell.
