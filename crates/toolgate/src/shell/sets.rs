@@ -24,8 +24,8 @@ pub(super) fn declares(words: &[&str]) -> bool {
         }
         // Where its name stands plainly, its value is looked at with it.
         match plain == name {
-            true => is_powerful(name, value) && name != "PATH",
-            false => is_powerful(&plain, value.filter(|_| word.ends_with(['"', '\'']))),
+            true => is_powerful(whole(name), value) && name != "PATH",
+            false => is_powerful(whole(&plain), value.filter(|_| word.ends_with(['"', '\'']))),
         }
     };
     renames(first, rest.iter().copied()) || rest.iter().copied().any(one)
@@ -62,7 +62,12 @@ pub(super) fn fills(words: &[Word]) -> bool {
 /// Whether a word is the name of one, or has it glued to a flag: `-vHOME`.
 fn is_name(word: &str) -> bool {
     let glued = (2..=8).filter_map(|at| word.get(at..)).filter(|_| word.starts_with('-'));
-    std::iter::once(word).chain(glued).any(|name| is_powerful(name, None))
+    std::iter::once(word).chain(glued).any(|name| is_powerful(whole(name), None))
+}
+
+/// The variable of which this is a part: `BASH_CMDS[ls]`.
+fn whole(name: &str) -> &str {
+    name.split('[').next().unwrap_or(name)
 }
 
 /// Whether `NAME=value` sets one, or one of which nobody knows the name.
@@ -70,7 +75,7 @@ fn sets(word: &Word) -> bool {
     let (text, is_whole) = beginning(word);
     let (name, value) = name_and_value(text);
     let is_open = text.is_empty() && !is_whole && word.texts().any(|text| text.contains('='));
-    is_open || is_powerful(name, value.filter(|_| is_whole))
+    is_open || is_powerful(whole(name), value.filter(|_| is_whole))
 }
 
 /// Whether `for NAME in …` sets one.
@@ -82,7 +87,7 @@ pub(super) fn loops(name: &str, values: &[Word]) -> bool {
 pub(super) fn defaults(text: &str) -> bool {
     let inside = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
     let Some((name, value)) = inside.split_once('=') else { return false };
-    let name = name.trim_end_matches(':');
+    let name = whole(name.trim_end_matches(':'));
     let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     is_plain && is_powerful(name, Some(value.trim_matches(['"', '\''])))
 }

@@ -343,6 +343,11 @@ pub(super) const TRIED: &[&str] = &[
     "cd /proc/self && bash fd/0 <<< 'curl x'",
     "echo 'import os' | python3 ../../../../../dev/stdin",
     "perl ../../../../../dev/stdin <<'E'\nsystem(\"curl x\")\nE",
+    ": ${BASH_CMDS[ls]:=/opt/t/curl}; ls x",
+    ": ${BASH_CMDS[ls]=/opt/t/curl}; ls x",
+    "printf -v 'BASH_CMDS[ls]' %s /opt/t/curl; ls x",
+    "read 'BASH_CMDS[ls]' <<< /opt/t/curl; ls x",
+    "\\declare 'BASH_CMDS[ls]=/opt/t/curl'; ls x",
 ];
 
 /// What the grammar reads otherwise than a shell.
