@@ -219,9 +219,8 @@ fn inner<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut Value> 
 
 /// Those that say which properties a value has, and so are closed themselves or say what else there may be.
 fn speaking<'s>(said: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
-    let speaks = |schema: &&Value| {
-        schema.as_object().is_some_and(|map| !is_silent(map)) || names_properties(schema, root, &mut BTreeSet::new())
-    };
+    let speaks =
+        |schema: &&Value| schema.as_object().is_some_and(|map| !is_silent(map)) || names_properties(schema, root, &mut BTreeSet::new());
     said.filter(speaks).collect()
 }
 
@@ -365,7 +364,8 @@ mod tests {
             assert_eq!(validator.is_valid(&value), fits, "{value}");
         }
         // What a part adds to a closed object could never be given.
-        let adds = json!({"properties": {"pay": {"properties": {"kind": {}}}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
+        let adds =
+            json!({"properties": {"pay": {"properties": {"kind": {}}}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
         assert!(close(&adds).is_err_and(|e| e.contains("`card` is added by a part")));
         let open = json!({"properties": {"pay": {"type": "object"}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
         assert_eq!(close(&open).unwrap().pointer("/then/properties/pay/additionalProperties"), Some(&json!(false)));

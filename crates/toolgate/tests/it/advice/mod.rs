@@ -238,7 +238,8 @@ async fn advice_fits_the_tool_it_names() {
     assert_eq!(next(&session, "act", json!({"entity": 1})).await.1, step("strange", json!({})));
     // What it would be about, it does not take.
     let schema = json!({"type": "object", "required": ["entity"], "properties": {"entity": {"type": "integer", "minimum": 5}}});
-    let proof = Tool::dynamic("proof", "Proves.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).entity("entity", "/entity");
+    let proof =
+        Tool::dynamic("proof", "Proves.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).entity("entity", "/entity");
     let rule = Require::new("r", ["act"], ["proof"]).same("entity", "/entity");
     let session = start(Agent::builder("a").tool(tool("act")).tool(proof).policy(rule));
     assert_eq!(next(&session, "act", json!({"entity": 7})).await.1, step("proof", json!({"entity": 7})));
