@@ -416,7 +416,7 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
                     let (name, _) = name_and_value(word);
                     name.len() > 2 && "--value".starts_with(name)
                 };
-                let is_odd = |word: &&str| *word == "-f" || ["--fil", "--com", "--ren"].iter().any(|option| word.starts_with(option));
+                let is_odd = |word: &&str| ["-f", "--fil", "--com", "--ren"].iter().any(|option| word.starts_with(option));
                 if texts.iter().flatten().any(|word| is_odd(word) || is_value(word)) {
                     found.opaque.push(other());
                 }

@@ -170,10 +170,11 @@ pub(super) const WRITERS: &[Shape] = &[
         programs: &["tar", "bsdtar", "gtar"], style: Style::Bundle, short: "bCfFgHIKLNTVX",
         long: &[
             "add-file", "after-date", "blocking-factor", "directory", "exclude", "exclude-from", "exclude-ignore", "exclude-ignore-recursive",
-            "exclude-tag", "exclude-tag-all", "exclude-tag-under", "file", "files-from", "format", "group", "group-map", "label", "level",
+            "exclude-tag", "exclude-tag-all", "exclude-tag-under", "file", "files-from", "format", "group", "group-map", "index-file", "label", "level",
             "listed-incremental", "mode", "mtime", "newer", "newer-mtime", "owner", "owner-map", "pax-option", "quoting-style", "record-size", "sort",
             "starting-file", "strip-components", "suffix", "tape-length", "transform", "use-compress-program", "volno-file", "warning", "xform",
         ],
+        files: &["--index-file", "--volno-file"],
         directories: &["-C", "--directory", "--cd", "--one-top-level"], when: When::Flags(&["-x", "--extract", "--get"]),
         spared: &["-O", "--to-stdout"], anywhere: &["-P", "--absolute-names", "--absolute-paths"], here: true, ..BASE
     },
@@ -204,7 +205,7 @@ pub(super) const WRITERS: &[Shape] = &[
     },
     Shape { programs: &["unsquashfs"], style: Style::Single, long: &["d", "dest"], directories: &["-d", "-dest"], when: When::Always, ..BASE },
     Shape {
-        programs: &["pip", "pip3"], short: "cdert", long: &["dest", "prefix", "root", "target"],
+        programs: &["pip", "pip3"], short: "cdert", long: &["dest", "log", "prefix", "report", "root", "target"], files: &["--log", "--report"],
         directories: &["-d", "-t", "--dest", "--prefix", "--root", "--target"], when: When::Verbs(&["download", "install", "wheel"]), ..BASE
     },
     Shape { programs: &["scp", "sftp"], short: "BDFJPRSXbcilo", when: When::Always, last: true, ..BASE },

@@ -211,10 +211,14 @@ pub(super) fn is_packing_module(word: &Word) -> bool {
     matches!(word.text(), Some("tarfile" | "zipfile" | "-mtarfile" | "-mzipfile"))
 }
 
+/// Whether a word is the module of Python that installs.
+fn is_pip(word: &Word) -> bool {
+    matches!(word.text(), Some("pip" | "-mpip"))
+}
+
 /// Directories that modules of Python unpack into.
 pub(super) fn by_module(words: &[Word]) -> Vec<Word> {
     const MODULE: Shape = Shape { short: "e", long: &["extract"], ..BASE };
-    let is_pip = |word: &Word| matches!(word.text(), Some("pip" | "-mpip"));
     if let Some(behind) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
         let words = std::iter::once(Word::known("pip")).chain(behind.iter().cloned()).collect();
         return fills(&Command { words, ..Command::default() });
@@ -296,11 +300,25 @@ fn said_into(text: &str) -> Word {
     Word::known(name.strip_prefix(">>").unwrap_or(name))
 }
 
-/// What a module of Python writes: `json.tool` its second file.
+/// What a module of Python writes: `json.tool` its second file, and those that pack their archive.
 fn rewritten(words: &[Word]) -> Vec<Word> {
-    let is_it = |word: &Word| matches!(word.text(), Some("json.tool" | "-mjson.tool"));
-    let Some(behind) = words.iter().position(is_it).and_then(|at| words.get(at + 1..)) else { return outputs(words, true) };
-    options::read(behind, &Shape { long: &["indent"], ..BASE }).operands.into_iter().skip(1).collect()
+    const PACKING: Shape = Shape { short: "c", long: &["create"], ..BASE };
+    let behind = |is_it: &dyn Fn(&Word) -> bool| words.iter().position(is_it).and_then(|at| words.get(at + 1..));
+    if let Some(behind) = behind(&|word| matches!(word.text(), Some("json.tool" | "-mjson.tool"))) {
+        return options::read(behind, &Shape { long: &["indent"], ..BASE }).operands.into_iter().skip(1).collect();
+    }
+    if let Some(behind) = behind(&is_packing_module) {
+        let given = options::read(behind, &PACKING);
+        // Cut short to one letter, it is no option that takes something.
+        let cut = given.operands.first().filter(|_| given.has_just("--c")).cloned();
+        return given.values(&["-c", "--create"]).into_iter().chain(cut).chain(outputs(words, true)).collect();
+    }
+    let mut files = outputs(words, true);
+    if let Some(behind) = behind(&is_pip) {
+        let words = std::iter::once(Word::known("pip")).chain(behind.iter().cloned()).collect();
+        files.extend(writes(&Command { words, ..Command::default() }));
+    }
+    files
 }
 
 /// Whether an address is that of several files here.
@@ -330,7 +348,10 @@ fn outputs(words: &[Word], short: bool) -> Vec<Word> {
 }
 
 fn all_outputs(words: &[Word], short: bool) -> Vec<Word> {
-    const OPTIONS: &[&str] = &["-out", "--out", "--outfile", "--output", "--output-file"];
+    #[rustfmt::skip]
+    const OPTIONS: &[&str] = &[
+        "-MF", "-out", "--index-output", "--junit-xml", "--junitxml", "--out", "--outfile", "--output", "--output-file",
+    ];
     let is_cut = |option: &str| option.strip_prefix("--").is_some_and(|name| !name.is_empty() && "output".starts_with(name));
     let is_long = |option: &str| OPTIONS.contains(&option) || is_cut(option);
     let behind = words.windows(2).filter_map(|pair| match pair {
@@ -341,7 +362,7 @@ fn all_outputs(words: &[Word], short: bool) -> Vec<Word> {
         let text = beginning(word).0;
         let option = match text.split_once('=') {
             Some((option, _)) if is_long(option) => text.get(..=option.len())?,
-            _ => Some("-o").filter(|option| short && text.starts_with(*option))?,
+            _ => ["-o", "-MF"].into_iter().find(|option| short && text.starts_with(*option))?,
         };
         word.behind(option).filter(|value| value.text() != Some(""))
     });

@@ -307,6 +307,10 @@ async fn everyday_commands_reach_nothing_of_it() {
         "docker-compose rm -f web",
         "hg mv a.txt b.txt",
         "uniq -c names.txt",
+        "python3 -m zipfile -c a.zip src",
+        "pip --log /tmp/pip.log list",
+        "gcc -MD -MF x.d -c x.c",
+        "pytest --junitxml=report.xml",
     ];
     each_is(&gate(&OWN, None), "allow", &commands).await;
 }

@@ -348,6 +348,7 @@ pub(super) const TRIED: &[&str] = &[
     "printf -v 'BASH_CMDS[ls]' %s /opt/t/curl; ls x",
     "read 'BASH_CMDS[ls]' <<< /opt/t/curl; ls x",
     "\\declare 'BASH_CMDS[ls]=/opt/t/curl'; ls x",
+    "git config -fx alias.p push; git p",
 ];
 
 /// What the grammar reads otherwise than a shell.
