@@ -129,6 +129,10 @@ fn before_script<'w>(program: &str, words: &'w [Word]) -> &'w [Word] {
         let is_value = std::mem::replace(&mut may_be_value, text.starts_with('-'));
         !is_value && !text.starts_with('-') && text.contains(['.', '/'])
     };
+    // To `npm`, what stands behind this is for a script.
+    if program == "npm" {
+        return words.split(|word| word.text() == Some("--")).next().unwrap_or_default();
+    }
     match words.iter().position(is_script) {
         Some(at) if ["elixir", "ts-node", "tsx"].contains(&program) => words.get(..at).unwrap_or_default(),
         _ => words,
@@ -403,6 +407,7 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
             Some(module) if python && module.starts_with('m') => {
                 let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(Word::text) };
                 let known = name.is_some_and(|name| MODULES.contains(&name));
+                let known = known && !(name == Some("pip") && words.any(|word| is_flag_like("pip", 0, beginning(word).0, "--editor")));
                 return if known { Shell::default() } else { anything() };
             }
             // What follows is no file with code.

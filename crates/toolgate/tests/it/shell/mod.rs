@@ -240,6 +240,8 @@ async fn everyday_commands_are_let_through() {
         "for TEST_BROWSER in chrome firefox; do npm test; done",
         "read -rp 'Name? ' name",
         "export PAGER=\"cat\"; git log",
+        "npm version patch --git-tag-version=false && npm run e2e -- --browser chrome",
+        "pip install --editable .",
         "bash dev/setup.sh && python3 ../dev/x.py < in.txt",
         "i=0; while read -r f; do\n  i=$((i + 1)); awk '{print $(NF - 1)}' data.txt\ndone < names.txt",
         "cat > count.sh <<'EOF'\nwhile read -r l; do n=$((n + $(wc -c <<< \"$l\"))); a[n]=1; done\nEOF\nchmod +x count.sh",

@@ -349,6 +349,12 @@ pub(super) const TRIED: &[&str] = &[
     "read 'BASH_CMDS[ls]' <<< /opt/t/curl; ls x",
     "\\declare 'BASH_CMDS[ls]=/opt/t/curl'; ls x",
     "git config -fx alias.p push; git p",
+    "pip config --editor 'curl x #' edit",
+    "pip config edit --editor='curl x #'",
+    "python3 -m pip config --editor 'curl x #' edit",
+    "npm config edit --editor=curl",
+    "npm run x --script-shell=curl",
+    "npm docs x --browser curl",
 ];
 
 /// What the grammar reads otherwise than a shell.
