@@ -14,6 +14,12 @@ const READING: &[&str] = &[
 ];
 /// Wrappers that run the first word that is neither an option of theirs nor its value, and no text.
 const PASSING: &[&str] = &["env", "nice", "nohup", "sudo", "time", "timeout", "xargs"];
+/// Wrappers that take words of their own before the command, or options with such.
+#[rustfmt::skip]
+const TAKING_FIRST: &[&str] = &[
+    "capsh", "choom", "chroot", "chrt", "firejail", "flock", "logsave", "ltrace", "nsenter", "numactl", "perf", "prlimit", "runuser", "script",
+    "setarch", "setpriv", "sg", "start-stop-daemon", "strace", "su", "systemd-inhibit", "systemd-run", "taskset", "unshare", "valgrind", "xvfb-run",
+];
 /// Wrappers whose words may stand for other machines; which of them is a program, nobody can tell.
 const CONTAINERS: &[&str] = &["docker", "kubectl", "podman"];
 /// Verbs of those that run nothing.
@@ -56,14 +62,15 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
     let last = wrapper.map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
     let wrapper = wrapper.and_then(|at| rest.get(at)).and_then(called).unwrap_or_default();
     let bare =
-        |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || ".smhd".contains(c)));
+        |word: &Word| is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || "+.smhd".contains(c)));
     // What an option takes is none: `xargs sudo -u root`.
     let is_taken = |at: usize| {
         let option = at.checked_sub(1).and_then(|before| last.get(before)).and_then(Word::text);
         option.is_some_and(|option| takes_a_value(wrapper, option))
     };
     let mut may_run = last.iter().enumerate().filter(|(at, word)| !bare(word) && !is_taken(*at));
-    if feeds && may_run.next().is_none_or(|(_, word)| word.text().is_none()) {
+    // What others take first nobody can tell from a program.
+    if feeds && (TAKING_FIRST.contains(&wrapper) || may_run.next().is_none_or(|(_, word)| word.text().is_none())) {
         found.opaque.push("which program runs is only known when it runs".to_owned());
     }
     // A path that goes up again may be a program, and neither a setting nor a package.
@@ -154,7 +161,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         {
             found.opaque.push(format!("`{name}` changes what commands do"));
         }
-        if program == "env"
+        if (program == "env" || rest.iter().take(at).any(|word| called(word) == Some("env")))
             && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
         {
             found.opaque.push("`env` takes a text apart into a command".to_owned());

@@ -6,7 +6,7 @@ use super::behind::{behind_flags, git, wrapped};
 use super::known::{BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
 use super::options::{beginning, name_and_value};
 use super::text::has_braces;
-use super::word::{Sure, Word};
+use super::word::{Part, Sure, Word};
 use super::{Command, Fed, Shell, base, normal, read};
 
 /// So many words behind a wrapper are looked at.
@@ -216,7 +216,17 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         "make" | "gmake" => {
             let mut words = rest.iter();
             while let Some(word) = words.next() {
-                let Some(text) = word.text() else { continue };
+                let Some(text) = word.text() else {
+                    // What it is about is known by its beginning: `VERSION=$X`, `-j$X`.
+                    let is_open = word.spellings().iter().any(|spelling| match spelling.first() {
+                        Some(Part::Text(text)) => text == "-" || text.starts_with("--") || sets_code(text),
+                        first => matches!(first, Some(Part::Any)),
+                    });
+                    if is_open {
+                        found.opaque.push("`make` is told what only the running shell knows".to_owned());
+                    }
+                    continue;
+                };
                 // Cut short, it is the same.
                 let (name, value) = name_and_value(text);
                 let is_file = name.len() > 2 && ["--file", "--makefile"].iter().any(|long| long.starts_with(name));

@@ -22,6 +22,12 @@ async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
         "echo rm -r d | xargs env -u X",
         "echo rm -r d | xargs timeout -s KILL 5",
         "echo rm -r d | xargs stdbuf -o L",
+        "echo rm -r d | xargs flock /tmp/l",
+        "echo rm -r d | xargs setarch x86_64",
+        "echo rm -r d | xargs taskset 0x1",
+        "echo rm -r d | xargs timeout +5",
+        "echo rm -r d | xargs setpriv --reuid root",
+        "echo rm -r d | xargs strace -o /dev/null",
     ];
     crate::reach::each_is(&gate, "ask", &commands).await;
     let everyday = [
@@ -29,6 +35,8 @@ async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
         "ls | xargs env -u X wc -l",
         "ls | xargs timeout -s KILL 5 wc -l",
         "git diff --name-only | xargs npx -y prettier --write",
+        "docker ps -q | xargs docker stop",
+        "ls | xargs timeout +5 wc -l",
     ];
     crate::reach::each_is(&gate, "allow", &everyday).await;
 }

@@ -240,6 +240,7 @@ async fn everyday_commands_are_let_through() {
         "for TEST_BROWSER in chrome firefox; do npm test; done",
         "read -rp 'Name? ' name",
         "export PAGER=\"cat\"; git log",
+        "for t in build test; do make $t; done",
         "npm version patch --git-tag-version=false && npm run e2e -- --browser chrome",
         "pip install --editable .",
         "bash dev/setup.sh && python3 ../dev/x.py < in.txt",
