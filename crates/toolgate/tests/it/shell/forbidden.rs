@@ -28,6 +28,8 @@ async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
         "echo rm -r d | xargs timeout +5",
         "echo rm -r d | xargs setpriv --reuid root",
         "echo rm -r d | xargs strace -o /dev/null",
+        "make \"$(rev <<< 'd r- mr;:a=lave--')\" a",
+        "for t in a '--eval=a:;rm -r d'; do make $t a; done",
     ];
     crate::reach::each_is(&gate, "ask", &commands).await;
     let everyday = [

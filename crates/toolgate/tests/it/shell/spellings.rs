@@ -359,9 +359,6 @@ pub(super) const TRIED: &[&str] = &[
     "timeout 5 env -S 'curl\\_x'",
     "timeout 5 env -vS 'rm\\_-rf\\_d'",
     "nice env --split-string='curl\\_x'",
-    "echo curl x | xargs timeout +5",
-    "make \"$(rev <<< 'x lruc;:a=lave--')\" a",
-    "for t in a '--eval=a:;curl x'; do make $t a; done",
 ];
 
 /// What the grammar reads otherwise than a shell.
