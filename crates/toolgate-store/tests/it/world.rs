@@ -85,7 +85,7 @@ fn look() -> Tool {
 fn pay(world: &Path) -> Tool {
     let world = world.to_owned();
     let schema = json!({"type": "object", "properties": {
-        "customer": {"type": "string"}, "amount": {"type": "number"}, "name": {"type": "string"}, "slowly": {"type": "boolean"},
+        "customer": {"type": "string"}, "amount": {"type": "number"}, "name": {"type": "string"}, "slowly": {"type": "boolean"}, "note": {"type": "string"},
         "card": {"type": "string", "writeOnly": true},
     }, "required": ["customer", "amount"]});
     Tool::dynamic("pay", "Pays a customer.", schema, move |_, args: Value| {

@@ -87,12 +87,13 @@ fn what_is_old_goes_and_what_is_left_holds() {
 #[test]
 fn what_a_call_asked_for_goes_with_its_row() {
     let desk = Desk::new();
-    let name = "only_in_its_row".repeat(500);
+    // Long enough to fill pages of its own, and what no evidence is about.
+    let note = "only_in_its_row".repeat(500);
     runtime().block_on(async {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
-        let paid = session.call("pay", json!({"customer": "C-1", "amount": 100, "name": name})).await;
+        let paid = session.call("pay", json!({"customer": "C-1", "amount": 100, "note": note})).await;
         assert!(paid.outcome.success().is_some(), "{paid:?}");
     });
     let is_there = || contains(&std::fs::read(desk.path()).unwrap(), "only_in_its_row");
