@@ -216,6 +216,23 @@ impl<'t> Table<'t> {
         self.typed(key, ("a value that JSON has, too", "true"), json)
     }
 
+    /// Something is wrong inside of a part: with what stands there, or with what it would stand in.
+    pub(super) fn wrong_inside(&self, key: &str, at: &Pointer, problem: Problem) {
+        let Some(mut value) = self.table.get(key) else { return self.wrong(key, problem) };
+        for part in at.parts() {
+            let inner = match value.get_ref() {
+                DeValue::Table(table) => table.get(part.as_str()),
+                DeValue::Array(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)),
+                _ => None,
+            };
+            match inner {
+                Some(inner) => value = inner,
+                None => break,
+            }
+        }
+        self.say(value.span(), problem);
+    }
+
     /// One of a few words.
     pub(super) fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let text = self.text(key)?;

@@ -32,7 +32,7 @@ const KINDS: [(&str, Kind); 5] =
 pub(super) fn read_tool(name: &str, table: &Table<'_>, reader: &Reader<'_>) -> Option<(Tool, Option<Behind>)> {
     let kind = table.word("kind", &KINDS);
     let description = table.text("description").unwrap_or(name);
-    let (input, output) = (table.value("input"), table.value("output"));
+    let (input, output) = (schema(name, table, "input"), schema(name, table, "output"));
     let mut behind = None;
     let mut tool = match kind {
         Some(Kind::Builtin) => built_in(name, table)?,
@@ -181,6 +181,26 @@ fn reconciliation(table: &Table<'_>) -> Option<Reconcile> {
     }
     table.finish("`reconcile`");
     sound.then_some(reconcile)
+}
+
+/// A schema. One that is none is told where it is wrong, and takes anything: what else is said of the tool is looked at all the same.
+fn schema(name: &str, table: &Table<'_>, key: &str) -> Option<serde_json::Value> {
+    let schema = table.value(key)?;
+    let faults = crate::schema::faults(&schema);
+    for fault in &faults {
+        let problem = Problem::new(format!("{key} schema of `{name}`: {}", fault.why));
+        table.wrong_inside(
+            key,
+            &fault.at,
+            match fault.meant {
+                Some(meant) => problem.help(format!("did you mean `{meant}`?")),
+                None => {
+                    problem.help("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`")
+                }
+            },
+        );
+    }
+    Some(if faults.is_empty() { schema } else { serde_json::json!({}) })
 }
 
 /// Which tool of which upstream.

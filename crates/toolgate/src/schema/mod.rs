@@ -3,6 +3,7 @@
 mod choice;
 mod close;
 mod explain;
+mod faults;
 mod known;
 mod path;
 
@@ -12,6 +13,7 @@ use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
 pub(crate) use explain::write_only;
+pub(crate) use faults::faults;
 pub(crate) use path::{At, at, at_in, declares, may_be, resolve};
 
 use crate::error::FieldError;
@@ -24,6 +26,11 @@ const BACKTRACKS: usize = 10_000;
 const PATTERN_SIZE: usize = 1 << 20;
 /// More errors than this help no model.
 const MOST_ERRORS: usize = 20;
+
+/// How the regular expressions of a schema are read.
+fn patterns() -> PatternOptions<jsonschema::FancyRegex> {
+    PatternOptions::fancy_regex().backtrack_limit(BACKTRACKS).size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE)
+}
 
 /// A compiled schema.
 #[derive(Debug)]
@@ -46,13 +53,20 @@ pub(crate) struct Invalid {
 impl Schema {
     /// Compiles a schema for what goes into a tool (closed) or comes out of it (as it stands).
     pub(crate) fn compile(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
+        Self::put_together(source, extra, secrets).map_err(|first| {
+            // Whoever puts it together stops at the first.
+            let all: Vec<String> = faults(source).iter().map(|fault| format!("{} (at `{}`)", fault.why, fault.at)).collect();
+            if all.is_empty() { first } else { all.join("; ") }
+        })
+    }
+
+    fn put_together(source: &Value, extra: Extra, secrets: &[Pointer]) -> Result<Self, String> {
         let closed = match extra {
             Extra::Pass => source.clone(),
             Extra::Refuse | Extra::Drop => close::close(source)?,
         };
-        let patterns = PatternOptions::fancy_regex().backtrack_limit(BACKTRACKS).size_limit(PATTERN_SIZE).dfa_size_limit(PATTERN_SIZE);
         let validator = jsonschema::options()
-            .with_pattern_options(patterns)
+            .with_pattern_options(patterns())
             .should_validate_formats(true)
             .should_ignore_unknown_formats(true)
             .build(&closed)

@@ -142,7 +142,7 @@ fn what_is_wrong_with_an_agent_is_said_all_at_once() {
       - policy `circle`: `b` is no tool of this agent; there is `Bad Name`, `shown`, `twice`, `ungoverned`
       - `Bad Name` is no tool name: 1 to 64 of a-z, 0-9, `_` and `-`
       - the description of `Bad Name` has 0 characters; 1 to 1,024 are allowed
-      - input schema of `Bad Name`: \"strange\" is not valid under any of the schemas listed in the 'anyOf' keyword (at `/properties/type/anyOf`)
+      - input schema of `Bad Name`: \"strange\" is no kind of value; there are array, boolean, integer, null, number, object, string (at `/type`)
       - the example `wrong both ways` of `shown` has an input that does not fit: `shown` has no `m` (it takes `n`); an example is a call as it could be; mend its `input`, or take it out
       - the example `wrong both ways` of `shown` has an output that does not fit: shown: the value must be a string; got 2; an example is a call as it could be; mend its `output`, or take it out
       - `twice` does not accept another description

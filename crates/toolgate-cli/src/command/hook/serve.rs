@@ -52,14 +52,16 @@ pub(super) struct Question {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
+    lasting(serve(args))
+}
+
+/// A process that is there for more than one event.
+pub(super) fn lasting(work: impl Future<Output = io::Result<()>>) -> ExitCode {
     super::signals::outlive_limits();
     let _ = toolgate::sandbox::close_inherited();
-    let serve = || -> io::Result<()> {
-        // On one thread nobody waits for another to be woken; what takes time is the disk.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(serve(args))
-    };
-    match serve() {
+    // On one thread nobody waits for another to be woken; what takes time is the disk.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.and_then(|runtime| runtime.block_on(work)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             anstream::eprintln!("error: {error}");

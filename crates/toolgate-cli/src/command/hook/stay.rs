@@ -129,23 +129,11 @@ fn files(path: &Path) -> Files {
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
-    super::signals::outlive_limits();
-    let _ = toolgate::sandbox::close_inherited();
     let _ = tracing::subscriber::set_global_default(super::loud::Loud);
     if let Some(path) = &args.store {
         place::name_store(path);
     }
-    let stay = || -> io::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(stay(args))
-    };
-    match stay() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            anstream::eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    serve::lasting(stay(args))
 }
 
 async fn stay(args: &Args) -> io::Result<()> {

@@ -1,0 +1,84 @@
+//! What is wrong with a schema itself, all of it, and where.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::{MOST_ERRORS, patterns};
+use crate::json::Pointer;
+
+/// Something that is wrong with a schema.
+pub(crate) struct Fault {
+    /// Where it stands in the schema.
+    pub(crate) at: Pointer,
+    pub(crate) why: String,
+    /// What was meant, perhaps.
+    pub(crate) meant: Option<&'static str>,
+}
+
+/// The kinds of values that JSON knows.
+const KINDS: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
+/// What stands under these is no schema.
+const VALUES: [&str; 5] = ["const", "default", "enum", "example", "examples"];
+
+/// Everything that is wrong with a schema, as far as it can be told without putting it together.
+pub(crate) fn faults(schema: &Value) -> Vec<Fault> {
+    let mut found: Vec<Fault> = match jsonschema::meta::validator_for(schema) {
+        Ok(rules) => rules.iter_errors(schema).take(MOST_ERRORS).map(|error| fault(&error)).collect(),
+        // Whose rules cannot be had is told by whoever puts it together.
+        Err(_) => Vec::new(),
+    };
+    unread_patterns(schema, &mut Pointer::default(), &mut found);
+    // Several rules say the same of one place.
+    let mut told = HashSet::new();
+    found.retain(|fault| told.insert(fault.at.to_string()));
+    found
+}
+
+fn fault(error: &jsonschema::ValidationError<'_>) -> Fault {
+    let at = Pointer::from(error.instance_path().to_string().as_str());
+    let parts: Vec<&str> = at.parts().iter().map(String::as_str).collect();
+    // A property may be called like a word of schemas.
+    let is_kind = matches!(parts.as_slice(), ["type"] | [.., "type", _] | [.., "type"])
+        && !matches!(parts.as_slice(), [.., "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas", _]);
+    let got = error.instance();
+    let meant = got.as_str().filter(|_| is_kind).and_then(|kind| crate::suggest::closest(kind, KINDS));
+    let why = match is_kind {
+        true => format!("{got} is no kind of value; there are {}", KINDS.join(", ")),
+        false => error.to_string(),
+    };
+    Fault { at, why, meant: meant.and_then(|meant| KINDS.into_iter().find(|kind| *kind == meant)) }
+}
+
+/// Regular expressions that nobody can read.
+fn unread_patterns(schema: &Value, at: &mut Pointer, found: &mut Vec<Fault>) {
+    if at.parts().len() > 64 || found.len() >= MOST_ERRORS {
+        return;
+    }
+    match schema {
+        Value::Object(map) => {
+            for (key, inner) in map.iter().filter(|(key, _)| !VALUES.contains(&key.as_str())) {
+                at.push(key.clone());
+                match inner {
+                    Value::String(_) if key == "pattern" => {
+                        let alone = serde_json::json!({"pattern": inner});
+                        if jsonschema::options().with_pattern_options(patterns()).build(&alone).is_err() {
+                            let why = format!("{inner} is no regular expression that can be used");
+                            found.push(Fault { at: at.clone(), why, meant: None });
+                        }
+                    }
+                    _ => unread_patterns(inner, at, found),
+                }
+                at.pop();
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                at.push(index.to_string());
+                unread_patterns(item, at, found);
+                at.pop();
+            }
+        }
+        _ => {}
+    }
+}
