@@ -148,7 +148,9 @@ impl World {
         let before = staying();
         told(&mut command, r#"{"hook_event_name": "SessionStart", "session_id": "bench"}"#);
         // Its socket, and what says that somebody sits there.
+        let begun = Instant::now();
         while staying() < before + 2 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "nobody stays");
             std::thread::sleep(Duration::from_millis(10));
         }
         command

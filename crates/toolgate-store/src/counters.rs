@@ -31,10 +31,16 @@ fn total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<D
 
 /// What has left the window of a counter, but for what is held: of a call that may have had effects, and of which nobody knows yet what
 /// came, nothing leaves. An attempt is one whatever comes of it.
+/// What only watches, and so has no end, is not held either: it would be read with every call.
 const LEFT: &str = "counter = ?1 AND win = ?2 AND at <= ?3 AND NOT EXISTS (
     SELECT 1 FROM claims, json_each(claims.charges) AS held
     WHERE claims.call = charges.call AND claims.state <> 'settled' AND claims.effect
-        AND json_extract(held.value, '$[0]') = charges.n AND json_extract(held.value, '$[2].unit') IS NOT 'attempt')";
+        AND json_extract(held.value, '$[0]') = charges.n AND json_extract(held.value, '$[2].unit') IS NOT 'attempt'
+        AND json_extract(held.value, '$[2].cap') IS NOT '79228162514264337593543950335')";
+
+/// What will leave the window of a counter: not what is pending, which stays until somebody settles it.
+const LEAVES: &str = "SELECT at, amount FROM charges WHERE counter = ?1 AND win = ?2 AND at > ?3
+    AND NOT EXISTS (SELECT 1 FROM claims WHERE claims.call = charges.call AND claims.state = 'pending') ORDER BY at";
 
 /// What is used of a counter. Looking changes nothing.
 pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
@@ -57,7 +63,7 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
     }
     let Some(stretch) = charge.window else { return Ok(Err(Over { used, retry_after: None })) };
     // When enough has left the window; never, where the charge alone is too much, or with what is held beyond it.
-    let mut entries = sql.prepare_cached("SELECT at, amount FROM charges WHERE counter = ?1 AND win = ?2 AND at > ?3 ORDER BY at")?;
+    let mut entries = sql.prepare_cached(LEAVES)?;
     let mut rows = entries.query(params![charge.counter, window(charge.window), nanos(now).saturating_sub(window(charge.window))])?;
     let mut left = used;
     while let Some(row) = rows.next()? {

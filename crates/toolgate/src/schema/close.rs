@@ -195,12 +195,14 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
         close_inside(part, root, &known, wrong);
         known.extend(before.get("allOf").and_then(|parts| parts.get(at)));
     }
+    // What counts only now and then may leave room for other calls: those that it leaves none for are refused one by one.
+    let mut now_and_then = None;
     for word in ["anyOf", "oneOf", "dependentSchemas"] {
-        inner(map, word).into_iter().for_each(|part| close_inside(part, root, &known, wrong));
+        inner(map, word).into_iter().for_each(|part| close_inside(part, root, &known, &mut now_and_then));
     }
     for word in ["then", "else"] {
         if let Some(part) = map.get_mut(word) {
-            close_inside(part, root, &known, wrong);
+            close_inside(part, root, &known, &mut now_and_then);
         }
     }
     for word in ["$defs", "definitions"] {
@@ -234,7 +236,9 @@ fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     let plain = plain.filter(|map| is_silent(map) && !is_whole(map) && !map.contains_key("patternProperties"));
     let knows = |map: &Map<String, Value>, name: &str| map.get("properties").is_some_and(|properties| properties.get(name).is_some());
     for other in plain {
-        let mut names = member.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+        // What a part forbids, it does not add.
+        let named = member.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let mut names = named.filter(|(_, said)| **said != Value::Bool(false)).map(|(name, _)| name);
         if let Some(name) = names.find(|name| !knows(other, name)) {
             *wrong = Some(format!(
                 "`{}` is added by a part of the schema to an object that is described without it; name it there too, \

@@ -161,7 +161,7 @@ pub(super) fn wrapped(program: &str, rest: &[Word], command: &Command, depth: De
         {
             found.opaque.push(format!("`{name}` changes what commands do"));
         }
-        if (program == "env" || rest.iter().take(at).any(|word| called(word) == Some("env")))
+        if is_read_by_env(program, rest, at)
             && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
         {
             found.opaque.push("`env` takes a text apart into a command".to_owned());
@@ -440,4 +440,21 @@ pub(super) fn git(words: &[Word], depth: Depth<'_>) -> Shell {
         }
     }
     found
+}
+
+/// Whether a word may be one of `env`'s own options: it reads them before its first setting, and before the program.
+fn is_read_by_env(program: &str, words: &[Word], at: usize) -> bool {
+    let before = words.iter().take(at);
+    let from = match before.clone().rposition(|word| called(word) == Some("env")) {
+        Some(env) => env + 1,
+        None if program == "env" => 0,
+        None => return false,
+    };
+    let mut takes = false;
+    before.skip(from).all(|word| {
+        let Some(text) = word.text() else { return true };
+        let is_own = takes || text.starts_with('-');
+        takes = matches!(text, "-u" | "-C" | "-a" | "--unset" | "--chdir" | "--argv0");
+        is_own
+    })
 }

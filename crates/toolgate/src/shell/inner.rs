@@ -331,7 +331,9 @@ fn is_device(path: &str) -> bool {
 /// Whether a path that begins nobody knows where is called like one: `../../dev/stdin`, or `stdin` and `fd/0` behind a `cd`.
 fn is_called_like_device(path: &str) -> bool {
     let name = base(path);
-    matches!(name, "stdin" | "tty") || (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
+    let above = path.rsplit_once('/').map(|(above, _)| base(above));
+    let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    matches!(name, "stdin" | "tty") || (is_number && above.is_none_or(|above| matches!(above, "" | "." | ".." | "fd")))
 }
 
 /// A shell inside of the shell.

@@ -35,17 +35,37 @@ impl Reader<'_> {
         }
     }
 
+    /// Whether words or lines become variables here: those of a function, of `set`, or what is read.
+    pub(super) fn takes_in_at(&self, node: Node<'_>) -> bool {
+        let name = || node.child_by_field_name("name").map(|name| self.word(name, 0));
+        match node.kind() {
+            "function_definition" => true,
+            "command" => name().as_ref().and_then(Word::text).is_none_or(|name| matches!(name, "mapfile" | "read" | "readarray" | "set")),
+            _ => false,
+        }
+    }
+
+    /// Whether a text opens more brackets than it closes.
+    pub(super) fn opens_at(&self, node: Node<'_>) -> bool {
+        let is_text = matches!(node.kind(), "ansi_c_string" | "concatenation" | "heredoc_body" | "raw_string" | "string" | "word");
+        let text = self.of(node);
+        is_text && (node.kind() == "ansi_c_string" || text.matches('[').count() > text.matches(']').count())
+    }
+
     /// Whether a text holds a substitution that is none yet, and becomes one where the text is taken apart again.
     pub(super) fn is_for_later(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
         let text = self.of(node);
         match node.kind() {
-            "heredoc_body" => return self.is_read_in(above) && is_part(&unquoted(text)),
-            "concatenation" | "word" if text.contains(['\'', '"', '\\']) && is_part(&unquoted(text)) => return true,
+            "heredoc_body" => {
+                let is_captured = above.iter().any(|outer| outer.kind() == "command_substitution");
+                return (is_captured || self.takes_in || self.is_read_in(above)) && is_part(text);
+            }
+            "concatenation" | "word" if text.contains(['\'', '"', '\\']) && may_be_part(&unquoted(text)) => return true,
             "ansi_c_string" | "concatenation" | "raw_string" | "string" | "word" => {}
             _ => return false,
         }
         let outer = above.iter().rev().map(Node::kind).find(|kind| !matches!(*kind, "array" | "concatenation"));
-        let is_kept = matches!(outer, Some("for_statement" | "variable_assignment"));
+        let is_kept = (self.takes_in && self.opens) || matches!(outer, Some("for_statement" | "variable_assignment"));
         let word = self.word(node, 0);
         // Which letters these are, nobody can tell.
         let is_open = node.kind() == "ansi_c_string" && word.text().is_none();
@@ -72,7 +92,27 @@ fn substitutes(text: &str) -> Option<usize> {
     [text.find("$("), text.find('`')].into_iter().flatten().min()
 }
 
-/// Whether a text is like a part of an array that is told by a substitution: `a[$(…)]`.
-fn is_part(text: &str) -> bool {
+/// Whether a text without its quotes may be a part of an array that is told by a substitution: where a bracket ends, nobody knows.
+fn may_be_part(text: &str) -> bool {
     text.split_once('[').is_some_and(|(_, inside)| substitutes(inside).is_some())
+}
+
+/// Whether a text is like a part of an array that is told by a substitution: `a[$(…)]`. Behind a bracket that has ended it is none:
+/// `- [x] ran $(…)`. Quotes may hide the end of one.
+fn is_part(text: &str) -> bool {
+    if !may_be_part(text) || text.contains(['\'', '"', '\\']) {
+        return may_be_part(text);
+    }
+    let (mut depth, mut before) = (0_usize, ' ');
+    for c in text.chars() {
+        match c {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            '`' if depth > 0 => return true,
+            '(' if depth > 0 && before == '$' => return true,
+            _ => {}
+        }
+        before = c;
+    }
+    false
 }

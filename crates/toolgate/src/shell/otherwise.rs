@@ -62,6 +62,7 @@ impl Reader<'_> {
         }
         let is_one_line = LINES.contains(&kind) || self.is_in_brackets(node, above);
         for gap in gaps(node) {
+            let end = gap.end;
             let gap = self.text.get(gap).unwrap_or_default();
             // `$` by itself is a text, and what follows is a word of its own.
             if kind == "simple_expansion" && !gap.is_empty() {
@@ -73,7 +74,7 @@ impl Reader<'_> {
             if plain.contains(|c: char| !matches!(c, ' ' | '\t' | '\n')) && !is_dropped {
                 return Some(UNREAD);
             }
-            if is_one_line && plain.contains('\n') {
+            if is_one_line && plain.contains('\n') && !is_after_settings(node, end) {
                 return Some(BREAKS);
             }
         }
@@ -89,8 +90,9 @@ impl Reader<'_> {
         };
         let mut inside = above.iter().rev().take_while(|outer| !has_commands(outer));
         let calculates = |outer: &Node<'_>| match outer.kind() {
-            "arithmetic_expansion" | "c_style_for_statement" | "expansion" | "string" | "subscript" | "test_command" => true,
+            "arithmetic_expansion" | "c_style_for_statement" | "expansion" | "string" | "subscript" => true,
             "compound_statement" => self.of(*outer).starts_with("(("),
+            "test_command" => !self.of(*outer).starts_with("[["),
             _ => false,
         };
         inside.any(calculates)
@@ -120,6 +122,15 @@ fn loses_words(node: Node<'_>, above: &[Node<'_>]) -> bool {
         _ => false,
     });
     has_words && !is_owned
+}
+
+/// Whether only variables are set in a command up to here. The grammar takes the line after them for the rest of it; what they are set
+/// to then holds from there on.
+fn is_after_settings(node: Node<'_>, at: usize) -> bool {
+    let mut cursor = node.walk();
+    let mut before = node.children(&mut cursor).take_while(|part| part.start_byte() < at);
+    let is_name = node.child_by_field_name("name").is_some_and(|name| at <= name.start_byte());
+    node.kind() == "command" && is_name && before.all(|part| matches!(part.kind(), "variable_assignment" | "comment"))
 }
 
 /// Whether a line ends in a text that does not go on there.
@@ -182,8 +193,12 @@ pub(super) fn goes_on_oddly(text: &str, tree: &Tree) -> bool {
             Some(is_quoted) => keeps |= !is_quoted,
             None if is_escaped => keeps = true,
             None => {
-                let is_letter = |c: char| !c.is_whitespace();
-                splits |= before.ends_with(is_letter) && text.get(at + 2..).unwrap_or_default().starts_with(is_letter);
+                // Between a sign and a word, neither is split.
+                let is_sign = |c: char| matches!(c, '&' | '|' | ';' | '(' | ')');
+                let is_letter = |c: char| !c.is_whitespace() && !is_sign(c);
+                let rest = text.get(at + 2..).unwrap_or_default();
+                splits |= before.ends_with(is_letter) && rest.starts_with(is_letter);
+                splits |= before.ends_with(is_sign) && rest.starts_with(is_sign);
             }
         }
     }

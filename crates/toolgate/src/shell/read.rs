@@ -53,7 +53,8 @@ fn parse(text: &str, depth: Depth<'_>) -> Shell {
     // What another shell is told may calculate as well.
     let calculates = text.contains("((") || text.contains("$[");
     let (variables, first_set) = (HashMap::new(), HashMap::new());
-    let mut reader = Reader { text, variables, first_set, is_plain: true, calculates, found: Shell::default(), depth };
+    let mut reader =
+        Reader { text, variables, first_set, is_plain: true, calculates, takes_in: false, opens: false, found: Shell::default(), depth };
     // Quotes are taken off where something is calculated or compared.
     let calculates =
         ["((", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", " -v ", "let ", "declare -i", "typeset -i"].iter().any(|sign| text.contains(sign));
@@ -106,6 +107,10 @@ pub(super) struct Reader<'r> {
     pub(super) is_plain: bool,
     /// Something is calculated somewhere, or a variable named by a text.
     pub(super) calculates: bool,
+    /// Whether texts become variables by something else than an assignment.
+    pub(super) takes_in: bool,
+    /// Whether a bracket stays open in a text: what else there is may stand in it.
+    pub(super) opens: bool,
     /// Where each is first set.
     pub(super) first_set: HashMap<String, usize>,
     pub(super) found: Shell,
@@ -156,6 +161,8 @@ impl<'r> Reader<'r> {
     fn learn(&mut self, node: Node<'_>, above: &[Node<'_>]) {
         let parent = above.last().map(Node::kind).unwrap_or_default();
         self.calculates = self.calculates || self.calculates_at(node);
+        self.takes_in = self.takes_in || self.takes_in_at(node);
+        self.opens = self.opens || self.opens_at(node);
         match node.kind() {
             "variable_assignment" => {
                 let name = node.child_by_field_name("name");
@@ -169,7 +176,10 @@ impl<'r> Reader<'r> {
                         let is_text = self.word(name, 0).text().is_some_and(|text| !text.is_empty());
                         is_text && !self.of(name).contains(['$', '`'])
                     });
-                    self.is_plain &= is_told && !SPECIAL.contains(&command.map(|name| self.of(name)).unwrap_or_default());
+                    // So it does where a line ends before the command, which the grammar takes for its own.
+                    let gap = command.and_then(|name| self.text.get(node.end_byte()..name.start_byte())).unwrap_or_default();
+                    let is_of_command = !gap.replace("\\\n", "").contains('\n');
+                    self.is_plain &= is_told && is_of_command && !SPECIAL.contains(&command.map(|name| self.of(name)).unwrap_or_default());
                     return;
                 }
                 // What is set in a branch may not be set at all.

@@ -17,6 +17,10 @@ pub(super) fn each_host(word: &str, f: &mut dyn FnMut(&str)) {
             let host = authority.rsplit('@').next().unwrap_or_default();
             let host = host.split(':').next().unwrap_or_default();
             let mut rest = host.trim_end_matches(DOTS);
+            // A name has at most 253 letters, each of several bytes perhaps: what is longer leads nowhere.
+            if rest.len() > 4 * 253 {
+                continue;
+            }
             while rest.contains(DOTS) {
                 f(rest);
                 rest = rest.split_once(DOTS).map_or("", |(_, above)| above);

@@ -235,6 +235,15 @@ impl Door {
         }
     }
 
+    /// A call was let through, and whoever asked has not heard it: it never runs.
+    pub(super) async fn take_back(&self, event: &Event, user: &str) {
+        if let Ok(gate) = &self.gate {
+            let session = gate.session(&self.agent, user, &event.session);
+            let failure = Failure::business("unheard", "its client did not wait for the answer, and was refused").effects(Effects::None);
+            gate.report_kept(self.call(&session, event), Err(failure)).await;
+        }
+    }
+
     fn call(&self, session: &toolgate::Session, event: &Event) -> Call {
         let id = event.id.clone().or_else(|| self.unnamed(event)).unwrap_or_default();
         session.prepare(&of_client(&event.tool), event.input.as_str()).client_id(id)

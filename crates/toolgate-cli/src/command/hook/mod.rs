@@ -65,6 +65,9 @@ pub(crate) struct Args {
     /// Stay, and answer the hooks of open sessions; a hook that hears of a new session starts it so.
     #[arg(long, hide = true, conflicts_with = "socket")]
     pub(crate) stay: bool,
+    /// The session that it stays for first.
+    #[arg(long, hide = true, requires = "stay")]
+    pub(crate) session: Option<String>,
 }
 
 impl Args {
@@ -78,7 +81,8 @@ impl Args {
     pub(crate) fn of_flags(words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut words = words.map(|word| word.into_string().ok());
         let config = std::env::var_os("TOOLGATE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let mut args = Self { config, client: Client::ClaudeCode, agent: None, store: None, socket: None, serve: false, stay: false };
+        let mut args =
+            Self { config, client: Client::ClaudeCode, agent: None, store: None, socket: None, serve: false, stay: false, session: None };
         while let Some(flag) = words.next() {
             let flag = flag?;
             if flag == "--stay" {
@@ -92,6 +96,7 @@ impl Args {
                 "--agent" => args.agent = Some(value),
                 "--store" => args.store = Some(value.into()),
                 "--socket" => args.socket = Some(value.into()),
+                "--session" => args.session = Some(value),
                 _ => return None,
             }
         }
@@ -177,7 +182,7 @@ fn hear(args: &Args) -> u8 {
     let code = late.say(answer.render(&event, args.client));
     // Where nobody can stay, the next hook does all by itself as well.
     if is_nobody_there && matches!(event.kind, Kind::Begins) && door.is_some() {
-        let _ = stay::begin(args);
+        let _ = stay::begin(args, &event.session);
     }
     // The client has its answer; the next one comes sooner.
     if let Some(door) = door.filter(|_| matches!(event.kind, Kind::Before)) {

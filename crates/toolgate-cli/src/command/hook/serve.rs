@@ -13,9 +13,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use toolgate_store::SqliteStore;
 
-use super::answer::{Answer, Rendered};
+use super::answer::{Answer, Decision, Rendered};
 use super::door::Door;
-use super::event::{Client, Event};
+use super::event::{Client, Event, Kind};
 use super::{Args, LONGEST, lock};
 use crate::place::{self, InForce, Stamp, State, stamp};
 
@@ -229,23 +229,27 @@ impl Service {
     }
 
     async fn hear(&self, mut stream: UnixStream) {
-        let rendered = match question(&mut stream).await {
-            Ok((question, user)) => self.answer(question, &place::name_of(user)).await,
-            Err(error) => Rendered::Refused(format!("the service could not read what was asked: {error}")),
+        let asked = match question(&mut stream).await {
+            Ok((question, user)) => Event::heard(&question.event).map(|event| (question, user, event)),
+            Err(error) => Err(format!("the service could not read what was asked: {error}")),
         };
-        tell(&mut stream, &said(rendered)).await;
+        let refused = match asked {
+            Ok((question, user, event)) => match self.door(question.agent.as_ref(), &event) {
+                Ok(door) => return decide(&door, &event, question.client, &place::name_of(user), &mut stream).await,
+                Err(reason) => Answer::refusal(&event, format!("toolgate refuses every call: {reason}")).render(&event, question.client),
+            },
+            Err(reason) => Rendered::Refused(reason),
+        };
+        let _ = tell(&mut stream, &said(refused)).await;
     }
+}
 
-    async fn answer(&self, question: Question, user: &str) -> Rendered {
-        let event = match Event::heard(&question.event) {
-            Ok(event) => event,
-            Err(reason) => return Rendered::Refused(reason),
-        };
-        let answer = match self.door(question.agent.as_ref(), &event) {
-            Ok(door) => door.answer(&event, question.client, user).await,
-            Err(reason) => Answer::refusal(&event, format!("toolgate refuses every call: {reason}")),
-        };
-        answer.render(&event, question.client)
+/// Decides about an event, and says so. Whoever does not wait for the answer has no permission: what it was let through with is taken back.
+pub(super) async fn decide(door: &Door, event: &Event, client: Client, user: &str, stream: &mut UnixStream) {
+    let answer = door.answer(event, client, user).await;
+    let lets_through = matches!(event.kind, Kind::Before) && !matches!(answer.decision, Some(Decision::Deny(_)));
+    if tell(stream, &said(answer.render(event, client))).await.is_err() && lets_through {
+        door.take_back(event, user).await;
     }
 }
 
@@ -264,7 +268,7 @@ pub(super) async fn question(stream: &mut UnixStream) -> io::Result<(Question, u
 }
 
 /// An answer as a hook hears it.
-pub(super) fn said(rendered: Rendered) -> String {
+fn said(rendered: Rendered) -> String {
     match rendered {
         Rendered::Told(told) => format!("0{told}\n"),
         Rendered::Refused(reason) => format!("2{reason}"),
@@ -272,7 +276,6 @@ pub(super) fn said(rendered: Rendered) -> String {
     }
 }
 
-/// Whoever has hung up has no permission.
-pub(super) async fn tell(stream: &mut UnixStream, said: &str) {
-    let _ = stream.write_all(said.as_bytes()).await;
+pub(super) async fn tell(stream: &mut UnixStream, said: &str) -> io::Result<()> {
+    stream.write_all(said.as_bytes()).await
 }

@@ -67,7 +67,10 @@ pub(super) fn ask(args: &Args, event: &[u8], patience: Duration) -> Asked {
     match wire::exchange(stream, &super::named(args.client), args.agent.as_deref().unwrap_or_default(), event, patience) {
         Ok((wire::ALONE, _)) => Asked::Alone,
         Ok(said) => Asked::Told(super::rendered(said, &socket)),
-        Err(error) => Asked::Told(Rendered::Refused(format!("the process that stays with this session does not answer: {error}"))),
+        Err(error) => {
+            let why = if error.kind() == io::ErrorKind::WouldBlock { "not in time".to_owned() } else { error.to_string() };
+            Asked::Told(Rendered::Refused(format!("the process that stays with this session does not answer: {why}")))
+        }
     }
 }
 
@@ -82,11 +85,11 @@ fn connected(socket: &Path) -> rustix::io::Result<UnixStream> {
 }
 
 /// Has somebody stay from here on. Where that cannot be, every hook goes on by itself.
-pub(super) fn begin(args: &Args) -> io::Result<()> {
+pub(super) fn begin(args: &Args, session: &str) -> io::Result<()> {
     let program = std::env::current_exe()?;
     let is_own = program.file_name().is_some_and(|name| name == "toolgate-hook");
     let mut command = Command::new(&program);
-    command.args((!is_own).then_some("hook")).arg("--stay");
+    command.args((!is_own).then_some("hook")).args(["--stay", "--session", session]);
     for (flag, value) in [("--config", &args.config), ("--store", &args.store)] {
         command.args(value.iter().flat_map(|value| [flag.as_ref(), value.as_os_str()]));
     }
@@ -121,11 +124,14 @@ struct Ledger {
     store: Arc<SqliteStore>,
 }
 
-/// The database, and the directory beside it.
-type Files = [Option<(u64, u64)>; 2];
+/// The database, the directory beside it, and the log: which files they are.
+type Files = [Option<(u64, u64)>; 3];
 
 fn files(path: &Path) -> Files {
-    [path, &toolgate_store::beside(path)].map(|path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino())))
+    // The log stands where the database is, wherever a link leads.
+    let mut log = path.canonicalize().unwrap_or_else(|_| path.to_owned()).into_os_string();
+    log.push("-wal");
+    [path, &toolgate_store::beside(path), Path::new(&log)].map(|path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino())))
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
@@ -163,7 +169,7 @@ async fn stay(args: &Args) -> io::Result<()> {
         project: place::project()?,
         state: State::open()?,
         ready: Mutex::default(),
-        sessions: Mutex::default(),
+        sessions: Mutex::new(args.session.iter().cloned().collect()),
         asked: Mutex::new(Instant::now()),
         leave: Notify::new(),
     });
@@ -177,7 +183,9 @@ async fn stay(args: &Args) -> io::Result<()> {
             },
             _ = look.tick() => {
                 let is_gone = fs::metadata(&socket).map_or(true, |found| found.ino() != own);
-                if is_gone || lock(&staying.asked).elapsed() > IDLE {
+                // Whose directory was taken away has nobody to wait for.
+                let is_homeless = fs::metadata(".").map_or(true, |here| here.nlink() == 0) || !staying.project.exists();
+                if is_gone || is_homeless || lock(&staying.asked).elapsed() > IDLE {
                     break;
                 }
             }
@@ -203,17 +211,19 @@ async fn stay(args: &Args) -> io::Result<()> {
 
 impl Staying {
     async fn hear(self: Arc<Self>, mut stream: tokio::net::UnixStream) {
-        let rendered = match serve::question(&mut stream).await {
-            Ok((question, user)) if user == rustix::process::getuid().as_raw() => self.answer(&question).await,
+        let question = match serve::question(&mut stream).await {
+            Ok((question, user)) if user == rustix::process::getuid().as_raw() => question,
             // It stays for one user, and half a question is nobody's.
             _ => return,
         };
-        let said = rendered.map_or_else(|| char::from(b'0' + wire::ALONE).to_string(), serve::said);
-        serve::tell(&mut stream, &said).await;
+        match self.decided(&question).await {
+            Some((door, event)) => serve::decide(&door, &event, question.client, &self.user, &mut stream).await,
+            None => drop(serve::tell(&mut stream, &char::from(b'0' + wire::ALONE).to_string()).await),
+        }
     }
 
-    /// What is said of an event; `None` where that is for the hook to find out.
-    async fn answer(&self, question: &Question) -> Option<Rendered> {
+    /// An event, and the door that decides about it; `None` where that is for the hook to find out.
+    async fn decided(&self, question: &Question) -> Option<(Arc<Door>, Event)> {
         *lock(&self.asked) = Instant::now();
         let event = Event::heard(&question.event).ok()?;
         match event.kind {
@@ -233,15 +243,24 @@ impl Staying {
             Kind::Unread | Kind::Says(_) | Kind::Misread(..) => return None,
         }
         lock(&self.sessions).insert(event.session.clone());
-        let door = self.door(&of_client(&event.tool))?;
-        Some(door.answer(&event, question.client, &self.user).await.render(&event, question.client))
+        Some((self.door(&of_client(&event.tool))?, event))
     }
 
     /// The door for a tool, where what it was made of is as it was.
     fn door(&self, tool: &str) -> Option<Arc<Door>> {
         let mut ready = lock(&self.ready);
-        if ready.ledger.as_ref().is_some_and(|ledger| files(&ledger.path) != ledger.files) {
-            *ready = Ready::default();
+        if let Some(ledger) = &ready.ledger {
+            let [database, beside, log] = files(&ledger.path);
+            if [database, beside, log] != ledger.files {
+                // Whoever closes a ledger whose log was taken away puts that into the file: it is left as it is, and gone with this process.
+                let is_cut_off = log != ledger.files[2];
+                let left = std::mem::take(&mut *ready);
+                if is_cut_off {
+                    std::mem::forget(left);
+                    self.leave.notify_one();
+                    return None;
+                }
+            }
         }
         if let Some((kept, door)) = ready.doors.get(tool) {
             if kept.holds() {
@@ -263,13 +282,14 @@ impl Ready {
         if let Some(ledger) = self.ledger.as_ref().filter(|ledger| ledger.path == path) {
             return Some(Arc::clone(&ledger.store));
         }
-        let before = files(path);
+        let [before, beside, _] = files(path);
         // One that is not there is not begun anew.
         let store = Arc::new(SqliteStore::open_briefly(path).ok()?.and_then(|_| SqliteStore::open(path).ok())?);
-        if before.contains(&None) || files(path) != before {
+        let files = files(path);
+        if files.contains(&None) || files[..2] != [before, beside] {
             return None;
         }
-        *self = Self { ledger: Some(Ledger { path: path.to_owned(), files: before, store: Arc::clone(&store) }), doors: HashMap::new() };
+        *self = Self { ledger: Some(Ledger { path: path.to_owned(), files, store: Arc::clone(&store) }), doors: HashMap::new() };
         Some(store)
     }
 }

@@ -97,6 +97,7 @@ fn whoever_stays_says_what_a_hook_by_itself_says() {
     let (alone, stayed) = (Project::with(CONFIG), opened());
     assert_eq!(played(&stayed), played(&alone));
     assert_eq!((staying(&alone).len(), staying(&stayed).len()), (0, 1));
+    assert!(has_ledger(&stayed), "whoever stays did not answer");
     end(&stayed);
     // Every call has its row, as it has without anybody who stays.
     alone.hook(&json!({"hook_event_name": "SessionEnd", "session_id": "s1"}));
@@ -123,12 +124,46 @@ fn whoever_stays_goes_by_what_holds_now() {
     assert!(push("t3").contains("does not load"));
     project.write("project/toolgate.toml", CONFIG);
     assert!(push("t4").contains("Nobody pushes"));
+    // It goes on once the file has stood for a while.
+    std::thread::sleep(Duration::from_millis(1_200));
+    assert!(push("t4b").contains("Nobody pushes") && push("t4c").contains("Nobody pushes"));
+    assert!(has_ledger(&project), "whoever stays did not answer");
     // A ledger that is gone is gone, also where somebody has it open.
     std::fs::rename(project.path("project/ledger.db"), project.path("project/away.db")).unwrap();
     let told = project.before("t5", "Bash", json!({"command": "ls -a"}));
     assert_eq!(decision(&told).0, "deny", "{told}");
     std::fs::rename(project.path("project/away.db"), project.path("project/ledger.db")).unwrap();
     assert_eq!(project.before("t6", "Bash", json!({"command": "ls -b"})), json!({}));
+    end(&project);
+}
+
+#[test]
+fn whose_log_was_taken_away_leaves_it_alone() {
+    let project = opened();
+    for end in ["-wal", "-shm"] {
+        std::fs::remove_file(project.path(&format!("project/ledger.db{end}"))).unwrap();
+    }
+    // Every hook by itself, from here on, and all of them by the same ledger.
+    assert_eq!(project.before("t1", "Bash", json!({"command": "ls -a"})), json!({}));
+    until("it is gone", || staying(&project).is_empty());
+    assert_eq!(project.before("t2", "Bash", json!({"command": "ls -b"})), json!({}));
+    project.hook(&json!({"hook_event_name": "SessionEnd", "session_id": "s1"}));
+    assert_eq!(project.run(&["audit", "verify", "--store", "ledger.db"], "").0, 0);
+}
+
+#[test]
+fn a_call_whose_client_does_not_wait_is_not_let_through() {
+    let project = opened();
+    let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
+    ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let told = project.before("t1", "Bash", json!({"command": "ls -a"}));
+    assert_eq!(decision(&told).0, "deny", "{told}");
+    ledger.execute_batch("ROLLBACK").unwrap();
+    // Nothing is left of it that somebody would have to settle.
+    until("it is written down", || project.said_of().contains(&("failed".to_owned(), "unheard".to_owned())));
+    let open: i64 =
+        ledger.query_row("SELECT count(*) FROM claims WHERE client = 't1' AND state <> 'settled'", [], |row| row.get(0)).unwrap();
+    assert_eq!(open, 0);
     end(&project);
 }
 
@@ -155,6 +190,7 @@ fn who_stays_and_does_not_answer_has_not_said_yes() {
 #[test]
 fn one_stays_for_all_sessions_and_until_the_last_has_ended() {
     let project = opened();
+    // The one that it was begun for counts, too, whether or not anything was asked in it.
     for session in ["s2", "s3", "s2"] {
         project.hook(&json!({"hook_event_name": "SessionStart", "session_id": session}));
     }

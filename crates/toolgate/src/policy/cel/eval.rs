@@ -151,7 +151,11 @@ impl<'a> Evaluation<'a> {
             (Val::Time(a), Val::Time(b)) => a == b,
             (Val::Span(a), Val::Span(b)) => a == b,
             (Val::Json(Value::Object(a)), Val::Json(Value::Object(b))) => {
-                if a.len() != b.len() || !a.keys().all(|key| b.contains_key(key)) {
+                if a.len() != b.len() {
+                    return Ok(false);
+                }
+                self.charge(a.len())?;
+                if !a.keys().all(|key| b.contains_key(key)) {
                     return Ok(false);
                 }
                 for (a, b) in a.iter().filter_map(|(key, value)| Some((value, b.get(key)?))) {

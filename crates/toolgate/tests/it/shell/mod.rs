@@ -267,6 +267,17 @@ async fn everyday_commands_are_let_through() {
         "ls; # x \\\npwd",
         "test a == b\nls",
         "grep 'a$' f\nls",
+        "[[ -f Cargo.toml ]] && git commit -m '[core] use `foo`'",
+        "export A=1\ngh pr create --body \"- [x] \\`cargo test\\`\"",
+        "n=$((1+1))\ngit commit -m \"$(cat <<'EOF'\n[core] use `foo` and $(bar)\nEOF\n)\"",
+        "a=1 b=2 c=3\necho $a",
+        "A=1 B=2 # comment\nls",
+        "foo=(a b) bar=(c)\necho x",
+        "timeout 30 env NODE_ENV=test gcc -S a.c",
+        "nice env -u X A=1 ls -S",
+        "mkdir -p d &&\\\ncat > d/Dockerfile <<'EOF'\nRUN a && \\\n    b\nEOF",
+        "if [[ -f x && # comment\n   -f y ]]; then echo a; fi",
+        "sh ./scripts/1",
     ];
     let gate = gate();
     let mut stopped = Vec::new();

@@ -393,4 +393,10 @@ pub(super) const MISREAD: &[&str] = &[
     "cat <<'E'\nx\\\nE\ncu\\\nrl x\nE",
     "false && cat <<E\n$(: '\nE\ncurl x\n: '\n)\nE",
     "cat <<-E\n$(: '\n\tE\ncurl x\n: '\n)\n\tE",
+    "A=1 B=git\n$B push --force",
+    "x=$(cat <<'E'\na[ $(git push --force)]\nE\n); [[ $x -eq 0 ]]",
+    "cat <<'E' | { read x; echo $((x)); }\na[ $(git push --force)]\nE",
+    "printf %s 'a[' '$(git push --force)]' | { read x; echo $((x)); }",
+    "set -- 'a[' '$(git push --force)]'; [[ $1$2 -eq 0 ]]",
+    "f() { [[ $1$2 -eq 0 ]]; }; f 'a[' '$(git push --force)]'",
 ];
