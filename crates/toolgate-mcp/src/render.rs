@@ -8,6 +8,7 @@ use rmcp::model::{
     RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations,
 };
 use serde_json::{Value, json};
+use toolgate::json::Bounds;
 use toolgate::{Answer, Dialect, Effect, Outcome, Spec};
 
 use crate::upstream::Line;
@@ -116,6 +117,12 @@ pub(crate) fn asked_back(mut asked: InputRequiredResult) -> Result<InputRequired
     Ok(asked)
 }
 
+/// Whether JSON that says the same as a result says no more than it: a key that stands there twice, or blanks without end.
+fn says_no_more(text: &str, structured: &Value) -> bool {
+    let bounds = Bounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
+    text.len() <= 4 * structured.to_string().len() + 256 && toolgate::json::parse(text.as_bytes(), &bounds).is_ok()
+}
+
 /// A result as the upstream gave it. Its words are those that were judged: beside a structured result, whatever else says something is
 /// left out, and only pictures and sounds stay.
 fn as_given(mut said: CallToolResult) -> CallToolResult {
@@ -126,13 +133,13 @@ fn as_given(mut said: CallToolResult) -> CallToolResult {
         let before = said.content.len();
         let mut told = false;
         said.content.retain_mut(|block| match block {
-            // JSON that says the same may say more: a key that stands there twice, or blanks without end. So it is said anew, and once.
+            // What says the same is said once.
             ContentBlock::Text(text) => {
-                let word_for_word = alone == Some(text.text.as_str());
-                if told || !(word_for_word || serde_json::from_str::<Value>(&text.text).is_ok_and(|value| value == *structured)) {
+                let is_alone = alone == Some(text.text.as_str());
+                if told || !(is_alone || serde_json::from_str::<Value>(&text.text).is_ok_and(|value| value == *structured)) {
                     return false;
                 }
-                if !word_for_word {
+                if !is_alone && !says_no_more(&text.text, structured) {
                     text.text = structured.to_string();
                 }
                 told = true;
