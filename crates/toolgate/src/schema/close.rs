@@ -367,10 +367,21 @@ mod tests {
         ] {
             assert_eq!(validator.is_valid(&value), fits, "{value}");
         }
-        // What a part adds to a closed object could never be given.
-        let adds =
-            json!({"properties": {"pay": {"properties": {"kind": {}}}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
+        // What a part adds to a closed object could never be given. One that counts now and then leaves room for other calls, and what is
+        // forbidden is not added.
+        let part = |card: Value| json!({"properties": {"pay": {"properties": {"card": card}}}});
+        let pay = json!({"pay": {"properties": {"kind": {}}}});
+        let adds = json!({"properties": pay, "allOf": [part(json!({}))]});
         assert!(close(&adds).is_err_and(|e| e.contains("`card` is added by a part")));
+        for sometimes in [
+            json!({"properties": pay, "if": {}, "then": part(json!({}))}),
+            json!({"properties": pay, "oneOf": [part(json!({})), {"required": ["b"]}]}),
+            json!({"properties": pay, "allOf": [part(json!(false))]}),
+        ] {
+            let closed = close(&sometimes).unwrap();
+            let validator = jsonschema::validator_for(&closed).unwrap();
+            assert!(!validator.is_valid(&json!({"pay": {"kind": 1, "extra": 1}})), "{closed}");
+        }
         let open = json!({"properties": {"pay": {"type": "object"}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
         assert_eq!(close(&open).unwrap().pointer("/then/properties/pay/additionalProperties"), Some(&json!(false)));
     }

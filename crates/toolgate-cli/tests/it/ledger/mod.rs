@@ -140,7 +140,7 @@ fn a_ledger_holds_until_somebody_changes_it() {
     assert_eq!(kept.run(&["audit", "verify", "--anchor", anchor]).0, 0);
     let (code, _, stderr) = kept.run(&["audit", "verify", "--anchor", "31"]);
     assert!(code == 2 && stderr.contains("as `toolgate audit verify` prints it"), "{stderr}");
-    kept.sql().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE seq = 7", []).unwrap();
+    kept.sql().execute("UPDATE ledger SET body = replace(body, ':120', ':121') WHERE seq = 7", []).unwrap();
     insta::assert_snapshot!(kept.said(&["audit", "verify"]));
     assert_eq!(kept.json(&["audit", "verify"])[0]["flaw"]["seq"], 7);
     std::fs::write(kept.path(), "something else altogether").unwrap();
