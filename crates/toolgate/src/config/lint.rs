@@ -28,7 +28,7 @@ pub const LINTS: [(&str, &str); 16] = [
     ("ordering_unenforced", "the description says that a tool must come first, and no rule enforces it"),
     ("overlap", "two descriptions say nearly the same, so the model cannot tell the tools apart"),
     ("inlined_twice", "the same tool stands in two agents, and will be changed in one of them only"),
-    ("silent_rule", "a rule refuses without a reason, so the model does not know what to do instead"),
+    ("silent_rule", "a rule refuses without a reason, or with one of a word or two, so the model does not know what to do instead"),
     ("rarely_used", "a tool that is used in under one of ten sessions costs every other one attention"),
     ("short_retention", "a rule looks back further than rows are kept, so a backtest of it begins with less than the rule knows"),
     ("missing_reference", "an upstream refers to something that is not there, and stays away until it is"),
@@ -44,6 +44,8 @@ pub const LINTS: [(&str, &str); 16] = [
 const TOOLS: usize = 5;
 /// Descriptions that share so much of their words are one too many.
 const ALIKE: f64 = 0.6;
+/// Fewer words tell no model what to do: "No.", "Not allowed."
+const REASON: usize = 3;
 /// So many sessions must have been recorded before their number says something.
 const SESSIONS: u64 = 20;
 /// Keys whose values say what is allowed: a person writes them.
@@ -349,22 +351,23 @@ fn overlaps(declared: &Declared) -> Vec<Of> {
 }
 
 fn silent_rules(declared: &Declared) -> Vec<Of> {
-    let silent = declared.rules.written().filter(|written| {
+    let speaking = declared.rules.written().filter(|written| {
         let speaks = written.policy.outline_of(declared.tools.iter().map(|entry| entry.tool.spec()));
-        speaks && !written.has("reason") && !written.policy.name().starts_with(super::BUILT_IN)
+        speaks && !written.policy.name().starts_with(super::BUILT_IN)
     });
     let told = |written: &super::Written| {
         let name = written.policy.name();
-        let message = format!("the rule `{name}` refuses without a reason");
-        warning(
-            "silent_rule",
-            name,
-            written.place("", None).as_ref(),
-            message,
-            "add `reason = \"…\"`: what to do instead, in words for the model",
-        )
+        let words = |place: Place| place.text.get(place.span).map_or(0, |reason| reason.split_whitespace().count());
+        let (at, message) = match written.has("reason") {
+            false => ("", format!("the rule `{name}` refuses without a reason")),
+            // A tool to go to says what to do as well.
+            true if written.has("redirect") || written.place("reason", None).map_or(0, words) >= REASON => return None,
+            true => ("reason", format!("the reason of the rule `{name}` is too short to act on")),
+        };
+        let help = "add `reason = \"…\"`: what to do instead, in words for the model";
+        Some(warning("silent_rule", name, written.place(at, None).as_ref(), message, help))
     };
-    silent.map(told).collect()
+    speaking.filter_map(told).collect()
 }
 
 fn rarely_used(declared: &Declared, usage: &Usage) -> Vec<Of> {

@@ -113,6 +113,9 @@ fn every_code_can_be_found() {
         "unknown_secret",
     ];
     assert_eq!(codes, wanted.into_iter().collect(), "{json}");
+    // A reason of a word or two is nearly none.
+    let short = |rule: &str| json.contains(&format!("the reason of the rule `{rule}` is too short to act on"));
+    assert_eq!(["vain", "large", "larger"].map(short), [true, true, false], "{json}");
     // From the top down, whoever has found them.
     let lines = found["findings"].as_array().unwrap().iter().map(|finding| finding["place"]["line"].as_u64().unwrap_or_default());
     assert!(lines.is_sorted(), "{json}");
@@ -138,7 +141,7 @@ where = [
   { argument = "/amount", below = 0 },
 ]
 when = 'input.amount > 5 || input.status == "gone"'
-reason = "Not so."
+reason = "Leave it as it is."
 "#;
     let line = |words: &str| config.lines().position(|line| line.contains(words)).unwrap() + 1;
     let found = || {
