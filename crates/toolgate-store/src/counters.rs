@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::CallId;
-use toolgate::limits::{Charge, Over, Spend, Unit};
+use toolgate::limits::{Charge, Over, Spend};
 use toolgate::store::Settle;
 
 use crate::fault::{Done, Fault};
@@ -124,7 +124,7 @@ pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<
 /// From when on a charge counts that is settled now. What was held for longer than its window counts for another.
 pub(crate) fn counts_from(at: i64, charge: &Charge, now: Timestamp) -> i64 {
     let has_left = charge.window.is_some() && at <= nanos(now).saturating_sub(window(charge.window));
-    if has_left && charge.unit != Unit::Attempt { nanos(now) } else { at }
+    if has_left && charge.is_held() { nanos(now) } else { at }
 }
 
 /// Replaces what a call reserved by what it came to, and says from when on it counts.

@@ -94,6 +94,13 @@ pub enum Unit {
 }
 
 impl Charge {
+    /// Whether it stays, while nobody knows what came of its call, also when its window has passed. An attempt is one whatever comes of it,
+    /// and what only watches would never end.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.unit != Unit::Attempt && self.cap != Decimal::MAX
+    }
+
     /// Whether it fits on what is used already.
     #[must_use]
     pub fn fits_on(&self, used: Decimal) -> bool {
@@ -188,7 +195,7 @@ impl Counter {
     pub fn reserve(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool) {
         self.total = self.total.saturating_add(charge.amount);
         if charge.window.is_some() {
-            self.entries.push_back(Entry { at: now, call, amount: charge.amount, held: held && charge.unit != Unit::Attempt });
+            self.entries.push_back(Entry { at: now, call, amount: charge.amount, held: held && charge.is_held() });
         }
     }
 
@@ -196,7 +203,7 @@ impl Counter {
     /// another.
     pub fn settle(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool, actual: Decimal) {
         if let Some(window) = charge.window {
-            let held = held && charge.unit != Unit::Attempt;
+            let held = held && charge.is_held();
             let is_it = |entry: &Entry| entry.call == call && entry.amount == charge.amount && entry.held == held;
             // What has left the window meanwhile is not in the total any more.
             let Some(index) = self.entries.iter().rposition(is_it) else { return };
