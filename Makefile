@@ -36,7 +36,7 @@ bench: ## Print a table and write target/bench.json
 	cargo bench --package toolgate-cli --bench hook --bench gateway --locked
 
 soak: ## Long random runs of what `make test` runs shortly
-	TOOLGATE_SOAK=1 cargo test --release --package toolgate --package toolgate-store --package toolgate-mcp --locked -- --nocapture
+	TOOLGATE_SOAK=1 cargo test --profile soak --package toolgate --package toolgate-store --package toolgate-mcp --locked -- --nocapture
 
 deny: ## Licences and advisories, for those who have cargo-deny
 	cargo deny check

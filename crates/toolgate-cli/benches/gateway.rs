@@ -301,7 +301,8 @@ fn main() {
     write(lines);
 }
 
-async fn measure(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+/// What is added to a call that is made alone.
+async fn added(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
     let mut lines = Vec::new();
     let took = latencies(&[(direct, "echo"), (gateway, "echo")], 3_000).await;
     let (p50, p99) = (quantile(&took[1], 0.5) - quantile(&took[0], 0.5), quantile(&took[1], 0.99) - quantile(&took[0], 0.99));
@@ -318,6 +319,15 @@ async fn measure(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
         sync,
         "an effect; floor: one sync of 4 KiB on this disk, of which an effect needs two",
     ));
+    lines
+}
+
+async fn measure(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+    let mut lines = added(home, direct, gateway).await;
+    // `cargo bench --bench gateway -- added` measures just that.
+    if std::env::args().nth(1).as_deref() == Some("added") {
+        return lines;
+    }
     for connections in [1, 8, 32] {
         let floor = throughput(direct, connections, "echo", false, 3.0).await;
         let before = gateway.uses().0;

@@ -1,64 +1,146 @@
-//! The way into another program that ends when this one does.
+//! The way into another program that ends when this one does, with everything that it has started.
 
-use std::process::{Child, Command};
-use std::time::Duration;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::AsFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{SigSet, Signal as Name};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, getpgrp, getppid, kill_process_group, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, pidfd_open, set_child_subreaper, wait,
+};
 
 /// The word by which a program knows that it is only the way into another.
 pub(crate) const WORD: &str = "__toolgate_child";
 
+/// The word by which it knows that it is the last step: no signal is held back from the program.
+const LAST: &str = "__toolgate_child_begin";
+/// How long those who were killed have to be gone, and after how long it is looked again.
+const GONE: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(1);
+
 /// Where this program was started to lead into another one: does so, and never comes back. When the process that started it is gone,
-/// however that went, the other one ends with all that it has started in its group.
+/// however that went, or says so with `SIGTERM`, the other one ends with all that it has started, also with what has left its group.
 pub fn enter_if_asked() {
     let mut words = std::env::args_os().skip(1);
-    if words.next().as_deref() != Some(WORD.as_ref()) {
+    let word = words.next();
+    let code = if word.as_deref() == Some(LAST.as_ref()) {
+        let _ = SigSet::empty().thread_set_mask();
+        let Some(program) = words.next() else { std::process::exit(127) };
+        // Comes back only where that cannot be.
+        cannot_start(&program, &Command::new(&program).args(words).exec().to_string())
+    } else if word.as_deref() == Some(WORD.as_ref()) {
+        let Some(parent) = words.next() else { std::process::exit(127) };
+        // Whoever started this may be gone already, and would not be missed.
+        let parent = getppid().filter(|now| Some(now.as_raw_nonzero().get().to_string().as_str()) == parent.to_str());
+        let Some(parent) = parent else { std::process::exit(127) };
+        lead(parent, &words.collect::<Vec<_>>())
+    } else {
         return;
-    }
-    let (Some(parent), Some(program)) = (words.next(), words.next()) else { std::process::exit(127) };
-    // Whoever started this may be gone already, and would not be missed.
-    let parent = getppid().filter(|now| Some(now.as_raw_nonzero().get().to_string().as_str()) == parent.to_str());
-    let Some(parent) = parent else { std::process::exit(127) };
-    // What else is open here is not for it.
-    let shut = toolgate::sandbox::close_inherited();
-    let code = match shut.and_then(|()| Command::new(&program).args(words).spawn().map_err(|error| error.to_string())) {
-        Ok(child) => accompany(child, parent),
-        Err(error) => {
-            // Nobody else can say it.
-            #[expect(clippy::print_stderr, reason = "standard error is where an upstream speaks")]
-            {
-                eprintln!("`{}` cannot be started: {error}", program.display());
-            }
-            127
-        }
     };
     std::process::exit(code);
 }
 
-/// Stays until the program has ended, or whoever wanted it. Gives back its exit code.
-fn accompany(mut child: Child, parent: Pid) -> i32 {
+/// Begins the program, and stays with it.
+fn lead(parent: Pid, words: &[OsString]) -> i32 {
+    let Some(program) = words.first() else { return 127 };
+    // What else is open here is not for it.
+    let begun = toolgate::sandbox::close_inherited().and_then(|()| {
+        let told = listen().map_err(|error| error.to_string())?;
+        // By way of this program once more: what is held back from this process would be held back from its child.
+        let child = Command::new("/proc/self/exe").arg(LAST).args(words).spawn().map_err(|error| error.to_string())?;
+        Ok((told, i32::try_from(child.id()).ok().and_then(Pid::from_raw)))
+    });
+    match begun {
+        Ok((told, child)) => accompany(child, parent, &told),
+        Err(error) => cannot_start(program, &error),
+    }
+}
+
+/// Nobody else can say it.
+fn cannot_start(program: &OsStr, why: &str) -> i32 {
+    #[expect(clippy::print_stderr, reason = "standard error is where an upstream speaks")]
+    {
+        eprintln!("`{}` cannot be started: {why}", program.display());
+    }
+    127
+}
+
+/// Whoever is left behind by the program becomes a child of this process, and it is heard who ends, and whether this is to.
+fn listen() -> std::io::Result<SignalFd> {
+    set_child_subreaper(Some(getpid()))?;
+    let mut signals = SigSet::empty();
+    signals.add(Name::SIGTERM);
+    signals.add(Name::SIGCHLD);
+    signals.thread_block()?;
+    Ok(SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
+}
+
+/// Stays until the program has ended, or whoever wanted it, and ends all that is left of it. Gives back its exit code.
+fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> i32 {
     // Its streams are its own: who closes one is heard to close it.
     if let Ok(nothing) = std::fs::File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&nothing);
         let _ = rustix::stdio::dup2_stdout(&nothing);
         let _ = rustix::stdio::dup2_stderr(&nothing);
     }
-    let own = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let watched = (pidfd_open(parent, PidfdFlags::empty()).ok(), own.and_then(|own| pidfd_open(own, PidfdFlags::empty()).ok()));
-    while matches!(child.try_wait(), Ok(None)) {
-        // It may have been gone before it was watched.
-        if getppid() != Some(parent) {
-            // Also where it has left the group.
-            let _ = child.kill();
-            let _ = kill_process_group(getpgrp(), Signal::KILL);
+    let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
+    let mut code = None;
+    loop {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if Some(pid) == child {
+                code = Some(code_of(status));
+            }
         }
-        if let (Some(gone), Some(ended)) = &watched {
-            let _ = poll(&mut [PollFd::new(gone, PollFlags::IN), PollFd::new(ended, PollFlags::IN)], None);
-        } else {
-            std::thread::sleep(Duration::from_millis(200));
+        let mut ends = code.is_some();
+        while let Ok(Some(signal)) = told.read_signal() {
+            ends |= signal.ssi_signo == Name::SIGTERM as u32;
+        }
+        // It may have been gone before it was watched.
+        if ends || getppid() != Some(parent) {
+            break;
+        }
+        match &watched {
+            Some(gone) => {
+                let told = told.as_fd();
+                let _ = poll(&mut [PollFd::new(gone, PollFlags::IN), PollFd::from_borrowed_fd(told, PollFlags::IN)], None);
+            }
+            None => std::thread::sleep(Duration::from_millis(200)),
         }
     }
-    use std::os::unix::process::ExitStatusExt as _;
-    child.wait().map_or(127, |status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()))
+    let begun = Instant::now();
+    // Whoever was a child of one that is killed comes up in the next round.
+    while begun.elapsed() < GONE {
+        for pid in children() {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) if Some(pid) == child => code = Some(code_of(status)),
+            Ok(Some(_)) => {}
+            Ok(None) => std::thread::sleep(AGAIN),
+            // There is nobody left.
+            Err(_) => break,
+        }
+    }
+    code.unwrap_or(127)
+}
+
+fn code_of(status: WaitStatus) -> i32 {
+    status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(127)
+}
+
+/// Those whose parent this process is, by birth or since they were left behind.
+fn children() -> Vec<Pid> {
+    let own = getpid().as_raw_nonzero().get();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let parent_of = |pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name before it may have any sign in it.
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<i32>().ok()
+    };
+    numbers.filter(|pid| parent_of(*pid) == Some(own)).filter_map(Pid::from_raw).collect()
 }

@@ -342,8 +342,12 @@ fn a_gateway_that_is_killed_leaves_nobody_behind() {
     use std::os::unix::fs::PermissionsExt;
     let mark = format!("toolgate-left-{}", std::process::id());
     let project = Project::new();
-    // As with a package runner: a shell in between, and something in the background.
-    project.write("project/server", &format!("#!/bin/bash\n(exec -a {mark} sleep 1000) &\nbash -c 'exec -a {mark} sleep 1000'\n"));
+    // As with a package runner: a shell in between, something in the background, and something that wants to be nobody's child.
+    let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
+    project.write(
+        "project/server",
+        &format!("#!/bin/bash\n(exec -a {mark} sleep 1000) &\n{daemon}\n[ -e brief ] && exit\nbash -c 'exec -a {mark} sleep 1000'\n"),
+    );
     std::fs::set_permissions(project.path("project/server"), std::fs::Permissions::from_mode(0o755)).unwrap();
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
     let count = || {
@@ -353,10 +357,15 @@ fn a_gateway_that_is_killed_leaves_nobody_behind() {
     };
     for signal in ["-KILL", "-TERM"] {
         let served = Served::start(&project);
-        until("they run", || count() == 2);
+        until("they run", || count() == 3);
         served.signal(signal);
         until(signal, || count() == 0);
     }
+    // One that ends by itself leaves nobody behind, either, and is started again and again.
+    project.write("project/brief", "");
+    let served = Served::start(&project);
+    until("it was started again", || served.said.lock().unwrap().matches("wrapped").count() > 1 || count() > 0);
+    until("what it left is gone", || count() == 0);
 }
 
 #[test]

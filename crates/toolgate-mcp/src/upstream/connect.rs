@@ -15,6 +15,7 @@ use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
 use rmcp::{ClientHandler, RoleClient};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
@@ -31,7 +32,9 @@ pub(super) struct Connection<H: ClientHandler> {
 /// A child process with everything that it has started.
 pub(super) struct Process {
     child: Child,
-    group: Option<u32>,
+    id: Option<Pid>,
+    /// Something leads into it, which ends all of it when it is told to.
+    led: bool,
 }
 
 impl Process {
@@ -39,14 +42,25 @@ impl Process {
     pub(super) async fn end(mut self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.child.wait()).await;
         self.kill();
-        let _ = tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await;
+        if tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await.is_err() {
+            self.led = false;
+            self.kill();
+            let _ = tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await;
+        }
     }
 
     fn kill(&mut self) {
-        if let Some(group) = self.group.and_then(|group| i32::try_from(group).ok()).and_then(rustix::process::Pid::from_raw) {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        // One that was waited for is gone, and its number may be somebody else's.
+        let there = self.child.id().is_some();
+        match self.id {
+            Some(id) if self.led && there => drop(kill_process(id, Signal::TERM)),
+            Some(id) if !self.led => {
+                // Those of its group may be there without it.
+                let _ = kill_process_group(id, Signal::KILL);
+                let _ = self.child.start_kill();
+            }
+            _ => {}
         }
-        let _ = self.child.start_kill();
     }
 }
 
@@ -90,10 +104,12 @@ pub(super) async fn connect<H: ClientHandler>(
             if let Some(directory) = directory {
                 command.current_dir(directory);
             }
-            command.process_group(0).kill_on_drop(true);
+            // What leads into it must live for as long as it takes to end all of it.
+            command.process_group(0).kill_on_drop(launcher.is_none());
             let mut child = command.spawn().map_err(|error| format!("`{}` cannot be started: {error}", program.display()))?;
             let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-            let process = Process { group: child.id(), child };
+            let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+            let process = Process { child, id, led: launcher.is_some() };
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned()) };
             let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
