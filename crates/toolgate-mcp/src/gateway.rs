@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::parked::Parked;
 use crate::resources::Subscriptions;
 use crate::upstream::{Link, Starting, Upstreams};
+use crate::workspaces::Workspaces;
 
 /// How often a read is asked what became of a call.
 const TRIES: u8 = 5;
@@ -28,7 +29,7 @@ pub const CANARY: &str = "toolgate-canary";
 /// How a gateway is opened.
 #[derive(Clone)]
 pub struct Options {
-    /// The ledger.
+    /// The ledger. Beside one on disk are the journals of what agents do to their files; with any other, files are only looked at.
     pub store: Arc<dyn Store>,
     /// How upstreams are started.
     pub upstreams: Starting,
@@ -40,6 +41,8 @@ pub struct Options {
     pub principal: String,
     /// Rules that hold beside those of the configuration.
     pub built_in: Option<BuiltIn>,
+    /// Where toolgate has what it goes by, beside the configuration and the ledger: no agent's files lie there, or around it.
+    pub own: Vec<PathBuf>,
 }
 
 /// A policy file for the tools of an agent.
@@ -55,6 +58,7 @@ type Reader = Arc<dyn Fn() -> io::Result<Config> + Send + Sync>;
 pub(crate) struct Inner {
     config: Reader,
     options: Options,
+    workspaces: Arc<Workspaces>,
     running: RwLock<Arc<Running>>,
     /// One reading at a time.
     reading: tokio::sync::Mutex<()>,
@@ -116,7 +120,8 @@ impl Gateway {
         let (metrics, parked) = (Metrics::new(), Parked::new()?);
         let read = config()?;
         let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
-        let running = match Running::build(read, &options, upstreams.clone(), &metrics, None).await {
+        let workspaces = Arc::<Workspaces>::default();
+        let running = match Running::build(read, &options, &workspaces, upstreams.clone(), &metrics, None).await {
             Ok(running) => running,
             Err(error) => {
                 upstreams.end().await;
@@ -126,6 +131,7 @@ impl Gateway {
         let gateway = Self(Arc::new(Inner {
             config,
             options,
+            workspaces,
             running: RwLock::new(Arc::new(running)),
             reading: tokio::sync::Mutex::default(),
             peers: Mutex::default(),
@@ -191,7 +197,8 @@ impl Gateway {
         let before = self.running();
         let read = config()?;
         let upstreams = before.upstreams.renewed(&read, &self.0.options.upstreams, self.0.options.patience).await?;
-        let built = Running::build(read, &self.0.options, upstreams.clone(), &self.0.metrics, Some(&before.keys)).await;
+        let (options, workspaces) = (&self.0.options, &self.0.workspaces);
+        let built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before.keys)).await;
         let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
             Some(address) if running.keys.is_open() => {
@@ -409,8 +416,17 @@ impl Gateway {
 }
 
 impl Running {
-    async fn build(config: Config, options: &Options, upstreams: Upstreams, metrics: &Metrics, before: Option<&Keys>) -> io::Result<Self> {
+    async fn build(
+        config: Config,
+        options: &Options,
+        workspaces: &Arc<Workspaces>,
+        upstreams: Upstreams,
+        metrics: &Metrics,
+        before: Option<&Keys>,
+    ) -> io::Result<Self> {
         let keys = Keys::new(&config.gateway, before).await?;
+        let own: Vec<PathBuf> = config.files().iter().cloned().chain(config.own_file()).chain(options.own.iter().cloned()).collect();
+        let config = workspaces.open(config, &options.store, &own).await?;
         let config = match &options.launcher {
             Some(launcher) => config.launcher(launcher),
             None => config,

@@ -16,6 +16,7 @@
 //!     launcher: None,
 //!     built_in: None,
 //!     principal: "alice".to_owned(),
+//!     own: Vec::new(),
 //! };
 //! let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
 //! let gateway = Gateway::open(config, options).await?;
@@ -54,6 +55,7 @@ mod sse;
 mod straight;
 mod trace;
 mod upstream;
+mod workspaces;
 
 /// The revision of the protocol whose requests stand for themselves.
 pub(crate) const MODERN: &str = "2026-07-28";

@@ -129,6 +129,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
         principal: place::user(),
+        own: own_files(&found, &served.state),
     };
     let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
     let address = args.listen.or(listen).unwrap_or(HERE);
@@ -171,6 +172,11 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     retention.abort();
     gateway.end().await;
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// What toolgate goes by, beside the ledger: the files that were looked at, and the user's own state.
+pub(crate) fn own_files(found: &InForce, state: &State) -> Vec<PathBuf> {
+    found.looked_at.iter().map(|(path, _)| path.clone()).chain([state.path().to_owned()]).collect()
 }
 
 /// One line when it is ready, and a few for a person who wants to know.

@@ -16,6 +16,7 @@ mod setup;
 mod slips;
 mod telemetry;
 mod verbs;
+mod workspace;
 
 use assert_cmd::Command;
 use serde_json::Value;

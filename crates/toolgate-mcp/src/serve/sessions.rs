@@ -112,6 +112,7 @@ pub(super) mod tests {
             launcher: None,
             built_in: None,
             principal: "ann".to_owned(),
+            own: Vec::new(),
         };
         let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
         let gateway = Gateway::open(config, options).await.unwrap();

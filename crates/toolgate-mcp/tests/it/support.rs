@@ -68,6 +68,7 @@ impl Gate {
             launcher: None,
             built_in: None,
             principal: "local".to_owned(),
+            own: Vec::new(),
         };
         let path = home.path().join("toolgate.toml");
         let gateway = Gateway::open(move || Config::load(&path), options).await?;

@@ -16,7 +16,7 @@ use toolgate::store::{
     Approval, ApprovalState, Conflict, Enter, Entered, Finish, Hold, Intent, NotClaimed, Recalled, Settle, Store, StoreError, Taken,
     Target, Unfit, room_for,
 };
-use toolgate::{CallId, Outcome, Recorded, Row, SessionKey};
+use toolgate::{CallId, Decision, Outcome, Recorded, Row, SessionKey};
 
 use super::SqliteStore;
 use super::end::{end, take_in, take_in_if_fit};
@@ -433,6 +433,15 @@ impl Store for SqliteStore {
                 found.push(Arc::new(serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?));
             }
             Ok(found)
+        })
+        .await
+    }
+
+    async fn has_succeeded(&self, call: CallId) -> Result<bool, StoreError> {
+        let succeeded = Decision::Succeeded.name();
+        self.read(move |sql, _| {
+            let mut statement = sql.prepare_cached("SELECT 1 FROM ledger WHERE call = ?1 AND decision = ?2")?;
+            Ok(statement.exists(params![call.as_bytes().as_slice(), succeeded])?)
         })
         .await
     }

@@ -6,6 +6,7 @@ mod build;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use jiff::SignedDuration;
 use toml::de::DeTable;
@@ -21,6 +22,7 @@ use crate::hook::CommandHook;
 use crate::json::Pointer;
 use crate::limits::{Limits, Rate};
 use crate::policy::{Place, Problem, Severity};
+use crate::resource::FileSystem;
 use crate::tool::{Spec, Tool};
 
 /// A configuration file.
@@ -85,6 +87,12 @@ pub(super) struct Declared {
     pub(super) shut: Vec<Place>,
     max_output: Option<usize>,
     dialect: Option<Dialect>,
+    /// The directory whose files it has, and where that is said.
+    files: Option<(PathBuf, Place)>,
+    /// The same, once it is open.
+    opened: Option<Arc<dyn FileSystem>>,
+    /// A client runs all tools, on files that nobody here sees.
+    for_client: bool,
     pub(super) tools: Vec<Entry>,
     /// The upstreams whose undeclared tools it is offered; all where it is the only agent.
     pub(super) upstreams: Option<Vec<String>>,
@@ -220,7 +228,8 @@ impl Config {
         if table.has("tools") || table.has("policy") || table.has("include") || has_upstreams {
             let name = table.text("name").unwrap_or("default").to_owned();
             config.agents.push(reader.agent(name, &table));
-        } else if let Some(key) = ["principals", "limits", "max_output", "dialect", "hooks"].into_iter().find(|key| table.has(key)) {
+        } else if let Some(key) = ["principals", "limits", "max_output", "dialect", "files", "hooks"].into_iter().find(|key| table.has(key))
+        {
             let problem = Problem::new(format!("`{key}` is of an agent, and there is none at the top of this file"));
             table.wrong(key, problem.help("write it into the table of an agent, `[agents.NAME]`"));
         } else if table.has("name") {
@@ -237,7 +246,7 @@ impl Config {
         }
         config.check_names(&table, &reader);
         // What one agent reads at the top, nobody else does.
-        for key in ["name", "principals", "limits", "max_output", "dialect", "tools", "policy", "include", "hooks"] {
+        for key in ["name", "principals", "limits", "max_output", "dialect", "files", "tools", "policy", "include", "hooks"] {
             table.mark_read(key);
         }
         table.finish("a configuration");
@@ -357,6 +366,12 @@ impl Config {
         self.agents.iter().map(|declared| (declared.name.clone(), declared.upstreams.clone())).collect()
     }
 
+    /// The file that it was read from.
+    #[must_use]
+    pub fn own_file(&self) -> Option<PathBuf> {
+        Some(PathBuf::from(&*self.whole.file)).filter(|path| !path.as_os_str().is_empty())
+    }
+
     /// The files that it includes, and programs that it asks.
     #[must_use]
     pub fn files(&self) -> &[PathBuf] {
@@ -372,6 +387,29 @@ impl Config {
     /// The tools of an agent of which a pass is also the client's permission.
     pub fn granted(&self, agent: &str) -> impl Iterator<Item = &str> {
         self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
+    }
+
+    /// The directories whose files agents have.
+    pub fn workspaces(&self) -> impl Iterator<Item = &Path> {
+        self.agents.iter().filter_map(|declared| declared.files.as_ref().map(|(root, _)| root.as_path()))
+    }
+
+    /// With these directories open for the tools of agents. Why one cannot be is told where it is named. One that is not opened is only
+    /// looked at, where a rule wants to know what is there.
+    #[must_use]
+    pub fn with_workspaces(mut self, open: impl Fn(&Path) -> std::io::Result<Option<Arc<dyn FileSystem>>>) -> Self {
+        for declared in &mut self.agents {
+            let Some((root, place)) = &declared.files else { continue };
+            match open(root) {
+                Ok(files) => declared.opened = files,
+                Err(error) => {
+                    let problem = Problem::new(format!("the files of {} cannot be used: {error}", root.display()));
+                    let problem = problem.help("`files` names a directory of their own for tools, relative to this file");
+                    self.problems.push(Problem { place: Some(place.clone()), ..problem });
+                }
+            }
+        }
+        self
     }
 
     /// With the program that leads command tools into their rooms: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate`
@@ -391,6 +429,7 @@ impl Config {
     pub fn for_client(mut self) -> Self {
         for declared in &mut self.agents {
             declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(Tool::run_by_client)).collect();
+            declared.for_client = true;
             // A client has its own way with large results.
             declared.max_output = declared.max_output.or(Some(usize::MAX));
         }
@@ -442,6 +481,7 @@ impl Config {
             declared.principals = theirs.principals.or(declared.principals.take());
             declared.max_output = theirs.max_output.or(declared.max_output);
             declared.dialect = theirs.dialect.or(declared.dialect);
+            declared.files = theirs.files.or(declared.files.take());
             if theirs.limits != Limits::default() {
                 declared.limits = theirs.limits;
             }

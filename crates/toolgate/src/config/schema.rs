@@ -67,6 +67,7 @@ fn agent() -> Value {
             "principals": of("names", "Who may act as it; everyone unless said."),
             "max_output": {"type": "integer", "minimum": 0, "description": "Bytes of a result that go into the context."},
             "dialect": {"enum": ["standard", "bucket"], "description": "How errors are written for its model."},
+            "files": {"type": "string", "minLength": 1, "description": "The directory whose files its tools have, relative to this file."},
             "limits": {"$ref": "#/$defs/limits"},
             "include": of("names", "Policy files, relative to this file."),
             "tools": {"type": "object", "additionalProperties": {"$ref": "#/$defs/tool"}, "propertyNames": {"pattern": "^[a-z0-9_-]{1,64}$"}},

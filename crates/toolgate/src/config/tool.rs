@@ -222,14 +222,14 @@ fn built_in(name: &str, table: &Table<'_>) -> Option<Tool> {
     let known: BTreeMap<&str, fn() -> Tool> = BTreeMap::from([
         ("calc", builtin::calc as fn() -> Tool),
         ("json_query", builtin::json_query),
+        ("list_files", builtin::list_files),
+        ("read_file", builtin::read_file),
         ("read_output", builtin::read_output),
+        ("write_file", builtin::write_file),
     ]);
     let found = known.get(name).map(|make| make());
     let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    if ["read_file", "write_file", "list_files"].contains(&name) {
-        let problem = Problem::new(format!("`{name}` is built in for programs in Rust; an agent of a file has no file system"));
-        table.wrong("kind", problem.help(format!("there are {names}")));
-    } else if found.is_none() {
+    if found.is_none() {
         let problem = Problem::new(format!("there is no built-in tool `{}`", crate::names::shown(name)));
         table.wrong("kind", problem.help(format!("there are {names}")).did_you_mean(name, known.keys()));
     }

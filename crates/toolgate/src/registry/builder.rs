@@ -157,8 +157,12 @@ impl AgentBuilder {
 
     /// Gives handlers a file system that rolls back with the call.
     #[must_use]
-    pub fn files(mut self, files: impl FileSystem + 'static) -> Self {
-        self.resources.set_files(Arc::new(files));
+    pub fn files(self, files: impl FileSystem + 'static) -> Self {
+        self.shared_files(Arc::new(files))
+    }
+
+    pub(crate) fn shared_files(mut self, files: Arc<dyn FileSystem>) -> Self {
+        self.resources.set_files(files);
         self
     }
 

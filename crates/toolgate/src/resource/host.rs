@@ -149,17 +149,30 @@ fn io_error(path: &str, error: &io::Error) -> FileError {
     }
 }
 
+/// Opens a regular file. Never waits, as opening a pipe would.
+fn open_in(root: &Dir, path: &str, write: bool) -> Result<File, FileError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(write).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    let file = root.open_with(path, &options).map_err(|e| io_error(path, &e))?;
+    let meta = file.metadata().map_err(|e| io_error(path, &e))?;
+    if !meta.is_file() {
+        return Err(FileError::NotAFile(path.to_owned()));
+    }
+    Ok(file)
+}
+
+/// What is at a path below a directory.
+pub(super) fn fact_in(root: &Dir, path: &str) -> FileFact {
+    match open_in(root, path, false).and_then(|mut file| read_all(&mut file, path)) {
+        Ok(content) => FileFact::Present(Digest::of(&content)),
+        Err(FileError::Missing(_)) => FileFact::Absent,
+        Err(error) => FileFact::Unreadable(error.to_string()),
+    }
+}
+
 impl Inner {
-    /// Opens a regular file. Never waits, as opening a pipe would.
     fn open(&self, path: &str, write: bool) -> Result<File, FileError> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(write).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
-        let file = self.root.open_with(path, &options).map_err(|e| io_error(path, &e))?;
-        let meta = file.metadata().map_err(|e| io_error(path, &e))?;
-        if !meta.is_file() {
-            return Err(FileError::NotAFile(path.to_owned()));
-        }
-        Ok(file)
+        open_in(&self.root, path, write)
     }
 
     /// Leaves what is there alone, and the entry beside it.
@@ -239,11 +252,7 @@ fn overwrite(file: &mut File, content: &[u8]) -> io::Result<()> {
 
 impl FileSystem for HostFs {
     fn fact(&self, path: &str) -> FileFact {
-        match self.0.open(path, false).and_then(|mut file| read_all(&mut file, path)) {
-            Ok(content) => FileFact::Present(Digest::of(&content)),
-            Err(FileError::Missing(_)) => FileFact::Absent,
-            Err(error) => FileFact::Unreadable(error.to_string()),
-        }
+        fact_in(&self.0.root, path)
     }
 
     fn begin(&self, call: CallId, expects: Vec<Expect>) -> Box<dyn FileTxn> {

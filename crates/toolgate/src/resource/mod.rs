@@ -2,6 +2,7 @@
 
 mod host;
 mod memory;
+mod workspace;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 
 pub use host::HostFs;
 pub use memory::MemoryFs;
+pub(crate) use workspace::Sight;
 
 use crate::call::CallId;
 use crate::code;

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::call::{CallId, SessionKey};
 use crate::json::Digest;
-use crate::ledger::{Recorded, Row};
+use crate::ledger::{Decision, Recorded, Row};
 use crate::limits::{Charge, Counter, Over};
 use crate::outcome::Outcome;
 use crate::policy::{Facts, Needs, Used};
@@ -427,6 +427,11 @@ impl Store for MemoryStore {
 
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
         Ok(crate::lock(&self.inner).rows.iter().filter(|row| row.key == *key).cloned().collect())
+    }
+
+    async fn has_succeeded(&self, call: CallId) -> Result<bool, StoreError> {
+        let inner = crate::lock(&self.inner);
+        Ok(inner.rows.iter().any(|row| row.call == call && row.decision == Decision::Succeeded))
     }
 
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {

@@ -438,6 +438,8 @@ pub trait Store: Send + Sync + 'static {
     async fn output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;
     /// The rows of a session in order.
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
+    /// Whether the ledger says that a call succeeded.
+    async fn has_succeeded(&self, call: CallId) -> Result<bool, StoreError>;
     /// Takes in a row that was spooled while the store was away. A row it has already is left alone.
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError>;
     /// Takes in several, in their order: after an error perhaps some of them, which may be given again. Those that it can never

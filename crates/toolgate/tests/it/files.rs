@@ -165,6 +165,33 @@ fn what_a_dead_process_had_begun_is_undone_and_what_it_had_finished_is_kept() {
     }
 }
 
+#[test]
+fn several_processes_share_a_directory_and_what_a_dead_one_had_begun_is_undone() {
+    let host = Host::new();
+    let open = || HostFs::open_shared(host.root.path(), host.journal.path(), |_| Ok(false)).unwrap();
+    // Two live at a time, and neither touches what the other has begun.
+    let (first, second) = (open(), open());
+    let mut theirs = first.begin(call_id(), Vec::new());
+    theirs.write("config.yaml", b"half done").unwrap();
+    drop(second);
+    let third = open();
+    assert_eq!(host.read("config.yaml").as_deref(), Some("half done"));
+    // The first dies. Its own handle of the journal stays open in this process, so a copy of all that it left stands in.
+    let next = Host { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+    copy(host.root.path(), next.root.path());
+    for entry in fs::read_dir(host.journal.path()).unwrap() {
+        let left = next.journal.path().join(entry.as_ref().unwrap().file_name());
+        fs::create_dir(&left).unwrap();
+        copy(&entry.unwrap().path(), &left);
+    }
+    let fourth = HostFs::open_shared(next.root.path(), next.journal.path(), |_| Ok(false)).unwrap();
+    assert_eq!(next.read("config.yaml").as_deref(), Some("a: 1"));
+    // Nothing is left of those who are gone.
+    assert_eq!(fs::read_dir(next.journal.path()).unwrap().count(), 1);
+    theirs.rollback().unwrap();
+    drop((first, third, fourth));
+}
+
 fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();

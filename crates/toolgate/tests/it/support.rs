@@ -239,6 +239,9 @@ impl Store for FaultyStore {
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
         self.inner.rows(key).await
     }
+    async fn has_succeeded(&self, call: CallId) -> Result<bool, StoreError> {
+        self.inner.has_succeeded(call).await
+    }
     async fn take_in(&self, row: Arc<Row>) -> Result<(), StoreError> {
         self.offered.fetch_add(1, Ordering::SeqCst);
         drop(self.takes_in.lock().await);

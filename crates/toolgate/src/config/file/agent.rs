@@ -1,6 +1,7 @@
 //! Reading one agent.
 
 use super::{Declared, Entry, Reader, rate};
+use crate::config::Rules;
 use crate::config::read::Table;
 use crate::config::rule;
 use crate::config::tool::read_tool;
@@ -8,7 +9,10 @@ use crate::error::Dialect;
 use crate::json::Pointer;
 use crate::limits::{Budget, Limits};
 use crate::policy::{Place, Problem};
-use crate::tool::Tool;
+use crate::tool::{Spec, Tool};
+
+/// Built-in tools that need files.
+const FOR_FILES: [&str; 3] = ["read_file", "write_file", "list_files"];
 
 impl Reader<'_> {
     pub(super) fn agent(&self, name: String, table: &Table<'_>) -> Declared {
@@ -19,6 +23,14 @@ impl Reader<'_> {
         if principals.as_ref().is_some_and(Vec::is_empty) {
             shut.push(table.place_of("principals"));
         }
+        let files = table.text("files").filter(|path| {
+            if path.trim().is_empty() {
+                let problem = Problem::new("`files` is empty, and names a directory");
+                table.wrong("files", problem.help("like `files = \"workspace\"`, relative to this file"));
+            }
+            !path.trim().is_empty()
+        });
+        let files = files.map(|path| (self.beside.join(path), table.place_of("files")));
         // At the top, `upstreams` are the servers themselves.
         let upstreams: Option<Vec<String>> = match table.is_table("upstreams") {
             true => None,
@@ -50,6 +62,10 @@ impl Reader<'_> {
                 if inner.bool("grant") == Some(true) {
                     grants.push(name.clone());
                 }
+                if files.is_none() && inner.text("kind") == Some("builtin") && FOR_FILES.contains(&name.as_str()) {
+                    let problem = Problem::new(format!("`{name}` is about files, and its agent has none"));
+                    inner.wrong("kind", problem.help("say which directory: `files = \"workspace\"`, beside `[tools]`"));
+                }
                 match read_tool(&name, &inner, self) {
                     Some((tool, behind)) => {
                         let (section, secrets) = (inner.text("section").map(str::to_owned), self.secrets(&inner, &tool));
@@ -61,22 +77,57 @@ impl Reader<'_> {
                 inner.finish("a tool");
             }
         }
-        let mut files: Vec<(String, String)> = Vec::new();
+        let mut included: Vec<(String, String)> = Vec::new();
         for path in table.names("include").unwrap_or_default() {
             let path = self.beside.join(path);
             self.files.borrow_mut().push(path.clone());
             match crate::config::text::text_of_named(&path) {
-                Ok(text) => files.push((path.display().to_string(), text)),
+                Ok(text) => included.push((path.display().to_string(), text)),
                 Err(error) => {
                     table.wrong("include", Problem::new(format!("{}: {error}", path.display())).help("a path is relative to this file"))
                 }
             }
         }
-        let rules = rule::read_with(self.file, &table.tables("policy"), files.iter().map(|(name, text)| (name.as_str(), text.as_str())));
+        let rules = rule::read_with(self.file, &table.tables("policy"), included.iter().map(|(name, text)| (name.as_str(), text.as_str())));
+        if files.is_some() {
+            self.check_file_rules(table, &rules, &tools);
+        }
         let tables = table.tables("hooks");
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
-        Declared { name, principals, limits, shut, max_output, dialect, tools, upstreams, grants, hooks, hook_places, rules }
+        let (opened, for_client) = (None, false);
+        Declared {
+            name,
+            principals,
+            limits,
+            shut,
+            max_output,
+            dialect,
+            files,
+            opened,
+            for_client,
+            tools,
+            upstreams,
+            grants,
+            hooks,
+            hook_places,
+            rules,
+        }
+    }
+
+    /// Rules that look at files know those of the agent. What a client does with its own, nobody here can see.
+    fn check_file_rules(&self, table: &Table<'_>, rules: &Rules, tools: &[Entry]) {
+        for written in rules.written() {
+            let looks = |spec: &&Spec| spec.is_run_by_client() && written.policy.governs(spec) && written.policy.outline(spec).files;
+            let Some(tool) = tools.iter().map(|entry| entry.tool.spec()).find(looks) else { continue };
+            let message =
+                format!("`{}` is run by the client, and the rule looks at files that only toolgate's own tools read", tool.name());
+            let problem = Problem::at("rule", message).of(written.policy.name());
+            let problem = problem.help("`require` the tool that reads, with the `same` path");
+            if let Some(place) = written.place("rule", None) {
+                table.say_at(&place, problem);
+            }
+        }
     }
 
     /// The secrets of a tool that was read, each with its place.

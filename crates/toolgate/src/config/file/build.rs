@@ -6,6 +6,7 @@ use super::{Config, ConfigError, Declared, Entry};
 use crate::config::Written;
 use crate::policy::{Mode, Place, Problem, Severity};
 use crate::registry::{Agent, Section};
+use crate::resource::{FileSystem, Sight};
 use crate::tool::{Handler, Spec};
 
 impl Config {
@@ -18,7 +19,9 @@ impl Config {
         let (mut problems, mut built) = (self.problems, Vec::new());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
         for declared in self.agents {
-            problems.extend(without_files(&declared));
+            if declared.files.is_none() {
+                problems.extend(without_files(&declared));
+            }
             let places: Vec<(String, Place)> = declared
                 .tools
                 .iter()
@@ -33,6 +36,13 @@ impl Config {
                 builder = builder.max_output(bytes);
             }
             builder = builder.dialect(declared.dialect.unwrap_or_default());
+            // What is not open can be looked at, unless it is not there at all. What a client calls by the same path is another file: a
+            // rule that looks at files has nothing to look at there, and refuses.
+            let root = declared.files.as_ref().filter(|_| !declared.for_client).map(|(root, _)| root);
+            let seen = || Some(Arc::new(Sight::of(root?).ok()?) as Arc<dyn FileSystem>);
+            if let Some(files) = declared.opened.clone().or_else(seen) {
+                builder = builder.shared_files(files);
+            }
             if script.is_none() {
                 builder = declared.hooks.into_iter().fold(builder, |builder, hook| builder.hook(hook));
             }
@@ -70,7 +80,7 @@ fn without_files(declared: &Declared) -> Vec<Problem> {
         let looks = |spec: &&Spec| enforced && written.policy.governs(spec) && written.policy.outline(spec).files;
         let tool = declared.tools.iter().map(|entry| entry.tool.spec()).find(looks)?;
         let message = format!("`{}` can never be called: the rule looks at files, and there is no file system to ask here", tool.name());
-        let help = "`require` the tool that reads, with the `same` path; in Rust, `AgentBuilder::files` gives the rule a file system";
+        let help = "say which directory it is about: `files = \"workspace\"`; for tools of clients, `require` the tool that reads, with the `same` path";
         let problem = Problem::at("rule", message).of(written.policy.name()).help(help);
         Some(Problem { place: written.place("rule", None), ..problem })
     };

@@ -1,0 +1,136 @@
+//! The files of an agent out of a configuration: read, written and rolled back by toolgate itself.
+
+use serde_json::{Value, json};
+
+use crate::gateway::talk;
+use crate::hook::Project;
+
+const CONFIG: &str = r#"store = "ledger.db"
+files = "workspace"
+[tools.read_file]
+kind = "builtin"
+[tools.write_file]
+kind = "builtin"
+[tools.list_files]
+kind = "builtin"
+[[policy]]
+name = "read_first"
+rule = "read_before_write"
+"#;
+
+fn project() -> Project {
+    let project = Project::new();
+    project.write("project/workspace/notes.txt", "one");
+    project.write("project/secret.txt", "hunter2");
+    project.write("project/toolgate.toml", CONFIG);
+    project.run(&["trust"], "");
+    project
+}
+
+/// What becomes of a call in a session that several processes share.
+fn make(project: &Project, tool: &str, arguments: &Value) -> Value {
+    let meta = json!({"toolgate/session": "s"});
+    let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": tool, "arguments": arguments, "_meta": meta}});
+    let heard = talk(project, &[call]);
+    heard.into_iter().find(|said| said["id"] == 7).unwrap()["result"].take()
+}
+
+fn code(project: &Project, tool: &str, arguments: &Value) -> String {
+    let result = make(project, tool, arguments);
+    match result["isError"].as_bool() {
+        Some(true) => result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or_else(|| panic!("{result}")).to_owned(),
+        _ => "ok".to_owned(),
+    }
+}
+
+#[test]
+fn what_is_there_is_read_before_it_is_written() {
+    let project = project();
+    let notes = || std::fs::read_to_string(project.path("project/workspace/notes.txt")).unwrap();
+    let overwrite = |text: &str| json!({"path": "notes.txt", "content": text});
+    // `check` says beforehand what will become of it, and does nothing.
+    let asked = json!({"tool": "write_file", "arguments": overwrite("two")}).to_string();
+    let (_, said, stderr) = project.run(&["check", "--config", "toolgate.toml", "--json"], &asked);
+    assert!(said.contains("read_before_write"), "{said}{stderr}");
+    let refused = make(&project, "write_file", &overwrite("two"))["_meta"]["toolgate/error"].clone();
+    assert_eq!((&refused["code"], &refused["next"]["tool"]), (&json!("read_before_write"), &json!("read_file")), "{refused}");
+    assert_eq!(notes(), "one");
+    assert_eq!(make(&project, "read_file", &json!({"path": "notes.txt"}))["structuredContent"]["content"], "one");
+    assert_eq!(code(&project, "write_file", &overwrite("two")), "ok");
+    assert_eq!(notes(), "two");
+    // What somebody else has changed since is not overwritten blindly.
+    project.write("project/workspace/notes.txt", "three");
+    assert_eq!(code(&project, "write_file", &overwrite("four")), "stale_read");
+    assert_eq!(notes(), "three");
+    // What is not there yet needs no reading.
+    assert_eq!(code(&project, "write_file", &json!({"path": "new/deep.txt", "content": "x"})), "ok");
+    let listed = make(&project, "list_files", &json!({}))["structuredContent"]["files"].clone();
+    assert_eq!(listed, json!(["new/deep.txt", "notes.txt"]));
+    let (verified, _, stderr) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
+    assert_eq!(verified, 0, "{stderr}");
+    // The journals of those who are gone are gone, too.
+    let left = std::fs::read_dir(project.path("project/ledger.db.state/files")).unwrap().flatten();
+    let left: usize = left.map(|root| std::fs::read_dir(root.path()).unwrap().count()).sum();
+    assert!(left <= 1, "{left}");
+}
+
+#[test]
+fn nothing_outside_of_it_is_read_or_written() {
+    let project = project();
+    std::os::unix::fs::symlink(project.path("project/secret.txt"), project.path("project/workspace/link")).unwrap();
+    for path in ["../secret.txt", "link", "/etc/passwd", "a/../../secret.txt"] {
+        let said = code(&project, "read_file", &json!({"path": path}));
+        assert!(["invalid_path", "path_forbidden"].contains(&&*said), "{path}: {said}");
+    }
+    assert_ne!(code(&project, "write_file", &json!({"path": "../toolgate.toml", "content": "x"})), "ok");
+    assert_eq!(std::fs::read_to_string(project.path("project/toolgate.toml")).unwrap(), CONFIG);
+}
+
+#[test]
+fn what_a_gateway_that_was_killed_had_begun_is_put_back_and_what_it_had_finished_stays() {
+    let project = project();
+    let notes = || std::fs::read_to_string(project.path("project/workspace/notes.txt")).unwrap();
+    assert_eq!(code(&project, "write_file", &json!({"path": "other.txt", "content": "x"})), "ok");
+    let (_, rows, stderr) = project.run(&["audit", "query", "--store", "ledger.db", "--tool", "write_file", "--json"], "");
+    let row: Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap_or_else(|_| panic!("{rows}{stderr}"));
+    let succeeded = row["row"]["call"].as_str().unwrap_or_else(|| panic!("{row}"));
+    let journals = std::fs::read_dir(project.path("project/ledger.db.state/files")).unwrap().next().unwrap().unwrap().path();
+    for (call, stays) in [("01a10000-0000-7000-8000-000000000001", "one"), (succeeded, "half done")] {
+        // As one leaves it that is killed in the middle.
+        let left = journals.join("left");
+        std::fs::create_dir_all(&left).unwrap();
+        std::fs::write(left.join("lock"), "").unwrap();
+        let head = json!({"call": call, "path": "notes.txt", "old": 3, "new": 9, "made": []});
+        std::fs::write(left.join(format!("{call}.000000.undo")), format!("{head}\nonehalf done")).unwrap();
+        project.write("project/workspace/notes.txt", "half done");
+        assert_eq!(code(&project, "list_files", &json!({})), "ok");
+        assert_eq!(notes(), stays, "{call}");
+        assert!(!left.exists());
+    }
+}
+
+#[test]
+fn files_of_a_client_are_others() {
+    let project = project();
+    let event = json!({"session_id": "c", "cwd": project.path("project"), "hook_event_name": "PreToolUse", "tool_name": "write_file",
+        "tool_input": {"path": "other.txt", "content": "x"}, "tool_use_id": "t1"});
+    // It is not there in the workspace, and may be where the client writes it: nobody knows, so it is refused. Others are judged as ever.
+    let (code, said, stderr) = project.run(&["hook"], &event.to_string());
+    assert!(code == 2 || said.contains("\"deny\""), "{code} {said} {stderr}");
+    assert!(format!("{said}{stderr}").contains("read_first"), "{said} {stderr}");
+    let (code, said, stderr) = project.run(&["doctor"], "");
+    assert!(!format!("{said}{stderr}").contains("cannot be used"), "{code} {said} {stderr}");
+}
+
+#[test]
+fn a_directory_with_what_toolgate_goes_by_is_none_for_tools() {
+    for (files, why) in [(".", "toolgate goes by that"), ("ledger.db.state/files", "toolgate's own"), ("nowhere", "No such file")] {
+        let project = project();
+        // The ledger is there already.
+        assert_eq!(code(&project, "list_files", &json!({})), "ok");
+        project.write("project/toolgate.toml", &CONFIG.replace("\"workspace\"", &format!("{files:?}")));
+        project.run(&["trust"], "");
+        let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");
+        assert!(code == 2 && stderr.contains(why) && stderr.contains("toolgate.toml:2:"), "{files}: {code} {stderr}");
+    }
+}
