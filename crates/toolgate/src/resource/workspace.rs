@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use cap_std::ambient_authority;
@@ -24,11 +25,12 @@ impl HostFs {
         committed: impl Fn(CallId) -> io::Result<bool>,
     ) -> io::Result<Self> {
         let (root, journals) = (root.as_ref(), journals.as_ref());
-        let left: Vec<_> = match fs::read_dir(journals) {
-            Ok(entries) => entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(|path| path.is_dir()).collect(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error),
-        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(journals)?;
+        // One at a time: who has made a journal and not locked it yet would be taken for dead.
+        let door = fs::File::create(journals.join("door"))?;
+        door.lock()?;
+        let entries = fs::read_dir(journals)?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+        let left: Vec<_> = entries.filter(|path| path.is_dir()).collect();
         for journal in left {
             // Whoever lives has the lock of its own.
             let lives = fs::File::open(journal.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
