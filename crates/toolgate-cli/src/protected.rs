@@ -133,6 +133,11 @@ impl Protected {
         Self { secret, fixed, project: shown(project.to_owned()), links }
     }
 
+    /// All of it, for who gives agents files.
+    pub(crate) fn places(&self) -> impl Iterator<Item = PathBuf> {
+        self.secret.iter().chain(&self.fixed).map(PathBuf::from)
+    }
+
     pub(crate) const fn links(&self) -> &Links {
         &self.links
     }

@@ -10,7 +10,8 @@ use nix::sys::signal::{SigSet, Signal as Name};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, pidfd_open, set_child_subreaper, wait,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, pidfd_open, set_child_subreaper,
+    set_parent_process_death_signal, wait,
 };
 
 /// The word by which a program knows that it is only the way into another.
@@ -18,8 +19,11 @@ pub(crate) const WORD: &str = "__toolgate_child";
 
 /// The word by which it knows that it is the last step: no signal is held back from the program.
 const LAST: &str = "__toolgate_child_begin";
+/// What ends it, and what it does not hear: a program may send either to its whole group.
+const ENDING: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
+const DEAF: [Name; 4] = [Name::SIGUSR1, Name::SIGUSR2, Name::SIGALRM, Name::SIGPIPE];
 /// How long those who were killed have to be gone, and after how long it is looked again.
-const GONE: Duration = Duration::from_secs(5);
+pub(crate) const GONE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// Where this program was started to lead into another one: does so, and never comes back. When the process that started it is gone,
@@ -28,14 +32,19 @@ pub fn enter_if_asked() {
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
     let code = if word.as_deref() == Some(LAST.as_ref()) {
+        let (Some(leader), Some(program)) = (words.next(), words.next()) else { std::process::exit(127) };
         let _ = SigSet::empty().thread_set_mask();
-        let Some(program) = words.next() else { std::process::exit(127) };
+        // Should what leads here be killed by force, this goes with it.
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+        if getppid().map(number).as_deref() != leader.to_str() {
+            std::process::exit(127);
+        }
         // Comes back only where that cannot be.
         cannot_start(&program, &Command::new(&program).args(words).exec().to_string())
     } else if word.as_deref() == Some(WORD.as_ref()) {
         let Some(parent) = words.next() else { std::process::exit(127) };
         // Whoever started this may be gone already, and would not be missed.
-        let parent = getppid().filter(|now| Some(now.as_raw_nonzero().get().to_string().as_str()) == parent.to_str());
+        let parent = getppid().filter(|now| Some(number(*now).as_str()) == parent.to_str());
         let Some(parent) = parent else { std::process::exit(127) };
         lead(parent, &words.collect::<Vec<_>>())
     } else {
@@ -51,13 +60,18 @@ fn lead(parent: Pid, words: &[OsString]) -> i32 {
     let begun = toolgate::sandbox::close_inherited().and_then(|()| {
         let told = listen().map_err(|error| error.to_string())?;
         // By way of this program once more: what is held back from this process would be held back from its child.
-        let child = Command::new("/proc/self/exe").arg(LAST).args(words).spawn().map_err(|error| error.to_string())?;
+        let child =
+            Command::new("/proc/self/exe").arg(LAST).arg(number(getpid())).args(words).spawn().map_err(|error| error.to_string())?;
         Ok((told, i32::try_from(child.id()).ok().and_then(Pid::from_raw)))
     });
     match begun {
         Ok((told, child)) => accompany(child, parent, &told),
         Err(error) => cannot_start(program, &error),
     }
+}
+
+fn number(pid: Pid) -> String {
+    pid.as_raw_nonzero().get().to_string()
 }
 
 /// Nobody else can say it.
@@ -72,9 +86,7 @@ fn cannot_start(program: &OsStr, why: &str) -> i32 {
 /// Whoever is left behind by the program becomes a child of this process, and it is heard who ends, and whether this is to.
 fn listen() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
-    let mut signals = SigSet::empty();
-    signals.add(Name::SIGTERM);
-    signals.add(Name::SIGCHLD);
+    let signals: SigSet = ENDING.into_iter().chain(DEAF).chain([Name::SIGCHLD]).collect();
     signals.thread_block()?;
     Ok(SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
@@ -90,15 +102,17 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> i32 {
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
     let mut code = None;
     loop {
+        // First what was said, then who has ended: whoever ends in between is said again.
+        let mut ends = false;
+        while let Ok(Some(signal)) = told.read_signal() {
+            ends |= ENDING.iter().any(|name| signal.ssi_signo == *name as u32);
+        }
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if Some(pid) == child {
                 code = Some(code_of(status));
             }
         }
-        let mut ends = code.is_some();
-        while let Ok(Some(signal)) = told.read_signal() {
-            ends |= signal.ssi_signo == Name::SIGTERM as u32;
-        }
+        ends |= code.is_some();
         // It may have been gone before it was watched.
         if ends || getppid() != Some(parent) {
             break;
@@ -117,12 +131,15 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> i32 {
         for pid in children() {
             let _ = kill_process(pid, Signal::KILL);
         }
-        match wait(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if Some(pid) == child => code = Some(code_of(status)),
-            Ok(Some(_)) => {}
-            Ok(None) => std::thread::sleep(AGAIN),
-            // There is nobody left.
-            Err(_) => break,
+        std::thread::sleep(AGAIN);
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if Some(pid) == child => code = Some(code_of(status)),
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                // There is nobody left.
+                Err(_) => return code.unwrap_or(127),
+            }
         }
     }
     code.unwrap_or(127)

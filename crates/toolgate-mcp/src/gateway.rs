@@ -425,7 +425,7 @@ impl Running {
         before: Option<&Keys>,
     ) -> io::Result<Self> {
         let keys = Keys::new(&config.gateway, before).await?;
-        let own: Vec<PathBuf> = config.files().iter().cloned().chain(config.own_file()).chain(options.own.iter().cloned()).collect();
+        let own: Vec<PathBuf> = config.goes_by().chain(options.own.iter().cloned()).collect();
         let config = workspaces.open(config, &options.store, &own).await?;
         let config = match &options.launcher {
             Some(launcher) => config.launcher(launcher),

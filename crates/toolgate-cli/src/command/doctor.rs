@@ -296,7 +296,7 @@ fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
         patience: Duration::from_secs(15),
         launcher: Some(program),
         principal: place::user(),
-        own: super::serve::own_files(&in_force, &State::open()?),
+        own: crate::protected::Protected::of(&in_force, &State::open()?, &place::project()?).places().collect(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {

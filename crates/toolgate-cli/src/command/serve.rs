@@ -110,26 +110,23 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     // The one that opens the ledger for longer sweeps it.
     drop(super::hook::open_store(&path, &served.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
-    // What another file says, or another reading of it, is about the ledger that it names, and not about any that is open.
-    let (kept, own) = (Arc::clone(&served), std::path::absolute(&path)?);
-    let kept = move || kept.find().ok().filter(|found| found.store == own).and_then(|found| found.retention());
-    let retention = tokio::spawn(crate::retention::keep(Arc::clone(&store), kept, crate::note));
     let program = std::env::current_exe()?;
     // As the files are when they are read; as they were, where they do not load.
     let (looks, project) = (Arc::clone(&served), place::project()?);
     let protected = Protected::of(&found, &served.state, &project);
+    let own = protected.places().chain([path.clone()]).collect();
     let rules = move |tools: &[&toolgate::Spec]| match looks.find() {
         Ok(found) => Protected::of(&found, &looks.state, &project).rules(tools, Some(&project)),
         Err(_) => protected.rules(tools, Some(&project)),
     };
     let options = Options {
         built_in: Some(Arc::new(rules)),
-        store,
+        store: Arc::clone(&store) as Arc<dyn toolgate::Store>,
         upstreams: Starting { pins: Some(pins(&served.state, &found)), launcher: Some(program.clone()) },
         patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
         principal: place::user(),
-        own: own_files(&found, &served.state),
+        own,
     };
     let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
     let address = args.listen.or(listen).unwrap_or(HERE);
@@ -139,6 +136,11 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         // What was started meanwhile ends with this process.
         () = ending.told() => return Ok(ExitCode::SUCCESS),
     };
+    // What is put back hangs on rows, so none goes before. What another file says, or another reading of it, is about the ledger that
+    // it names, and not about any that is open.
+    let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
+    let kept = move || kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention());
+    let retention = tokio::spawn(crate::retention::keep(store, kept, crate::note));
     tokio::spawn({
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
@@ -172,11 +174,6 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     retention.abort();
     gateway.end().await;
     ended.map(|()| ExitCode::SUCCESS)
-}
-
-/// What toolgate goes by, beside the ledger: the files that were looked at, and the user's own state.
-pub(crate) fn own_files(found: &InForce, state: &State) -> Vec<PathBuf> {
-    found.looked_at.iter().map(|(path, _)| path.clone()).chain([state.path().to_owned()]).collect()
 }
 
 /// One line when it is ready, and a few for a person who wants to know.

@@ -266,8 +266,8 @@ fn what_cannot_be_served_is_told() {
 }
 
 /// A gateway that listens, until it is dropped.
-struct Served {
-    child: std::process::Child,
+pub(crate) struct Served {
+    pub(crate) child: std::process::Child,
     url: String,
     said: std::sync::Arc<std::sync::Mutex<String>>,
 }
@@ -277,7 +277,7 @@ impl Served {
         Self::start_with(project, &[], &[])
     }
 
-    fn start_with(project: &Project, variables: &[(&str, &str)], more: &[&str]) -> Self {
+    pub(crate) fn start_with(project: &Project, variables: &[(&str, &str)], more: &[&str]) -> Self {
         use std::io::{BufRead, BufReader};
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.environment(&mut command);
@@ -296,7 +296,7 @@ impl Served {
         Self { child, url: address.to_owned(), said }
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         assert!(std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
     }
 
@@ -327,7 +327,7 @@ impl Drop for Served {
     }
 }
 
-fn until(what: &str, mut is: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
     for _ in 0..900 {
         if is() {
             return;
@@ -335,37 +335,6 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     panic!("{what}");
-}
-
-#[test]
-fn a_gateway_that_is_killed_leaves_nobody_behind() {
-    use std::os::unix::fs::PermissionsExt;
-    let mark = format!("toolgate-left-{}", std::process::id());
-    let project = Project::new();
-    // As with a package runner: a shell in between, something in the background, and something that wants to be nobody's child.
-    let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
-    project.write(
-        "project/server",
-        &format!("#!/bin/bash\n(exec -a {mark} sleep 1000) &\n{daemon}\n[ -e brief ] && exit\nbash -c 'exec -a {mark} sleep 1000'\n"),
-    );
-    std::fs::set_permissions(project.path("project/server"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
-    let count = || {
-        let named =
-            |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
-        std::fs::read_dir("/proc").unwrap().flatten().filter(named).count()
-    };
-    for signal in ["-KILL", "-TERM"] {
-        let served = Served::start(&project);
-        until("they run", || count() == 3);
-        served.signal(signal);
-        until(signal, || count() == 0);
-    }
-    // One that ends by itself leaves nobody behind, either, and is started again and again.
-    project.write("project/brief", "");
-    let served = Served::start(&project);
-    until("it was started again", || served.said.lock().unwrap().matches("wrapped").count() > 1 || count() > 0);
-    until("what it left is gone", || count() == 0);
 }
 
 #[test]

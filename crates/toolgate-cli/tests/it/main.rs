@@ -9,6 +9,7 @@ mod hostile;
 mod ledger;
 mod lookback;
 mod manners;
+mod orphans;
 mod protected;
 mod sandbox;
 mod serving;

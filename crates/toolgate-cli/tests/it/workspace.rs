@@ -125,11 +125,32 @@ fn files_of_a_client_are_others() {
 
 #[test]
 fn a_directory_with_what_toolgate_goes_by_is_none_for_tools() {
-    for (files, why) in [(".", "toolgate goes by that"), ("ledger.db.state/files", "toolgate's own"), ("nowhere", "No such file")] {
+    for (files, why) in [
+        (".", "toolgate goes by that"),
+        ("ledger.db.state/files", "toolgate's own"),
+        ("nowhere", "No such file"),
+        // It takes a key from there, the ledger is there by way of a link, and so would settings of a client be.
+        ("keys", "toolgate goes by that"),
+        ("ledgers", "toolgate goes by that"),
+        (".claude", "toolgate goes by that"),
+        ("link", "toolgate goes by that"),
+    ] {
         let project = project();
+        project.write("project/keys/key", "hunter2");
+        project.write("project/.claude/other", "");
+        project.write("project/ledgers/other", "");
+        std::os::unix::fs::symlink(project.path("project/keys"), project.path("project/link")).unwrap();
         // The ledger is there already.
         assert_eq!(code(&project, "list_files", &json!({})), "ok");
-        project.write("project/toolgate.toml", &CONFIG.replace("\"workspace\"", &format!("{files:?}")));
+        if files == "ledgers" {
+            for end in ["ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.state"] {
+                let _ = std::fs::rename(project.path(&format!("project/{end}")), project.path(&format!("project/ledgers/{end}")));
+            }
+            std::os::unix::fs::symlink(project.path("project/ledgers/ledger.db"), project.path("project/ledger.db")).unwrap();
+        }
+        let key =
+            "[tools.get]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://a.example\"\nheaders = { k = { file = \"keys/key\" } }\n";
+        project.write("project/toolgate.toml", &(CONFIG.replace("\"workspace\"", &format!("{files:?}")) + key));
         project.run(&["trust"], "");
         let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");
         assert!(code == 2 && stderr.contains(why) && stderr.contains("toolgate.toml:2:"), "{files}: {code} {stderr}");

@@ -42,7 +42,8 @@ impl Process {
     pub(super) async fn end(mut self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.child.wait()).await;
         self.kill();
-        if tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await.is_err() {
+        let time = if self.led { crate::child::GONE + Duration::from_secs(1) } else { Duration::from_secs(2) };
+        if tokio::time::timeout(time, self.child.wait()).await.is_err() {
             self.led = false;
             self.kill();
             let _ = tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await;
@@ -50,16 +51,20 @@ impl Process {
     }
 
     fn kill(&mut self) {
-        // One that was waited for is gone, and its number may be somebody else's.
-        let there = self.child.id().is_some();
-        match self.id {
-            Some(id) if self.led && there => drop(kill_process(id, Signal::TERM)),
-            Some(id) if !self.led => {
-                // Those of its group may be there without it.
+        use std::os::unix::process::ExitStatusExt as _;
+        let Some(id) = self.id else { return };
+        let ended = self.child.try_wait();
+        match &ended {
+            // What leads into it ends all of it, and has where it ended by itself.
+            Ok(None) if self.led => {
+                let _ = kill_process(id, Signal::TERM);
+            }
+            Ok(Some(status)) if self.led && status.signal().is_none() => {}
+            // Those of its group may be there without it.
+            _ => {
                 let _ = kill_process_group(id, Signal::KILL);
                 let _ = self.child.start_kill();
             }
-            _ => {}
         }
     }
 }

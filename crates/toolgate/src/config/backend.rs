@@ -210,7 +210,7 @@ impl Config {
             let place = upstream.place.clone().unwrap_or_else(|| self.whole.clone());
             let behind =
                 Some(Behind::Mcp { upstream: upstream.name.clone(), tools: vec![remote.name.clone()], described: false, timed: true });
-            declared.tools.push(Entry { tool, place, section: None, behind, secrets: Vec::new() });
+            declared.tools.push(Entry { tool, place, section: None, behind, secrets: Vec::new(), on_files: false });
         }
         if !asks.is_empty() {
             declared.ask_before(&asks, UNSAID);
@@ -226,7 +226,7 @@ impl Config {
             if declared.tools.iter().all(|entry| entry.tool.spec().name() != tool) {
                 let external = Tool::external(tool, tool, None);
                 let place = self.whole.clone();
-                declared.tools.push(Entry { tool: external, place, section: None, behind: None, secrets: Vec::new() });
+                declared.tools.push(Entry { tool: external, place, section: None, behind: None, secrets: Vec::new(), on_files: false });
                 lacking.push(tool.to_owned());
             }
         }

@@ -2,6 +2,7 @@
 
 mod agent;
 mod build;
+mod workspace;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -66,6 +67,8 @@ pub struct Config {
     pub(super) agents: Vec<Declared>,
     pub(super) problems: Vec<Problem>,
     files: Vec<PathBuf>,
+    /// All that it goes by.
+    goes_by: Vec<PathBuf>,
     tells_store: bool,
     tells_retention: bool,
     pub(super) silences: Vec<Silence>,
@@ -112,6 +115,8 @@ pub(super) struct Entry {
     pub(super) behind: Option<Behind>,
     /// Where its secrets are named.
     pub(super) secrets: Vec<(Pointer, Place)>,
+    /// It is built in, and works on the files of its agent.
+    pub(super) on_files: bool,
 }
 
 impl Entry {
@@ -180,6 +185,7 @@ impl Config {
             agents: Vec::new(),
             problems: Vec::new(),
             files: Vec::new(),
+            goes_by: Vec::new(),
             tells_store: false,
             tells_retention: false,
             silences: Vec::new(),
@@ -215,6 +221,7 @@ impl Config {
             file: &file,
             beside: &beside,
             files: RefCell::default(),
+            referenced: RefCell::default(),
             named_agents: RefCell::default(),
             named_upstreams: RefCell::default(),
         };
@@ -253,6 +260,7 @@ impl Config {
         let (wrong, _) = shared.into_parts();
         config.problems.extend(wrong);
         config.files = reader.files.into_inner();
+        config.goes_by = config.goes_by_all(name, reader.referenced.into_inner());
         if config.agents.is_empty() && config.problems.is_empty() {
             let problem = Problem::new("there is no agent in it").help("declare tools in `[tools.…]` and rules in `[[policy]]`");
             config.problems.push(Problem { place: Some(file.place(0..0)), ..problem });
@@ -366,12 +374,6 @@ impl Config {
         self.agents.iter().map(|declared| (declared.name.clone(), declared.upstreams.clone())).collect()
     }
 
-    /// The file that it was read from.
-    #[must_use]
-    pub fn own_file(&self) -> Option<PathBuf> {
-        Some(PathBuf::from(&*self.whole.file)).filter(|path| !path.as_os_str().is_empty())
-    }
-
     /// The files that it includes, and programs that it asks.
     #[must_use]
     pub fn files(&self) -> &[PathBuf] {
@@ -387,29 +389,6 @@ impl Config {
     /// The tools of an agent of which a pass is also the client's permission.
     pub fn granted(&self, agent: &str) -> impl Iterator<Item = &str> {
         self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
-    }
-
-    /// The directories whose files agents have.
-    pub fn workspaces(&self) -> impl Iterator<Item = &Path> {
-        self.agents.iter().filter_map(|declared| declared.files.as_ref().map(|(root, _)| root.as_path()))
-    }
-
-    /// With these directories open for the tools of agents. Why one cannot be is told where it is named. One that is not opened is only
-    /// looked at, where a rule wants to know what is there.
-    #[must_use]
-    pub fn with_workspaces(mut self, open: impl Fn(&Path) -> std::io::Result<Option<Arc<dyn FileSystem>>>) -> Self {
-        for declared in &mut self.agents {
-            let Some((root, place)) = &declared.files else { continue };
-            match open(root) {
-                Ok(files) => declared.opened = files,
-                Err(error) => {
-                    let problem = Problem::new(format!("the files of {} cannot be used: {error}", root.display()));
-                    let problem = problem.help("`files` names a directory of their own for tools, relative to this file");
-                    self.problems.push(Problem { place: Some(place.clone()), ..problem });
-                }
-            }
-        }
-        self
     }
 
     /// With the program that leads command tools into their rooms: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate`
@@ -463,6 +442,7 @@ impl Config {
         self.client.undeclared = own.client.undeclared;
         self.problems.extend(own.problems);
         self.files.extend(own.files);
+        self.goes_by.extend(own.goes_by);
         self.upstreams.retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
         self.upstreams.extend(own.upstreams);
         for theirs in own.agents {
@@ -496,6 +476,8 @@ pub(super) struct Reader<'r> {
     pub(super) beside: &'r Path,
     /// Files that are included.
     pub(super) files: RefCell<Vec<PathBuf>>,
+    /// Files that values are taken from.
+    pub(super) referenced: RefCell<Vec<PathBuf>>,
     /// Agents that the gateway names, and where.
     pub(super) named_agents: RefCell<Vec<(String, Place)>>,
     /// Upstreams that agents name, and where.

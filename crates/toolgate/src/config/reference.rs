@@ -144,6 +144,7 @@ impl Reader<'_> {
                 table.wrong(key, Problem::new("a reference names a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
                 return None;
             };
+            self.referenced.borrow_mut().push(path.clone());
             return Some(Reference { parts: vec![Part::File(path)], place: Some(table.place_of(key)) });
         }
         match Reference::of(table.text(key)?) {

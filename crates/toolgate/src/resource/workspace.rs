@@ -35,10 +35,11 @@ impl HostFs {
             // Whoever lives has the lock of its own.
             let lives = fs::File::open(journal.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
             if !lives {
-                Self::open(root, &journal, &committed)?;
+                let taken = Self::open(root, &journal, &committed)?;
                 // What is left there is for a person to look at.
                 let _ = fs::remove_file(journal.join("lock"));
                 let _ = fs::remove_dir(&journal);
+                drop(taken);
             }
         }
         Self::open(root, journals.join(CallId::fresh().to_string()), committed)

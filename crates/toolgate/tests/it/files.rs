@@ -192,6 +192,27 @@ fn several_processes_share_a_directory_and_what_a_dead_one_had_begun_is_undone()
     drop((first, third, fourth));
 }
 
+#[test]
+fn those_who_begin_at_the_same_moment_leave_each_other_alone() {
+    for _ in 0..20 {
+        let host = Host::new();
+        // One that died is there for all to find.
+        fs::create_dir(host.journal.path().join("dead")).unwrap();
+        fs::write(host.journal.path().join("dead/lock"), "").unwrap();
+        let open = || {
+            let files = HostFs::open_shared(host.root.path(), host.journal.path(), |_| Ok(false)).unwrap();
+            let mut txn = files.begin(call_id(), Vec::new());
+            txn.write(&format!("{:?}.txt", std::thread::current().id()), b"x").unwrap();
+            txn.commit().unwrap();
+            files
+        };
+        std::thread::scope(|scope| {
+            (0..8).map(|_| scope.spawn(open)).collect::<Vec<_>>().into_iter().for_each(|one| drop(one.join().unwrap()))
+        });
+        assert_eq!(fs::read_dir(host.root.path()).unwrap().count(), 9);
+    }
+}
+
 fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();

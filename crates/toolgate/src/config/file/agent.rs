@@ -1,7 +1,6 @@
 //! Reading one agent.
 
 use super::{Declared, Entry, Reader, rate};
-use crate::config::Rules;
 use crate::config::read::Table;
 use crate::config::rule;
 use crate::config::tool::read_tool;
@@ -9,7 +8,7 @@ use crate::error::Dialect;
 use crate::json::Pointer;
 use crate::limits::{Budget, Limits};
 use crate::policy::{Place, Problem};
-use crate::tool::{Spec, Tool};
+use crate::tool::Tool;
 
 /// Built-in tools that need files.
 const FOR_FILES: [&str; 3] = ["read_file", "write_file", "list_files"];
@@ -62,14 +61,15 @@ impl Reader<'_> {
                 if inner.bool("grant") == Some(true) {
                     grants.push(name.clone());
                 }
-                if files.is_none() && inner.text("kind") == Some("builtin") && FOR_FILES.contains(&name.as_str()) {
+                let on_files = inner.text("kind") == Some("builtin") && FOR_FILES.contains(&name.as_str());
+                if files.is_none() && on_files {
                     let problem = Problem::new(format!("`{name}` is about files, and its agent has none"));
                     inner.wrong("kind", problem.help("say which directory: `files = \"workspace\"`, beside `[tools]`"));
                 }
                 match read_tool(&name, &inner, self) {
                     Some((tool, behind)) => {
                         let (section, secrets) = (inner.text("section").map(str::to_owned), self.secrets(&inner, &tool));
-                        tools.push(Entry { tool, place, section, behind, secrets });
+                        tools.push(Entry { tool, place, section, behind, secrets, on_files });
                     }
                     // What could not be read is told; the rest of it was not looked at.
                     None => inner.silence(),
@@ -89,9 +89,6 @@ impl Reader<'_> {
             }
         }
         let rules = rule::read_with(self.file, &table.tables("policy"), included.iter().map(|(name, text)| (name.as_str(), text.as_str())));
-        if files.is_some() {
-            self.check_file_rules(table, &rules, &tools);
-        }
         let tables = table.tables("hooks");
         let hook_places = tables.iter().filter_map(|hook| Some((hook.text("name")?.to_owned(), self.file.place(hook.span())))).collect();
         let hooks = tables.iter().filter_map(|hook| self.hook(hook)).collect();
@@ -112,21 +109,6 @@ impl Reader<'_> {
             hooks,
             hook_places,
             rules,
-        }
-    }
-
-    /// Rules that look at files know those of the agent. What a client does with its own, nobody here can see.
-    fn check_file_rules(&self, table: &Table<'_>, rules: &Rules, tools: &[Entry]) {
-        for written in rules.written() {
-            let looks = |spec: &&Spec| spec.is_run_by_client() && written.policy.governs(spec) && written.policy.outline(spec).files;
-            let Some(tool) = tools.iter().map(|entry| entry.tool.spec()).find(looks) else { continue };
-            let message =
-                format!("`{}` is run by the client, and the rule looks at files that only toolgate's own tools read", tool.name());
-            let problem = Problem::at("rule", message).of(written.policy.name());
-            let problem = problem.help("`require` the tool that reads, with the `same` path");
-            if let Some(place) = written.place("rule", None) {
-                table.say_at(&place, problem);
-            }
         }
     }
 

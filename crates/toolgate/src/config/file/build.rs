@@ -7,7 +7,7 @@ use crate::config::Written;
 use crate::policy::{Mode, Place, Problem, Severity};
 use crate::registry::{Agent, Section};
 use crate::resource::{FileSystem, Sight};
-use crate::tool::{Handler, Spec};
+use crate::tool::Handler;
 
 impl Config {
     /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
@@ -19,9 +19,7 @@ impl Config {
         let (mut problems, mut built) = (self.problems, Vec::new());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
         for declared in self.agents {
-            if declared.files.is_none() {
-                problems.extend(without_files(&declared));
-            }
+            problems.extend(without_files(&declared));
             let places: Vec<(String, Place)> = declared
                 .tools
                 .iter()
@@ -73,14 +71,29 @@ impl Config {
     }
 }
 
-/// Rules that look at files: an agent out of a file has none, so what they govern would always be refused.
+/// Rules that look at files where there are none, or at others than a tool works on: what they govern would always be refused, or let
+/// through because of what stands elsewhere. Where a client runs all tools, such rules refuse.
 fn without_files(declared: &Declared) -> Vec<Problem> {
+    if declared.files.is_some() && declared.for_client {
+        return Vec::new();
+    }
     let told = |written: &Written| {
-        let enforced = written.policy.mode() == Mode::Enforce;
-        let looks = |spec: &&Spec| enforced && written.policy.governs(spec) && written.policy.outline(spec).files;
-        let tool = declared.tools.iter().map(|entry| entry.tool.spec()).find(looks)?;
-        let message = format!("`{}` can never be called: the rule looks at files, and there is no file system to ask here", tool.name());
-        let help = "say which directory it is about: `files = \"workspace\"`; for tools of clients, `require` the tool that reads, with the `same` path";
+        let enforced = written.policy.mode() == Mode::Enforce || declared.files.is_some();
+        let looks = |entry: &&Entry| {
+            let (spec, works) = (entry.tool.spec(), declared.files.is_some() && entry.on_files);
+            enforced && !works && written.policy.governs(spec) && written.policy.outline(spec).files
+        };
+        let name = declared.tools.iter().find(looks)?.tool.spec().name();
+        let (message, help) = match declared.files {
+            None => (
+                format!("`{name}` can never be called: the rule looks at files, and there is no file system to ask here"),
+                "say which directory it is about: `files = \"workspace\"`; for tools of clients, `require` the tool that reads, with the `same` path",
+            ),
+            Some(_) => (
+                format!("the rule looks at the agent's files, and `{name}` works on others: it is not built in"),
+                "`require` the tool that reads, with the `same` path",
+            ),
+        };
         let problem = Problem::at("rule", message).of(written.policy.name()).help(help);
         Some(Problem { place: written.place("rule", None), ..problem })
     };
