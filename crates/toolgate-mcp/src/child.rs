@@ -19,9 +19,8 @@ pub(crate) const WORD: &str = "__toolgate_child";
 
 /// The word by which it knows that it is the last step: no signal is held back from the program.
 const LAST: &str = "__toolgate_child_begin";
-/// What ends it, and what it does not hear: a program may send either to its whole group.
+/// What ends it. Nothing else is heeded: a program may send it to its whole group, and a terminal what stops those in the background.
 const ENDING: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
-const DEAF: [Name; 4] = [Name::SIGUSR1, Name::SIGUSR2, Name::SIGALRM, Name::SIGPIPE];
 /// How long those who were killed have to be gone, and after how long it is looked again.
 pub(crate) const GONE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(1);
@@ -86,9 +85,9 @@ fn cannot_start(program: &OsStr, why: &str) -> i32 {
 /// Whoever is left behind by the program becomes a child of this process, and it is heard who ends, and whether this is to.
 fn listen() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
-    let signals: SigSet = ENDING.into_iter().chain(DEAF).chain([Name::SIGCHLD]).collect();
-    signals.thread_block()?;
-    Ok(SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
+    SigSet::all().thread_block()?;
+    let heard: SigSet = ENDING.into_iter().chain([Name::SIGCHLD]).collect();
+    Ok(SignalFd::with_flags(&heard, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
 /// Stays until the program has ended, or whoever wanted it, and ends all that is left of it. Gives back its exit code.

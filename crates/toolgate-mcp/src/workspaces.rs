@@ -42,7 +42,7 @@ impl Workspaces {
         let root = std::fs::canonicalize(root)?;
         let home = home.map(std::fs::canonicalize).transpose()?;
         if let Some(path) = own.iter().chain(&home).find(|path| path.starts_with(&root)) {
-            return Err(io::Error::other(format!("{} is in it, and toolgate goes by that", path.display())));
+            return Err(io::Error::other(format!("{} stands there, or would, and decides about agents", path.display())));
         }
         if let Some(path) = own.iter().chain(&home).find(|path| root.starts_with(path)) {
             return Err(io::Error::other(format!("it lies in {}, which is toolgate's own", path.display())));

@@ -110,6 +110,10 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     // The one that opens the ledger for longer sweeps it.
     drop(super::hook::open_store(&path, &served.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
+    // What another file says, or another reading of it, is about the ledger that it names, and not about any that is open.
+    let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
+    let kept = move || kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention());
+    let keeping = crate::retention::keep(Arc::clone(&store), kept, crate::note);
     let program = std::env::current_exe()?;
     // As the files are when they are read; as they were, where they do not load.
     let (looks, project) = (Arc::clone(&served), place::project()?);
@@ -121,7 +125,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     };
     let options = Options {
         built_in: Some(Arc::new(rules)),
-        store: Arc::clone(&store) as Arc<dyn toolgate::Store>,
+        store,
         upstreams: Starting { pins: Some(pins(&served.state, &found)), launcher: Some(program.clone()) },
         patience: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
@@ -136,11 +140,8 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         // What was started meanwhile ends with this process.
         () = ending.told() => return Ok(ExitCode::SUCCESS),
     };
-    // What is put back hangs on rows, so none goes before. What another file says, or another reading of it, is about the ledger that
-    // it names, and not about any that is open.
-    let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
-    let kept = move || kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention());
-    let retention = tokio::spawn(crate::retention::keep(store, kept, crate::note));
+    // Which files of agents are put back hangs on rows: none goes before that.
+    let retention = tokio::spawn(keeping);
     tokio::spawn({
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }

@@ -126,18 +126,20 @@ fn files_of_a_client_are_others() {
 #[test]
 fn a_directory_with_what_toolgate_goes_by_is_none_for_tools() {
     for (files, why) in [
-        (".", "toolgate goes by that"),
+        (".", "decides about agents"),
         ("ledger.db.state/files", "toolgate's own"),
         ("nowhere", "No such file"),
         // It takes a key from there, the ledger is there by way of a link, and so would settings of a client be.
-        ("keys", "toolgate goes by that"),
-        ("ledgers", "toolgate goes by that"),
-        (".claude", "toolgate goes by that"),
-        ("link", "toolgate goes by that"),
+        ("keys", "decides about agents"),
+        ("ledgers", "decides about agents"),
+        (".claude", "decides about agents"),
+        ("scripts", "decides about agents"),
+        ("link", "decides about agents"),
     ] {
         let project = project();
         project.write("project/keys/key", "hunter2");
         project.write("project/.claude/other", "");
+        project.write("project/scripts/hook.py", "");
         project.write("project/ledgers/other", "");
         std::os::unix::fs::symlink(project.path("project/keys"), project.path("project/link")).unwrap();
         // The ledger is there already.
@@ -148,8 +150,8 @@ fn a_directory_with_what_toolgate_goes_by_is_none_for_tools() {
             }
             std::os::unix::fs::symlink(project.path("project/ledgers/ledger.db"), project.path("project/ledger.db")).unwrap();
         }
-        let key =
-            "[tools.get]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://a.example\"\nheaders = { k = { file = \"keys/key\" } }\n";
+        let key = "[tools.get]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://a.example\"\nheaders = { k = { file = \"keys/key\" } }\n\
+            [[hooks]]\nname = \"h\"\ncommand = \"python3\"\nargs = [\"scripts/hook.py\"]\n";
         project.write("project/toolgate.toml", &(CONFIG.replace("\"workspace\"", &format!("{files:?}")) + key));
         project.run(&["trust"], "");
         let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");

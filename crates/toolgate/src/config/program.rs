@@ -18,6 +18,12 @@ impl Reader<'_> {
         path
     }
 
+    /// Files among the words of a program: a script that it runs, say. Relative ones may be meant from either place.
+    pub(super) fn named_in(&self, words: &[&str]) {
+        let places = words.iter().flat_map(|word| [PathBuf::from(word), self.beside.join(word)]);
+        self.referenced.borrow_mut().extend(places.filter(|place| place.is_file()));
+    }
+
     /// A program that is asked before tools, after them, or both.
     pub(super) fn hook(&self, table: &Table<'_>) -> Option<CommandHook> {
         let (name, program) = (table.text("name"), table.text("command"));
@@ -29,7 +35,9 @@ impl Reader<'_> {
         // A program is looked for beside the file where it has a path, else where all programs are.
         let program = program.map(|program| self.program(program));
         let mut hook = CommandHook::new(name.unwrap_or_default(), program.unwrap_or_default());
-        hook = table.names("args").unwrap_or_default().into_iter().fold(hook, CommandHook::arg);
+        let words = table.names("args").unwrap_or_default();
+        self.named_in(&words);
+        hook = words.into_iter().fold(hook, CommandHook::arg);
         hook = table.names("inherit").unwrap_or_default().into_iter().fold(hook, |hook, name| hook.inherit(name));
         if let Some(env) = table.table("env") {
             for name in env.keys() {

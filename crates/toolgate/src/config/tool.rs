@@ -291,7 +291,9 @@ fn command(table: &Table<'_>, input: &serde_json::Value, reader: &Reader<'_>) ->
         return None;
     };
     let mut tool = CommandTool::new(reader.program(program));
-    tool = table.names("args").unwrap_or_default().into_iter().fold(tool, CommandTool::arg);
+    let words = table.names("args").unwrap_or_default();
+    reader.named_in(&words);
+    tool = words.into_iter().fold(tool, CommandTool::arg);
     tool = table.names("inherit").unwrap_or_default().into_iter().fold(tool, |tool, name| tool.inherit(name));
     if let Some(env) = table.table("env") {
         for name in env.keys() {

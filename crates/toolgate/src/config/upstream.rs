@@ -276,6 +276,7 @@ impl Reader<'_> {
     fn child(&self, table: &Table<'_>) -> Option<Reach> {
         let program = table.text("command")?;
         let words = table.names("args").unwrap_or_default();
+        self.named_in(&words);
         let mut args = Vec::new();
         for word in words {
             match Reference::of(word) {

@@ -45,6 +45,6 @@ impl Config {
             _ => None,
         });
         let own = [PathBuf::from(name)].into_iter().chain(self.files.iter().cloned()).chain(referenced);
-        own.chain(certificate).chain(key).chain(keys).chain(programs).collect()
+        own.chain(certificate).chain(key).chain(keys).chain(programs).filter(|path| !path.as_os_str().is_empty()).collect()
     }
 }
