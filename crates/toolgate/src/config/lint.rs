@@ -293,6 +293,13 @@ fn first(declared: &Declared, spec: &Spec) -> BTreeSet<String> {
         .collect()
 }
 
+/// Whether a rule that looks at files orders two tools: what is there is read before it is written.
+fn by_files(declared: &Declared, reads: &str, writes: &Spec) -> bool {
+    let on_files = declared.tools.iter().any(|entry| entry.on_files && entry.tool.spec().name() == reads);
+    let looks = |written: &super::Written| written.policy.governs(writes) && written.policy.outline(writes).files;
+    on_files && declared.rules.written().any(|written| written.policy.mode() == Mode::Enforce && looks(written))
+}
+
 fn ordering(declared: &Declared) -> Vec<Of> {
     const WORDS: [&str; 8] = ["after", "before", "first", "requires", "must", "only once", "prior", "needs"];
     let mut found = Vec::new();
@@ -308,9 +315,12 @@ fn ordering(declared: &Declared) -> Vec<Of> {
         }
         let ordered = |line: &&str| WORDS.iter().any(|word| line.contains(word));
         for line in described.lines().filter(ordered) {
-            let others = declared.tools.iter().map(|entry| entry.tool.spec().name()).filter(|name| *name != spec.name());
-            let told = others.filter(|name| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == *name));
-            for name in told.filter(|name| !enforced.contains(*name)) {
+            let others = declared.tools.iter().map(|entry| entry.tool.spec()).filter(|other| other.name() != spec.name());
+            let told = others
+                .filter(|other| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == other.name()))
+                // Or it speaks of what it must come before itself.
+                .filter(|other| !by_files(declared, other.name(), spec) && !by_files(declared, spec.name(), other));
+            for name in told.map(Spec::name).filter(|name| !enforced.contains(*name)) {
                 let message = format!("the description of `{}` speaks of `{name}` coming first, and no rule enforces it", spec.name());
                 found.push(warning(
                     "ordering_unenforced",
