@@ -391,18 +391,6 @@ impl Config {
         self.agents.iter().filter(move |declared| declared.name == agent).flat_map(|declared| declared.grants.iter().map(String::as_str))
     }
 
-    /// With the program that leads command tools into their rooms: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate`
-    /// does. The running program, unless said.
-    #[must_use]
-    pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
-        let program = program.into();
-        for declared in &mut self.agents {
-            declared.tools =
-                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(|tool| tool.launched_by(&program))).collect();
-        }
-        self
-    }
-
     /// For a client that runs all tools itself.
     #[must_use]
     pub fn for_client(mut self) -> Self {

@@ -1,5 +1,6 @@
 //! Agents out of what a file says.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{Config, ConfigError, Declared, Entry};
@@ -10,6 +11,18 @@ use crate::resource::{FileSystem, Sight};
 use crate::tool::Handler;
 
 impl Config {
+    /// With the program that leads command tools into their rooms: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate`
+    /// does. The running program, unless said.
+    #[must_use]
+    pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
+        let program = program.into();
+        for declared in &mut self.agents {
+            declared.tools =
+                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(|tool| tool.launched_by(&program))).collect();
+        }
+        self
+    }
+
     /// Builds all agents. With a script, that is behind every tool that the client does not run, to try a configuration
     /// without running anything; without it, built-in tools run, and the rest can only be declared so far.
     ///
