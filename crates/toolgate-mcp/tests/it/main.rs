@@ -4,6 +4,7 @@
 
 mod batch;
 mod bombs;
+mod broken_off;
 mod crowd;
 mod door;
 mod entering;
