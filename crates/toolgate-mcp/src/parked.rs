@@ -13,6 +13,7 @@ use sha2::Sha256;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use toolgate::json::hex;
 use toolgate::{Answer, SessionKey};
 
 use crate::gateway::{Counted, lock};
@@ -198,10 +199,6 @@ fn make_room(calls: &mut HashMap<String, Entry>, key: &SessionKey) -> bool {
         calls.retain(|_, entry| entry.since.elapsed() < LIFE && !entry.is_over());
     }
     !full(calls)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

@@ -10,9 +10,9 @@ use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use toolgate::SessionKey;
-use toolgate::json::Digest;
+use toolgate::json::{Digest, hex};
 
-use crate::keys::{hex, random};
+use crate::keys::random;
 
 /// How far a ledger had come when it was last signed. It stands outside the database, so that an older copy of the
 /// database is known for one.

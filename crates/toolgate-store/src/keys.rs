@@ -9,13 +9,8 @@ use std::sync::Arc;
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
-use toolgate::json::Digest;
+use toolgate::json::{Digest, hex};
 use toolgate::{Receipt, Recorded, Row};
-
-/// Bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let text = text.trim();

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::fault::{Done, Fault};
 use crate::home::Home;
-use crate::keys::{Keys, hex, random};
+use crate::keys::{Keys, random};
 use crate::ledger;
 use crate::session::meta;
 
@@ -238,7 +238,7 @@ pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
         let id = match known.get("id") {
             Some(id) => id.clone(),
             None => {
-                let id = hex(&random::<16>()?);
+                let id = toolgate::json::hex(&random::<16>()?);
                 let mut put = sql.prepare("INSERT INTO meta (name, value) VALUES (?1, ?2)")?;
                 put.execute(["id", &id])?;
                 put.execute(["keys", &keys.print.to_string()])?;

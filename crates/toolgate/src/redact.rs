@@ -300,8 +300,8 @@ impl Redactor {
     fn mark_text(&self, value: &Value) -> String {
         let mut mac = self.mac.clone();
         mac.update(&canonical(value));
-        let hex: String = mac.finalize().into_bytes().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        format!("[redacted {hex}]")
+        let whole = mac.finalize().into_bytes();
+        format!("[redacted {}]", crate::json::hex(whole.get(..16).unwrap_or(&whole)))
     }
 
     /// The same document where nothing is secret, else a copy without secrets.

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde_json::json;
-use toolgate::json::Digest;
+use toolgate::json::{Digest, hex};
 
 use super::ledger::{BOLD, DIM};
 
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     }
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
-    let token = format!("tg_{}", secret.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let token = format!("tg_{}", hex(&secret));
     let digest = Digest::of(token.as_bytes()).to_string();
     let mut out = anstream::stdout().lock();
     if args.json {

@@ -44,11 +44,23 @@ impl Digest {
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut digits = [0; 64];
-        for (pair, byte) in digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0) {
-            *pair = [byte >> 4, byte & 15].map(|digit| if digit < 10 { b'0' + digit } else { b'a' + digit - 10 });
-        }
+        digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0).for_each(|(pair, byte)| *pair = digits_of(byte));
         f.pad(std::str::from_utf8(&digits).unwrap_or_default())
     }
+}
+
+/// Bytes as hexadecimal digits.
+///
+/// ```
+/// assert_eq!(toolgate::json::hex(&[0, 0x1f, 0xab]), "001fab");
+/// ```
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().flat_map(|byte| digits_of(*byte)).map(char::from).collect()
+}
+
+fn digits_of(byte: u8) -> [u8; 2] {
+    [byte >> 4, byte & 15].map(|digit| if digit < 10 { b'0' + digit } else { b'a' + digit - 10 })
 }
 
 impl fmt::Debug for Digest {

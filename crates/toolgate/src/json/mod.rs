@@ -10,7 +10,7 @@ mod pointer;
 mod spell;
 
 pub(crate) use canon::with_canonical;
-pub use canon::{Digest, canonical, digest_of};
+pub use canon::{Digest, canonical, digest_of, hex};
 pub(crate) use number::product;
 pub use number::{canonical_number, decimal_of, number_from_decimal};
 pub(crate) use parse::parse_hiding;
