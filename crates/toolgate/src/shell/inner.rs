@@ -5,9 +5,10 @@ use std::cell::Cell;
 use super::behind::{behind_flags, git, wrapped};
 use super::known::{BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
 use super::options::{beginning, name_and_value};
+use super::place::is_device;
 use super::text::has_braces;
 use super::word::{Part, Sure, Word};
-use super::{Command, Fed, Shell, base, normal, read};
+use super::{Command, Fed, Shell, base, read};
 
 /// So many words behind a wrapper are looked at.
 pub(super) const MOST_WORDS: usize = 64;
@@ -198,11 +199,15 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         "gh" if rest.first().and_then(Word::text).is_some_and(|verb| verb == "alias" || verb == "extension") => {
             found.opaque.push("`gh` is set up to run something else".to_owned());
         }
-        "source" | "." => match rest.iter().find(|word| word.text() != Some("--")).and_then(Word::text) {
-            Some(file) if !is_device(file) && command.fed.is_none() => {}
-            Some(_) => found.add(fed(program, command, depth)),
-            None => found.opaque.push("which file is read as commands is only known when it runs".to_owned()),
-        },
+        "source" | "." => {
+            let rest = rest.strip_prefix(&[Word::known("--")]).unwrap_or(rest);
+            let is_file = |file: &Word| file.text().is_some_and(|file| !is_device(file)) && command.fed.is_none();
+            found.add(match rest.split_first().filter(|(file, _)| file.text().is_some()) {
+                Some((file, words)) if is_file(file) => script(file, words, command, depth),
+                Some(_) => fed(program, command, depth),
+                None => Shell::opaque("which file is read as commands is only known when it runs"),
+            });
+        }
         "awk" | "gawk" | "mawk" | "nawk" => {
             if !super::awk::is_plain(rest) {
                 found.opaque.push(format!("`{program}` has code that can run anything"));
@@ -252,7 +257,7 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         _ if SHELLS.contains(&program) => found.add(shell(program, rest, command, depth)),
         _ => {
             if let Some(flags) = language(program) {
-                found.add(code(program, flags, rest));
+                found.add(code(program, flags, rest, command, depth));
             }
         }
     }
@@ -322,20 +327,6 @@ pub(super) fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
     }
 }
 
-/// A file that is somebody's output, and not a file.
-fn is_device(path: &str) -> bool {
-    let path = normal(path);
-    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/") || is_called_like_device(&path)
-}
-
-/// Whether a path that begins nobody knows where is called like one: `../../dev/stdin`, or `stdin` and `fd/0` behind a `cd`.
-fn is_called_like_device(path: &str) -> bool {
-    let name = base(path);
-    let above = path.rsplit_once('/').map(|(above, _)| base(above));
-    let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    matches!(name, "stdin" | "tty") || (is_number && above.is_none_or(|above| matches!(above, "" | "." | ".." | "fd")))
-}
-
 /// A shell inside of the shell.
 fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
     let unknown = || Shell::opaque(format!("what `{program}` runs is only known when it runs"));
@@ -381,12 +372,17 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
                 return unknown();
             }
             _ if has_code => return read::read(text, depth.down()),
-            // A file: what is in it, whoever let it be written has judged.
             _ if is_device(text) => return fed(program, command, depth),
-            _ => return Shell::default(),
+            _ => return script(word, words.as_slice(), command, depth),
         }
     }
     if has_code { unknown() } else { fed(program, command, depth) }
+}
+
+/// A file with commands or code is a program like any other: what is in it, whoever let it be written has judged.
+fn script(file: &Word, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
+    let words = std::iter::once(file).chain(words).cloned().collect();
+    deeper(Command { words, fed: command.fed.clone(), stands: command.stands.clone(), ..Command::default() }, depth, false)
 }
 
 /// A shell that reads its commands from somewhere.
@@ -402,7 +398,7 @@ fn fed(program: &str, command: &Command, depth: Depth<'_>) -> Shell {
 }
 
 /// Code of another language.
-fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
+fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
     let anything = || Shell::opaque(format!("`{program}` has code that can run anything"));
     if flags.is_empty() {
         return anything();
@@ -444,7 +440,7 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word]) -> Shell {
             Some(_) => {}
             None if matches!(text, "eval" | "exec") || is_device(text) => return anything(),
             // A file, and what follows is its own.
-            None => return Shell::default(),
+            None => return script(word, words.as_slice(), command, depth),
         }
     }
     // It reads its code from whoever started it, unless it looks for tests.

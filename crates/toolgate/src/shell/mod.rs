@@ -5,6 +5,8 @@
 
 mod acts;
 mod awk;
+#[cfg(test)]
+mod bash;
 mod behind;
 mod composed;
 mod goes;

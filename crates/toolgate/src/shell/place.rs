@@ -429,3 +429,17 @@ pub(crate) fn normal(path: &str) -> String {
     let joined = parts.join("/");
     if Path::new(path).is_absolute() { format!("/{joined}") } else { joined }
 }
+
+/// A file that is somebody's output, and not a file.
+pub(super) fn is_device(path: &str) -> bool {
+    let path = normal(path);
+    path == "-" || path.starts_with("/dev/") || path.starts_with("/proc/") || is_called_like_device(&path)
+}
+
+/// Whether a path that begins nobody knows where is called like one: `../../dev/stdin`, or `stdin` and `fd/0` behind a `cd`.
+fn is_called_like_device(path: &str) -> bool {
+    let name = base(path);
+    let above = path.rsplit_once('/').map(|(above, _)| base(above));
+    let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    matches!(name, "stdin" | "tty") || (is_number && above.is_none_or(|above| matches!(above, "" | "." | ".." | "fd")))
+}

@@ -2,6 +2,7 @@
 
 mod forbidden;
 mod home;
+mod scripts;
 mod spellings;
 
 use serde_json::json;

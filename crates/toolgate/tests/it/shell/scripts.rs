@@ -1,0 +1,46 @@
+//! A script is a program, whoever reads it out.
+
+use serde_json::json;
+use toolgate::policy::{Condition, Deny};
+use toolgate::{Agent, Tool};
+
+use super::verdict;
+use crate::support::Built;
+
+#[tokio::test]
+async fn a_script_that_a_shell_or_another_program_reads_is_run() {
+    let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
+    let runs = ["deploy.sh --prod", "wipe.py", "setup.mjs"].map(str::to_owned).to_vec();
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
+        .policy(Deny::new("no_scripts", ["bash"]).when("/command", Condition::Runs(runs)).reason("Not that."));
+    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    for (n, (command, expected)) in [
+        ("./deploy.sh --prod", "deny"),
+        ("bash deploy.sh --prod", "deny"),
+        ("bash -x ./bin/deploy.sh -v --prod", "deny"),
+        ("sh -eu -- bin/deploy.sh --prod", "deny"),
+        ("zsh deploy.sh --prod < in.txt", "deny"),
+        (". ./deploy.sh --prod", "deny"),
+        ("source -- deploy.sh --prod", "deny"),
+        ("sudo bash deploy.sh --prod", "deny"),
+        ("cd bin && env A=b bash 'deploy'.sh --prod", "deny"),
+        ("find . -name deploy.sh -exec bash {} --prod \\;", "ask"),
+        ("python3 wipe.py", "deny"),
+        ("python3 -u tools/wipe.py --all", "deny"),
+        ("node setup.mjs", "deny"),
+        ("timeout 5 node --no-warnings ./setup.mjs", "deny"),
+        ("bash deploy.sh --staging", "allow"),
+        ("bash other.sh", "allow"),
+        ("bash other.sh deploy.sh --prod", "ask"),
+        ("bash -n < deploy.sh", "ask"),
+        ("cat deploy.sh && grep -n -- --prod deploy.sh", "allow"),
+        ("python3 wiped.py", "allow"),
+        ("python3 -m pytest wipe.py", "allow"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(verdict(&gate, n, command).await, expected, "{command}");
+    }
+}
