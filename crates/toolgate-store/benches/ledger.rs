@@ -145,6 +145,25 @@ fn raw(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
     took
 }
 
+/// SQLite itself: the same bytes in the same batches, in one table without an index; rows a second.
+fn bare(directory: &Path, bytes: usize, batch: usize, transactions: usize) -> f64 {
+    let sql = rusqlite::Connection::open(directory.join(format!("bare-{batch}-{}.db", NEXT.fetch_add(1, Ordering::Relaxed)))).unwrap();
+    sql.execute_batch(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000;
+         CREATE TABLE ledger (seq INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    )
+    .unwrap();
+    let body = "x".repeat(bytes);
+    let mut insert = sql.prepare("INSERT INTO ledger (body) VALUES (?1)").unwrap();
+    let begun = Instant::now();
+    for _ in 0..transactions {
+        sql.execute_batch("BEGIN IMMEDIATE").unwrap();
+        (0..batch).for_each(|_| drop(insert.execute([&body]).unwrap()));
+        sql.execute_batch("COMMIT").unwrap();
+    }
+    (batch * transactions) as f64 / begun.elapsed().as_secs_f64()
+}
+
 async fn one_row(store: Arc<SqliteStore>) {
     let n = NEXT.load(Ordering::Relaxed) as usize;
     store.finish(finish(row(n % 512, n % 10_000), true)).await.unwrap().unwrap();
@@ -155,10 +174,10 @@ async fn one_claim(store: Arc<SqliteStore>) {
     store.begin(intent, &charges, None, Timestamp::now()).await.unwrap().unwrap();
 }
 
-async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize) -> Line {
+async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize) -> [Line; 2] {
     let store = Arc::new(SqliteStore::open(directory.join(format!("rows-{tasks}.db"))).unwrap());
     at_once(&store, tasks * 4, tasks, one_row).await;
-    let (mut values, mut floors, mut batch) = (Vec::new(), Vec::new(), 0.0);
+    let (mut values, mut bares, mut floors, mut batch) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     let bytes = row(1, 1).canonical().unwrap().len();
     for _ in 0..3 {
         // What is measured is the store: the calls that the rows speak of were made before.
@@ -182,21 +201,23 @@ async fn rows_per_second(directory: &Path, name: &str, tasks: usize, rows: usize
         batch = rows as f64 / transactions as f64;
         let floor: f64 = raw(directory, bytes * rows / transactions, transactions).iter().sum();
         floors.push(rows as f64 / (floor / 1e9));
+        bares.push(bare(directory, bytes, rows / transactions, transactions));
     }
     let note = format!(
         "durable rows of {bytes} bytes, {batch:.1} a transaction, {tasks} callers; floor: write and fdatasync of the same bytes in the same batches"
     );
-    line(name, "rows/s", median(values), median(floors), &note)
+    let (value, bare, floor) = (median(values), median(bares), median(floors));
+    let alone = format!("SQLite by itself: one table without an index, {batch:.1} rows a transaction; floor: the same");
+    [line(name, "rows/s", value, floor, &note), line(&format!("{name}_bare"), "rows/s", bare, floor, &alone)]
 }
 
 /// As fast as it gets, and what is left of the disk where few write at once.
 async fn all_rows_per_second(directory: &Path) -> Vec<Line> {
-    vec![
-        rows_per_second(directory, "ledger_rows_per_s", 512, 40_960).await,
-        rows_per_second(directory, "ledger_rows_per_s_c1", 1, 1_000).await,
-        rows_per_second(directory, "ledger_rows_per_s_c8", 8, 8_000).await,
-        rows_per_second(directory, "ledger_rows_per_s_c64", 64, 32_000).await,
-    ]
+    let mut lines = Vec::new();
+    for (name, tasks, rows) in [("", 512, 40_960), ("_c1", 1, 1_000), ("_c8", 8, 8_000), ("_c64", 64, 32_000)] {
+        lines.extend(rows_per_second(directory, &format!("ledger_rows_per_s{name}"), tasks, rows).await);
+    }
+    lines
 }
 
 async fn claims(directory: &Path, tasks: usize, times: usize) -> Line {

@@ -1,10 +1,11 @@
-//! The reader beside Bash itself: whatever Bash runs, the reader has seen, or doubts. Commands are made up at random; those that pass a
-//! rule on the program `zap` and the file `secret` are run, in a place where no other programs are to be had than harmless ones.
+//! The reader beside Bash itself: whatever Bash runs, reads or writes, the reader has seen, or doubts. Commands are made up at random;
+//! those that pass a rule on the program `zap` and the file `secret` are run, in a place where only harmless programs are to be had.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{Place, Shell, Sure};
 
@@ -56,148 +57,69 @@ const SEEDS: &[&str] = &[
     "test -n \"$x\" -a zap = zap && echo a",
     "while read l; do echo \"$l\"; done <<E\nzap\nE",
     "echo a;zap&&echo b|cat",
+    "cat secret; x=$(<secret); echo \"$x\"",
+    "read x < secret; echo $x",
+    "mapfile -t a < secret; echo \"${a[0]}\"",
+    "while read l; do echo $l; done < secret",
+    "cat 'sec'ret \"$(echo secret)\" s\\ecret",
+    "cat {a,secret} s?cret",
+    "echo \"${x:-a\"b\"c}\" '${x}' \"`echo \\`zap\\``\"",
+    "[[ abc =~ ^(a|b)c$ ]] && zap; [[ x == [a-z]* ]]",
+    "[[ $x =~ \"a b\" || ( a < b && -e secret ) ]]; echo $?",
+    "case \"$x\" in (a*|'b c') echo;; [!x]) zap;& *) : ;;& esac",
+    "cat <<A <<B\n$(zap)\nA\nb\nB\nzap",
+    "cat <<E\"O\"F\n$(zap)\nEOF\necho",
+    "x=$(cat <<E\nzap\nE\n); echo \"$x\"",
+    "f() { zap; } > secret 2>&1; f",
+    "if [ -n \"$x\" ]; then echo; elif ! zap; then :; else echo; fi",
+    "for ((i=0; i<2; i++)); do zap; done",
+    "for x; do zap; done; for x in; do :; done",
+    "((x++)) || let 'y = 1 << 2'; echo $[1+1]",
+    "a[0]=zap; a+=(b); ${a[0]} x; declare -a b=([1]=zap); ${b[1]}",
+    "declare -A m=([k]=zap); ${m[k]}; echo ${!m[@]}",
+    "x=\"a'b\"; y='c\"d'; echo \"$x\" '$y' \\; zap",
+    "echo ${x#*zap} ${x%%z*} ${x/zap/b} ${x^^} ${x:0:1} ${x:?zap}",
+    "exec 3> secret; echo a >&3; exec {fd}<secret; cat <&$fd",
+    "echo a >&2 2>&1 &>> secret",
+    "{ echo; zap; } & { :; }; wait $!",
+    "time -p zap; ! ! zap",
+    "x=a y=b; z=\"$x\"$y zap",
+    "echo \"$((1+(2*3)))\" $(( (1) )) $((x?zap:1))",
+    "echo $(echo $(echo `zap`)) $( (zap) ) $({ zap; })",
+    "cat <<'E' | cat\n`zap`\nE\n",
+    "printf '%s' \"$(printf zap)\"; $(printf zap)",
+    "set -- a zap; shift; \"$@\"; $1",
+    "IFS=z; x=azap; echo $x; unset IFS",
+    "echo \\# zap; echo a#zap; echo '#' zap #zap",
+    "echo -e 'a\\nzap' | cat -",
+    "cd . && zap; (cd ..; zap)",
+    "local x=zap; export y=zap z; readonly w=zap; $w",
+    "x='$(zap)'; eval echo $x; echo \"$x\"",
+    "alias a=zap; a; unalias a",
+    "source secret; . ./secret",
+    "sh < secret; sh -s <<< zap; sh -c \"$(cat secret)\"",
+    "xargs zap < /dev/null; echo zap | xargs env",
+    "echo 'a\nb' \"c\nd\" e\nzap",
+    "while :; do zap; break; done; until :; do zap; done",
+    "function zip() (zap); zip; function a { zap; } >secret; a",
+    "coproc A { zap; }; wait; select x in; do :; done",
+    "trap zap EXIT; trap - EXIT; trap 'echo zap' DEBUG",
+    "test zap -nt secret; [ -f secret ] && echo; type zap; command -v zap; hash zap",
+    "echo ~zap ~/zap $HOME/zap ./zap ../desk/secret",
 ];
 
 /// What is put in between.
+#[rustfmt::skip]
 const PIECES: &[&str] = &[
-    " ",
-    " ",
-    "\n",
-    "\n",
-    "\t",
-    "\r",
-    "\\\n",
-    "\\",
-    "'",
-    "\"",
-    "`",
-    "$",
-    ";",
-    ";;",
-    "&",
-    "&&",
-    "|",
-    "||",
-    "|&",
-    "(",
-    ")",
-    "((",
-    "))",
-    "{",
-    "}",
-    "{ ",
-    "; }",
-    "[",
-    "]",
-    "[[ ",
-    " ]]",
-    "[ ",
-    " ]",
-    "$(",
-    "$((",
-    "${",
-    "${x",
-    "$x",
-    "$'",
-    "$\"",
-    "<",
-    ">",
-    ">>",
-    "<<",
-    "<<<",
-    "<<E\n",
-    "\nE\n",
-    "<<'E'\n",
-    "<<-E\n",
-    "<<\\E\n",
-    "<(",
-    ">(",
-    "2>",
-    ">&",
-    "<&",
-    "&>",
-    ">|",
-    "<>",
-    "#",
-    " #",
-    "!",
-    " ! ",
-    "=",
-    "+=",
-    "x=",
-    "x=zap ",
-    "a=(",
-    "-",
-    "--",
-    "*",
-    "?",
-    "~",
-    ",",
-    "..",
-    ":",
-    "@",
-    "%",
-    "^",
-    "+",
-    "0",
-    "1",
-    "a",
-    "E",
-    "zap",
-    " zap",
-    "zap ",
-    "\nzap\n",
-    ";zap;",
-    "'zap'",
-    "\\zap",
-    "z\\ap",
-    "secret",
-    "> secret",
-    ">secret ",
-    "if ",
-    "then ",
-    "fi",
-    "; fi",
-    "else ",
-    "for x in ",
-    "do ",
-    "; done",
-    "while ",
-    "case a in ",
-    "a) ",
-    ";; esac",
-    "esac",
-    "function ",
-    "time ",
-    "coproc ",
-    "eval ",
-    "command ",
-    "env ",
-    "echo ",
-    "true ",
-    ": ",
-    "cat ",
-    "sh -c ",
-    "let ",
-    "declare ",
-    "export ",
-    "unset x ",
-    "printf -v x ",
-    "read x ",
-    "test ",
-    "{a,zap}",
-    "${x:=zap}",
-    "${!x}",
-    "$((x))",
-    "x[1]=",
-    "$[",
-    "$@",
-    "\"$@\"",
-    "$1",
-    "set -- zap; ",
-    "\u{a0}",
-    "\u{b}",
-    "é",
+    " ", " ", "\n", "\n", "\t", "\r", "\\\n", "\\", "'", "\"", "`", "$", ";", ";;", "&", "&&", "|", "||", "|&", "(", ")", "((", "))", "{", "}",
+    "{ ", "; }", "[", "]", "[[ ", " ]]", "[ ", " ]", "$(", "$((", "${", "${x", "$x", "$'", "$\"", "<", ">", ">>", "<<", "<<<", "<<E\n", "\nE\n",
+    "<<'E'\n", "<<-E\n", "<<\\E\n", "<(", ">(", "2>", ">&", "<&", "&>", ">|", "<>", "#", " #", "!", " ! ", "=", "+=", "x=", "x=zap ", "a=(", "-",
+    "--", "*", "?", "~", ",", "..", ":", "@", "%", "^", "+", "0", "1", "a", "E", "zap", " zap", "zap ", "\nzap\n", ";zap;", "'zap'", "\\zap", "z\\ap",
+    "secret", "> secret", ">secret ", "if ", "then ", "fi", "; fi", "else ", "for x in ", "do ", "; done", "while ", "case a in ", "a) ", ";; esac",
+    "esac", "function ", "time ", "coproc ", "eval ", "command ", "env ", "echo ", "true ", ": ", "cat ", "sh -c ", "let ", "declare ", "export ",
+    "unset x ", "printf -v x ", "read x ", "test ", "{a,zap}", "${x:=zap}", "${!x}", "$((x))", "x[1]=", "$[", "$@", "\"$@\"", "$1", "set -- zap; ",
+    "\u{a0}", "\u{b}", "é", "&>>", "{fd}>", " < secret", "$(<secret)", "cat secret", "sec", "\"${x-", "}\"", "'\"'", "\"'\"", "\\`", "\\\"", "\\$",
+    "$(cat <<E\n", "\nE\n)", "=~ ", "(a|b)", " in ", ";&", "*) ", "a[0]=", "a+=(", "${a[", "]}", "<<\"E\"\n", "\n\tE\n", "<<- E\n", "elif ",
 ];
 
 /// How many are made up.
@@ -243,18 +165,27 @@ impl Chance {
     }
 }
 
-/// Where commands are run: a directory with nothing in it, and the few programs that there are.
+/// What stands in the file, and nowhere else.
+const CONTENT: &str = "S3CR3T";
+
+/// Where commands are run: a directory with one file in it, and the few programs that there are.
 struct Ground {
     home: tempfile::TempDir,
     bash: PathBuf,
 }
 
+/// What a command did: it ran the program, or it read or changed the file.
+#[derive(Debug, PartialEq, Eq)]
+struct Did {
+    zapped: bool,
+    touched: bool,
+}
+
 impl Ground {
     fn new() -> Self {
         let home = tempfile::tempdir().unwrap();
-        let (programs, desk) = (home.path().join("programs"), home.path().join("desk"));
+        let programs = home.path().join("programs");
         std::fs::create_dir(&programs).unwrap();
-        std::fs::create_dir(desk).unwrap();
         let found = |name: &str| ["/usr/bin", "/bin"].iter().map(|place| Path::new(place).join(name)).find(|path| path.exists()).unwrap();
         for name in ["cat", "env", "true", "false", "xargs", "sleep"] {
             symlink(found(name), programs.join(name)).unwrap();
@@ -264,61 +195,85 @@ impl Ground {
         let zap = programs.join("zap");
         std::fs::write(&zap, format!("#!/bin/sh\n: > {}\n", home.path().join("zapped").display())).unwrap();
         std::fs::set_permissions(&zap, std::fs::Permissions::from_mode(0o755)).unwrap();
-        Self { home, bash }
+        let ground = Self { home, bash };
+        ground.tidy();
+        ground
     }
 
-    /// Whether a command runs the program, and whether it writes the file.
-    fn run(&self, text: &str) -> (bool, bool) {
-        let (zapped, desk) = (self.home.path().join("zapped"), self.home.path().join("desk"));
-        let mut command = Command::new("/usr/bin/timeout");
-        command.args(["--kill-after=1", "2"]).arg(&self.bash).args(["--norc", "--noprofile", "-c", text]).env_clear();
-        command.env("PATH", self.home.path().join("programs")).env("HOME", &desk).env("FUNCNEST", "4").current_dir(&desk);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    fn tidy(&self) {
+        let desk = self.home.path().join("desk");
+        let _ = std::fs::remove_dir_all(&desk);
+        std::fs::create_dir(&desk).unwrap();
+        std::fs::write(desk.join("secret"), CONTENT).unwrap();
+    }
+
+    fn run(&self, text: &str) -> Did {
+        let (zapped, desk, said) = (self.home.path().join("zapped"), self.home.path().join("desk"), self.home.path().join("said"));
+        let out = std::fs::File::create(&said).unwrap();
+        let mut command = Command::new(&self.bash);
+        command.args(["--norc", "--noprofile", "-c", text]).env_clear().current_dir(&desk);
+        command.env("PATH", self.home.path().join("programs")).env("HOME", &desk).env("FUNCNEST", "4");
+        command.stdin(Stdio::null()).stderr(out.try_clone().unwrap()).stdout(out).process_group(0);
         let mut child = command.spawn().unwrap();
         let group = rustix::process::Pid::from_child(&child);
-        child.wait().unwrap();
-        // What it has left behind in the background is not waited for long.
-        std::thread::sleep(std::time::Duration::from_millis(if text.contains('&') || text.contains("coproc") { 5 } else { 0 }));
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        let ran = zapped.exists();
-        let _ = std::fs::remove_file(zapped);
-        let written = desk.join("secret").exists();
-        if std::fs::read_dir(&desk).unwrap().next().is_some() {
-            std::fs::remove_dir_all(&desk).unwrap();
-            std::fs::create_dir(&desk).unwrap();
+        let begun = Instant::now();
+        while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_micros(300));
         }
-        (ran, written)
+        // What it has left in the background is not waited for long.
+        if text.contains('&') || text.contains("coproc") || text.contains(">(") || text.contains("<(") {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        child.wait().unwrap();
+        let did = Did {
+            zapped: std::fs::remove_file(zapped).is_ok(),
+            touched: std::fs::read_to_string(desk.join("secret")).ok().as_deref() != Some(CONTENT)
+                || std::fs::read(said).unwrap().windows(CONTENT.len()).any(|part| part == CONTENT.as_bytes()),
+        };
+        if did.touched || std::fs::read_dir(&desk).unwrap().count() != 1 {
+            self.tidy();
+        }
+        did
     }
 }
 
-#[test]
-fn whatever_bash_runs_or_writes_was_seen_or_doubted() {
-    let (ground, mut leaks, mut tried) = (Ground::new(), Vec::new(), 0);
-    // The test itself can see something.
-    assert_eq!(ground.run("zap > secret"), (true, true));
-    assert_eq!(ground.run("echo zap; cat secret"), (false, false));
-    let seed = std::env::var("TOOLGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x9e37_79b9_7f4a_7c15);
-    let mut chance = Chance(seed);
-    for _ in 0..rounds() {
+/// Commands that pass and should not, and how many have passed.
+fn leaks(seed: u64, rounds: usize) -> (Vec<String>, usize) {
+    let (ground, mut chance, mut leaks, mut tried) = (Ground::new(), Chance(seed), Vec::new(), 0);
+    // What is looked for can be seen.
+    assert_eq!(ground.run("zap; echo a > secret"), Did { zapped: true, touched: true });
+    assert_eq!(ground.run("cat secret"), Did { zapped: false, touched: true });
+    assert_eq!(ground.run("echo zap secret; : > other"), Did { zapped: false, touched: false });
+    for _ in 0..rounds {
         let text = chance.command();
-        if text.contains('\0') {
-            continue;
-        }
         let shell = Shell::read(&text);
         if shell.doubt().is_some() {
             continue;
         }
-        let runs = shell.runs("zap") == Sure::No;
-        let touches = shell.touches(&[Place::new("secret", "/home/ann")], false, true, None) == Sure::No;
-        if (runs && text.contains('z')) || (touches && text.contains("secret")) {
+        let runs = text.contains('z') && shell.runs("zap") == Sure::No;
+        let touches = text.contains("se") && shell.touches(&[Place::new("secret", "/home/ann")], false, true, None) == Sure::No;
+        if runs || touches {
             tried += 1;
-            let (ran, written) = ground.run(&text);
-            if (ran && runs) || (written && touches) {
+            let did = ground.run(&text);
+            if (did.zapped && runs) || (did.touched && touches) {
                 leaks.push(text);
             }
         }
     }
+    (leaks, tried)
+}
+
+#[test]
+fn whatever_bash_runs_reads_or_writes_was_seen_or_doubted() {
+    let seed: u64 = std::env::var("TOOLGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x9e37_79b9_7f4a_7c15);
+    let half = rounds() / 2;
+    let (one, other) = std::thread::scope(|threads| {
+        let one = threads.spawn(|| leaks(seed, half));
+        (leaks(!seed, half), one.join().unwrap())
+    });
+    let (found, tried) = ([one.0, other.0].concat(), one.1 + other.1);
     println!("{tried} of {} passed and were run", rounds());
     assert!(tried > rounds() / 100, "hardly any pass: {tried}");
-    assert!(leaks.is_empty(), "{} pass, and should not: {:#?}", leaks.len(), &leaks[..leaks.len().min(40)]);
+    assert!(found.is_empty(), "{} pass, and should not: {:#?}", found.len(), &found[..found.len().min(40)]);
 }

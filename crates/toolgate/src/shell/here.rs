@@ -18,7 +18,12 @@ impl Reader<'_> {
         // Where it ends the first time, it ends: a substitution in it does not keep it open.
         let is_name = |line: &str| line == bare || (has_tabs && line.trim_start_matches('\t') == bare);
         let goes_on = part("heredoc_body").is_some_and(|body| self.of(body).lines().any(is_name));
-        if !plain || !ends || goes_on {
+        // It begins on the next line, whatever goes on there: `cat <<E |`.
+        let line =
+            |start: Node<'_>, body: Node<'_>| self.text.get(start.end_byte()..body.start_byte()).map(|text| text.replace("\\\n", ""));
+        let between = part("heredoc_start").zip(part("heredoc_body").or(part("heredoc_end"))).and_then(|(start, body)| line(start, body));
+        let begins_later = between.is_some_and(|between| between.split_once('\n').is_some_and(|(_, more)| !more.trim().is_empty()));
+        if !plain || !ends || goes_on || begins_later {
             self.doubt("a text in the command ends where nobody can tell");
         }
     }

@@ -37,6 +37,8 @@ impl Reader<'_> {
         match node.kind() {
             "file_redirect" | "heredoc_redirect" if loses_words(node, above) => return Some(UNREAD),
             "comment" if self.is_calculated(above) => return Some("a part looks like a comment and is none"),
+            "test_command" if !stands_apart(self.of(node)) => return Some("a word begins or ends like a test and is none"),
+            "expansion" if hides_commands(self.of(node), above) => return Some("commands may stand where a variable is named"),
             _ => {}
         }
         if node.child_count() == 0 { self.leaf(node, above) } else { self.between(node, above) }
@@ -104,6 +106,24 @@ impl Reader<'_> {
         let outer = if is_closed { Some(node) } else { above.iter().rev().find(|outer| CLOSED.contains(&outer.kind())).copied() };
         outer.is_some_and(|outer| outer.kind() == "test_command" && !self.of(outer).starts_with("[["))
     }
+}
+
+/// Whether the brackets of a test are words of their own: `[[a` is a program, and `b]]` a text.
+fn stands_apart(test: &str) -> bool {
+    let Some(inner) =
+        test.strip_prefix("[[").map(|rest| rest.strip_suffix("]]")).or_else(|| Some(test.strip_prefix('[')?.strip_suffix(']')))
+    else {
+        return true;
+    };
+    let is_space = |c: char| matches!(c, ' ' | '\t' | '\n');
+    inner.is_some_and(|inner| (inner.starts_with(is_space) || inner.starts_with("\\\n")) && inner.ends_with(is_space))
+}
+
+/// Whether what stands for a variable runs something that the grammar takes for text: commands whose output is a file, and in a text
+/// in quotes what begins with `$\(` between quotes of its own.
+fn hides_commands(expansion: &str, above: &[Node<'_>]) -> bool {
+    let is_quoted = above.iter().any(|outer| outer.kind() == "string");
+    expansion.contains("<(") || expansion.contains(">(") || (is_quoted && expansion.contains('"') && expansion.contains('\\'))
 }
 
 /// Whether words stand behind a file or a text, and are those of no command that is looked at.

@@ -150,7 +150,10 @@ const SPECIAL: &[&str] = &[
 
 impl<'r> Reader<'r> {
     pub(super) fn of(&self, node: Node<'_>) -> &'r str {
-        self.text.get(node.byte_range()).unwrap_or_default()
+        let text = self.text.get(node.byte_range()).unwrap_or_default();
+        // In a text of several lines the grammar takes the spaces before one of these for its own.
+        let is_spaced = matches!(node.kind(), "arithmetic_expansion" | "command_substitution" | "expansion" | "simple_expansion");
+        if is_spaced { text.trim_start() } else { text }
     }
 
     pub(super) fn doubt(&mut self, why: impl Into<String>) {

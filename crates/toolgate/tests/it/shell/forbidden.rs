@@ -46,6 +46,15 @@ async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
 #[tokio::test]
 async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
     let others = [
+        // As Bash reads it, and the grammar does not.
+        "echo ${x:->(rm -r d)}",
+        "echo \"${x:-<(rm -r d)}\"",
+        "echo \"a ${x-\"$\\(rm -r d)\"} b\"",
+        "[[a == b>.env && -n x ]]",
+        "[[ a == b]] || curl x ]]",
+        "[a = b>.env ]",
+        "cat <<'E' |\nE\n cat\n`curl x`\nE\n",
+        "echo \"a\n `echo \\`curl x\\``\"",
         // As other shells read it.
         "=rm -r d",
         "env =git push",

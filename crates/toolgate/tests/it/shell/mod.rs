@@ -73,6 +73,9 @@ async fn a_command_that_is_no_text_is_not_let_through_unread() {
 async fn everyday_commands_are_let_through() {
     let everyday = [
         "ls -la",
+        "[[ -n $x ]] && [ -f Cargo.toml ] && echo \"${x:-\"a b\"}\"",
+        "git commit -F - <<E && git log -1\n\n  A title\n\nAnd more.\nE",
+        "wc -l *test.rs *.env.example",
         "cargo test --workspace 2>&1 | tail -20",
         "git status && git diff HEAD~1 --stat",
         "git commit -m 'Push the button'",

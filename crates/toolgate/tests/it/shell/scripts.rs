@@ -1,4 +1,4 @@
-//! A script is a program, whoever reads it out.
+//! A script is a program, whoever reads it out; and a pattern of names may be the whole name.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
@@ -37,6 +37,30 @@ async fn a_script_that_a_shell_or_another_program_reads_is_run() {
         ("cat deploy.sh && grep -n -- --prod deploy.sh", "allow"),
         ("python3 wiped.py", "allow"),
         ("python3 -m pytest wipe.py", "allow"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(verdict(&gate, n, command).await, expected, "{command}");
+    }
+}
+
+#[tokio::test]
+async fn a_star_before_a_name_may_stand_for_nothing() {
+    let places = vec!["secrets.yaml".to_owned()];
+    let condition = Condition::Touches { places, lenient: false, trees: true, whole: false, from: None };
+    let agent = Agent::builder("coder")
+        .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
+        .policy(Deny::new("no_secrets", ["bash"]).when("/command", condition).reason("Not that."));
+    let gate = crate::support::gate().agent(agent.build().unwrap()).built();
+    for (n, (command, expected)) in [
+        ("cat *secrets.yaml", "ask"),
+        ("cat conf/*secrets.yaml", "ask"),
+        ("cat **s?crets.yaml", "ask"),
+        ("echo a > *secrets.yaml", "ask"),
+        ("cat */*/*/*/*/*secrets.yaml", "ask"),
+        ("cat *.secrets.yaml", "allow"),
+        ("cat *secrets.yml", "allow"),
     ]
     .into_iter()
     .enumerate()
