@@ -3,7 +3,9 @@
 use std::cell::Cell;
 
 use super::behind::{behind_flags, git, wrapped};
-use super::known::{BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RUNNING, SHELLS, WRAPPERS};
+use super::known::{
+    BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RESERVED, RUNNING, SHELLS, WRAPPERS,
+};
 use super::options::{beginning, name_and_value};
 use super::place::is_device;
 use super::text::has_braces;
@@ -149,6 +151,9 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     };
     if depth.is_too_deep() {
         return Shell::opaque("commands stand in commands too deeply");
+    }
+    if command.words.first().and_then(Word::text).is_some_and(|word| RESERVED.contains(&word)) {
+        found.opaque.push(format!("`{program}` is no program to a shell"));
     }
     if CLOSED.contains(&program) {
         found.opaque.push(format!("`{program}` can run anything"));

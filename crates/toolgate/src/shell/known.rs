@@ -38,6 +38,12 @@ pub(super) const MODULES: &[&str] = &[
     "build", "tox", "coverage", "pylint", "django", "flask", "uvicorn", "zipfile", "tarfile", "this", "ensurepip", "pydoc", "site", "platform",
     "alembic", "celery", "gunicorn", "mkdocs", "pyright", "sphinx", "twine", "virtualenv",
 ];
+/// Words of the shell's own that the grammar takes for programs in some places: `! ! rm x`.
+#[rustfmt::skip]
+pub(super) const RESERVED: &[&str] = &[
+    "!", "[[", "]]", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select", "then", "until", "while",
+    "{", "}",
+];
 /// What these do, nobody reads off their words.
 #[rustfmt::skip]
 pub(super) const CLOSED: &[&str] = &[

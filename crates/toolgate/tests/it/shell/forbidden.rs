@@ -47,6 +47,9 @@ async fn what_comes_in_and_is_run_is_asked_about_by_a_rule_on_programs_alone() {
 async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
     let others = [
         // As Bash reads it, and the grammar does not.
+        "! ! curl\"$@\" x",
+        "time ! curl\"$@\" x",
+        "coproc curl\"$@\" x",
         "echo ${x:->(rm -r d)}",
         "echo \"${x:-<(rm -r d)}\"",
         "echo \"a ${x-\"$\\(rm -r d)\"} b\"",
