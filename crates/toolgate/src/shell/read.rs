@@ -280,8 +280,8 @@ impl<'r> Reader<'r> {
             "regex" | "extglob_pattern" if self.of(node).contains(['$', '`']) => {
                 self.doubt("a pattern holds what only the running shell knows")
             }
-            // Backticks take one level of escapes away before anybody reads.
-            "command_substitution" if self.of(node).starts_with('`') && self.of(node).contains('\\') => {
+            // Backticks take one level of escapes away before anybody reads; a `$` before them is none of theirs.
+            "command_substitution" if self.of(node).trim_start_matches('$').starts_with('`') && self.of(node).contains('\\') => {
                 self.doubt("a substitution holds escapes of its own")
             }
             "raw_string" | "ansi_c_string" if self.of(node).contains("$(") || self.of(node).contains('`') => {

@@ -50,6 +50,7 @@ async fn forbidden_acts_are_refused_or_asked_however_they_are_spelled() {
         "! ! curl\"$@\" x",
         "time ! curl\"$@\" x",
         "coproc curl\"$@\" x",
+        "echo \"$`echo \\`curl x\\``\"",
         "echo ${x:->(rm -r d)}",
         "echo \"${x:-<(rm -r d)}\"",
         "echo \"a ${x-\"$\\(rm -r d)\"} b\"",
