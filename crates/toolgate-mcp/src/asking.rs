@@ -38,7 +38,7 @@ pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>) {
         FromUpstream::Inputs(requests, reply) => {
             let _ = reply.send(ask_all(requests, peer).await);
         }
-        FromUpstream::Progress(_) | FromUpstream::Log(_) | FromUpstream::BreaksOff => {}
+        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilit
         FromUpstream::Sample(..) => capabilities.sampling.is_some(),
         FromUpstream::Roots(_) => capabilities.roots.is_some(),
         FromUpstream::Inputs(requests, _) => requests.values().all(can),
-        FromUpstream::Progress(_) | FromUpstream::Log(_) | FromUpstream::BreaksOff => true,
+        FromUpstream::Progress(_) | FromUpstream::Log(_) => true,
     }
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn decline(question: FromUpstream) {
         FromUpstream::Sample(_, reply) => drop(reply.send(Err(cannot()))),
         FromUpstream::Roots(reply) => drop(reply.send(Err(cannot()))),
         FromUpstream::Inputs(_, reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Progress(_) | FromUpstream::Log(_) | FromUpstream::BreaksOff => {}
+        FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
 
@@ -100,6 +100,6 @@ pub(crate) fn reply(asked: FromUpstream, said: Value) {
         FromUpstream::Roots(reply) => {
             let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
         }
-        FromUpstream::Inputs(..) | FromUpstream::Progress(_) | FromUpstream::Log(_) | FromUpstream::BreaksOff => {}
+        FromUpstream::Inputs(..) | FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }

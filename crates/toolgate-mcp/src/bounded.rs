@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{Stream, StreamExt};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, StatusCode};
 use rmcp::model::{
@@ -18,8 +18,6 @@ use rmcp::model::{
 use rmcp::transport::streamable_http_client::{
     HttpStatusError, SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
 };
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use sse_stream::{Sse, SseStream};
 
 /// The longest answer, or event, of an upstream.
@@ -37,11 +35,7 @@ const RESERVED: [&str; 3] = ["accept", SESSION, "last-event-id"];
 
 /// The way to an upstream of streamable HTTP.
 #[derive(Clone)]
-pub(crate) struct Bounded {
-    pub(crate) client: Client,
-    /// Hears of a request whose answer is not in the stream that it was to come in: it is to be had in another.
-    pub(crate) breaks_off: Arc<dyn Fn(RequestId) + Send + Sync>,
-}
+pub(crate) struct Bounded(pub(crate) Client);
 
 type Refused = StreamableHttpError<reqwest::Error>;
 
@@ -59,8 +53,7 @@ impl StreamableHttpClient for Bounded {
         if let Some(name) = custom.keys().find(|name| RESERVED.contains(&name.as_str())) {
             return Err(StreamableHttpError::ReservedHeaderConflict(name.to_string()));
         }
-        let mut request =
-            self.client.post(&*uri).headers(custom.into_iter().collect::<HeaderMap>()).header(ACCEPT, format!("{EVENTS}, {JSON}"));
+        let mut request = self.0.post(&*uri).headers(custom.into_iter().collect::<HeaderMap>()).header(ACCEPT, format!("{EVENTS}, {JSON}"));
         if let Some(session) = &session {
             request = request.header(SESSION, &**session);
         }
@@ -87,14 +80,8 @@ impl StreamableHttpClient for Bounded {
         }
         if status.is_success() && is(EVENTS) {
             let id = asked.map(|request| request.id.clone());
-            let mut unanswered = Unanswered { id: id.clone(), resumable: false, breaks_off: Arc::clone(&self.breaks_off) };
-            let events = events(answer.bytes_stream()).map(Some).chain(stream::once(ready(None))).scan(false, move |over, event| {
-                let Some(event) = event else {
-                    unanswered.ended();
-                    return ready(None);
-                };
+            let events = events(answer.bytes_stream()).scan(false, move |over, event| {
                 let last = std::mem::replace(over, event.is_err());
-                unanswered.heard(event.as_ref().ok());
                 let event = match event {
                     Err(error) if is_too_long(&error) => {
                         Ok(Sse::default().data(serde_json::to_string(&too_long(id.clone())).unwrap_or_default()))
@@ -161,7 +148,7 @@ impl StreamableHttpClient for Bounded {
         token: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
-        self.client.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await
+        self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await
     }
 
     async fn delete_session(
@@ -171,38 +158,7 @@ impl StreamableHttpClient for Bounded {
         token: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), Refused> {
-        self.client.delete_session(uri, session, token, custom).await
-    }
-}
-
-/// A request whose stream has not brought the answer yet.
-struct Unanswered {
-    id: Option<RequestId>,
-    /// The rest can be had in another stream: something in this one has a name to go on from.
-    resumable: bool,
-    breaks_off: Arc<dyn Fn(RequestId) + Send + Sync>,
-}
-
-impl Unanswered {
-    /// Something came, or the stream broke, which nobody has meant.
-    fn heard(&mut self, event: Option<&Sse>) {
-        /// As much of a message as tells an answer from everything else.
-        #[derive(Deserialize)]
-        struct Said {
-            method: Option<IgnoredAny>,
-        }
-        let Some(event) = event else { return self.id = None };
-        self.resumable |= event.id.as_ref().is_some_and(|id| !id.is_empty());
-        let text = event.data.as_deref().filter(|text| !text.trim().is_empty());
-        if text.is_some_and(|text| serde_json::from_str::<Said>(text).is_ok_and(|said| said.method.is_none())) {
-            self.id = None;
-        }
-    }
-
-    fn ended(&mut self) {
-        if let Some(id) = self.id.take().filter(|_| self.resumable) {
-            (self.breaks_off)(id);
-        }
+        self.0.delete_session(uri, session, token, custom).await
     }
 }
 

@@ -240,7 +240,6 @@ impl Door {
                 Some(said) = underway.heard.recv(), if !busy => match said {
                     FromUpstream::Progress(progress) => self.progress(progress, client).await,
                     FromUpstream::Log(message) => self.log(message, client).await,
-                    FromUpstream::BreaksOff => client.break_off(),
                     question if !can_answer(&question, &underway.line.capabilities) => decline(question),
                     // Who cannot be waited for is not asked, and the upstream says what becomes of that.
                     question if modern && !self.gateway.0.parked.has_room(&key) => decline(question),
@@ -419,7 +418,7 @@ impl Door {
             FromUpstream::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),
             FromUpstream::Roots(_) => one(InputRequest::ListRoots(ListRootsRequest::default())),
             FromUpstream::Inputs(requests, _) => requests.clone(),
-            FromUpstream::Progress(_) | FromUpstream::Log(_) | FromUpstream::BreaksOff => return None,
+            FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
         };
         let task = underway.task.apart();
         // Nobody waits for its client when the gateway ends.

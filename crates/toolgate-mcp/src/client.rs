@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use rmcp::model::{
     ClientCapabilities, ClientConfig, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, Implementation,
-    ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, RequestId, ResourceUpdatedNotificationParam,
+    ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ResourceUpdatedNotificationParam,
 };
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::{ClientHandler, ErrorData, RoleClient};
@@ -116,20 +116,6 @@ impl ClientHandler for Ears {
 }
 
 impl Ears {
-    /// Says that the stream of an answer has ended before the answer.
-    pub(crate) fn on_break_off(&self) -> impl Fn(RequestId) + Send + Sync + use<> {
-        let link = Weak::clone(&self.0);
-        move |id| {
-            if let Some(link) = link.upgrade() {
-                tokio::spawn(async move {
-                    if let Some(line) = link.line_of(Some(&id)).await {
-                        let _ = line.try_send(FromUpstream::BreaksOff);
-                    }
-                });
-            }
-        }
-    }
-
     fn lists_changed(&self) {
         if let Some(link) = self.0.upgrade() {
             link.lists_changed();

@@ -8,12 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::batch::asks;
 use crate::gateway::lock;
@@ -106,34 +104,11 @@ impl Drop for Names {
     }
 }
 
-/// The stream of an answer that its client knows to come back for.
-#[derive(Clone, Default)]
-pub(crate) struct Resumable(CancellationToken);
-
-impl Resumable {
-    /// For a request in a session of the one revision that has such streams.
-    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
-        let fits = headers.contains_key("mcp-session-id") && headers.get("mcp-protocol-version").is_some_and(|of| of == "2025-11-25");
-        fits.then(Self::default)
-    }
-
-    /// Nothing more comes in it; what is still to be said is kept for whoever comes back.
-    pub(crate) fn end(&self) {
-        self.0.cancel();
-    }
-
-    pub(crate) fn ended(&self) -> Pin<Box<WaitForCancellationFutureOwned>> {
-        Box::pin(self.0.clone().cancelled_owned())
-    }
-}
-
 /// An answer with the seat that it takes, and the requests that it is for.
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
     pub(crate) _seat: OwnedSemaphorePermit,
     pub(crate) unanswered: Option<Unanswered>,
-    /// When its stream is broken off.
-    pub(crate) broken: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 impl Body for Seated {
@@ -142,10 +117,6 @@ impl Body for Seated {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
-        // All that was said before is told.
-        if polled.is_pending() && self.broken.as_mut().is_some_and(|broken| broken.as_mut().poll(context).is_ready()) {
-            return Poll::Ready(None);
-        }
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(said) = frame.data_ref()
             && let Some(unanswered) = self.unanswered.take_if(|unanswered| unanswered.is_answered_by(said))

@@ -29,7 +29,7 @@ use crate::identity::{self, Asked, Caller};
 use crate::lines::bounds;
 use crate::misread::Glimpse;
 use crate::raw::{self, Message, Read};
-use crate::seat::{Held, Open, Resumable, Seated};
+use crate::seat::{Held, Open, Seated};
 use crate::straight::Straight;
 
 mod listen;
@@ -218,12 +218,7 @@ impl Http {
                     return Ok(batch
                         .answer(self, &parts, &caller, asked.agent.as_deref())
                         .await
-                        .map(|body| Seated { body, _seat: seat, unanswered, broken: None }.boxed()));
-                }
-                let resumable = Resumable::of(&parts.headers);
-                let broken = resumable.as_ref().map(Resumable::ended);
-                if let Some(resumable) = resumable {
-                    parts.extensions.insert(resumable);
+                        .map(|body| Seated { body, _seat: seat, unanswered }.boxed()));
                 }
                 let answer = match Straight::of(&running, &parts, &mut message.value) {
                     Some(call) => call.answer(self, parts).await,
@@ -243,7 +238,7 @@ impl Http {
                     }
                 };
                 // It takes its seat until all of the answer is said; those who only listen take none.
-                Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat, unanswered, broken }.boxed()) })
+                Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()) })
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let _counted = self.gateway.count();

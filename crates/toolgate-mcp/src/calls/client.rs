@@ -11,7 +11,6 @@ use toolgate::Answer;
 
 use crate::misread;
 use crate::raw::Raw;
-use crate::seat::Resumable;
 
 /// The longest name of a request that is written down.
 const LONGEST_ID: usize = 200;
@@ -60,13 +59,6 @@ impl<'c> Client<'c> {
             modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::MODERN),
             gone: &context.ct,
             ear: Ear::Peer(&context.peer),
-        }
-    }
-
-    /// Ends the stream that it waits at, where it knows to come back for the rest.
-    pub(super) fn break_off(&self) {
-        if let Some(stream) = self.parts.and_then(|parts| parts.extensions.get::<Resumable>()) {
-            stream.end();
         }
     }
 

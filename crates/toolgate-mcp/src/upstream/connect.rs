@@ -10,20 +10,19 @@ use super::link::is_modern;
 use super::oauth::Asking;
 use super::straight::Straight;
 use crate::bounded::{Bounded, LONGEST};
-use crate::client::Ears;
 use reqwest::header::{HeaderName, HeaderValue};
-use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
+use rmcp::{ClientHandler, RoleClient};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
 
 /// A connection that stands.
-pub(super) struct Connection {
-    pub(super) service: RunningService<RoleClient, Ears>,
+pub(super) struct Connection<H: ClientHandler> {
+    pub(super) service: RunningService<RoleClient, H>,
     /// The process behind it; gone with all that it has started when this is dropped.
     pub(super) child: Option<Process>,
     /// The way for calls, where it is of 2026-07-28.
@@ -77,13 +76,13 @@ impl Drop for Process {
 }
 
 /// Connects. What it says of itself on standard error goes to `hear`.
-pub(super) async fn connect(
+pub(super) async fn connect<H: ClientHandler>(
     upstream: &Upstream,
-    handler: Ears,
+    handler: H,
     launcher: Option<&Path>,
     probing: bool,
     hear: Arc<dyn Fn(String) + Send + Sync>,
-) -> Result<Connection, String> {
+) -> Result<Connection<H>, String> {
     match &upstream.reach {
         Reach::Command { program, args, env, inherit, directory } => {
             let words = args.iter().map(Reference::resolve).collect::<Result<Vec<_>, _>>()?;
@@ -166,8 +165,7 @@ pub(super) async fn connect(
             if let Some(token) = token {
                 config = config.auth_header(token);
             }
-            let bounded = Bounded { client, breaks_off: Arc::new(handler.on_break_off()) };
-            let transport = StreamableHttpClientTransport::with_client(bounded, config);
+            let transport = StreamableHttpClientTransport::with_client(Bounded(client), config);
             let service =
                 serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
             let straight = straight.filter(|_| is_modern(service.peer()));

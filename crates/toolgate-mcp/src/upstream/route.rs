@@ -25,8 +25,6 @@ pub(crate) enum FromUpstream {
     Roots(Reply<ListRootsResult>),
     /// What one of 2026-07-28 wants to know, all at once.
     Inputs(InputRequests, Reply<InputResponses>),
-    /// It ends the stream that its answer was to come in: whoever wants the answer comes back for it.
-    BreaksOff,
 }
 
 /// The longest word in the middle of a call that waits for its client: many may wait.

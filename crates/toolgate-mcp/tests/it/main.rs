@@ -4,7 +4,6 @@
 
 mod batch;
 mod bombs;
-mod broken_off;
 mod crowd;
 mod door;
 mod entering;

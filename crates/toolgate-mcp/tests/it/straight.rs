@@ -12,18 +12,14 @@ use toolgate_store::{Filter, Ledger};
 use crate::support::{Gate, fixture, lines, until};
 
 /// The fixture over HTTP, where it is, and where it says what it was asked.
-pub(crate) struct Fixture(Child, pub(crate) String, tempfile::TempDir);
+struct Fixture(Child, String, tempfile::TempDir);
 
 impl Fixture {
     fn start() -> Self {
-        Self::start_with(&[])
-    }
-
-    pub(crate) fn start_with(options: &[&str]) -> Self {
         use std::io::BufRead;
         let home = tempfile::tempdir().unwrap();
         let mut command = Command::new(fixture());
-        command.args(["--listen", "127.0.0.1:0"]).args(options).env("FIXTURE_COUNTER", home.path().join("asked"));
+        command.args(["--listen", "127.0.0.1:0"]).env("FIXTURE_COUNTER", home.path().join("asked"));
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
