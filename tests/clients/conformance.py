@@ -3,7 +3,8 @@
     python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
 
 Before it: the suite plays clients. It is run against the fixture alone, and against the gateway with the fixture
-behind it, once over HTTP and once over standard streams. What succeeds without the gateway must succeed through it.
+behind it: over HTTP, over HTTP with a fixture that knows no revision after 2025-11-25, and over standard streams. What
+succeeds without the gateway must succeed through it.
 
 Behind it: the suite plays servers. The gateway is what connects to them, and this script is its client.
 
@@ -61,6 +62,7 @@ RUNS = [
     Run("all of 2025-11-25", SUITE, ("--suite", "all", "--spec-version", OLD), 84),
     Run("earlier suite, active", EARLIER_SUITE, (), 40),
 ]
+EARLIER_RUNS = RUNS[1:]
 
 # Scenarios of an extension that neither the fixture nor the gateway has.
 NOT_OURS = re.compile(r"tasks-")
@@ -125,20 +127,23 @@ NOT_YET = {}
 
 def before(world, report):
     """The suite against the fixture alone, then against the gateway with the fixture behind it."""
-    fixture = world.start([world.fixture, "--listen", "127.0.0.1:0"], r"listening at (http://\S+)")
-    alone = {run: world.suite(run, fixture.address) for run in RUNS}
-    for run, checks in alone.items():
-        problems = [] if checks.succeeded >= run.floor else [f"{checks.succeeded} checks succeed, and {run.floor} did before"]
-        report.row(line("fixture alone", run.title, checks), problems)
-    reaches = {
-        "gateway, HTTP": f'url = "{fixture.address}"',
-        "gateway, stdio": f'command = {json.dumps(str(world.fixture))}\nargs = ["--stdio"]',
-    }
-    for title, reach in reaches.items():
+    fixtures, alone = {}, {}
+    for title, options, runs in (("fixture alone", [], RUNS), ("older one alone", ["--older"], EARLIER_RUNS)):
+        fixtures[title] = world.start([world.fixture, "--listen", "127.0.0.1:0", *options], r"listening at (http://\S+)")
+        alone[title] = {run: world.suite(run, fixtures[title].address) for run in runs}
+        for run, checks in alone[title].items():
+            problems = [] if checks.succeeded >= run.floor else [f"{checks.succeeded} checks succeed, and {run.floor} did before"]
+            report.row(line(title, run.title, checks), problems)
+    reaches = [
+        ("gateway, HTTP", "fixture alone", f'url = "{fixtures["fixture alone"].address}"'),
+        ("gateway, older HTTP", "older one alone", f'url = "{fixtures["older one alone"].address}"'),
+        ("gateway, stdio", "fixture alone", f'command = {json.dumps(str(world.fixture))}\nargs = ["--stdio"]'),
+    ]
+    for title, beside, reach in reaches:
         gateway, store = world.gateway(reach)
-        for run in RUNS:
+        for run, without in alone[beside].items():
             checks = world.suite(run, gateway.address)
-            report.row(line(title, run.title, checks), differences(alone[run], checks))
+            report.row(line(title, run.title, checks), differences(without, checks))
         code = gateway.stop()
         if code != 0:
             report.problem(f"{title}: it ended with {code}")
@@ -146,12 +151,13 @@ def before(world, report):
         if loops:
             report.problem(f"{title}: calls were refused as loops: {dict(loops)}")
         world.audit(store, "verify")
-    fixture.stop()
+    for fixture in fixtures.values():
+        fixture.stop()
 
 
 def line(what, title, checks):
     counts = "".join(f"{checks.count(status):>8}" for status in ("SUCCESS", "FAILURE", "WARNING"))
-    return f"{what:19}{title:56}{counts}"
+    return f"{what:20}{title:56}{counts}"
 
 
 def differences(alone, through):

@@ -92,8 +92,8 @@ pub(crate) struct Inner {
 }
 
 impl Toolgate {
-    /// Takes a call through all gates. A caller who hangs up cancels the tool, never the record: the call runs where somebody waits for
-    /// it, and goes on by itself, on a task of its own, where nobody does any more.
+    /// Takes a call through all gates. A caller who hangs up cancels the tool, never the record: what changes something runs on a
+    /// task of its own, and a read goes on by itself where nobody waits for it any more.
     pub async fn call(&self, call: Call) -> Answer {
         let call = Arc::new(call);
         let trail = Trail::open(self, &call, None);
@@ -102,7 +102,8 @@ impl Toolgate {
         let gate = self.clone();
         let asked = Arc::clone(&call);
         let path = async move { gate.path(&asked, trail).await }.instrument(span);
-        match Through::new(path).await {
+        let ended = if self.is_read(&call) { Through::new(path).await } else { tokio::spawn(path).await.ok() };
+        match ended {
             Some(answer) => {
                 // Nobody hung up: what the tool has set going elsewhere goes on.
                 hang_up.disarm();
@@ -110,6 +111,11 @@ impl Toolgate {
             }
             None => Box::pin(self.lost(&call, id)).await,
         }
+    }
+
+    fn is_read(&self, call: &Call) -> bool {
+        let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
+        tool.is_some_and(|tool| tool.spec.effect() == crate::Effect::Read)
     }
 
     /// The path. The first "no" ends it, and the ledger still gets its row.
@@ -191,7 +197,7 @@ impl Toolgate {
         })))
     }
 
-    /// The call panicked, which nothing that input can reach should do. It is recorded all the same.
+    /// The call's own task died, which nothing that input can reach should do. It is recorded all the same.
     async fn lost(&self, call: &Call, id: CallId) -> Answer {
         let trail = Trail::open(self, call, Some(id));
         let error = ToolError::of(code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat it")
