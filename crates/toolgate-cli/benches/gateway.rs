@@ -153,7 +153,10 @@ async fn latencies(servers: &[(&Server, &str)], mut disk: Option<&mut Disk>, tim
     }
     let mut took: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
     for n in 0..times + 200 {
-        for (at, (connection, tool)) in connections.iter_mut().enumerate() {
+        // Each of them comes first as often as the others.
+        for turn in 0..servers.len() {
+            let at = (n + turn) % servers.len();
+            let (connection, tool) = &mut connections[at];
             let one = connection.call(tool, "latency").await;
             if n >= 200 {
                 took[at].push(one);

@@ -152,7 +152,10 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
     if depth.is_too_deep() {
         return Shell::opaque("commands stand in commands too deeply");
     }
-    if command.words.first().and_then(Word::text).is_some_and(|word| RESERVED.contains(&word)) {
+    // Behind a wrapper every word is tried, but `time` is one of the shell's own words.
+    let own = |word: &Word| word.text().is_some_and(|word| RESERVED.contains(&word));
+    let timed = rest.iter().find(|word| word.text().is_none_or(|text| !text.starts_with('-'))).filter(|_| program == "time");
+    if !nested && command.words.first().into_iter().chain(timed).any(own) {
         found.opaque.push(format!("`{program}` is no program to a shell"));
     }
     if CLOSED.contains(&program) {
@@ -208,7 +211,7 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
             let rest = rest.strip_prefix(&[Word::known("--")]).unwrap_or(rest);
             let is_file = |file: &Word| file.text().is_some_and(|file| !is_device(file)) && command.fed.is_none();
             found.add(match rest.split_first().filter(|(file, _)| file.text().is_some()) {
-                Some((file, words)) if is_file(file) => script(file, words, command, depth),
+                Some((file, words)) if is_file(file) => script(file, words, command),
                 Some(_) => fed(program, command, depth),
                 None => Shell::opaque("which file is read as commands is only known when it runs"),
             });
@@ -262,7 +265,7 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         _ if SHELLS.contains(&program) => found.add(shell(program, rest, command, depth)),
         _ => {
             if let Some(flags) = language(program) {
-                found.add(code(program, flags, rest, command, depth));
+                found.add(code(program, flags, rest, command));
             }
         }
     }
@@ -335,18 +338,16 @@ pub(super) fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
 /// A shell inside of the shell.
 fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
     let unknown = || Shell::opaque(format!("what `{program}` runs is only known when it runs"));
-    let mut words = words.iter();
-    let mut has_code = false;
+    let (mut words, mut found, mut has_code) = (words.iter(), Shell::default(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return unknown() };
         match text {
             "--version" | "--help" => return Shell::default(),
             "--command" | "-Command" => has_code = true,
-            "--rcfile" | "--init-file" => {
-                if words.next().is_none_or(|file| file.text().is_none_or(is_device)) {
-                    return unknown();
-                }
-            }
+            "--rcfile" | "--init-file" => match words.next().filter(|file| file.text().is_some_and(|file| !is_device(file))) {
+                Some(file) => found.add(script(file, &[], command)),
+                None => return unknown(),
+            },
             "--" => {}
             _ if text.starts_with(['-', '+']) && !text.starts_with("--") => {
                 let flags = text.get(1..).unwrap_or_default();
@@ -357,7 +358,7 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
                         return unknown();
                     }
                 }
-                if program == "zsh" && flags.contains(|flag: char| flag.is_ascii_digit()) {
+                if (program == "zsh" && flags.contains(|flag: char| flag.is_ascii_digit())) || (program == "fish" && flags.contains('C')) {
                     return unknown();
                 }
                 if flags.contains('s') && !has_code {
@@ -376,18 +377,24 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
             {
                 return unknown();
             }
-            _ if has_code => return read::read(text, depth.down()),
+            _ if has_code => {
+                found.add(read::read(text, depth.down()));
+                return found;
+            }
             _ if is_device(text) => return fed(program, command, depth),
-            _ => return script(word, words.as_slice(), command, depth),
+            _ => {
+                found.add(script(word, words.as_slice(), command));
+                return found;
+            }
         }
     }
     if has_code { unknown() } else { fed(program, command, depth) }
 }
 
-/// A file with commands or code is a program like any other: what is in it, whoever let it be written has judged.
-fn script(file: &Word, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
+/// A file with commands or code, and the words that it is given.
+fn script(file: &Word, words: &[Word], command: &Command) -> Shell {
     let words = std::iter::once(file).chain(words).cloned().collect();
-    deeper(Command { words, fed: command.fed.clone(), stands: command.stands.clone(), ..Command::default() }, depth, false)
+    Shell { scripts: vec![Command { words, guessed: command.guessed, ..Command::default() }], ..Shell::default() }
 }
 
 /// A shell that reads its commands from somewhere.
@@ -403,7 +410,7 @@ fn fed(program: &str, command: &Command, depth: Depth<'_>) -> Shell {
 }
 
 /// Code of another language.
-fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
+fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &Command) -> Shell {
     let anything = || Shell::opaque(format!("`{program}` has code that can run anything"));
     if flags.is_empty() {
         return anything();
@@ -445,7 +452,7 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &
             Some(_) => {}
             None if matches!(text, "eval" | "exec") || is_device(text) => return anything(),
             // A file, and what follows is its own.
-            None => return script(word, words.as_slice(), command, depth),
+            None => return script(word, words.as_slice(), command),
         }
     }
     // It reads its code from whoever started it, unless it looks for tests.

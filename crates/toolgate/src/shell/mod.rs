@@ -77,6 +77,8 @@ pub(crate) struct Shell {
     /// The names of files that are written, and their paths.
     pub(crate) written: HashSet<String>,
     pub(crate) written_paths: Vec<String>,
+    /// Files with commands or code that are read and run. What is in them, whoever let them be written has judged.
+    pub(crate) scripts: Vec<Command>,
     /// What variables are set to, as it is written and as it is read: a word that is not known may come to it.
     pub(crate) kept: Vec<String>,
 }
@@ -103,6 +105,7 @@ impl Shell {
         self.opaque.extend(other.opaque);
         self.written.extend(other.written);
         self.written_paths.extend(other.written_paths);
+        self.scripts.extend(other.scripts);
         self.kept.extend(other.kept);
     }
 
@@ -115,7 +118,9 @@ impl Shell {
     pub(crate) fn runs(&self, pattern: &str) -> Sure {
         let wanted: Vec<&str> = pattern.split_whitespace().collect();
         let one = |command: &Command| is(&command.words, &wanted).max(inner::may_run(command, |words| is(words, &wanted)));
-        self.commands.iter().map(one).max().unwrap_or(Sure::No)
+        // Where it is only guessed that something runs it, nobody can tell.
+        let script = |script: &Command| is(&script.words, &wanted).min(if script.guessed { Sure::Maybe } else { Sure::Yes });
+        self.commands.iter().map(one).chain(self.scripts.iter().map(script)).max().unwrap_or(Sure::No)
     }
 
     /// Whether one of these files is named anywhere. Who is lenient lets words pass that only the running shell knows, unless

@@ -123,7 +123,8 @@ fn stands_apart(test: &str) -> bool {
 /// in quotes what begins with `$\(` between quotes of its own.
 fn hides_commands(expansion: &str, above: &[Node<'_>]) -> bool {
     let is_quoted = above.iter().any(|outer| outer.kind() == "string");
-    expansion.contains("<(") || expansion.contains(">(") || (is_quoted && expansion.contains('"') && expansion.contains('\\'))
+    let has_quotes = || expansion.replace("\\\"", "").contains('"');
+    expansion.contains("<(") || expansion.contains(">(") || (is_quoted && expansion.contains("$\\") && has_quotes())
 }
 
 /// Whether words stand behind a file or a text, and are those of no command that is looked at.

@@ -166,7 +166,10 @@ impl Word {
         for before in &self.spellings {
             for after in &next.spellings {
                 let mut spelling = before.clone();
-                after.iter().for_each(|part| push(&mut spelling, part.clone()));
+                // In the middle of a name a pattern may stand for nothing, and for a dot.
+                let begins = before.last().is_none_or(|last| matches!(last, Part::Text(text) if text.ends_with('/')));
+                let skipped = usize::from(!begins && after.first() == Some(&Part::First));
+                after.iter().skip(skipped).for_each(|part| push(&mut spelling, part.clone()));
                 spellings.push(spelling);
             }
         }
