@@ -6,9 +6,8 @@ use super::behind::{behind_flags, git, wrapped};
 use super::known::{
     BARE, CLOSED, ESCAPING, HARMLESS, LANGUAGES, MODES, MODULES, OPENING, PLAIN, POWERFUL, RESERVED, RUNNING, SHELLS, WRAPPERS,
 };
-use super::options::{beginning, name_and_value};
+use super::options::{beginning, name_and_value, sets_code};
 use super::place::is_device;
-use super::text::has_braces;
 use super::word::{Part, Sure, Word};
 use super::{Command, Fed, Shell, base, read};
 
@@ -209,12 +208,15 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
         }
         "source" | "." => {
             let rest = rest.strip_prefix(&[Word::known("--")]).unwrap_or(rest);
-            let is_file = |file: &Word| file.text().is_some_and(|file| !is_device(file)) && command.fed.is_none();
-            found.add(match rest.split_first().filter(|(file, _)| file.text().is_some()) {
-                Some((file, words)) if is_file(file) => script(file, words, command),
-                Some(_) => fed(program, command, depth),
-                None => Shell::opaque("which file is read as commands is only known when it runs"),
-            });
+            match rest.split_first().and_then(|(file, words)| Some((file, file.text()?, words))) {
+                Some((file, text, words)) => {
+                    found.add(if is_device(text) { fed(program, command, depth) } else { script(file, words, command) });
+                    if command.fed.is_some() {
+                        found.add(fed(program, command, depth));
+                    }
+                }
+                None => found.opaque.push("which file is read as commands is only known when it runs".to_owned()),
+            }
         }
         "awk" | "gawk" | "mawk" | "nawk" => {
             if !super::awk::is_plain(rest) {
@@ -262,7 +264,11 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
                 found.opaque.push("`make` reads rules that stand nowhere".to_owned());
             }
         }
-        _ if SHELLS.contains(&program) => found.add(shell(program, rest, command, depth)),
+        _ if SHELLS.contains(&program) => {
+            let files = rest.iter().zip(rest.iter().skip(1)).filter(|(word, _)| begins_with(word));
+            files.for_each(|(_, file)| found.add(script(file, &[], command)));
+            found.add(shell(program, rest, command, depth));
+        }
         _ => {
             if let Some(flags) = language(program) {
                 found.add(code(program, flags, rest, command));
@@ -335,19 +341,25 @@ pub(super) fn joined(words: &[Word], depth: Depth<'_>) -> Shell {
     }
 }
 
+/// Whether a word says that a shell begins with the file behind it. Bash takes one dash for two.
+fn begins_with(word: &Word) -> bool {
+    word.text().is_some_and(|text| matches!(text, "--rcfile" | "--init-file" | "-rcfile" | "-init-file"))
+}
+
 /// A shell inside of the shell.
 fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> Shell {
     let unknown = || Shell::opaque(format!("what `{program}` runs is only known when it runs"));
-    let (mut words, mut found, mut has_code) = (words.iter(), Shell::default(), false);
+    let (mut words, mut has_code) = (words.iter(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return unknown() };
         match text {
             "--version" | "--help" => return Shell::default(),
             "--command" | "-Command" => has_code = true,
-            "--rcfile" | "--init-file" => match words.next().filter(|file| file.text().is_some_and(|file| !is_device(file))) {
-                Some(file) => found.add(script(file, &[], command)),
-                None => return unknown(),
-            },
+            _ if begins_with(word) => {
+                if words.next().is_none_or(|file| file.text().is_none_or(is_device)) {
+                    return unknown();
+                }
+            }
             "--" => {}
             _ if text.starts_with(['-', '+']) && !text.starts_with("--") => {
                 let flags = text.get(1..).unwrap_or_default();
@@ -377,15 +389,9 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
             {
                 return unknown();
             }
-            _ if has_code => {
-                found.add(read::read(text, depth.down()));
-                return found;
-            }
+            _ if has_code => return read::read(text, depth.down()),
             _ if is_device(text) => return fed(program, command, depth),
-            _ => {
-                found.add(script(word, words.as_slice(), command));
-                return found;
-            }
+            _ => return script(word, words.as_slice(), command),
         }
     }
     if has_code { unknown() } else { fed(program, command, depth) }
@@ -457,14 +463,6 @@ fn code(program: &str, (flags, valued): (&str, &str), words: &[Word], command: &
     }
     // It reads its code from whoever started it, unless it looks for tests.
     if has_tests { Shell::default() } else { anything() }
-}
-
-/// Whether a word sets a variable of `make` to what it, or a shell, runs: to more than one plain word, or one that says how the rest runs.
-fn sets_code(word: &str) -> bool {
-    const RUN: &[&str] = &[".SHELLFLAGS", "GNUMAKEFLAGS", "MAKEFLAGS", "SHELL"];
-    let Some((name, value)) = word.split_once('=') else { return false };
-    let is_code = value.contains(|c: char| c.is_whitespace() || "$`;&|<>(".contains(c)) || has_braces(value);
-    is_code || name.ends_with('!') || RUN.contains(&name.trim_end_matches([' ', '\t', ':', '+', '?']))
 }
 
 /// Whether a command like this stands somewhere behind a program that nobody knows: it may run it.

@@ -1,5 +1,6 @@
 //! Options and operands, told apart as the program itself would.
 
+use super::text::has_braces;
 use super::word::{Part, Word};
 
 /// How a program writes its options.
@@ -197,4 +198,12 @@ pub(super) fn beginning(word: &Word) -> (&str, bool) {
         },
         _ => ("", false),
     }
+}
+
+/// Whether a word sets a variable of `make` to what it, or a shell, runs: to more than one plain word, or one that says how the rest runs.
+pub(super) fn sets_code(word: &str) -> bool {
+    const RUN: &[&str] = &[".SHELLFLAGS", "GNUMAKEFLAGS", "MAKEFLAGS", "SHELL"];
+    let Some((name, value)) = word.split_once('=') else { return false };
+    let is_code = value.contains(|c: char| c.is_whitespace() || "$`;&|<>(".contains(c)) || has_braces(value);
+    is_code || name.ends_with('!') || RUN.contains(&name.trim_end_matches([' ', '\t', ':', '+', '?']))
 }

@@ -42,24 +42,6 @@ const LONGEST: usize = 16 << 10;
 /// So many spellings are looked at; what has more may be anything.
 const MOST: usize = 16;
 
-/// A pattern of file names, and what it is where a `*` that a name begins with stands for nothing: `*secret` is `secret`, too. No hidden
-/// name begins so.
-fn with_bare_names(text: &str) -> Vec<String> {
-    let (mut all, mut at) = (vec![text.to_owned()], 0);
-    while let Some(text) = all.get(at).filter(|_| all.len() <= MOST).cloned() {
-        for (star, _) in text.match_indices('*') {
-            let (before, behind) = (text.get(..star).unwrap_or_default(), text.get(star + 1..).unwrap_or_default());
-            let begins = before.is_empty() || before.ends_with('/');
-            let bare = format!("{before}{behind}");
-            if begins && !behind.is_empty() && !behind.starts_with(['.', '/']) && !all.contains(&bare) {
-                all.push(bare);
-            }
-        }
-        at += 1;
-    }
-    all
-}
-
 impl Word {
     pub(crate) fn known(text: impl Into<String>) -> Self {
         Self { spellings: vec![vec![Part::Text(text.into())]], splits: false }
@@ -81,15 +63,6 @@ impl Word {
 
     /// Text in which `*`, `?` and `[…]` stand for parts of file names, as a shell has it.
     pub(crate) fn pattern(text: &str) -> Self {
-        let spellings: Option<Vec<Spelling>> = with_bare_names(text).iter().map(|text| Self::spelling(text)).collect();
-        match spellings {
-            Some(spellings) if spellings.len() <= MOST => Self { spellings, splits: true },
-            _ => Self::unknown(true),
-        }
-    }
-
-    /// One spelling of such a text; `None` where it is too long.
-    fn spelling(text: &str) -> Option<Spelling> {
         let mut spelling = Vec::new();
         let mut letters = text.chars();
         while let Some(letter) = letters.next() {
@@ -115,15 +88,17 @@ impl Word {
                     continue;
                 }
             }
-            if first {
+            // `*secret` is `secret`, too; what begins with a dot is hidden from it.
+            let may_be_bare = letter == '*' && !letters.as_str().is_empty() && !letters.as_str().starts_with(['.', '/']);
+            if first && !may_be_bare {
                 push(&mut spelling, Part::First);
             }
             push(&mut spelling, Part::Name);
             if spelling.len() > 64 {
-                return None;
+                return Self::unknown(true);
             }
         }
-        Some(spelling)
+        Self { spellings: vec![spelling], splits: true }
     }
 
     /// What a rule speaks of: `*` in it is any text.

@@ -127,6 +127,11 @@ impl Reader<'_> {
         word
     }
 
+    /// Where a part begins, without the spaces that the grammar takes for its own.
+    fn begins(&self, node: Node<'_>) -> usize {
+        node.end_byte() - self.of(node).len()
+    }
+
     /// A string in double quotes: what stands between its parts is its text.
     pub(super) fn string(&self, node: Node<'_>, depth: usize) -> Word {
         let inside = self.of(node);
@@ -139,7 +144,7 @@ impl Reader<'_> {
             if child.kind() == "string" {
                 return self.string(child, depth + 1);
             }
-            word = word.then(&Word::known(in_quotes(self.text.get(at..child.start_byte()).unwrap_or_default())));
+            word = word.then(&Word::known(in_quotes(self.text.get(at..self.begins(child)).unwrap_or_default())));
             word = word.then(&self.word(child, depth + 1).quoted());
             at = child.end_byte();
         }
@@ -170,7 +175,7 @@ impl Reader<'_> {
                 let behind = text.rfind(['}', ']']).and_then(|at| text.get(at + 1..)).unwrap_or_default();
                 return word.then(&begins).then(&Word::unknown(true)).then(&bare(behind));
             }
-            word = word.then(&bare(self.text.get(at..child.start_byte()).unwrap_or_default()));
+            word = word.then(&bare(self.text.get(at..self.begins(child)).unwrap_or_default()));
             word = word.then(&self.word(child, depth + 1));
             at = child.end_byte();
         }
