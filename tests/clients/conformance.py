@@ -690,7 +690,7 @@ def main():
     except Skipped as reason:
         print(f"SKIPPED: the conformance suite of MCP: {reason}", flush=True)
         return
-    head = f"{'':75}{'success':>8}{'failure':>8}{'warning':>8}"
+    head = f"{'':76}{'success':>8}{'failure':>8}{'warning':>8}"
     run_all(head, [before, behind], lambda scratch: World(scratch, toolgate, fixture, node, suites))
 
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
+use toolgate::json::hex;
 
 use crate::fault::{Done, Fault};
 use crate::home::Home;
@@ -238,7 +239,7 @@ pub(crate) fn acquaint(sql: &Connection, home: &Home) -> Done<(String, Keys)> {
         let id = match known.get("id") {
             Some(id) => id.clone(),
             None => {
-                let id = toolgate::json::hex(&random::<16>()?);
+                let id = hex(&random::<16>()?);
                 let mut put = sql.prepare("INSERT INTO meta (name, value) VALUES (?1, ?2)")?;
                 put.execute(["id", &id])?;
                 put.execute(["keys", &keys.print.to_string()])?;

@@ -210,8 +210,8 @@ fn look(command: &Command, depth: Depth<'_>, nested: bool) -> Shell {
             let rest = rest.strip_prefix(&[Word::known("--")]).unwrap_or(rest);
             match rest.split_first().and_then(|(file, words)| Some((file, file.text()?, words))) {
                 Some((file, text, words)) => {
-                    found.add(if is_device(text) { fed(program, command, depth) } else { script(file, words, command) });
-                    if command.fed.is_some() {
+                    found.add(if is_device(text) { Shell::default() } else { script(file, words, command) });
+                    if is_device(text) || command.fed.is_some() {
                         found.add(fed(program, command, depth));
                     }
                 }
@@ -381,6 +381,8 @@ fn shell(program: &str, words: &[Word], command: &Command, depth: Depth<'_>) -> 
                     return unknown();
                 }
             }
+            // To `fish` such a word may hold code.
+            _ if text.starts_with("--") && program == "fish" => return unknown(),
             _ if text.starts_with("--") => {}
             // Other shells read some signs otherwise.
             _ if has_code
