@@ -39,8 +39,12 @@ EARLIER_PIP = ["mcp==1.30.0", "mcp-server-sqlite==2025.4.25"]
 CLIENT_SECONDS, COMMAND_SECONDS, READY_SECONDS, GONE_SECONDS = 90, 20, 60, 20
 
 REASON = "What is secret stays where it is; ask its owner."
+# Streams end after a second, and clients that know to come back do.
 CONFIG = """
 store = {store}
+
+[gateway]
+stream = "1s"
 
 [upstreams.everything]
 command = {node}
@@ -105,6 +109,7 @@ def calls(world, table):
     denied, failed = ("PERMISSION", "no_secrets"), ("BUSINESS", "tool_failed")
     return [
         Call("everything: echo", "everything_echo", {"message": table}, f"Echo: {table}"),
+        Call("everything: longer than a stream", "everything_trigger-long-running-operation", {"duration": 3, "steps": 2}, "completed"),
         Call("files: read", read, {"path": str(files / "greeting.txt")}, "good morning"),
         Call("files: refused by the rule", read, {"path": str(files / "secret.txt")}, REASON, denied, "refused"),
         Call("files: refused by the server", read, {"path": str(world.outside)}, "Access denied", failed, "failed"),

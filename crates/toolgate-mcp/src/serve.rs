@@ -16,7 +16,6 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use opentelemetry::trace::FutureExt as _;
 use rmcp::model::ErrorCode;
-use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -34,10 +33,12 @@ use crate::straight::Straight;
 
 mod listen;
 mod refused;
+mod returning;
 mod sessions;
 
 pub use listen::Listening;
-use sessions::{SESSION_LIFE, opens_session};
+use returning::Returning;
+use sessions::opens_session;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -52,9 +53,9 @@ pub(crate) struct Http {
     pub(crate) gateway: Gateway,
     /// For calls that stand for themselves.
     pub(crate) door: Door,
-    pub(crate) mcp: StreamableHttpService<Door, LocalSessionManager>,
+    pub(crate) mcp: StreamableHttpService<Door, Returning>,
     /// Of older clients.
-    sessions: Arc<LocalSessionManager>,
+    sessions: Arc<Returning>,
     seats: Arc<Semaphore>,
     /// Who is refused takes no seat, and waits until it is written down.
     turns: Semaphore,
@@ -73,8 +74,6 @@ type Rates = HashMap<String, VecDeque<Instant>>;
 impl Http {
     fn new(gateway: Gateway, running: &Running, address: SocketAddr) -> Self {
         let settings = &running.settings;
-        let mut sessions = LocalSessionManager::default();
-        sessions.session_config.keep_alive = Some(SESSION_LIFE);
         let own = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).chain([address.ip().to_string()]);
         let config = StreamableHttpServerConfig::default()
             .with_allowed_hosts(own.chain(settings.hosts.iter().cloned()))
@@ -82,7 +81,7 @@ impl Http {
             .enforce_origin_validation()
             .with_max_request_body_bytes(settings.max_request)
             .with_cancellation_token(gateway.0.closed.child_token());
-        let (doors, sessions) = (gateway.clone(), Arc::new(sessions));
+        let (doors, sessions) = (gateway.clone(), Arc::new(Returning::new(gateway.clone())));
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
         let seats = Arc::new(Semaphore::new(settings.concurrency.min(Semaphore::MAX_PERMITS)));
         let door = Door::new(gateway.clone(), None);

@@ -115,7 +115,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
         let _ = tokio::time::timeout(Duration::from_secs(2), shutdown).await;
     }
     // A session that nobody ends would hold the gateway, and all that it has open, for as long as it may live.
-    let left: Vec<_> = http.sessions.sessions.read().await.keys().cloned().collect();
+    let left: Vec<_> = http.sessions.local.sessions.read().await.keys().cloned().collect();
     let closing = futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
     // Who does not listen cannot be told.
     let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;

@@ -146,7 +146,7 @@ pub(super) mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), counted).await.expect("it is nobody's");
-        assert_eq!(http.sessions.sessions.read().await.len(), 1);
+        assert_eq!(http.sessions.local.sessions.read().await.len(), 1);
         let (parts, _) = hello().into_parts();
         assert!(opens_session(&parts.headers, &json!({"method": "initialize"})));
         lock(&http.owners).extend((0..SESSIONS).map(|n| (n.to_string(), (ann.clone(), None, Instant::now()))));

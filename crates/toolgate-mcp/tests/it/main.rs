@@ -16,6 +16,7 @@ mod noticed;
 mod oauth;
 mod old;
 mod resources;
+mod returning;
 mod security;
 mod spoken;
 mod straight;

@@ -30,6 +30,8 @@ pub struct Gateway {
     pub rate: Option<Rate>,
     /// How long the conversation of a client that names none stays the same one.
     pub idle: Duration,
+    /// How long the stream of an answer lasts, where its client comes back for the rest; until the answer unless said.
+    pub stream: Option<Duration>,
     /// Tokens that are known by their digests.
     pub tokens: Vec<Token>,
     /// Tokens that somebody else signs.
@@ -89,6 +91,7 @@ impl Default for Gateway {
             concurrency: 512,
             rate: None,
             idle: Duration::from_secs(30 * 60),
+            stream: None,
             tokens: Vec::new(),
             jwt: None,
             tls: None,
@@ -121,6 +124,11 @@ impl Reader<'_> {
         gateway.concurrency = table.at_once("concurrency").unwrap_or(gateway.concurrency);
         gateway.rate = super::file::rate(table);
         gateway.idle = table.length("idle").unwrap_or(gateway.idle);
+        gateway.stream = table.length("stream");
+        if gateway.stream.is_some_and(|stream| stream < Duration::from_secs(1)) {
+            let problem = Problem::new("a stream of less than a second ends before anything is said in it");
+            table.wrong("stream", problem.help("like `stream = \"50s\"`, or nothing for streams that last until the answer"));
+        }
         gateway.tokens = table.tables("tokens").iter().filter_map(|table| token(table, self)).collect();
         gateway.jwt = table.table("jwt").and_then(|table| jwt(&table, self));
         gateway.tls = table.table("tls").and_then(|tls| {

@@ -358,6 +358,7 @@ fn gateway() -> Value {
             "concurrency": {"type": "integer", "minimum": 1},
             "rate": rate,
             "idle": of("duration", "How long the conversation of a client that names none stays the same one."),
+            "stream": of("duration", "How long the stream of an answer lasts, where its client comes back for the rest."),
             "tokens": {"type": "array", "items": token},
             "jwt": jwt,
             "tls": object(json!({"certificate": {"type": "string"}, "key": {"type": "string"}}), &["certificate", "key"]),
