@@ -179,7 +179,8 @@ impl Telling {
             if self.asks && !self.verbose { heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR) } else { heard };
         let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
         // Somebody else listens already, and that is fine.
-        let _ = tracing_subscriber::registry().with(telemetry.map(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();
+        let _ =
+            tracing_subscriber::registry().with(telemetry.and_then(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();
     }
 }
 

@@ -1,13 +1,16 @@
-//! Spans of calls, sent to a collector over OTLP.
+//! Spans of calls, and what is counted of them, sent to a collector over OTLP.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::metrics::data::ResourceMetrics;
+use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
+use opentelemetry_sdk::metrics::{SdkMeterProvider, Temporality};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanData};
 use toolgate::config::Otlp;
@@ -16,8 +19,21 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The variables that name a collector.
-const VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
+/// What is sent: the kind, its place at a collector, the variable that names a collector for it alone, and the one that says that none is
+/// wanted.
+struct Kind {
+    what: &'static str,
+    path: &'static str,
+    endpoint: &'static str,
+    exporter: &'static str,
+}
+
+const SPANS: Kind =
+    Kind { what: "spans", path: "v1/traces", endpoint: "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", exporter: "OTEL_TRACES_EXPORTER" };
+const METRICS: Kind =
+    Kind { what: "metrics", path: "v1/metrics", endpoint: "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", exporter: "OTEL_METRICS_EXPORTER" };
+/// The variable that names a collector for all of them.
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
 /// An address without what may be secret in it: who asks there, with which password, and for what.
 fn told(address: &str) -> String {
@@ -26,69 +42,116 @@ fn told(address: &str) -> String {
     format!("{scheme}://{}", host.split(['?', '#']).next().unwrap_or_default())
 }
 
+fn is_named(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+impl Kind {
+    /// Whether it goes to a collector: to that of a configuration, or to one that the usual variables name, unless somebody wants none.
+    fn is_wanted(&self, otlp: Option<&Otlp>) -> bool {
+        let says = |name: &str, value: &str| std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value));
+        let named = otlp.is_some() || is_named(ENDPOINT) || is_named(self.endpoint);
+        named && !says("OTEL_SDK_DISABLED", "true") && !says(self.exporter, "none")
+    }
+
+    /// Where a configuration says that it goes to, and with which headers.
+    fn place<B: WithExportConfig + WithHttpConfig>(&self, builder: B, otlp: Option<&Otlp>) -> io::Result<B> {
+        let Some(otlp) = otlp else { return Ok(builder) };
+        let headers = otlp.headers.iter().map(|(name, value)| Ok((name.clone(), value.resolve()?)));
+        let headers: Result<_, String> = headers.collect();
+        Ok(builder.with_endpoint(format!("{}/{}", otlp.endpoint, self.path)).with_headers(headers.map_err(io::Error::other)?))
+    }
+
+    /// Why it cannot be sent, without what may be secret in an address.
+    fn unsent(&self, error: &impl std::fmt::Display, otlp: Option<&Otlp>) -> io::Error {
+        let variables =
+            [ENDPOINT, self.endpoint].into_iter().filter_map(|name| std::env::var(name).ok()).map(|value| value.trim().to_owned());
+        let named = otlp.map(|otlp| otlp.endpoint.clone()).into_iter().chain(variables).filter(|named| !named.is_empty());
+        let why = named.fold(error.to_string(), |why, named| why.replace(&named, &told(&named)));
+        io::Error::other(format!("{} cannot be sent over OTLP: {why}", self.what))
+    }
+
+    fn sending<E>(&self, exporter: E, otlp: Option<&Otlp>) -> Sending<E> {
+        let place = otlp.map(|otlp| format!("{}/{}", told(&otlp.endpoint), self.path)).unwrap_or_else(|| "the collector".to_owned());
+        Sending { exporter, what: self.what, place, away: AtomicBool::new(false) }
+    }
+}
+
 /// What is told of calls, on its way to a collector. What has not been sent yet is sent when it is dropped.
-pub(crate) struct Telemetry(SdkTracerProvider);
+pub(crate) struct Telemetry {
+    spans: Option<SdkTracerProvider>,
+    metrics: Option<SdkMeterProvider>,
+}
 
 impl Telemetry {
     /// To the collector of a configuration; else to the one that the usual variables name; else nowhere.
-    pub(crate) fn start(otlp: Option<&Otlp>) -> io::Result<Option<Self>> {
-        let named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let mut exporter = opentelemetry_otlp::SpanExporter::builder().with_http();
-        match otlp {
-            Some(otlp) => {
-                let headers = otlp.headers.iter().map(|(name, value)| Ok((name.clone(), value.resolve()?)));
-                let headers: Result<_, String> = headers.collect();
-                exporter = exporter.with_endpoint(format!("{}/v1/traces", otlp.endpoint)).with_headers(headers.map_err(io::Error::other)?);
-            }
-            None if VARIABLES.into_iter().any(named) => {}
-            None => return Ok(None),
-        }
-        // Who wants none says so in the usual way.
-        let says = |name: &str, value: &str| std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value));
-        if says("OTEL_SDK_DISABLED", "true") || says("OTEL_TRACES_EXPORTER", "none") {
-            return Ok(None);
-        }
-        let exporter = exporter.build().map_err(|error| {
-            let variables = VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok()).map(|value| value.trim().to_owned());
-            let named = otlp.map(|otlp| otlp.endpoint.clone()).into_iter().chain(variables).filter(|named| !named.is_empty());
-            let why = named.fold(error.to_string(), |why, named| why.replace(&named, &told(&named)));
-            io::Error::other(format!("spans cannot be sent over OTLP: {why}"))
-        })?;
+    pub(crate) fn start(otlp: Option<&Otlp>) -> io::Result<Self> {
         let mut resource = Resource::builder();
-        if !named("OTEL_SERVICE_NAME") {
+        if !is_named("OTEL_SERVICE_NAME") {
             resource = resource.with_service_name("toolgate");
         }
-        let place = otlp.map(|otlp| format!("{}/v1/traces", told(&otlp.endpoint))).unwrap_or_else(|| "the collector".to_owned());
-        let exporter = Sending { exporter, place, away: AtomicBool::new(false) };
-        let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build()).build();
-        opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
-        Ok(Some(Self(provider)))
+        let resource = resource.build();
+        let mut telemetry = Self { spans: None, metrics: None };
+        if SPANS.is_wanted(otlp) {
+            let exporter = SPANS.place(SpanExporter::builder().with_http(), otlp)?.build().map_err(|error| SPANS.unsent(&error, otlp))?;
+            let provider = SdkTracerProvider::builder().with_batch_exporter(SPANS.sending(exporter, otlp)).with_resource(resource.clone());
+            telemetry.spans = Some(provider.build());
+            opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
+        }
+        if METRICS.is_wanted(otlp) {
+            let exporter =
+                METRICS.place(MetricExporter::builder().with_http(), otlp)?.build().map_err(|error| METRICS.unsent(&error, otlp))?;
+            let provider =
+                SdkMeterProvider::builder().with_periodic_exporter(METRICS.sending(exporter, otlp)).with_resource(resource).build();
+            opentelemetry::global::set_meter_provider(provider.clone());
+            telemetry.metrics = Some(provider);
+        }
+        Ok(telemetry)
     }
 
-    /// What listens to calls. Libraries beneath are not heard.
-    pub(crate) fn layer<S: tracing::Subscriber + for<'a> LookupSpan<'a>>(&self) -> impl Layer<S> + use<S> {
-        let layer: OpenTelemetryLayer<S, SdkTracer> = tracing_opentelemetry::layer().with_tracer(self.0.tracer("toolgate"));
+    /// What listens to calls, where spans are sent. Libraries beneath are not heard.
+    pub(crate) fn layer<S: tracing::Subscriber + for<'a> LookupSpan<'a>>(&self) -> Option<impl Layer<S> + use<S>> {
+        let tracer = self.spans.as_ref()?.tracer("toolgate");
+        let layer: OpenTelemetryLayer<S, SdkTracer> = tracing_opentelemetry::layer().with_tracer(tracer);
         let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false);
-        layer.with_filter(Targets::new().with_target("toolgate", tracing::Level::INFO))
+        Some(layer.with_filter(Targets::new().with_target("toolgate", tracing::Level::INFO)))
     }
 }
 
 impl Drop for Telemetry {
     fn drop(&mut self) {
         // What could not be sent was told.
-        let _ = self.0.shutdown();
+        if let Some(spans) = &self.spans {
+            let _ = spans.shutdown();
+        }
+        if let Some(metrics) = &self.metrics {
+            let _ = metrics.shutdown();
+        }
     }
 }
 
-/// Sends spans, and says when that begins and ceases to fail.
+/// Sends something, and says when that begins and ceases to fail.
 #[derive(Debug)]
-struct Sending {
-    exporter: SpanExporter,
+struct Sending<E> {
+    exporter: E,
+    what: &'static str,
     place: String,
     away: AtomicBool,
 }
 
-impl opentelemetry_sdk::trace::SpanExporter for Sending {
+impl<E> Sending<E> {
+    fn tell(&self, sent: OTelSdkResult) -> OTelSdkResult {
+        if self.away.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
+            match sent {
+                Err(_) => tracing::warn!("{} cannot be sent to {}; they are dropped, calls go on", self.what, self.place),
+                Ok(()) => tracing::warn!("{} are sent to {} again", self.what, self.place),
+            }
+        }
+        sent
+    }
+}
+
+impl opentelemetry_sdk::trace::SpanExporter for Sending<SpanExporter> {
     async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
         // The canary is nobody's call.
         let canary = |span: &SpanData| {
@@ -98,14 +161,7 @@ impl opentelemetry_sdk::trace::SpanExporter for Sending {
         if batch.is_empty() {
             return Ok(());
         }
-        let sent = self.exporter.export(batch).await;
-        if self.away.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
-            match sent {
-                Err(_) => tracing::warn!("spans cannot be sent to {}; they are dropped, calls go on", self.place),
-                Ok(()) => tracing::warn!("spans are sent to {} again", self.place),
-            }
-        }
-        sent
+        self.tell(self.exporter.export(batch).await)
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
@@ -114,5 +170,23 @@ impl opentelemetry_sdk::trace::SpanExporter for Sending {
 
     fn set_resource(&mut self, resource: &Resource) {
         self.exporter.set_resource(resource);
+    }
+}
+
+impl PushMetricExporter for Sending<MetricExporter> {
+    async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
+        self.tell(self.exporter.export(metrics).await)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn temporality(&self) -> Temporality {
+        self.exporter.temporality()
     }
 }

@@ -148,6 +148,7 @@ impl Gateway {
             listeners: TaskTracker::new(),
             underway: tokio::sync::watch::Sender::new(0),
         }));
+        gateway.0.metrics.watch(Arc::downgrade(&gateway.0));
         tokio::spawn(gateway.clone().forward_updates());
         tokio::spawn(gateway.clone().follow_upstreams());
         if let Err(why) = gateway.try_canary().await {

@@ -1,9 +1,11 @@
-//! Numbers for those who watch.
+//! Numbers for those who watch: for Prometheus to fetch, and for OpenTelemetry, where whoever runs the gateway sends them somewhere.
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
+use opentelemetry::metrics::{Counter as Told, Histogram as TimesTold, Meter};
+use opentelemetry::{KeyValue, Value};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -13,7 +15,13 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use toolgate::{Event, Row};
 
+use crate::gateway::{Gateway, Inner};
 use crate::upstream::{Health, Status};
+
+/// How many seconds a call may take for each bucket.
+fn buckets() -> impl Iterator<Item = f64> {
+    exponential_buckets(0.0005, 2.0, 16)
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
@@ -47,12 +55,34 @@ pub(crate) struct Metrics {
     held: Family<UpstreamLabels, Gauge>,
     canary: Gauge,
     refused: Counter<u64, AtomicU64>,
+    told: Instruments,
+}
+
+/// The same for OpenTelemetry.
+#[derive(Clone)]
+struct Instruments {
+    calls: Told<u64>,
+    seconds: TimesTold<f64>,
+    refused: Told<u64>,
+}
+
+impl Instruments {
+    fn of(meter: &Meter) -> Self {
+        let calls = meter.u64_counter("toolgate.calls").with_unit("{call}").with_description("Calls, by what became of them");
+        let seconds = meter.f64_histogram("toolgate.call.duration").with_unit("s").with_boundaries(buckets().collect());
+        let refused = meter.u64_counter("toolgate.requests.turned_away").with_unit("{request}");
+        Self {
+            calls: calls.build(),
+            seconds: seconds.with_description("How long calls took, from door to record").build(),
+            refused: refused.with_description("Requests that were turned away before they became calls").build(),
+        }
+    }
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
         let calls = Family::<CallLabels, Counter>::default();
-        let seconds = Family::<AgentLabels, Histogram>::new_with_constructor(|| Histogram::new(exponential_buckets(0.0005, 2.0, 16)));
+        let seconds = Family::<AgentLabels, Histogram>::new_with_constructor(|| Histogram::new(buckets()));
         let (upstreams, held) = (Family::<UpstreamLabels, Gauge>::default(), Family::<UpstreamLabels, Gauge>::default());
         let (canary, refused) = (Gauge::default(), Counter::default());
         let mut registry = Registry::with_prefix("toolgate");
@@ -62,7 +92,32 @@ impl Metrics {
         registry.register("upstream_held_tools", "Tools that are held back until somebody has looked at them", held.clone());
         registry.register("canary_refused", "Whether the call that must be refused was refused", canary.clone());
         registry.register("requests_turned_away", "Requests that were turned away before they became calls", refused.clone());
-        Self { registry: Arc::new(registry), known: Arc::default(), calls, seconds, upstreams, held, canary, refused }
+        let told = Instruments::of(&opentelemetry::global::meter("toolgate"));
+        Self { registry: Arc::new(registry), known: Arc::default(), calls, seconds, upstreams, held, canary, refused, told }
+    }
+
+    /// Tells how things are whenever somebody asks for it, as long as the gateway is there.
+    pub(crate) fn watch(&self, gateway: Weak<Inner>) {
+        let (meter, canary) = (opentelemetry::global::meter("toolgate"), self.canary.clone());
+        let health = Arc::new(move || gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default());
+        let up = |one: &Health| i64::from(matches!(one.status, Status::Up { .. }));
+        let held = |one: &Health| i64::try_from(one.held.len()).unwrap_or(i64::MAX);
+        for (name, about, of) in [
+            ("toolgate.upstream.up", "Whether an upstream is there", up as fn(&Health) -> i64),
+            ("toolgate.upstream.held_tools", "Tools that are held back until somebody has looked at them", held),
+        ] {
+            let health = Arc::clone(&health);
+            let tell = meter.i64_observable_gauge(name).with_description(about).with_callback(move |told| {
+                for one in health() {
+                    told.observe(of(&one), &[KeyValue::new("toolgate.upstream.name", one.name.clone())]);
+                }
+            });
+            tell.build();
+        }
+        let tell = meter.i64_observable_gauge("toolgate.canary.refused");
+        tell.with_description("Whether the call that must be refused was refused")
+            .with_callback(move |told| told.observe(canary.get(), &[]))
+            .build();
     }
 
     /// The tools that there are now.
@@ -83,11 +138,21 @@ impl Metrics {
             named = ("(unknown)".to_owned(), "(unknown)".to_owned());
         }
         let (agent, tool) = named;
-        let gate = row.gate.name();
+        let (gate, seconds) = (row.gate.name(), std::time::Duration::from_nanos(row.latency.total()).as_secs_f64());
+        let named = |name: &'static str, of: &str| KeyValue::new(name, Value::from(of.to_owned()));
+        let about = [
+            named("gen_ai.agent.name", &agent),
+            named("gen_ai.tool.name", &tool),
+            KeyValue::new("toolgate.decision", row.decision.name()),
+            KeyValue::new("toolgate.gate", gate),
+            named("error.type", &code),
+        ];
+        // What went well has no error.
+        let all = if code.is_empty() { about.len() - 1 } else { about.len() };
+        self.told.calls.add(1, about.get(..all).unwrap_or_default());
+        self.told.seconds.record(seconds, about.get(..2).unwrap_or_default());
         self.calls.get_or_create(&CallLabels { agent: agent.clone(), tool: tool.clone(), decision: row.decision.name(), gate, code }).inc();
-        self.seconds
-            .get_or_create(&AgentLabels { agent, tool })
-            .observe(std::time::Duration::from_nanos(row.latency.total()).as_secs_f64());
+        self.seconds.get_or_create(&AgentLabels { agent, tool }).observe(seconds);
     }
 
     pub(crate) fn canary(&self, held: bool) {
@@ -96,6 +161,7 @@ impl Metrics {
 
     pub(crate) fn turned_away(&self) {
         self.refused.inc();
+        self.told.refused.add(1, &[]);
     }
 
     /// All of it, as Prometheus reads it.

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
     let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
     let found = served.find()?;
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
-    telling.begin(telemetry.as_ref());
+    telling.begin(Some(&telemetry));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let code = runtime.block_on(serve(args, store, served, found))?;
     // Whoever reads standard input waits for a line that never comes.

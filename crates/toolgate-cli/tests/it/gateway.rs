@@ -22,12 +22,16 @@ pub(crate) fn project(more: &str) -> Project {
 
 /// What a client on standard streams hears.
 pub(crate) fn talk(project: &Project, messages: &[Value]) -> Vec<Value> {
-    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
-    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    let all: String = [&hello, &ready].into_iter().chain(messages).map(|message| format!("{message}\n")).collect();
-    let (code, stdout, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], &all);
+    let (code, stdout, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], &said(messages));
     assert_eq!(code, 0, "{stderr}");
     stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// What a client says that sends these messages.
+pub(crate) fn said(messages: &[Value]) -> String {
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    [&hello, &ready].into_iter().chain(messages).map(|message| format!("{message}\n")).collect()
 }
 
 pub(crate) fn call(id: u32, tool: &str, arguments: Value) -> Value {

@@ -1,17 +1,20 @@
-//! Spans of calls, as a collector sees them. The collector is a stand-in: it takes what is sent, and says yes.
+//! Spans of calls, and what is counted of them, as a collector sees them. The collector is a stand-in: it takes what is sent, and says yes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use serde_json::json;
 
-use crate::gateway::{INNER, call, project, talk};
+use crate::gateway::{INNER, call, project, said, talk};
 
 /// A request as it came: its first line and headers in lower case, and its body.
 type Request = (String, Vec<u8>);
@@ -52,10 +55,41 @@ impl Collector {
         Self { address, heard }
     }
 
+    /// What was sent of a kind.
+    fn sent(&self, kind: &str) -> Vec<Request> {
+        let first = format!("post /v1/{kind} http/1.1\r\n");
+        self.heard.lock().unwrap().iter().filter(|(head, _)| head.starts_with(&first)).cloned().collect()
+    }
+
+    /// Every number that was told: by its name, and what it is about.
+    fn numbers(&self) -> BTreeMap<(String, String), Vec<i64>> {
+        let mut numbers = BTreeMap::<_, Vec<i64>>::new();
+        for (_, body) in self.sent("metrics") {
+            let all = ExportMetricsServiceRequest::decode(body.as_slice()).unwrap().resource_metrics;
+            for metric in all.into_iter().flat_map(|of| of.scope_metrics).flat_map(|scope| scope.metrics) {
+                let points: Vec<_> = match metric.data.unwrap() {
+                    Data::Gauge(gauge) => {
+                        gauge.data_points.into_iter().map(|point| (point.attributes, whole(point.value.as_ref()))).collect()
+                    }
+                    Data::Sum(sum) => sum.data_points.into_iter().map(|point| (point.attributes, whole(point.value.as_ref()))).collect(),
+                    Data::Histogram(times) => {
+                        times.data_points.into_iter().map(|point| (point.attributes, i64::try_from(point.count).unwrap())).collect()
+                    }
+                    other => panic!("{other:?}"),
+                };
+                for (about, number) in points {
+                    let about: Vec<String> = attributes(&about).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+                    numbers.entry((metric.name.clone(), about.join(" "))).or_default().push(number);
+                }
+            }
+        }
+        numbers
+    }
+
     /// Every span, with its attributes and the service that it is of.
     fn spans(&self) -> Vec<(String, Span, BTreeMap<String, String>)> {
         let mut spans = Vec::new();
-        for (_, body) in &*self.heard.lock().unwrap() {
+        for (_, body) in self.sent("traces") {
             for of in ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans {
                 let service = attributes(&of.resource.unwrap().attributes)["service.name"].clone();
                 for span in of.scope_spans.into_iter().flat_map(|scope| scope.spans) {
@@ -68,6 +102,13 @@ impl Collector {
     }
 }
 
+fn whole(number: Option<&Number>) -> i64 {
+    match number {
+        Some(Number::AsInt(number)) => *number,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn attributes(all: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTreeMap<String, String> {
     let text = |value: &Option<opentelemetry_proto::tonic::common::v1::AnyValue>| match value.as_ref().and_then(|any| any.value.as_ref()) {
         Some(Any::StringValue(text)) => text.clone(),
@@ -75,6 +116,8 @@ fn attributes(all: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTree
     };
     all.iter().map(|pair| (pair.key.clone(), text(&pair.value))).collect()
 }
+
+const SERVE: [&str; 4] = ["serve", "--stdio", "--config", "toolgate.toml"];
 
 #[test]
 fn calls_are_spans_of_the_trace_that_the_client_is_in() {
@@ -91,12 +134,9 @@ fn calls_are_spans_of_the_trace_that_the_client_is_in() {
     assert!(heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})), "{heard:?}");
 
     let requests = collector.heard.lock().unwrap().clone();
-    assert!(!requests.is_empty());
+    assert_eq!(requests.len(), collector.sent("traces").len() + collector.sent("metrics").len());
     for (head, body) in &requests {
-        assert!(
-            head.starts_with("post /v1/traces http/1.1\r\n") && head.contains("authorization: bearer s3cret-of-the-collector"),
-            "{head}"
-        );
+        assert!(head.contains("authorization: bearer s3cret-of-the-collector"), "{head}");
         assert!(!String::from_utf8_lossy(body).contains("not-to-be-told"), "arguments are nobody's business");
     }
     let spans = collector.spans();
@@ -124,21 +164,20 @@ fn calls_are_spans_of_the_trace_that_the_client_is_in() {
 fn a_collector_that_is_away_is_told_and_stops_nothing() {
     // With which password is nobody's business.
     let project = project("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://ann:sesame@127.0.0.1:1\"\n");
-    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
-    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    let input = format!("{hello}\n{ready}\n{}\n", call(2, "in_calc", json!({"expression": "1 + 1"})));
-    let (code, stdout, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], &input);
+    let (code, stdout, stderr) = project.run(&SERVE, &said(&[call(2, "in_calc", json!({"expression": "1 + 1"}))]));
     assert!(code == 0 && stdout.contains("{\"result\":2}"), "{stdout}{stderr}");
-    let told: Vec<&str> = stderr.lines().filter(|line| line.contains("spans")).collect();
-    assert_eq!(told, [" WARN spans cannot be sent to http://127.0.0.1:1/v1/traces; they are dropped, calls go on"], "{stderr}");
+    for (what, path) in [("spans", "traces"), ("metrics", "metrics")] {
+        let told: Vec<&str> = stderr.lines().filter(|line| line.contains(&format!("{what} cannot"))).collect();
+        let expected = format!(" WARN {what} cannot be sent to http://127.0.0.1:1/v1/{path}; they are dropped, calls go on");
+        assert_eq!(told, [expected], "{stderr}");
+    }
 }
 
 #[test]
 fn an_address_that_is_none_is_told_without_its_password() {
     let address = "http://ann:ses ame@127.0.0.1:1";
-    let serve = ["serve", "--stdio", "--config", "toolgate.toml"];
-    let named = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n")).run(&serve, "");
-    let by_variable = project("undeclared = \"read\"\n").run_with(&[("OTEL_EXPORTER_OTLP_ENDPOINT", address)], &serve, "");
+    let named = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n")).run(&SERVE, "");
+    let by_variable = project("undeclared = \"read\"\n").run_with(&[("OTEL_EXPORTER_OTLP_ENDPOINT", address)], &SERVE, "");
     for (code, _, stderr) in [named, by_variable] {
         assert!(code != 0 && stderr.contains("spans cannot be sent") && stderr.contains("http://127.0.0.1:1"), "{stderr}");
         assert!(!stderr.contains("ame@") && !stderr.contains("ann:"), "{stderr}");
@@ -146,12 +185,44 @@ fn an_address_that_is_none_is_told_without_its_password() {
 }
 
 #[test]
-fn who_wants_no_spans_gets_none() {
+fn what_is_counted_is_told() {
     let collector = Collector::start();
     let project = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
-    for (name, value) in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
-        let (code, ..) = project.run_with(&[(name, value)], &["serve", "--stdio", "--config", "toolgate.toml"], "");
-        assert_eq!(code, 0);
+    let sums = ["1 + 1", "2 + 2"].iter().zip(2..).map(|(sum, id)| call(id, "in_calc", json!({"expression": sum})));
+    let calls = sums.chain([call(4, "in_calc", json!({"expr": "not-to-be-told"})), call(5, "made_up", json!({}))]);
+    // How things are is told while they are so, and as often as that.
+    let (code, ..) = project.run_with(&[("OTEL_METRIC_EXPORT_INTERVAL", "10")], &SERVE, &said(&calls.collect::<Vec<_>>()));
+    assert_eq!(code, 0);
+    let numbers = collector.numbers();
+    let calc = "gen_ai.agent.name=default gen_ai.tool.name=in_calc";
+    let unknown = "gen_ai.agent.name=(unknown) gen_ai.tool.name=(unknown)";
+    for (name, about, number) in [
+        ("toolgate.calls", format!("{calc} toolgate.decision=succeeded toolgate.gate=run"), 2),
+        ("toolgate.calls", format!("error.type=invalid_arguments {calc} toolgate.decision=refused toolgate.gate=validate"), 1),
+        ("toolgate.calls", format!("error.type=unknown_tool {unknown} toolgate.decision=refused toolgate.gate=resolve"), 1),
+        ("toolgate.call.duration", calc.to_owned(), 3),
+        ("toolgate.upstream.up", "toolgate.upstream.name=in".to_owned(), 1),
+        ("toolgate.upstream.held_tools", "toolgate.upstream.name=in".to_owned(), 0),
+        ("toolgate.canary.refused", String::new(), 1),
+    ] {
+        assert!(numbers.get(&(name.to_owned(), about)).is_some_and(|told| told.contains(&number)), "{name}: {numbers:#?}");
     }
-    assert!(collector.heard.lock().unwrap().is_empty());
+    for (_, body) in collector.sent("metrics") {
+        assert!(!String::from_utf8_lossy(&body).contains("not-to-be-told"));
+    }
+}
+
+#[test]
+fn who_wants_none_gets_none() {
+    for (name, value, traces, metrics) in [
+        ("OTEL_SDK_DISABLED", "true", false, false),
+        ("OTEL_TRACES_EXPORTER", "none", false, true),
+        ("OTEL_METRICS_EXPORTER", "none", true, false),
+    ] {
+        let collector = Collector::start();
+        let project = project(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
+        let (code, ..) = project.run_with(&[(name, value)], &SERVE, &said(&[call(2, "in_calc", json!({"expression": "1 + 1"}))]));
+        assert_eq!(code, 0);
+        assert_eq!((!collector.sent("traces").is_empty(), !collector.sent("metrics").is_empty()), (traces, metrics), "{name}");
+    }
 }

@@ -66,7 +66,7 @@ impl Session {
 /// Listens to a stream until it ends, or until something was said in it, and hangs up.
 async fn listen(mut answer: Response, enough: impl Fn(&Heard) -> bool) -> Heard {
     let (mut heard, mut text) = (Heard::default(), String::new());
-    while let Some(chunk) = tokio::time::timeout(Duration::from_secs(60), answer.chunk()).await.expect("it never ends").unwrap() {
+    while let Some(chunk) = tokio::time::timeout(Duration::from_secs(60), answer.chunk()).await.unwrap().unwrap() {
         text.push_str(&String::from_utf8_lossy(&chunk));
         while let Some(end) = text.find('\n') {
             let line: String = text.drain(..=end).collect();
@@ -99,7 +99,7 @@ async fn an_answer_waits_for_whoever_was_sent_away() {
     let begun = Instant::now();
     let sent_away = listen(session.call("sleep", json!({"ms": 2_200})).await, never).await;
     assert!(sent_away.ended && sent_away.answer().is_none() && begun.elapsed() < Duration::from_millis(2_200), "{sent_away:?}");
-    let last = sent_away.last.expect("there is nothing to come back with");
+    let last = sent_away.last.unwrap();
     // Who comes back too early is sent away once more.
     let early = listen(session.back(&last).await, never).await;
     assert!(early.ended || early.answer().is_some(), "{early:?}");

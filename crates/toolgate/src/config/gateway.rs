@@ -38,14 +38,14 @@ pub struct Gateway {
     pub jwt: Option<Jwt>,
     /// Certificate and key.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// Where spans of calls are sent.
+    /// Where spans of calls are sent, and what is counted of them.
     pub otlp: Option<Otlp>,
 }
 
-/// A collector of traces that speaks OTLP over HTTP.
+/// A collector that speaks OTLP over HTTP.
 #[derive(Debug, Clone)]
 pub struct Otlp {
-    /// Its address, without `/v1/traces`.
+    /// Its address, without `/v1/traces` or `/v1/metrics`.
     pub endpoint: String,
     /// Headers that it wants.
     pub headers: Vec<(String, Reference)>,

@@ -364,7 +364,7 @@ fn gateway() -> Value {
             "tls": object(json!({"certificate": {"type": "string"}, "key": {"type": "string"}}), &["certificate", "key"]),
             "otlp": object(
                 json!({
-                    "endpoint": {"type": "string", "pattern": "^https?://", "examples": ["http://127.0.0.1:4318"], "description": "A collector that speaks OTLP over HTTP; `/v1/traces` is added."},
+                    "endpoint": {"type": "string", "pattern": "^https?://", "examples": ["http://127.0.0.1:4318"], "description": "A collector that speaks OTLP over HTTP; `/v1/traces` and `/v1/metrics` are added."},
                     "headers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/reference"}},
                 }),
                 &["endpoint"],
