@@ -109,7 +109,7 @@ def calls(world, table):
     denied, failed = ("PERMISSION", "no_secrets"), ("BUSINESS", "tool_failed")
     return [
         Call("everything: echo", "everything_echo", {"message": table}, f"Echo: {table}"),
-        Call("everything: longer than a stream", "everything_trigger-long-running-operation", {"duration": 3, "steps": 2}, "completed"),
+        Call("everything: longer than a stream", "everything_trigger-long-running-operation", {"duration": 7, "steps": 2}, "completed"),
         Call("files: read", read, {"path": str(files / "greeting.txt")}, "good morning"),
         Call("files: refused by the rule", read, {"path": str(files / "secret.txt")}, REASON, denied, "refused"),
         Call("files: refused by the server", read, {"path": str(world.outside)}, "Access denied", failed, "failed"),

@@ -98,7 +98,7 @@ impl Metrics {
 
     /// Tells how things are whenever somebody asks for it, as long as the gateway is there.
     pub(crate) fn watch(&self, gateway: Weak<Inner>) {
-        let (meter, canary) = (opentelemetry::global::meter("toolgate"), self.canary.clone());
+        let (meter, canary, there) = (opentelemetry::global::meter("toolgate"), self.canary.clone(), gateway.clone());
         let health = Arc::new(move || gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default());
         let up = |one: &Health| i64::from(matches!(one.status, Status::Up { .. }));
         let held = |one: &Health| i64::try_from(one.held.len()).unwrap_or(i64::MAX);
@@ -116,7 +116,11 @@ impl Metrics {
         }
         let tell = meter.i64_observable_gauge("toolgate.canary.refused");
         tell.with_description("Whether the call that must be refused was refused")
-            .with_callback(move |told| told.observe(canary.get(), &[]))
+            .with_callback(move |told| {
+                if there.strong_count() > 0 {
+                    told.observe(canary.get(), &[]);
+                }
+            })
             .build();
     }
 

@@ -107,7 +107,7 @@ impl Drop for Names {
 /// An answer with the seat that it takes, and the requests that it is for.
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
-    pub(crate) _seat: OwnedSemaphorePermit,
+    pub(crate) _seat: Arc<OwnedSemaphorePermit>,
     pub(crate) unanswered: Option<Unanswered>,
 }
 

@@ -193,7 +193,7 @@ impl Http {
                     return Err(refused);
                 }
                 let seat = match seats(many) {
-                    Ok(seat) => seat,
+                    Ok(seat) => Arc::new(seat),
                     Err(refused) => {
                         // All of them have counted as requests.
                         let calls = batch::calls(said(message, batch));
@@ -210,8 +210,11 @@ impl Http {
                 }
                 parts.extensions.insert(caller.clone());
                 parts.extensions.insert(asked.clone());
-                // Its name is taken until it is over, whoever still waits for it.
+                // Its name is taken until it is over, whoever still waits for it, and so is the seat of a call.
                 parts.extensions.insert(unanswered.clone());
+                if message.value.get("method").is_some_and(|method| method == "tools/call") {
+                    parts.extensions.insert(Arc::clone(&seat));
+                }
                 let unanswered = Some(unanswered);
                 if let Some(batch) = batch {
                     return Ok(batch
@@ -236,7 +239,7 @@ impl Http {
                         answer
                     }
                 };
-                // It takes its seat until all of the answer is said; those who only listen take none.
+                // It takes its seat also until all of the answer is said; those who only listen take none.
                 Ok(if listens { answer } else { answer.map(|body| Seated { body, _seat: seat, unanswered }.boxed()) })
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {

@@ -2,22 +2,22 @@
 //!
 //! The stream of an answer may end before the answer is there: the connection breaks, or the gateway ends it because streams may not last
 //! longer (`stream` in its settings). The client comes back with the name of the last thing that it heard. What is said meanwhile is
-//! taped from the moment on that nobody listens, which costs nothing as long as somebody does.
+//! taped from the moment on that nobody listens, which costs nothing as long as somebody does. Nobody is told when a connection breaks
+//! without a word, so an answer that took its time is kept as well, also where somebody seemed to listen.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
-use http::request::Parts;
-use rmcp::model::{ClientJsonRpcMessage, GetExtensions as _, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult};
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError};
 use rmcp::transport::streamable_http_server::session::{RestoreOutcome, ServerSseMessage, SessionId, SessionManager};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::sessions::SESSION_LIFE;
@@ -25,11 +25,13 @@ use crate::gateway::{Gateway, lock};
 
 /// How long an answer waits for its client.
 const WAITS: Duration = Duration::from_secs(5 * 60);
-/// How many of the last things that were said wait with it.
+/// How long a call takes whose answer is kept although somebody seemed to listen.
+const SLOW: Duration = Duration::from_secs(1);
+/// How many of the last things that were said wait, the answer among them.
 const WORDS: usize = 64;
 /// How many answers of one session wait.
 const ANSWERS: usize = 64;
-/// How many bytes all of them have. Over it, the session that has most of them loses its oldest.
+/// How many bytes all of them have as text. Over it, the session that has most of them loses its oldest.
 const BYTES: usize = 256 << 20;
 
 type Events = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
@@ -40,20 +42,29 @@ pub(crate) struct Returning {
     pub(super) local: LocalSessionManager,
     gateway: Gateway,
     tapes: Tapes,
+    /// Those whose clients come back for the rest of a stream that ends early: from 2025-11-25 on they do.
+    known_to_return: Mutex<HashSet<SessionId>>,
 }
 
 impl Returning {
     pub(super) fn new(gateway: Gateway) -> Self {
         let mut local = LocalSessionManager::default();
         local.session_config.keep_alive = Some(SESSION_LIFE);
-        Self { local, gateway, tapes: Tapes::default() }
+        Self { local, gateway, tapes: Tapes::default(), known_to_return: Mutex::default() }
     }
 
     /// A stream that ends with the answer, or earlier where its client knows to come back and streams may not last longer.
-    fn heard(&self, session: &SessionId, request: Option<String>, rest: Events, returns: bool) -> Events {
-        let end = self.gateway.running().settings.stream.filter(|_| returns).map(|life| Box::pin(tokio::time::sleep(life)));
+    fn heard(&self, session: &SessionId, rest: Rest) -> Events {
+        let returns = || lock(&self.known_to_return).contains(session);
+        let life = self.gateway.running().settings.stream.filter(|_| returns());
         let keeper = Keeper { tapes: self.tapes.clone(), session: session.clone(), closed: self.gateway.0.closed.clone() };
-        Box::pin(Heard { rest: Some(rest), request, end, keeper })
+        Box::pin(Heard {
+            rest: Some(rest),
+            begun: Instant::now(),
+            end: life.map(|life| Box::pin(tokio::time::sleep(life))),
+            stop: self.gateway.0.stop.clone(),
+            keeper,
+        })
     }
 }
 
@@ -66,13 +77,6 @@ fn is_answer(event: &ServerSseMessage) -> bool {
     matches!(event.message.as_deref(), Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)))
 }
 
-/// Whether a client comes back for the rest of a stream that ends early: from 2025-11-25 on they do.
-fn returns(message: &ClientJsonRpcMessage) -> bool {
-    let ClientJsonRpcMessage::Request(request) = message else { return false };
-    let said = request.request.extensions().get::<Parts>().and_then(|parts| parts.headers.get("mcp-protocol-version"));
-    said.is_some_and(|version| version.as_bytes() >= ProtocolVersion::V_2025_11_25.as_str().as_bytes())
-}
-
 impl SessionManager for Returning {
     type Error = Refused;
     type Transport = <LocalSessionManager as SessionManager>::Transport;
@@ -82,7 +86,14 @@ impl SessionManager for Returning {
     }
 
     async fn initialize_session(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<ServerJsonRpcMessage, Refused> {
-        self.local.initialize_session(id, message).await
+        let answer = self.local.initialize_session(id, message).await?;
+        if let JsonRpcMessage::Response(response) = &answer
+            && let ServerResult::InitializeResult(agreed) = &response.result
+            && agreed.protocol_version >= ProtocolVersion::V_2025_11_25
+        {
+            lock(&self.known_to_return).insert(id.clone());
+        }
+        Ok(answer)
     }
 
     async fn has_session(&self, id: &SessionId) -> Result<bool, Refused> {
@@ -91,6 +102,7 @@ impl SessionManager for Returning {
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Refused> {
         self.tapes.forget(id);
+        lock(&self.known_to_return).remove(id);
         self.local.close_session(id).await
     }
 
@@ -99,9 +111,8 @@ impl SessionManager for Returning {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
-        let returns = returns(&message);
-        let rest = self.local.create_stream(id, message).await?;
-        Ok(self.heard(id, None, Box::pin(rest), returns))
+        let events = self.local.create_stream(id, message).await?;
+        Ok(self.heard(id, Rest { events: Box::pin(events), request: None, taped: false }))
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Refused> {
@@ -116,14 +127,21 @@ impl SessionManager for Returning {
     }
 
     async fn resume(&self, id: &SessionId, last: String) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
-        let request = request_of(&last).map(str::to_owned);
-        let taped = request.as_ref().and_then(|request| self.tapes.replay(id, request, last.clone()));
-        let rest: Events = match taped {
-            Some(taped) => Box::pin(taped),
-            None => Box::pin(self.local.resume(id, last).await?),
+        let Some(request) = request_of(&last).map(str::to_owned) else {
+            return self.local.resume(id, last).await.map(|rest| Box::pin(rest) as Events);
         };
-        // Who has come back once comes back again.
-        Ok(self.heard(id, request, rest, true))
+        let taped = self.tapes.replay(id, &request, last.clone());
+        let (rest, taped): (Events, bool) = match taped {
+            Some(taped) => (Box::pin(taped), true),
+            None => (Box::pin(self.local.resume(id, last.clone()).await?), false),
+        };
+        // Whoever is sent away from this one as well has a name to come back with, whatever is said in it. The library says the last
+        // thing again.
+        let retry = self.local.session_config.sse_retry.unwrap_or_default();
+        let (first, known) = (ServerSseMessage::priming(last.clone(), retry), last);
+        let rest = rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
+        let events = Box::pin(stream::once(std::future::ready(first)).chain(rest));
+        Ok(self.heard(id, Rest { events, request: Some(request), taped }))
     }
 
     async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<Self::Transport>, Refused> {
@@ -131,13 +149,23 @@ impl SessionManager for Returning {
     }
 }
 
+/// What is still to be said.
+struct Rest {
+    events: Events,
+    /// Known from the first thing that is said on.
+    request: Option<String>,
+    /// It comes from a tape.
+    taped: bool,
+}
+
 /// A stream that somebody listens to. Where they stop before the answer, the rest is taped.
 struct Heard {
     /// `None` once there is nothing more to come.
-    rest: Option<Events>,
-    /// Known from the first thing that is said on.
-    request: Option<String>,
+    rest: Option<Rest>,
+    begun: Instant,
     end: Option<Pin<Box<Sleep>>>,
+    /// Nobody is sent away who could not come back.
+    stop: CancellationToken,
     keeper: Keeper,
 }
 
@@ -147,21 +175,29 @@ impl Stream for Heard {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
         let this = &mut *self;
         let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
-        let Poll::Ready(said) = rest.as_mut().poll_next(context) else {
+        let Poll::Ready(said) = rest.events.as_mut().poll_next(context) else {
             // Who has heard nothing yet has no name to come back with.
-            if let (Some(end), true) = (&mut this.end, this.request.is_some()) {
+            if let (Some(end), true) = (&mut this.end, rest.request.is_some()) {
                 ready!(end.as_mut().poll(context));
                 this.end = None;
-                return Poll::Ready(None);
+                if !this.stop.is_cancelled() {
+                    return Poll::Ready(None);
+                }
             }
             return Poll::Pending;
         };
         match &said {
             Some(event) if !is_answer(event) => {
                 let named = || event.event_id.as_deref().and_then(request_of).map(str::to_owned);
-                this.request = this.request.take().or_else(named);
+                rest.request = rest.request.take().or_else(named);
             }
-            _ => this.rest = None,
+            ended => {
+                let slow = this.begun.elapsed() >= SLOW && !rest.taped;
+                if let (Some(answer), Some(request), true) = (ended, &rest.request, slow) {
+                    this.keeper.tapes.keep(&this.keeper.session, request, answer.clone());
+                }
+                this.rest = None;
+            }
         }
         Poll::Ready(said)
     }
@@ -169,8 +205,9 @@ impl Stream for Heard {
 
 impl Drop for Heard {
     fn drop(&mut self) {
-        if let (Some(rest), Some(request)) = (self.rest.take(), self.request.take()) {
-            self.keeper.keep(request, rest);
+        // What comes from a tape is on it.
+        if let Some(Rest { events, request: Some(request), taped: false }) = self.rest.take() {
+            self.keeper.keep(request, events);
         }
     }
 }
@@ -185,7 +222,7 @@ struct Keeper {
 impl Keeper {
     fn keep(&self, request: String, mut rest: Events) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let Some(number) = self.tapes.begin(&self.session, &request) else { return };
+        let number = self.tapes.begin(&self.session, &request);
         let (tapes, session, closed) = (self.tapes.clone(), self.session.clone(), self.closed.clone());
         runtime.spawn(async move {
             let taping = async {
@@ -194,13 +231,9 @@ impl Keeper {
                         break;
                     }
                 }
-                drop(rest);
-                if tapes.end(&session, &request, number) {
-                    tokio::time::sleep(WAITS).await;
-                }
             };
             closed.run_until_cancelled(taping).await;
-            tapes.remove(&session, &request, number);
+            tapes.end(&session, &request, number);
         });
     }
 }
@@ -215,6 +248,7 @@ struct All {
     bytes: usize,
     /// How many tapes there ever were.
     count: u64,
+    swept: Option<Instant>,
 }
 
 struct Tape {
@@ -222,25 +256,57 @@ struct Tape {
     number: u64,
     events: VecDeque<(ServerSseMessage, usize)>,
     bytes: usize,
-    /// Nothing more will be said.
-    over: bool,
+    /// Since when nothing more will be said.
+    over: Option<Instant>,
     changed: Arc<Notify>,
-}
-
-impl Tape {
-    fn is_answered(&self) -> bool {
-        self.events.back().is_some_and(|(event, _)| is_answer(event))
-    }
-
-    /// Whether there is an answer on it, or will be.
-    fn is_good(&self) -> bool {
-        !self.over || self.is_answered()
-    }
 }
 
 impl All {
     fn tape(&mut self, session: &SessionId, request: &str, number: u64) -> Option<&mut Tape> {
         self.sessions.get_mut(session)?.get_mut(request).filter(|tape| tape.number == number)
+    }
+
+    /// A new tape, in place of another of the same request.
+    fn begin(&mut self, session: &SessionId, request: &str) -> u64 {
+        self.sweep();
+        self.drop_tape(session, request);
+        self.count += 1;
+        let tape = Tape { number: self.count, events: VecDeque::new(), bytes: 0, over: None, changed: Arc::default() };
+        self.sessions.entry(session.clone()).or_default().insert(request.to_owned(), tape);
+        self.count
+    }
+
+    /// Puts something onto a tape; false where it is gone.
+    fn add(&mut self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage, bytes: usize) -> bool {
+        let Some(tape) = self.tape(session, request, number) else { return false };
+        tape.events.push_back((event, bytes));
+        // The answer comes last, and stays.
+        let gone = if tape.events.len() > WORDS { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
+        tape.bytes = tape.bytes + bytes - gone;
+        tape.changed.notify_waiters();
+        self.bytes = self.bytes + bytes - gone;
+        let all = |tapes: &HashMap<String, Tape>| tapes.values().map(|tape| tape.bytes).sum::<usize>();
+        while self.bytes > BYTES {
+            let most = self.sessions.iter().max_by_key(|(_, tapes)| all(tapes)).map(|(session, _)| session.clone());
+            let Some(session) = most else { break };
+            self.drop_oldest(&session, |_| true);
+        }
+        true
+    }
+
+    /// Nothing more comes. Without an answer there is nothing to come back for.
+    fn end(&mut self, session: &SessionId, request: &str, number: u64) {
+        let Some(tape) = self.tape(session, request, number) else { return };
+        tape.over = Some(Instant::now());
+        tape.changed.notify_waiters();
+        if !tape.events.back().is_some_and(|(event, _)| is_answer(event)) {
+            return self.drop_tape(session, request);
+        }
+        // Those that are not over are as many as calls are under way.
+        let over = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| tape.over.is_some()).count();
+        if over > ANSWERS {
+            self.drop_oldest(session, |tape| tape.over.is_some());
+        }
     }
 
     fn drop_tape(&mut self, session: &SessionId, request: &str) {
@@ -255,75 +321,57 @@ impl All {
     }
 
     /// Drops the tape of a session that was begun first.
-    fn drop_oldest(&mut self, session: &SessionId) {
-        let tapes = self.sessions.get(session).into_iter().flatten();
+    fn drop_oldest(&mut self, session: &SessionId, which: impl Fn(&Tape) -> bool) {
+        let tapes = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| which(tape));
         if let Some(request) = tapes.min_by_key(|(_, tape)| tape.number).map(|(request, _)| request.clone()) {
             tracing::warn!("an answer that nobody came back for makes room for others");
             self.drop_tape(session, &request);
         }
     }
 
-    /// Makes room where all of them are too much: at whoever takes most of it.
-    fn make_room(&mut self) {
-        let bytes = |tapes: &HashMap<String, Tape>| tapes.values().map(|tape| tape.bytes).sum::<usize>();
-        while self.bytes > BYTES {
-            let most = self.sessions.iter().max_by_key(|(_, tapes)| bytes(tapes)).map(|(session, _)| session.clone());
-            let Some(session) = most else { return };
-            self.drop_oldest(&session);
+    /// Now and then, what has waited for long enough goes.
+    fn sweep(&mut self) {
+        if self.swept.is_some_and(|at| at.elapsed() < WAITS / 10) {
+            return;
         }
+        self.swept = Some(Instant::now());
+        for tapes in self.sessions.values_mut() {
+            tapes.retain(|_, tape| {
+                let stays = tape.over.is_none_or(|over| over.elapsed() < WAITS);
+                self.bytes -= if stays { 0 } else { tape.bytes };
+                stays
+            });
+        }
+        self.sessions.retain(|_, tapes| !tapes.is_empty());
     }
 }
 
+/// How much there is to keep of something.
+fn bytes(event: &ServerSseMessage) -> usize {
+    event.message.as_ref().and_then(|message| serde_json::to_vec(message).ok()).map_or(0, |text| text.len())
+}
+
 impl Tapes {
-    /// Begins a tape; `None` where there is one already.
-    fn begin(&self, session: &SessionId, request: &str) -> Option<u64> {
-        let mut all = lock(&self.0);
-        let tapes = all.sessions.get(session);
-        // Whoever listened to that one heard it from a tape, which goes on.
-        if tapes.and_then(|tapes| tapes.get(request)).is_some_and(Tape::is_good) {
-            return None;
-        }
-        let full = tapes.is_some_and(|tapes| tapes.len() >= ANSWERS);
-        all.drop_tape(session, request);
-        if full {
-            all.drop_oldest(session);
-        }
-        all.count += 1;
-        let number = all.count;
-        let tape = Tape { number, events: VecDeque::new(), bytes: 0, over: false, changed: Arc::default() };
-        all.sessions.entry(session.clone()).or_default().insert(request.to_owned(), tape);
-        Some(number)
+    fn begin(&self, session: &SessionId, request: &str) -> u64 {
+        lock(&self.0).begin(session, request)
     }
 
-    /// Tapes something; false where the tape is gone.
     fn add(&self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage) -> bool {
-        let bytes = event.message.as_ref().and_then(|message| serde_json::to_vec(message).ok()).map_or(0, |text| text.len());
-        let mut all = lock(&self.0);
-        let Some(tape) = all.tape(session, request, number) else { return false };
-        tape.events.push_back((event, bytes));
-        // The answer comes last, and stays.
-        let gone = if tape.events.len() > WORDS { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
-        tape.bytes = tape.bytes + bytes - gone;
-        tape.changed.notify_waiters();
-        all.bytes = all.bytes + bytes - gone;
-        all.make_room();
-        true
+        let bytes = bytes(&event);
+        lock(&self.0).add(session, request, number, event, bytes)
     }
 
-    /// Nothing more comes; whether there is an answer to wait with.
-    fn end(&self, session: &SessionId, request: &str, number: u64) -> bool {
-        let mut all = lock(&self.0);
-        let Some(tape) = all.tape(session, request, number) else { return false };
-        tape.over = true;
-        tape.changed.notify_waiters();
-        tape.is_answered()
+    fn end(&self, session: &SessionId, request: &str, number: u64) {
+        lock(&self.0).end(session, request, number);
     }
 
-    fn remove(&self, session: &SessionId, request: &str, number: u64) {
+    /// Keeps an answer that was said: perhaps nobody heard it.
+    fn keep(&self, session: &SessionId, request: &str, answer: ServerSseMessage) {
+        let bytes = bytes(&answer);
         let mut all = lock(&self.0);
-        if all.tape(session, request, number).is_some() {
-            all.drop_tape(session, request);
-        }
+        let number = all.begin(session, request);
+        all.add(session, request, number, answer, bytes);
+        all.end(session, request, number);
     }
 
     fn forget(&self, session: &SessionId) {
@@ -334,9 +382,9 @@ impl Tapes {
         }
     }
 
-    /// What was taped of a request after something, and what is still to come; `None` where nothing was, or where it broke off.
+    /// What was taped of a request after something, and what is still to come; `None` where nothing was.
     fn replay(&self, session: &SessionId, request: &str, last: String) -> Option<impl Stream<Item = ServerSseMessage> + use<>> {
-        let number = lock(&self.0).sessions.get(session)?.get(request).filter(|tape| tape.is_good())?.number;
+        let number = lock(&self.0).sessions.get(session)?.get(request)?.number;
         let (tapes, session, request) = (self.clone(), session.clone(), request.to_owned());
         Some(stream::unfold(last, move |last| {
             let (tapes, session, request) = (tapes.clone(), session.clone(), request.clone());
@@ -350,7 +398,7 @@ impl Tapes {
                         if let Some((event, _)) = tape.events.get(known.map_or(0, |at| at + 1)) {
                             return Some((event.clone(), event.event_id.clone().unwrap_or(last)));
                         }
-                        if tape.over {
+                        if tape.over.is_some() {
                             return None;
                         }
                         // Before the lock is let go: what is said from here on is not missed.
@@ -360,5 +408,69 @@ impl Tapes {
                 }
             }
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::model::{EmptyResult, JsonRpcResponse, NumberOrString};
+
+    use super::*;
+
+    fn answer(name: &str) -> ServerSseMessage {
+        let response = JsonRpcResponse {
+            jsonrpc: Default::default(),
+            id: NumberOrString::Number(1),
+            result: ServerResult::EmptyResult(EmptyResult {}),
+        };
+        ServerSseMessage::new(name, JsonRpcMessage::Response(response))
+    }
+
+    async fn replayed(tapes: &Tapes, session: &SessionId, request: &str) -> usize {
+        match tapes.replay(session, request, format!("0/{request}")) {
+            Some(replay) => replay.count().await,
+            None => 0,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_make_room_for_newer_ones_and_go_after_a_while() {
+        let (tapes, session, other): (_, SessionId, SessionId) = (Tapes::default(), "one".into(), "two".into());
+        for n in 0..ANSWERS + 1 {
+            tapes.keep(&session, &n.to_string(), answer("1"));
+        }
+        tapes.keep(&other, "0", answer("1"));
+        assert_eq!((replayed(&tapes, &session, "0").await, replayed(&tapes, &session, "1").await), (0, 1));
+        assert_eq!(replayed(&tapes, &other, "0").await, 1);
+        // Only what is over has to make room.
+        let numbers: Vec<u64> = (0..2 * ANSWERS).map(|n| tapes.begin(&other, &format!("open {n}"))).collect();
+        assert!(tapes.add(&other, "open 0", numbers[0], answer("1")));
+        tokio::time::advance(WAITS).await;
+        tapes.keep(&other, "new", answer("1"));
+        assert_eq!((replayed(&tapes, &session, "1").await, replayed(&tapes, &other, "0").await), (0, 0));
+        assert_eq!(replayed(&tapes, &other, "new").await, 1);
+        tapes.forget(&other);
+        let all = lock(&tapes.0);
+        assert!(all.bytes == 0 && all.sessions.is_empty(), "{} bytes", all.bytes);
+    }
+
+    #[tokio::test]
+    async fn of_much_that_was_said_the_newest_waits() {
+        let (tapes, session): (_, SessionId) = (Tapes::default(), "one".into());
+        let number = tapes.begin(&session, "7");
+        for n in 1..=2 * WORDS {
+            assert!(tapes.add(&session, "7", number, ServerSseMessage::priming(format!("{n}/7"), Duration::ZERO)));
+        }
+        assert!(tapes.add(&session, "7", number, answer("last/7")));
+        tapes.end(&session, "7", number);
+        let heard: Vec<_> = tapes.replay(&session, "7", "0/7".to_owned()).unwrap().collect().await;
+        assert_eq!((heard.len(), heard.last().is_some_and(is_answer)), (WORDS, true));
+        // Whoever knows some of it hears the rest.
+        let heard: Vec<_> = tapes.replay(&session, "7", format!("{}/7", 2 * WORDS)).unwrap().collect().await;
+        assert_eq!(heard.len(), 1);
+        // What ends without an answer is nothing to come back for.
+        let number = tapes.begin(&session, "8");
+        tapes.end(&session, "8", number);
+        assert!(tapes.replay(&session, "8", "0/8".to_owned()).is_none());
     }
 }

@@ -20,12 +20,11 @@ struct Session {
     version: &'static str,
 }
 
-/// What was heard in a stream: the messages, the name of the last event, and whether the stream ended by itself.
+/// What was heard in a stream: the messages, and the name of the last event.
 #[derive(Debug, Default)]
 struct Heard {
     messages: Vec<Value>,
     last: Option<String>,
-    ended: bool,
 }
 
 impl Heard {
@@ -79,7 +78,6 @@ async fn listen(mut answer: Response, enough: impl Fn(&Heard) -> bool) -> Heard 
             return heard;
         }
     }
-    heard.ended = true;
     heard
 }
 
@@ -97,12 +95,13 @@ async fn an_answer_waits_for_whoever_was_sent_away() {
     let gate = Gate::open(&with_fixture(&format!("{SLEEP}{LIMITED}"))).await;
     let session = Session::greet(&gate.url, "2025-11-25").await;
     let begun = Instant::now();
-    let sent_away = listen(session.call("sleep", json!({"ms": 2_200})).await, never).await;
-    assert!(sent_away.ended && sent_away.answer().is_none() && begun.elapsed() < Duration::from_millis(2_200), "{sent_away:?}");
+    let sent_away = listen(session.call("sleep", json!({"ms": 4_000})).await, never).await;
+    assert!(sent_away.answer().is_none() && begun.elapsed() < Duration::from_millis(4_000), "{sent_away:?}");
     let last = sent_away.last.unwrap();
-    // Who comes back too early is sent away once more.
+    // Who comes back too early is sent away once more, and knows what to come back with.
     let early = listen(session.back(&last).await, never).await;
-    assert!(early.ended || early.answer().is_some(), "{early:?}");
+    assert!(early.answer().is_none(), "{early:?}");
+    let last = early.last.unwrap();
     // The answer comes while nobody listens.
     until("it is over", async || rows(&gate, "sleep") == 1).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -110,8 +109,8 @@ async fn an_answer_waits_for_whoever_was_sent_away() {
     for _ in 0..2 {
         let heard = listen(session.back(&last).await, never).await;
         let answer = heard.answer().unwrap_or_else(|| panic!("it is lost: {heard:?}"));
-        assert_eq!((&answer["id"], &answer["result"]["content"][0]["text"]), (&json!(7), &json!("Slept for 2200 milliseconds.")));
-        assert!(heard.ended);
+        assert_eq!((&answer["id"], &answer["result"]["content"][0]["text"]), (&json!(7), &json!("Slept for 4000 milliseconds.")));
+        assert_eq!(heard.messages.len(), 1, "{heard:?}");
     }
     assert_eq!(rows(&gate, "sleep"), 1);
     // Another session has its own answers, and a session that was ended has none.
@@ -139,18 +138,52 @@ async fn an_answer_waits_for_whoever_lost_the_connection() {
     let session = Session::greet(&gate.url, "2025-11-25").await;
     // It hangs up after the first word, and what is said next waits, in its order.
     let first = listen(session.call("test_tool_with_progress", json!({})).await, |heard| !heard.messages.is_empty()).await;
-    assert!(!first.ended && first.answer().is_none(), "{first:?}");
+    assert!(first.answer().is_none(), "{first:?}");
     until("it is over", async || rows(&gate, "test_tool_with_progress") == 1).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let rest = listen(session.back(&first.last.unwrap()).await, never).await;
     let progress: Vec<_> = first.messages.iter().chain(&rest.messages).filter_map(|m| m["params"]["progress"].as_f64()).collect();
     assert_eq!(progress, [0.0, 50.0, 100.0], "{rest:?}");
-    assert!(rest.answer().is_some() && rest.ended, "{rest:?}");
+    assert!(rest.answer().is_some(), "{rest:?}");
     // Who is there again before the answer hears it when it comes.
     let call = session.call("sleep", json!({"ms": 1_000})).await;
     let last = listen(call, |heard| heard.last.is_some()).await.last.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
     let heard = listen(session.back(&last).await, never).await;
-    assert!(heard.answer().is_some() && heard.ended, "{heard:?}");
+    assert!(heard.answer().is_some(), "{heard:?}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_took_its_time_can_be_had_again() {
+    let gate = Gate::open(&with_fixture("undeclared = \"read\"\n")).await;
+    let session = Session::greet(&gate.url, "2025-06-18").await;
+    for (ms, again) in [(1_200, true), (10, false)] {
+        let heard = listen(session.call("sleep", json!({"ms": ms})).await, never).await;
+        assert!(heard.answer().is_some(), "{heard:?}");
+        // What is heard last is the answer: who has not heard it has heard what came first.
+        let first = heard.last.unwrap().split_once('/').map(|(_, request)| format!("0/{request}")).unwrap();
+        let back = listen(session.back(&first).await, never).await;
+        assert_eq!(back.answer().is_some(), again, "{ms}: {back:?}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_keeps_its_seat_while_its_client_is_away() {
+    let gate = Gate::open(&with_fixture("undeclared = \"read\"\n[gateway]\nconcurrency = 2\nstream = \"1s\"\n")).await;
+    let session = Session::greet(&gate.url, "2025-11-25").await;
+    let ask = |id: u64| {
+        let call =
+            json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "sleep", "arguments": {"ms": 3_000 + id}}});
+        session.request(Method::POST).json(&call).send()
+    };
+    let (one, two) = (listen(ask(1).await.unwrap(), never), listen(ask(2).await.unwrap(), never));
+    let (one, two) = tokio::join!(one, two);
+    assert!(one.answer().is_none() && two.answer().is_none(), "{one:?} {two:?}");
+    assert_eq!(ask(3).await.unwrap().status(), 503);
+    until("both are over", async || rows(&gate, "sleep") >= 2).await;
+    let three = listen(ask(4).await.unwrap(), never).await;
+    assert!(three.last.is_some(), "{three:?}");
     gate.end().await;
 }
