@@ -155,7 +155,9 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     }
     let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&kept(intent.call), pass)).transpose()?;
     let mut session = Session::find_or_make(tx.sql, &intent.key)?;
-    if session.catch_up(tx, &intent.key) {
+    // Calls that have come to the session are counted here where the call may end in another process, else with its end.
+    let ends_here = pass.is_none() && tx.shared.home.owner() == Some(&intent.owner);
+    if !ends_here && session.catch_up(tx, &intent.key) {
         session.save(tx.sql)?;
     }
     for key in &intent.recall {
@@ -191,7 +193,27 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
             intent.pass.as_ref().map(|(client, _)| client),
             pass,
         ])?;
+    if ends_here && intent.recall.is_empty() && intent.carriers.is_empty() {
+        let reserved = charges.iter().map(|(n, at, charge)| (*n, *at, (*charge).clone())).collect();
+        tx.take_own(intent.call, Some(reserved));
+    }
     Ok(())
+}
+
+/// Ends a claim of which this process knows all that there is to know: whether there was one.
+pub(crate) fn end_own(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>, now: Timestamp) -> Done<bool> {
+    let Some(reserved) = tx.take_own(call, None).filter(|_| settle != Settle::Pending) else { return Ok(false) };
+    // Somebody else may have ended it.
+    let ended =
+        tx.sql.prepare_cached("DELETE FROM claims WHERE call = ?1 AND state = 'open'")?.execute(params![call.as_bytes().as_slice()])?;
+    if ended == 0 {
+        return Ok(false);
+    }
+    for (n, at, charge) in reserved {
+        let from = counts_from(at, &charge, now);
+        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), from)?;
+    }
+    Ok(true)
 }
 
 /// What a call writes is remembered from here on; and what a client runs may happen, and take evidence away, at any time from here on.

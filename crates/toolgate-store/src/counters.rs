@@ -113,10 +113,7 @@ pub(crate) fn end_read(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<
     let Some(reserved) = tx.take_read(call, None) else { return Ok(false) };
     let settle = settle.of_read();
     for (n, at, charge) in reserved {
-        let actual = settle.amount(&charge, spent);
-        if actual != charge.amount {
-            settle_charge(tx.sql, call, (n, at, &charge), actual, at)?;
-        }
+        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), at)?;
     }
     Ok(true)
 }
@@ -135,6 +132,10 @@ pub(crate) fn settle_charge(
     actual: Decimal,
     from: i64,
 ) -> Done<()> {
+    // It came to what was reserved, as most do.
+    if actual == charge.amount && from == at {
+        return Ok(());
+    }
     if charge.window.is_some() {
         let changed = sql
             .prepare_cached("UPDATE charges SET amount = ?6, at = ?7 WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?

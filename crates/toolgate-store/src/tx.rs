@@ -31,6 +31,7 @@ pub(crate) struct Tx<'c> {
 enum Undo {
     Ahead(SessionKey, Option<Vec<Counted>>),
     Reads(CallId, Option<Vec<Reserved>>),
+    Own(CallId, Option<Vec<Reserved>>),
 }
 
 impl<'c> Tx<'c> {
@@ -52,6 +53,13 @@ impl<'c> Tx<'c> {
         before
     }
 
+    /// What a claim of this process has reserved, where its end is nothing but that; what is given is noted instead.
+    pub(crate) fn take_own(&self, call: CallId, left: Option<Vec<Reserved>>) -> Option<Vec<Reserved>> {
+        let before = put(&mut lock(&self.shared.own), &call, left);
+        self.undo.borrow_mut().push(Undo::Own(call, before.clone()));
+        before
+    }
+
     /// How much could be undone.
     pub(crate) fn done(&self) -> usize {
         self.undo.borrow().len()
@@ -64,6 +72,7 @@ impl<'c> Tx<'c> {
             match undo.pop() {
                 Some(Undo::Ahead(key, before)) => drop(put(&mut lock(&self.shared.ahead), &key, before)),
                 Some(Undo::Reads(call, before)) => drop(put(&mut lock(&self.shared.reads), &call, before)),
+                Some(Undo::Own(call, before)) => drop(put(&mut lock(&self.shared.own), &call, before)),
                 None => {}
             }
         }
@@ -103,6 +112,8 @@ pub(crate) struct Shared {
     pub(crate) ahead: Mutex<HashMap<SessionKey, Vec<Counted>>>,
     /// What reads under way have reserved. They leave nothing to reconcile, so nothing else is written down of them before their end.
     pub(crate) reads: Mutex<HashMap<CallId, Vec<Reserved>>>,
+    /// What claims under way have reserved that are on disk, and that this process need not read to end them.
+    pub(crate) own: Mutex<HashMap<CallId, Vec<Reserved>>>,
     /// How many calls are under way.
     pub(crate) calls: AtomicUsize,
 }
@@ -126,8 +137,8 @@ impl Shared {
     }
 
     pub(crate) fn new(home: Home, id: String, keys: Keys) -> Arc<Self> {
-        let (definitions, ahead, reads) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead, reads, calls: AtomicUsize::new(0) })
+        let (definitions, ahead, reads, own) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { home, keys: Mutex::new(Arc::new(keys)), id, definitions, ahead, reads, own, calls: AtomicUsize::new(0) })
     }
 
     pub(crate) fn keys(&self) -> Arc<Keys> {

@@ -20,7 +20,7 @@ pub(super) type Appended = (Arc<Row>, u64, Digest);
 /// The end of a call: state, claim, charges and row.
 pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<u8>>) -> Done<Result<Appended, Conflict>> {
     let row = &finish.row;
-    let (now, ended) = (row.at, row.ended());
+    let (now, ended_at) = (row.at, row.ended());
     let mut session = Session::find_or_make(tx.sql, &row.key)?;
     if finish.changes.as_ref().is_some_and(|changes| changes.needs_version()) && session.version != finish.version {
         return Ok(Err(Conflict));
@@ -49,7 +49,9 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
             sealed
         ])?;
     }
-    let claim = match counters::end_read(tx, row.call, finish.settle, finish.spent)? {
+    let ended = counters::end_read(tx, row.call, finish.settle, finish.spent)?
+        || claims::end_own(tx, row.call, finish.settle, finish.spent, ended_at)?;
+    let claim = match ended {
         true => None,
         false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
     };
@@ -67,7 +69,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
     };
     session.save(tx.sql)?;
     if let Some(claim) = claim {
-        claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), ended)?;
+        claims::end(tx, claim, finish.settle, finish.spent, finish.outcome.as_ref(), ended_at)?;
     }
     Ok(Ok((row, seq, hash)))
 }
@@ -75,6 +77,8 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
 /// A row that was spooled while the store was away: it ends its claim by its effects. One that is there already is left alone.
 pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
     counters::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
+    // It is looked at as anybody's.
+    tx.take_own(row.call, None);
     let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
     if ledger::has(tx.sql, &row.call)? {
         // It was given up meanwhile, and this is how it really ended.
