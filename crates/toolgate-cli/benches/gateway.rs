@@ -204,27 +204,27 @@ const RULES: &str = r#"
 [[policy]]
 name = "short"
 rule = "deny"
-tools = ["echo"]
+tools = ["echo", "write"]
 when = 'size(input.text) > 100'
 [[policy]]
 name = "no_shouting"
 rule = "deny"
-tools = ["echo"]
+tools = ["echo", "write"]
 where = [{ argument = "/text", matches = '^[A-Z]+$' }]
 [[policy]]
 name = "not_these"
 rule = "deny"
-tools = ["echo"]
+tools = ["echo", "write"]
 where = [{ argument = "/text", in = ["a", "b"] }]
 [[policy]]
 name = "not_such"
 rule = "deny"
-tools = ["echo"]
+tools = ["echo", "write"]
 where = [{ argument = "/text", glob = "*secret*" }]
 [[policy]]
 name = "often"
 rule = "limit"
-tools = ["echo"]
+tools = ["echo", "write"]
 calls = 100000000
 per = "session"
 within = "1h"
@@ -234,7 +234,7 @@ fn gateway(home: &Path, upstream: &Server) -> Server {
     let config = home.join("toolgate.toml");
     let text = format!(
         "store = \"ledger.db\"\n[upstreams.fix]\nurl = \"http://{}/mcp\"\nprefix = \"\"\nconcurrency = 64\n[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"read\"\n\
-         [tools.write]\nkind = \"mcp\"\nupstream = \"fix\"\ntool = \"echo\"\neffect = \"write\"\npolicy = \"open\"\n{RULES}",
+         [tools.write]\nkind = \"mcp\"\nupstream = \"fix\"\ntool = \"echo\"\neffect = \"write\"\n{RULES}",
         upstream.address
     );
     std::fs::write(&config, text).unwrap();
