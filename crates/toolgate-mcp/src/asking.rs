@@ -1,12 +1,17 @@
 //! What clients are asked, and how their answers get back to whoever asked.
 
+use std::collections::HashMap;
+use std::sync::Mutex;
+
 use rmcp::model::*;
-use rmcp::service::Peer;
-use rmcp::{ErrorData, RoleServer};
+use rmcp::service::{Peer, PeerRequestOptions};
+use rmcp::{ErrorData, RoleServer, ServiceError};
 use serde_json::Value;
+use tokio::runtime::Handle;
 
 use crate::door::passed;
-use crate::upstream::{FromUpstream, is_invisible};
+use crate::gateway::lock;
+use crate::upstream::{Asker, FromUpstream, Reply, is_invisible, is_short};
 
 /// Most letters of a call that a person reads in a question.
 const LONGEST: usize = 2_000;
@@ -22,22 +27,83 @@ pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitReq
     Some(ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema: schema })
 }
 
+/// What a client is being asked, by the name under which it says how far it is: who wants to hear that.
+#[derive(Default)]
+pub(crate) struct Questions(Mutex<HashMap<ProgressToken, Asker>>);
+
+impl Questions {
+    /// Passes on what a client says of how far it is.
+    pub(crate) async fn progress(&self, mut said: ProgressNotificationParam) {
+        let asker = lock(&self.0).get(&said.progress_token).cloned();
+        if let Some((upstream, token)) = asker.filter(|_| is_short(&said)) {
+            said.progress_token = token;
+            said.meta = said.meta.map(crate::render::of_word);
+            let _ = upstream.notify_progress(said).await;
+        }
+    }
+}
+
+/// A question that a client has not answered yet. Where nobody waits for the answer any more, the client is told.
+struct Open<'q> {
+    peer: &'q Peer<RoleServer>,
+    questions: &'q Questions,
+    id: Option<RequestId>,
+    token: ProgressToken,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        lock(&self.questions.0).remove(&self.token);
+        if let (Some(id), Ok(runtime)) = (self.id.take(), Handle::try_current()) {
+            let (peer, why) = (self.peer.clone(), "nobody waits for the answer any more".to_owned());
+            runtime.spawn(async move { drop(peer.notify_cancelled(CancelledNotificationParam::new(Some(id), Some(why))).await) });
+        }
+    }
+}
+
+/// Asks a client something, and passes its answer on.
+async fn put<T>(
+    request: ServerRequest,
+    mut reply: Reply<T>,
+    peer: &Peer<RoleServer>,
+    questions: &Questions,
+    read: impl FnOnce(ClientResult) -> Option<T>,
+) {
+    let mut handle = match peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await {
+        Ok(handle) => handle,
+        Err(error) => return reply.send(Err(passed(error))),
+    };
+    let token = handle.progress_token.clone();
+    if let Some(asker) = reply.asker.take() {
+        lock(&questions.0).insert(token.clone(), asker);
+    }
+    let mut open = Open { peer, questions, id: Some(handle.id.clone()), token };
+    tokio::select! {
+        answer = &mut handle.rx => {
+            open.id = None;
+            let answer = answer.unwrap_or(Err(ServiceError::TransportClosed));
+            reply.send(answer.and_then(|said| read(said).ok_or(ServiceError::UnexpectedResponse)).map_err(passed));
+        }
+        () = reply.unwanted() => {}
+    }
+}
+
 /// Asks a client of an earlier revision, in the middle of its request.
-pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>) {
-    let cannot = |error: rmcp::ServiceError| passed(error);
+pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>, questions: &Questions) {
     match question {
         FromUpstream::Elicit(params, reply) => {
-            let _ = reply.send(peer.create_elicitation(*params).await.map_err(cannot));
+            let read = |said| if let ClientResult::ElicitResult(said) = said { Some(said) } else { None };
+            put(ServerRequest::ElicitRequest(ElicitRequest::new(*params)), reply, peer, questions, read).await;
         }
         FromUpstream::Sample(params, reply) => {
-            let _ = reply.send(peer.create_message(*params).await.map_err(cannot));
+            let read = |said| if let ClientResult::CreateMessageResult(said) = said { Some(*said) } else { None };
+            put(ServerRequest::CreateMessageRequest(CreateMessageRequest::new(*params)), reply, peer, questions, read).await;
         }
         FromUpstream::Roots(reply) => {
-            let _ = reply.send(peer.list_roots().await.map_err(cannot));
+            let read = |said| if let ClientResult::ListRootsResult(said) = said { Some(said) } else { None };
+            put(ServerRequest::ListRootsRequest(ListRootsRequest::default()), reply, peer, questions, read).await;
         }
-        FromUpstream::Inputs(requests, reply) => {
-            let _ = reply.send(ask_all(requests, peer).await);
-        }
+        FromUpstream::Inputs(requests, reply) => reply.send(ask_all(requests, peer).await),
         FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
@@ -79,10 +145,10 @@ pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilit
 pub(crate) fn decline(question: FromUpstream) {
     let cannot = || ErrorData::invalid_request("the client cannot be asked this", None);
     match question {
-        FromUpstream::Elicit(_, reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Sample(_, reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Roots(reply) => drop(reply.send(Err(cannot()))),
-        FromUpstream::Inputs(_, reply) => drop(reply.send(Err(cannot()))),
+        FromUpstream::Elicit(_, reply) => reply.send(Err(cannot())),
+        FromUpstream::Sample(_, reply) => reply.send(Err(cannot())),
+        FromUpstream::Roots(reply) => reply.send(Err(cannot())),
+        FromUpstream::Inputs(_, reply) => reply.send(Err(cannot())),
         FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
@@ -91,15 +157,9 @@ pub(crate) fn decline(question: FromUpstream) {
 pub(crate) fn reply(asked: FromUpstream, said: Value) {
     let unread = || ErrorData::invalid_params("the client's answer cannot be read", None);
     match asked {
-        FromUpstream::Elicit(_, reply) => {
-            let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
-        }
-        FromUpstream::Sample(_, reply) => {
-            let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
-        }
-        FromUpstream::Roots(reply) => {
-            let _ = reply.send(serde_json::from_value(said).map_err(|_| unread()));
-        }
+        FromUpstream::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
+        FromUpstream::Sample(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
+        FromUpstream::Roots(reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
         FromUpstream::Inputs(..) | FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }

@@ -251,7 +251,7 @@ impl Door {
                         None => return Err(ErrorData::internal_error("too many calls wait for their clients", None)),
                     },
                     question => match client.ear {
-                        Ear::Peer(peer) => asking = Some(Box::pin(ask(question, peer))),
+                        Ear::Peer(peer) => asking = Some(Box::pin(ask(question, peer, &self.questions))),
                         Ear::Answer(_) => decline(question),
                     },
                 },
@@ -400,7 +400,7 @@ impl Door {
                     // What is missing in it, whoever asked knows best.
                     Some(FromUpstream::Inputs(asked, reply)) => {
                         responses.retain(|name, _| asked.contains_key(name));
-                        let _ = reply.send(Ok(responses));
+                        reply.send(Ok(responses));
                     }
                     Some(asked) => reply(asked, responses.remove(INPUT).unwrap_or_default()),
                     None => {}

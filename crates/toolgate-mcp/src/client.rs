@@ -8,10 +8,9 @@ use rmcp::model::{
 };
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::{ClientHandler, ErrorData, RoleClient};
-use tokio::sync::oneshot;
 
 use crate::render::unspoofed;
-use crate::upstream::{FromUpstream, Link, is_short};
+use crate::upstream::{FromUpstream, Link, Reply, is_short};
 
 /// What toolgate calls itself.
 pub(crate) fn own_name() -> Implementation {
@@ -27,11 +26,7 @@ impl Ears {
     }
 
     /// Asks the client of the call that this request belongs to.
-    async fn ask<T>(
-        &self,
-        context: &RequestContext<RoleClient>,
-        ask: impl FnOnce(oneshot::Sender<Result<T, ErrorData>>) -> FromUpstream,
-    ) -> Result<T, ErrorData> {
+    async fn ask<T>(&self, context: &RequestContext<RoleClient>, ask: impl FnOnce(Reply<T>) -> FromUpstream) -> Result<T, ErrorData> {
         let nobody = || ErrorData::invalid_request("toolgate cannot tell which call this belongs to", None);
         let link = self.0.upgrade().ok_or_else(nobody)?;
         let origin = match context.extensions.get::<InboundStreamOrigin>() {
@@ -39,7 +34,8 @@ impl Ears {
             _ => None,
         };
         let line = link.line_of(origin.as_ref()).await.ok_or_else(nobody)?;
-        let (reply, answer) = oneshot::channel();
+        let asker = context.meta.get_progress_token().map(|token| (context.peer.clone(), token));
+        let (reply, answer) = Reply::new(asker);
         line.try_send(ask(reply)).map_err(|_| nobody())?;
         tokio::select! {
             answer = answer => answer.unwrap_or_else(|_| Err(ErrorData::invalid_request("the client has hung up", None))),

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 
 use rmcp::model::*;
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
-use rmcp::{ErrorData, RoleServer, ServerHandler};
+use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceError};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::asking::Questions;
 use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Fixed};
@@ -33,6 +34,7 @@ pub(crate) struct Door {
     subscribes: AtomicBool,
     /// Its client has hung up.
     pub(crate) gone: CancellationToken,
+    pub(crate) questions: Questions,
 }
 
 tokio::task_local! {
@@ -64,6 +66,7 @@ impl Door {
             greeted: AtomicBool::new(false),
             subscribes: AtomicBool::new(false),
             gone: CancellationToken::new(),
+            questions: Questions::default(),
         }
     }
 
@@ -207,6 +210,10 @@ impl ServerHandler for Door {
         })
     }
 
+    async fn on_progress(&self, said: ProgressNotificationParam, _: NotificationContext<RoleServer>) {
+        self.questions.progress(said).await;
+    }
+
     fn get_tool(&self, name: &str) -> Option<Tool> {
         let agent = AGENT.try_with(Option::clone).ok().flatten()?;
         self.gateway.running().gate.agent(&agent)?.tool(name).map(|spec| render::tool(spec, None))
@@ -255,7 +262,7 @@ impl ServerHandler for Door {
         request.name = name;
         let peer = link.peer().ok_or_else(away)?;
         request.meta = Some(render::own_words(context.meta.clone()));
-        let found = link.asked(peer.get_prompt_once(request)).await.map_err(passed)?;
+        let found = wanted(&context, link.asked(peer.get_prompt_once(request))).await?;
         Ok(match found {
             GetPromptResponse::Complete(result) => {
                 let mut result = render::unspoofed(result);
@@ -328,7 +335,7 @@ impl ServerHandler for Door {
         request.uri.clone_from(&place.uri);
         request.meta = Some(render::own_words(context.meta.clone()));
         let link = &place.link;
-        let found = link.asked(link.peer().ok_or_else(away)?.read_resource_once(request)).await.map_err(passed)?;
+        let found = wanted(&context, link.asked(link.peer().ok_or_else(away)?.read_resource_once(request))).await?;
         Ok(match found {
             ReadResourceResponse::Complete(result) => {
                 let mut result = render::unspoofed(result);
@@ -359,7 +366,7 @@ impl ServerHandler for Door {
             _ => None,
         };
         let link = link.ok_or_else(|| ErrorData::invalid_params("there is nothing of this name", None))?;
-        let mut result = link.asked(link.peer().ok_or_else(away)?.complete(request)).await.map_err(passed)?;
+        let mut result = wanted(&context, link.asked(link.peer().ok_or_else(away)?.complete(request))).await?;
         result.meta = result.meta.map(render::of_result);
         Ok(result)
     }
@@ -403,6 +410,14 @@ impl ServerHandler for Door {
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         self.tell(context).await
+    }
+}
+
+/// What an upstream is asked for a client, until the client takes it back: where nobody waits for it, the upstream is told.
+async fn wanted<T>(context: &RequestContext<RoleServer>, asked: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ErrorData> {
+    tokio::select! {
+        answer = asked => answer.map_err(passed),
+        () = context.ct.cancelled() => Err(ErrorData::invalid_request("the request was cancelled", None)),
     }
 }
 

@@ -13,13 +13,12 @@ use rmcp::model::{
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
 use super::link::{Link, Standing, Status, is_modern};
-use super::route::{FromUpstream, Line};
+use super::route::{FromUpstream, Line, Reply};
 use super::said::{blurts, value_of, words};
 use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
@@ -225,7 +224,7 @@ impl RemoteTool {
         };
         let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
         let line = line.ok_or_else(|| refuse("nobody is there to give"))?;
-        let (reply, answer) = oneshot::channel();
+        let (reply, answer) = Reply::new(None);
         line.to_client.try_send(FromUpstream::Inputs(render::questions(requests), reply)).map_err(|_| refuse("nobody is there to give"))?;
         let responses = answer.await.map_err(|_| refuse("nobody is there to give"))?.map_err(|_| refuse("the client does not give"))?;
         Ok(((!responses.is_empty()).then(|| render::responses(responses)), asked.request_state))

@@ -5,16 +5,41 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmcp::ErrorData;
 use rmcp::model::{
     ClientCapabilities, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, InputRequests, InputResponses,
     ListRootsResult, LoggingLevel, LoggingMessageNotificationParam, ProgressNotificationParam, ProgressToken, RequestId,
 };
+use rmcp::service::Peer;
+use rmcp::{ErrorData, RoleClient};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
+/// Who asks, and what it calls how far the answer is.
+pub(crate) type Asker = (Peer<RoleClient>, ProgressToken);
+
 /// Where to answer.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, ErrorData>>;
+pub(crate) struct Reply<T> {
+    to: oneshot::Sender<Result<T, ErrorData>>,
+    /// Who wants to hear how far the answer is.
+    pub(crate) asker: Option<Asker>,
+}
+
+impl<T> Reply<T> {
+    pub(crate) fn new(asker: Option<Asker>) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
+        let (to, answer) = oneshot::channel();
+        (Self { to, asker }, answer)
+    }
+
+    /// Answers. Perhaps nobody wants to know any more.
+    pub(crate) fn send(self, answer: Result<T, ErrorData>) {
+        let _ = self.to.send(answer);
+    }
+
+    /// Until nobody wants to know any more.
+    pub(crate) async fn unwanted(&mut self) {
+        self.to.closed().await;
+    }
+}
 
 /// What an upstream says while it works on a call.
 pub(crate) enum FromUpstream {

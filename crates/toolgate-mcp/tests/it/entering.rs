@@ -111,23 +111,23 @@ impl Older {
         older
     }
 
-    fn request(&self, method: Method) -> RequestBuilder {
+    pub(crate) fn request(&self, method: Method) -> RequestBuilder {
         let request = self.http.request(method, &self.url).header("accept", EITHER);
         request.header("mcp-session-id", &self.session).header("mcp-protocol-version", "2025-06-18")
     }
 
-    fn say(&self, message: &Value) {
+    pub(crate) fn say(&self, message: &Value) {
         self.ears.ask(self.request(Method::POST).json(message));
     }
 
     /// Asks, and does not wait.
-    fn begin(&mut self, method: &str, params: &Value) -> u64 {
+    pub(crate) fn begin(&mut self, method: &str, params: &Value) -> u64 {
         self.asked += 1;
         self.say(&json!({"jsonrpc": "2.0", "id": self.asked, "method": method, "params": params}));
         self.asked
     }
 
-    async fn answer_to(&mut self, id: u64) -> Value {
+    pub(crate) async fn answer_to(&mut self, id: u64) -> Value {
         // What the gateway asks has numbers of its own.
         self.ears.hear(|said| said["id"] == json!(id) && said.get("method").is_none()).await
     }

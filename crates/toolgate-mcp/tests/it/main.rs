@@ -21,4 +21,5 @@ mod security;
 mod spoken;
 mod straight;
 mod support;
+mod taken_back;
 mod tricks;
