@@ -131,7 +131,9 @@ def before(world, report):
         fixtures[title] = world.start([world.fixture, "--listen", "127.0.0.1:0", *options], r"listening at (http://\S+)")
         alone[title] = {run: world.suite(run, fixtures[title].address) for run in runs}
         for run, checks in alone[title].items():
-            problems = [] if checks.succeeded >= run.floor else [f"{checks.succeeded} checks succeed, and {run.floor} did before"]
+            problems = [f"{key[0]} / {key[1]}{checks.said(key)}" for key, ended in checks.by_id.items() if ended["FAILURE"]]
+            if checks.succeeded < run.floor:
+                problems.append(f"{checks.succeeded} checks succeed, and {run.floor} did before")
             report.row(line(title, run.title, checks), problems)
     reaches = [
         ("gateway, HTTP", "fixture alone", f'url = "{fixtures["fixture alone"].address}"'),

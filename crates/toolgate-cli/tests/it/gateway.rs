@@ -376,7 +376,8 @@ fn a_gateway_reads_its_file_again_when_it_is_told_to_or_when_it_changes() {
 #[test]
 fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
     use std::os::unix::fs::PermissionsExt;
-    let secret = "hunter2-and-more";
+    // What the gateway knows, and what its client comes with.
+    let (secret, token) = ("hunter2-and-more", "tg_5esame-and-m0re");
     let project = Project::new();
     // It says what it knows, and ends.
     project.write("project/teller", "#!/bin/sh\necho \"the key is $KEY\" >&2\nexit 1\n");
@@ -389,17 +390,19 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
     project.write(
         "project/toolgate.toml",
         &format!(
-            "store = \"ledger.db\"\n\
+            "store = \"ledger.db\"\n[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n\
              [upstreams.teller]\ncommand = \"./teller\"\nenv = {{ KEY = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
              [upstreams.far]\nurl = \"http://{nobody}/${{SECRET}}/mcp\"\nbearer = {{ file = \"key\" }}\nheaders = {{ x-key = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
              [tools.ask]\nkind = \"http\"\nurl = \"http://{nobody}/ask\"\nnetworks = [\"127.0.0.0/8\"]\nheaders = {{ authorization = \"Bearer ${{SECRET}}\" }}\neffect = \"read\"\n\
-             [tools.fails]\nkind = \"command\"\ncommand = \"./teller\"\nenv = {{ KEY = {{ file = \"key\" }} }}\neffect = \"read\"\nsandbox = {{ read = [\".\"] }}\n"
+             [tools.fails]\nkind = \"command\"\ncommand = \"./teller\"\nenv = {{ KEY = {{ file = \"key\" }} }}\neffect = \"read\"\nsandbox = {{ read = [\".\"] }}\n",
+            toolgate::json::Digest::of(token.as_bytes())
         ),
     );
     let served = Served::start_with(&project, &[("SECRET", secret), ("RUST_LOG", "trace")], &["-vv"]);
     let mut said = String::new();
     for (n, tool) in ["ask", "fails", "teller_x", "far_x"].iter().enumerate() {
-        let headers = format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n");
+        let headers =
+            format!("authorization: Bearer {token}\r\nmcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n");
         let mut body = call(1, tool, json!({}));
         body["params"]["_meta"] =
             json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}});
@@ -411,12 +414,14 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
     until("it has ended", || std::net::TcpStream::connect(&served.url).is_err());
     std::thread::sleep(std::time::Duration::from_millis(500));
     let logs = served.said.lock().unwrap().clone();
-    assert!(!logs.contains(secret), "{}", logs.lines().find(|line| line.contains(secret)).unwrap());
-    assert!(!said.contains(secret), "{said}");
-    for path in crate::hook::walk(&project.path("")) {
-        let text = std::fs::read(&path).unwrap();
-        let found = text.windows(secret.len()).any(|part| part == secret.as_bytes());
-        assert!(!found || path.ends_with("project/key"), "{}", path.display());
+    for secret in [secret, token] {
+        assert!(!logs.contains(secret), "{}", logs.lines().find(|line| line.contains(secret)).unwrap());
+        assert!(!said.contains(secret), "{said}");
+        for path in crate::hook::walk(&project.path("")) {
+            let text = std::fs::read(&path).unwrap();
+            let found = text.windows(secret.len()).any(|part| part == secret.as_bytes());
+            assert!(!found || path.ends_with("project/key"), "{}", path.display());
+        }
     }
 }
 

@@ -321,6 +321,22 @@ async fn sessions_that_expire_under_a_crowd_lose_no_read_and_double_no_effect() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_read_whose_session_was_lost_is_made_again_in_another() {
+    let home = tempfile::tempdir().unwrap();
+    let (books, sessions) = (Books::open(home.path()), Arc::<Mutex<Sessions>>::default());
+    let address = with_sessions(&sessions, &books).await;
+    let gate = Gate::open(&config(&format!("url = \"http://{address}/mcp\"\nundeclared = \"read\"\n{MARK}"))).await;
+    until("it is there", async || is_up(&gate)).await;
+    sessions.lock().unwrap().open.clear();
+    // Its client asks once.
+    let said = gate.client().call("ill_echo", json!({"text": "again"})).await;
+    assert_eq!(said["structuredContent"]["text"], json!("again"), "{said}");
+    assert!(sessions.lock().unwrap().begun > 1);
+    assert!(sessions.lock().unwrap().refused > 0);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn neither_another_version_nor_another_configuration_makes_anything_happen_twice() {
     let home = tempfile::tempdir().unwrap();
     let books = Books::open(home.path());

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use toolgate_mcp::Status;
 
 use crate::old::{about, answer, listen, request, result};
+use crate::security::digest;
 use crate::support::{Client, Gate, until, with_fixture};
 
 include!("keys.rs");
@@ -400,4 +401,32 @@ async fn a_token_is_for_its_upstream_and_for_nobody_else() {
         assert!(texts.contains("upstream_forbidden") && !texts.contains(secret) && !texts.contains(entry));
         gate.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_names_a_session_of_whoever_says_it_and_nobody_elses() {
+    let token = |principal: &str| format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(principal));
+    let gate = Gate::open(&format!("{CALC}{}{}", token("ann"), token("bob"))).await;
+    let asks = async |who: &str, by: &str| {
+        let (mut client, mut params) = (gate.client().with_token(who), json!({"name": "calc", "arguments": {"expression": "6*7"}}));
+        match by {
+            "header" => client.session = Some("shared".to_owned()),
+            "path" => client.url = format!("{}/mcp/default/shared", gate.url),
+            _ => params["_meta"] = json!({"toolgate/session": "shared"}),
+        }
+        let (_, answer) = client.ask("tools/call", params).await;
+        answer["result"]["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned()
+    };
+    // The third of the same is refused, whichever way the session is named; the calls of somebody else do not count.
+    for (who, by, code) in [
+        ("ann", "header", "ok"),
+        ("ann", "path", "ok"),
+        ("bob", "header", "ok"),
+        ("bob", "meta", "ok"),
+        ("ann", "meta", "loop_detected"),
+        ("bob", "path", "loop_detected"),
+    ] {
+        assert_eq!(asks(who, by).await, code, "{who} by {by}");
+    }
+    gate.end().await;
 }

@@ -13,7 +13,7 @@ use crate::support::{Client, Gate, with_fixture};
 
 const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
 
-fn digest(token: &str) -> String {
+pub(crate) fn digest(token: &str) -> String {
     Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
