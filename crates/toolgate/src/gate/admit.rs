@@ -253,13 +253,16 @@ impl Toolgate {
         }
         if let Some(wall) = agent.limits.session.wall {
             let age = trail.started.duration_since(entered.opened);
-            if SignedDuration::try_from(wall).is_ok_and(|wall| age >= wall) {
+            let left = wall.saturating_sub(Duration::try_from(age).unwrap_or_default());
+            if left.is_zero() {
                 return Err(ToolError::of(
                     code::DEADLINE_EXCEEDED,
                     format!("the session has used up its {wall:?}; stop and report what you have"),
                 )
                 .into());
             }
+            // Nor does a call go on beyond it.
+            trail.deadline = super::nearest(trail.deadline, Instant::now().checked_add(left));
         }
         let charges = agent.limits.charges(&call.key, tool.spec.cost);
         let mut remaining = Remaining::default();

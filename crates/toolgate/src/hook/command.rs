@@ -189,6 +189,9 @@ impl CommandHook {
         if value == json!({}) {
             return Ok(None);
         }
+        if let Some(slip) = slip(&value) {
+            return Err(fault(slip));
+        }
         let answer = Answer::deserialize(&value).map_err(|_| fault(misfit(&value)))?;
         if answer.says_something() {
             let answer = answer.merged();
@@ -198,6 +201,36 @@ impl CommandHook {
             Err(fault("it has no `decision`, `tool_input` or `tool_result`".to_owned()))
         }
     }
+}
+
+/// The fields of an answer, at its top and in `hookSpecificOutput`, and those of an event, which may be echoed.
+const PLAIN: [&str; 10] = [
+    "decision",
+    "reason",
+    "redirectTool",
+    "category",
+    "code",
+    "tool_input",
+    "updatedInput",
+    "tool_result",
+    "updatedResult",
+    "hookSpecificOutput",
+];
+const SPECIFIC: [&str; 4] = ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
+const EVENT: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent", "tool_use_id", "tool_name", "latency_ms"];
+
+/// A field that is one of an answer but for a slip: whoever meant to deny would have allowed.
+fn slip(answer: &Value) -> Option<String> {
+    let bare = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
+    let among = |of: Option<&Value>, known: &[&str], own: &[&str]| {
+        let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
+        names.filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str())).find_map(|name| {
+            let meant = known.iter().find(|known| bare(known) == bare(name) || crate::suggest::is_nearly(known, name))?;
+            Some(format!("`{}` is no field of an answer; did you mean `{meant}`?", shown(name)))
+        })
+    };
+    let specific = answer.get("hookSpecificOutput");
+    among(Some(answer), &PLAIN, &EVENT).or_else(|| among(specific, &SPECIFIC, &["hookEventName", "additionalContext"]))
 }
 
 /// What is wrong with an answer: the place, and what must stand there. What does stand there may be a secret, and is not said.
@@ -224,7 +257,8 @@ struct Finished {
     stderr: Vec<u8>,
 }
 
-/// What a hook may print. Fields it does not know are left alone: the whole event may be echoed back.
+/// What a hook may print. Fields that it does not know, and that are not meant to be one of these, are left alone: the whole event may be
+/// echoed back.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {

@@ -74,8 +74,9 @@ fn faults() -> Vec<(&'static str, CommandHook, String)> {
         (
             "it prints a misspelt word",
             sh(r#"echo '{"decison": "deny"}'"#),
-            no_answer("it has no `decision`, `tool_input` or `tool_result`"),
+            no_answer("`decison` is no field of an answer; did you mean `decision`?"),
         ),
+        ("it prints another word", sh(r#"echo '{"verdict": "deny"}'"#), no_answer("it has no `decision`, `tool_input` or `tool_result`")),
         ("it prints a byte too much", sh("head -c 1048577 /dev/zero"), said("/bin/sh printed more than 1048576 bytes")),
         ("it complains a byte too much", sh("head -c 1048577 /dev/zero >&2"), said("/bin/sh printed more than 1048576 bytes")),
     ]
@@ -93,6 +94,16 @@ async fn a_program_that_does_not_do_its_work_before_the_tool_refuses_the_call() 
         ("it is killed", sh("kill -9 $$"), said("/bin/sh was killed")),
         ("it is killed with words", sh("echo dying >&2; kill -9 $$"), said("/bin/sh was killed: dying")),
         ("it decides nonsense", sh(r#"echo '{"decision": "perhaps"}'"#), said("/bin/sh gave the unknown decision `perhaps`")),
+        (
+            "it echoes the event, and misspells its decision",
+            sh(r#"echo '{"tool_input": {"how": "ok"}, "decison": "deny"}'"#),
+            said("/bin/sh printed something that is no answer: `decison` is no field of an answer; did you mean `decision`?"),
+        ),
+        (
+            "it spells its decision as others do",
+            sh(r#"echo '{"tool_input": {"how": "ok"}, "hookSpecificOutput": {"permission_decision": "deny"}}'"#),
+            said("/bin/sh printed something that is no answer: `permission_decision` is no field of an answer; did you mean `permissionDecision`?"),
+        ),
         (
             "it decides what nobody may see",
             sh(r#"echo '{"decision": "sesame"}'"#).hide("sesame"),

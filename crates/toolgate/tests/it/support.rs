@@ -355,6 +355,8 @@ impl World {
         let mut lines: Vec<String> = state.slices.iter().map(|(k, v)| format!("slice {k} {v}")).collect();
         lines.extend(state.marks.iter().map(|(k, v)| format!("mark {k} {v}")));
         lines.extend(state.evidence.iter().map(|(k, v)| format!("evidence {k:?} {v:?}")));
+        lines.extend(state.revocations.iter().map(|(k, v)| format!("revoked {k:?} {v}")));
+        lines.push(format!("values {:?}", state.values));
         lines.sort();
         (lines.join("\n"), self.files.digest())
     }

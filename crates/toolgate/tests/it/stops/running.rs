@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use toolgate::hook::CommandHook;
+use toolgate::limits::{Budget, Limits};
 use toolgate::normalize::Rule as Normal;
 use toolgate::{Effects, Gate, Tool};
 
@@ -45,6 +46,15 @@ fn by_the_clock() -> Vec<Case> {
             "a deadline that passes meanwhile",
             patient(),
             step!(w => w.gate.call(w.session.prepare("act", json!({"how": "hang"})).within(Duration::from_secs(2))).await),
+            unknown("deadline_exceeded"),
+        ),
+        (
+            "a session whose time is up meanwhile",
+            World::new(|a| {
+                let session = Budget { wall: Some(Duration::from_millis(150)), ..Budget::default() };
+                a.limits(Limits { session, ..Limits::default() })
+            }),
+            acts!("hang"),
             unknown("deadline_exceeded"),
         ),
         (
