@@ -240,7 +240,9 @@ impl Store for SqliteStore {
         now: Timestamp,
     ) -> Result<Result<Vec<Decimal>, NotClaimed>, StoreError> {
         let (charges, approval) = (charges.to_vec(), approval.map(str::to_owned));
-        let draft = intent.row.as_ref().map(|row| ledger::text(&**row)).transpose().map_err(StoreError::from)?;
+        // It is read again before it becomes a row.
+        let draft = intent.row.as_ref().map(|row| serde_json::to_string(&**row)).transpose();
+        let draft = draft.map_err(|error| StoreError::from(Fault::from(error)))?;
         self.write(intent.effect, move |tx| {
             if let Some((target, why)) = paused(tx.sql, &intent.key, &intent.tool)? {
                 return Ok(Err(NotClaimed::Paused(target, why)));
