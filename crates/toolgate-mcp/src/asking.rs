@@ -61,6 +61,45 @@ impl Drop for Open<'_> {
     }
 }
 
+/// Asks a client something. Where nobody waits for the answer any more, the client is told.
+async fn answer(
+    request: ServerRequest,
+    asker: Option<Asker>,
+    peer: &Peer<RoleServer>,
+    questions: &Questions,
+) -> Result<ClientResult, ServiceError> {
+    let handle = peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await?;
+    let token = handle.progress_token.clone();
+    if let Some(asker) = asker {
+        lock(&questions.0).insert(token.clone(), asker);
+    }
+    let mut open = Open { peer, questions, id: Some(handle.id.clone()), token };
+    let answer = handle.rx.await.unwrap_or(Err(ServiceError::TransportClosed));
+    open.id = None;
+    answer
+}
+
+/// Asks the user of a client something.
+pub(crate) async fn elicit(
+    params: ElicitRequestParams,
+    peer: &Peer<RoleServer>,
+    questions: &Questions,
+) -> Result<ElicitResult, ServiceError> {
+    match answer(ServerRequest::ElicitRequest(ElicitRequest::new(params)), None, peer, questions).await? {
+        ClientResult::ElicitResult(said) => Ok(said),
+        _ => Err(ServiceError::UnexpectedResponse),
+    }
+}
+
+/// Passes on what a client says to a question, as long as somebody wants to know.
+async fn pass_on<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, ErrorData>>) {
+    tokio::select! {
+        biased;
+        said = said => reply.send(said),
+        () = reply.unwanted() => {}
+    }
+}
+
 /// Asks a client something, and passes its answer on.
 async fn put<T>(
     request: ServerRequest,
@@ -69,23 +108,12 @@ async fn put<T>(
     questions: &Questions,
     read: impl FnOnce(ClientResult) -> Option<T>,
 ) {
-    let mut handle = match peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await {
-        Ok(handle) => handle,
-        Err(error) => return reply.send(Err(passed(error))),
+    let asker = reply.asker.take();
+    let said = async {
+        let said = answer(request, asker, peer, questions).await;
+        said.and_then(|said| read(said).ok_or(ServiceError::UnexpectedResponse)).map_err(passed)
     };
-    let token = handle.progress_token.clone();
-    if let Some(asker) = reply.asker.take() {
-        lock(&questions.0).insert(token.clone(), asker);
-    }
-    let mut open = Open { peer, questions, id: Some(handle.id.clone()), token };
-    tokio::select! {
-        answer = &mut handle.rx => {
-            open.id = None;
-            let answer = answer.unwrap_or(Err(ServiceError::TransportClosed));
-            reply.send(answer.and_then(|said| read(said).ok_or(ServiceError::UnexpectedResponse)).map_err(passed));
-        }
-        () = reply.unwanted() => {}
-    }
+    pass_on(reply, said).await;
 }
 
 /// Asks a client of an earlier revision, in the middle of its request.
@@ -103,21 +131,27 @@ pub(crate) async fn ask(question: FromUpstream, peer: &Peer<RoleServer>, questio
             let read = |said| if let ClientResult::ListRootsResult(said) = said { Some(said) } else { None };
             put(ServerRequest::ListRootsRequest(ListRootsRequest::default()), reply, peer, questions, read).await;
         }
-        FromUpstream::Inputs(requests, reply) => reply.send(ask_all(requests, peer).await),
+        FromUpstream::Inputs(requests, reply) => pass_on(reply, ask_all(requests, peer, questions)).await,
         FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
     }
 }
 
 /// Asks a client of an earlier revision one thing after the other.
-async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>) -> Result<InputResponses, ErrorData> {
+async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Questions) -> Result<InputResponses, ErrorData> {
     let unread = |_| ErrorData::internal_error("the client's answer cannot be passed on", None);
     let mut responses = InputResponses::new();
     for (key, request) in requests {
-        let said = match request {
-            InputRequest::Elicitation(request) => serde_json::to_value(peer.create_elicitation(request.params).await.map_err(passed)?),
-            InputRequest::CreateMessage(request) => serde_json::to_value(peer.create_message(request.params).await.map_err(passed)?),
-            InputRequest::ListRoots(_) => serde_json::to_value(peer.list_roots().await.map_err(passed)?),
+        let request = match request {
+            InputRequest::Elicitation(request) => ServerRequest::ElicitRequest(request),
+            InputRequest::CreateMessage(request) => ServerRequest::CreateMessageRequest(request),
+            InputRequest::ListRoots(request) => ServerRequest::ListRootsRequest(request),
             _ => return Err(ErrorData::invalid_request("this is not known here", None)),
+        };
+        let said = match answer(request, None, peer, questions).await.map_err(passed)? {
+            ClientResult::ElicitResult(said) => serde_json::to_value(said),
+            ClientResult::CreateMessageResult(said) => serde_json::to_value(said),
+            ClientResult::ListRootsResult(said) => serde_json::to_value(said),
+            _ => return Err(passed(ServiceError::UnexpectedResponse)),
         };
         responses.insert(key, said.map_err(unread)?);
     }

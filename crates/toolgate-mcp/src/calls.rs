@@ -15,7 +15,7 @@ use toolgate::store::Approval;
 use toolgate::{Agent, Answer, Arguments, Call, Effect, SessionKey, Spec, code};
 
 use self::client::lacking;
-use crate::asking::{ask, can_answer, decline, question, reply};
+use crate::asking::{ask, can_answer, decline, elicit, question, reply};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
@@ -315,7 +315,7 @@ impl Door {
         }
         let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
         let said = tokio::select! {
-            said = tokio::time::timeout(PATIENCE, peer.create_elicitation(params)) => said,
+            said = tokio::time::timeout(PATIENCE, elicit(params, peer, &self.questions)) => said,
             () = client.gone.cancelled() => return Ok(refused.into()),
         };
         let Ok(Ok(said)) = said else { return Ok(refused.into()) };

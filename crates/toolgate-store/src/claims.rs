@@ -155,9 +155,8 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
     }
     let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&kept(intent.call), pass)).transpose()?;
     let mut session = Session::find_or_make(tx.sql, &intent.key)?;
-    // Calls that have come to the session are counted here where the call may end in another process, else with its end.
-    let ends_here = pass.is_none() && tx.shared.home.owner() == Some(&intent.owner);
-    if !ends_here && session.catch_up(tx, &intent.key) {
+    // Whoever is ended by what it does finds itself counted when it comes back.
+    if session.catch_up(tx, &intent.key) {
         session.save(tx.sql)?;
     }
     for key in &intent.recall {
@@ -193,6 +192,7 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
             intent.pass.as_ref().map(|(client, _)| client),
             pass,
         ])?;
+    let ends_here = intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner);
     if ends_here && intent.recall.is_empty() && intent.carriers.is_empty() {
         let reserved = charges.iter().map(|(n, at, charge)| (*n, *at, (*charge).clone())).collect();
         tx.take_own(intent.call, Some(reserved));

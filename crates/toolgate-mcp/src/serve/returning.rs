@@ -112,7 +112,7 @@ impl SessionManager for Returning {
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Refused> {
         let events = self.local.create_stream(id, message).await?;
-        Ok(self.heard(id, Rest { events: Box::pin(events), request: None, taped: false }))
+        Ok(self.heard(id, Rest { events: Box::pin(events), request: None, resumed: false, taped: false }))
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Refused> {
@@ -141,7 +141,7 @@ impl SessionManager for Returning {
         let (first, known) = (ServerSseMessage::priming(last.clone(), retry), last);
         let rest = rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
         let events = Box::pin(stream::once(std::future::ready(first)).chain(rest));
-        Ok(self.heard(id, Rest { events, request: Some(request), taped }))
+        Ok(self.heard(id, Rest { events, request: Some(request), resumed: true, taped }))
     }
 
     async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<Self::Transport>, Refused> {
@@ -154,6 +154,8 @@ struct Rest {
     events: Events,
     /// Known from the first thing that is said on.
     request: Option<String>,
+    /// Somebody has come back for it.
+    resumed: bool,
     /// It comes from a tape.
     taped: bool,
 }
@@ -192,7 +194,7 @@ impl Stream for Heard {
                 rest.request = rest.request.take().or_else(named);
             }
             ended => {
-                let slow = this.begun.elapsed() >= SLOW && !rest.taped;
+                let slow = (rest.resumed || this.begun.elapsed() >= SLOW) && !rest.taped;
                 if let (Some(answer), Some(request), true) = (ended, &rest.request, slow) {
                     this.keeper.tapes.keep(&this.keeper.session, request, answer.clone());
                 }
@@ -206,7 +208,7 @@ impl Stream for Heard {
 impl Drop for Heard {
     fn drop(&mut self) {
         // What comes from a tape is on it.
-        if let Some(Rest { events, request: Some(request), taped: false }) = self.rest.take() {
+        if let Some(Rest { events, request: Some(request), taped: false, .. }) = self.rest.take() {
             self.keeper.keep(request, events);
         }
     }
@@ -222,7 +224,7 @@ struct Keeper {
 impl Keeper {
     fn keep(&self, request: String, mut rest: Events) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let number = self.tapes.begin(&self.session, &request);
+        let Some(number) = self.tapes.begin(&self.session, &request) else { return };
         let (tapes, session, closed) = (self.tapes.clone(), self.session.clone(), self.closed.clone());
         runtime.spawn(async move {
             let taping = async {
@@ -256,6 +258,8 @@ struct Tape {
     number: u64,
     events: VecDeque<(ServerSseMessage, usize)>,
     bytes: usize,
+    /// How many are at it. Whoever came back before it was noticed that they had gone has a stream of their own, in which the rest is said.
+    writers: usize,
     /// Since when nothing more will be said.
     over: Option<Instant>,
     changed: Arc<Notify>,
@@ -266,19 +270,25 @@ impl All {
         self.sessions.get_mut(session)?.get_mut(request).filter(|tape| tape.number == number)
     }
 
-    /// A new tape, in place of another of the same request.
-    fn begin(&mut self, session: &SessionId, request: &str) -> u64 {
+    /// The tape of a request; `None` where the answer is on one.
+    fn begin(&mut self, session: &SessionId, request: &str) -> Option<u64> {
         self.sweep();
-        self.drop_tape(session, request);
+        if let Some(tape) = self.sessions.get_mut(session).and_then(|tapes| tapes.get_mut(request)) {
+            tape.writers += 1;
+            return tape.over.is_none().then_some(tape.number);
+        }
         self.count += 1;
-        let tape = Tape { number: self.count, events: VecDeque::new(), bytes: 0, over: None, changed: Arc::default() };
+        let tape = Tape { number: self.count, events: VecDeque::new(), bytes: 0, writers: 1, over: None, changed: Arc::default() };
         self.sessions.entry(session.clone()).or_default().insert(request.to_owned(), tape);
-        self.count
+        Some(self.count)
     }
 
     /// Puts something onto a tape; false where it is gone.
     fn add(&mut self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage, bytes: usize) -> bool {
         let Some(tape) = self.tape(session, request, number) else { return false };
+        if event.event_id.is_some() && tape.events.iter().any(|(known, _)| known.event_id == event.event_id) {
+            return true;
+        }
         tape.events.push_back((event, bytes));
         // The answer comes last, and stays.
         let gone = if tape.events.len() > WORDS { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
@@ -297,9 +307,14 @@ impl All {
     /// Nothing more comes. Without an answer there is nothing to come back for.
     fn end(&mut self, session: &SessionId, request: &str, number: u64) {
         let Some(tape) = self.tape(session, request, number) else { return };
+        tape.writers -= 1;
+        let answered = tape.events.back().is_some_and(|(event, _)| is_answer(event));
+        if tape.writers > 0 && !answered {
+            return;
+        }
         tape.over = Some(Instant::now());
         tape.changed.notify_waiters();
-        if !tape.events.back().is_some_and(|(event, _)| is_answer(event)) {
+        if !answered {
             return self.drop_tape(session, request);
         }
         // Those that are not over are as many as calls are under way.
@@ -352,7 +367,7 @@ fn bytes(event: &ServerSseMessage) -> usize {
 }
 
 impl Tapes {
-    fn begin(&self, session: &SessionId, request: &str) -> u64 {
+    fn begin(&self, session: &SessionId, request: &str) -> Option<u64> {
         lock(&self.0).begin(session, request)
     }
 
@@ -369,7 +384,7 @@ impl Tapes {
     fn keep(&self, session: &SessionId, request: &str, answer: ServerSseMessage) {
         let bytes = bytes(&answer);
         let mut all = lock(&self.0);
-        let number = all.begin(session, request);
+        let Some(number) = all.begin(session, request) else { return };
         all.add(session, request, number, answer, bytes);
         all.end(session, request, number);
     }
@@ -443,7 +458,7 @@ mod tests {
         assert_eq!((replayed(&tapes, &session, "0").await, replayed(&tapes, &session, "1").await), (0, 1));
         assert_eq!(replayed(&tapes, &other, "0").await, 1);
         // Only what is over has to make room.
-        let numbers: Vec<u64> = (0..2 * ANSWERS).map(|n| tapes.begin(&other, &format!("open {n}"))).collect();
+        let numbers: Vec<u64> = (0..2 * ANSWERS).filter_map(|n| tapes.begin(&other, &format!("open {n}"))).collect();
         assert!(tapes.add(&other, "open 0", numbers[0], answer("1")));
         tokio::time::advance(WAITS).await;
         tapes.keep(&other, "new", answer("1"));
@@ -457,7 +472,7 @@ mod tests {
     #[tokio::test]
     async fn of_much_that_was_said_the_newest_waits() {
         let (tapes, session): (_, SessionId) = (Tapes::default(), "one".into());
-        let number = tapes.begin(&session, "7");
+        let number = tapes.begin(&session, "7").unwrap();
         for n in 1..=2 * WORDS {
             assert!(tapes.add(&session, "7", number, ServerSseMessage::priming(format!("{n}/7"), Duration::ZERO)));
         }
@@ -468,8 +483,15 @@ mod tests {
         // Whoever knows some of it hears the rest.
         let heard: Vec<_> = tapes.replay(&session, "7", format!("{}/7", 2 * WORDS)).unwrap().collect().await;
         assert_eq!(heard.len(), 1);
+        // Whoever notices late that somebody has gone takes nothing away from those who came back since.
+        assert_eq!(tapes.begin(&session, "7"), None);
+        let (early, late) = (tapes.begin(&session, "9").unwrap(), tapes.begin(&session, "9").unwrap());
+        tapes.end(&session, "9", late);
+        assert!(tapes.add(&session, "9", early, answer("1/9")));
+        tapes.end(&session, "9", early);
+        assert_eq!(replayed(&tapes, &session, "9").await, 1);
         // What ends without an answer is nothing to come back for.
-        let number = tapes.begin(&session, "8");
+        let number = tapes.begin(&session, "8").unwrap();
         tapes.end(&session, "8", number);
         assert!(tapes.replay(&session, "8", "0/8".to_owned()).is_none());
     }

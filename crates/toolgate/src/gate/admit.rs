@@ -252,9 +252,8 @@ impl Toolgate {
             return Err(ToolError::of(code::DEADLINE_EXCEEDED, "the deadline of the call has passed").into());
         }
         if let Some(wall) = agent.limits.session.wall {
-            let age = trail.started.duration_since(entered.opened);
-            let left = wall.saturating_sub(Duration::try_from(age).unwrap_or_default());
-            if left.is_zero() {
+            let left = |at: jiff::Timestamp| wall.saturating_sub(Duration::try_from(at.duration_since(entered.opened)).unwrap_or_default());
+            if left(trail.started).is_zero() {
                 return Err(ToolError::of(
                     code::DEADLINE_EXCEEDED,
                     format!("the session has used up its {wall:?}; stop and report what you have"),
@@ -262,7 +261,7 @@ impl Toolgate {
                 .into());
             }
             // Nor does a call go on beyond it.
-            trail.deadline = super::nearest(trail.deadline, Instant::now().checked_add(left));
+            trail.deadline = super::nearest(trail.deadline, Instant::now().checked_add(left(self.now())));
         }
         let charges = agent.limits.charges(&call.key, tool.spec.cost);
         let mut remaining = Remaining::default();

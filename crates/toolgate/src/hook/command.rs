@@ -189,10 +189,10 @@ impl CommandHook {
         if value == json!({}) {
             return Ok(None);
         }
+        let answer = Answer::deserialize(&value).map_err(|_| fault(misfit(&value)))?;
         if let Some(slip) = slip(&value) {
             return Err(fault(slip));
         }
-        let answer = Answer::deserialize(&value).map_err(|_| fault(misfit(&value)))?;
         if answer.says_something() {
             let answer = answer.merged();
             let reason = answer.reason.as_deref().map(|reason| crate::redact::without(&self.hidden, reason));
@@ -219,6 +219,9 @@ const PLAIN: [&str; 10] = [
 const SPECIFIC: [&str; 4] = ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
 const EVENT: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent", "tool_use_id", "tool_name", "latency_ms"];
 
+/// What coding agents know beside these.
+const OTHERS: [&str; 3] = ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
+
 /// A field that is one of an answer but for a slip: whoever meant to deny would have allowed.
 fn slip(answer: &Value) -> Option<String> {
     let bare = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
@@ -226,11 +229,13 @@ fn slip(answer: &Value) -> Option<String> {
         let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
         names.filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str())).find_map(|name| {
             let meant = known.iter().find(|known| bare(known) == bare(name) || crate::suggest::is_nearly(known, name))?;
+            // Whoever says it as it is meant says something else here.
+            of?.get(meant).is_none().then_some(())?;
             Some(format!("`{}` is no field of an answer; did you mean `{meant}`?", shown(name)))
         })
     };
     let specific = answer.get("hookSpecificOutput");
-    among(Some(answer), &PLAIN, &EVENT).or_else(|| among(specific, &SPECIFIC, &["hookEventName", "additionalContext"]))
+    among(Some(answer), &PLAIN, &EVENT).or_else(|| among(specific, &SPECIFIC, &OTHERS))
 }
 
 /// What is wrong with an answer: the place, and what must stand there. What does stand there may be a secret, and is not said.

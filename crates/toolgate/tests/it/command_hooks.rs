@@ -197,8 +197,17 @@ async fn withheld(name: &str, world: &World, code: &str, rule: Option<&str>, mes
 
 #[tokio::test]
 async fn a_program_with_nothing_to_say_stands_in_nobodys_way() {
-    let scripts =
-        ["exit 0", "echo '{}'", "echo oh dear >&2", "head -c 1048576 /dev/zero | tr '\\0' ' '", r#"echo '{"decision": "approve"}'"#];
+    let scripts = [
+        "exit 0",
+        "echo '{}'",
+        "echo oh dear >&2",
+        "head -c 1048576 /dev/zero | tr '\\0' ' '",
+        r#"echo '{"decision": "approve"}'"#,
+        r#"echo '{"decision": "approve", "decision_id": "7", "reason": "", "reasons": []}'"#,
+        // What coding agents know beside it.
+        r#"echo '{"decision": "approve", "continue": true, "stopReason": "", "suppressOutput": true, "systemMessage": "", "tool_response": {}}'"#,
+        r#"echo '{"hookSpecificOutput": {"hookEventName": "x", "permissionDecision": "allow", "additionalContext": "", "updatedMCPToolOutput": {}}}'"#,
+    ];
     for script in scripts {
         for hook in [sh(script).before(), sh(script).after()] {
             let world = World::new(|agent| agent.hook(hook));
