@@ -315,7 +315,7 @@ impl Door {
         }
         let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
         let said = tokio::select! {
-            said = tokio::time::timeout(PATIENCE, elicit(params, peer, &self.questions)) => said,
+            said = tokio::time::timeout(PATIENCE, Box::pin(elicit(params, peer, &self.questions))) => said,
             () = client.gone.cancelled() => return Ok(refused.into()),
         };
         let Ok(Ok(said)) = said else { return Ok(refused.into()) };

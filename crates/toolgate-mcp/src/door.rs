@@ -262,7 +262,7 @@ impl ServerHandler for Door {
         request.name = name;
         let peer = link.peer().ok_or_else(away)?;
         request.meta = Some(render::own_words(context.meta.clone()));
-        let found = wanted(&context, link.asked(peer.get_prompt_once(request))).await?;
+        let found = wanted(&context, Box::pin(link.asked(peer.get_prompt_once(request)))).await?;
         Ok(match found {
             GetPromptResponse::Complete(result) => {
                 let mut result = render::unspoofed(result);
@@ -335,7 +335,7 @@ impl ServerHandler for Door {
         request.uri.clone_from(&place.uri);
         request.meta = Some(render::own_words(context.meta.clone()));
         let link = &place.link;
-        let found = wanted(&context, link.asked(link.peer().ok_or_else(away)?.read_resource_once(request))).await?;
+        let found = wanted(&context, Box::pin(link.asked(link.peer().ok_or_else(away)?.read_resource_once(request)))).await?;
         Ok(match found {
             ReadResourceResponse::Complete(result) => {
                 let mut result = render::unspoofed(result);
@@ -366,7 +366,7 @@ impl ServerHandler for Door {
             _ => None,
         };
         let link = link.ok_or_else(|| ErrorData::invalid_params("there is nothing of this name", None))?;
-        let mut result = wanted(&context, link.asked(link.peer().ok_or_else(away)?.complete(request))).await?;
+        let mut result = wanted(&context, Box::pin(link.asked(link.peer().ok_or_else(away)?.complete(request)))).await?;
         result.meta = result.meta.map(render::of_result);
         Ok(result)
     }
@@ -413,8 +413,12 @@ impl ServerHandler for Door {
     }
 }
 
-/// What an upstream is asked for a client, until the client takes it back: where nobody waits for it, the upstream is told.
-async fn wanted<T>(context: &RequestContext<RoleServer>, asked: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ErrorData> {
+/// What an upstream is asked for a client, until the client takes it back: where nobody waits for it, the upstream is told. It is boxed: the
+/// library keeps room for the largest request with every session.
+async fn wanted<T>(
+    context: &RequestContext<RoleServer>,
+    asked: impl Future<Output = Result<T, ServiceError>> + Unpin,
+) -> Result<T, ErrorData> {
     tokio::select! {
         answer = asked => answer.map_err(passed),
         () = context.ct.cancelled() => Err(ErrorData::invalid_request("the request was cancelled", None)),
