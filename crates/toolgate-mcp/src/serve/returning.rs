@@ -286,7 +286,9 @@ impl All {
     /// Puts something onto a tape; false where it is gone.
     fn add(&mut self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage, bytes: usize) -> bool {
         let Some(tape) = self.tape(session, request, number) else { return false };
-        if event.event_id.is_some() && tape.events.iter().any(|(known, _)| known.event_id == event.event_id) {
+        // Behind the answer nothing comes, and nothing twice.
+        let known = |(known, _): &(ServerSseMessage, usize)| known.event_id.is_some() && known.event_id == event.event_id;
+        if tape.over.is_some() || tape.events.iter().any(known) {
             return true;
         }
         tape.events.push_back((event, bytes));
@@ -489,6 +491,7 @@ mod tests {
         tapes.end(&session, "9", late);
         assert!(tapes.add(&session, "9", early, answer("1/9")));
         tapes.end(&session, "9", early);
+        assert!(tapes.add(&session, "9", early, ServerSseMessage::priming("0/9", Duration::ZERO)));
         assert_eq!(replayed(&tapes, &session, "9").await, 1);
         // What ends without an answer is nothing to come back for.
         let number = tapes.begin(&session, "8").unwrap();
