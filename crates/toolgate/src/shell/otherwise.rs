@@ -36,6 +36,7 @@ impl Reader<'_> {
     fn otherwise(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
         match node.kind() {
             "file_redirect" | "heredoc_redirect" if loses_words(node, above) => return Some(UNREAD),
+            "file_redirect" if is_read_twice(self.of(node)) => return Some("what stands behind `>&` may be read twice"),
             "comment" if self.is_calculated(above) => return Some("a part looks like a comment and is none"),
             "test_command" if !stands_apart(self.of(node)) => return Some("a word begins or ends like a test and is none"),
             "expansion" if hides_commands(self.of(node), above) => return Some("commands may stand where a variable is named"),
@@ -125,6 +126,11 @@ fn hides_commands(expansion: &str, above: &[Node<'_>]) -> bool {
     let is_quoted = above.iter().any(|outer| outer.kind() == "string");
     let has_quotes = || expansion.replace("\\\"", "").contains('"');
     expansion.contains("<(") || expansion.contains(">(") || (is_quoted && expansion.contains("$\\") && has_quotes())
+}
+
+/// Whether Bash expands what stands behind `>&` once to see whether it is a number, and what came of that once more.
+fn is_read_twice(redirect: &str) -> bool {
+    redirect.split_once(">&").is_some_and(|(_, target)| target.contains(['$', '`']))
 }
 
 /// Whether words stand behind a file or a text, and are those of no command that is looked at.
