@@ -5,9 +5,11 @@
 //! taped from the moment on that nobody listens, which costs nothing as long as somebody does. Nobody is told when a connection breaks
 //! without a word, so an answer that took its time is kept as well, also where somebody seemed to listen.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+mod tapes;
+
+use std::collections::HashSet;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,24 +18,15 @@ use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, ProtocolVersion, ServerJ
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError};
 use rmcp::transport::streamable_http_server::session::{RestoreOutcome, ServerSseMessage, SessionId, SessionManager};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
+use self::tapes::{Tapes, is_answer};
 use super::sessions::SESSION_LIFE;
 use crate::gateway::{Gateway, lock};
 
-/// How long an answer waits for its client.
-const WAITS: Duration = Duration::from_secs(5 * 60);
 /// How long a call takes whose answer is kept although somebody seemed to listen.
 const SLOW: Duration = Duration::from_secs(1);
-/// How many of the last things that were said wait, the answer among them.
-const WORDS: usize = 64;
-/// How many answers of one session wait.
-const ANSWERS: usize = 64;
-/// How many bytes all of them have as text. Over it, the session that has most of them loses its oldest.
-const BYTES: usize = 256 << 20;
-
 type Events = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 type Refused = LocalSessionManagerError;
 
@@ -71,10 +64,6 @@ impl Returning {
 /// The request whose stream something was said in. What was said in none has a shorter name.
 fn request_of(event: &str) -> Option<&str> {
     event.split_once('/').map(|(_, request)| request)
-}
-
-fn is_answer(event: &ServerSseMessage) -> bool {
-    matches!(event.message.as_deref(), Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)))
 }
 
 impl SessionManager for Returning {
@@ -237,265 +226,5 @@ impl Keeper {
             closed.run_until_cancelled(taping).await;
             tapes.end(&session, &request, number);
         });
-    }
-}
-
-/// What was said while nobody listened, by session and request.
-#[derive(Clone, Default)]
-struct Tapes(Arc<Mutex<All>>);
-
-#[derive(Default)]
-struct All {
-    sessions: HashMap<SessionId, HashMap<String, Tape>>,
-    bytes: usize,
-    /// How many tapes there ever were.
-    count: u64,
-    swept: Option<Instant>,
-}
-
-struct Tape {
-    /// Tells it from another of the same request.
-    number: u64,
-    events: VecDeque<(ServerSseMessage, usize)>,
-    bytes: usize,
-    /// How many are at it. Whoever came back before it was noticed that they had gone has a stream of their own, in which the rest is said.
-    writers: usize,
-    /// Since when nothing more will be said.
-    over: Option<Instant>,
-    changed: Arc<Notify>,
-}
-
-impl All {
-    fn tape(&mut self, session: &SessionId, request: &str, number: u64) -> Option<&mut Tape> {
-        self.sessions.get_mut(session)?.get_mut(request).filter(|tape| tape.number == number)
-    }
-
-    /// The tape of a request; `None` where the answer is on one.
-    fn begin(&mut self, session: &SessionId, request: &str) -> Option<u64> {
-        self.sweep();
-        if let Some(tape) = self.sessions.get_mut(session).and_then(|tapes| tapes.get_mut(request)) {
-            tape.writers += 1;
-            return tape.over.is_none().then_some(tape.number);
-        }
-        self.count += 1;
-        let tape = Tape { number: self.count, events: VecDeque::new(), bytes: 0, writers: 1, over: None, changed: Arc::default() };
-        self.sessions.entry(session.clone()).or_default().insert(request.to_owned(), tape);
-        Some(self.count)
-    }
-
-    /// Puts something onto a tape; false where it is gone.
-    fn add(&mut self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage, bytes: usize) -> bool {
-        let Some(tape) = self.tape(session, request, number) else { return false };
-        // Behind the answer nothing comes, and nothing twice.
-        let known = |(known, _): &(ServerSseMessage, usize)| known.event_id.is_some() && known.event_id == event.event_id;
-        if tape.over.is_some() || tape.events.iter().any(known) {
-            return true;
-        }
-        tape.events.push_back((event, bytes));
-        // The answer comes last, and stays.
-        let gone = if tape.events.len() > WORDS { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
-        tape.bytes = tape.bytes + bytes - gone;
-        tape.changed.notify_waiters();
-        self.bytes = self.bytes + bytes - gone;
-        let all = |tapes: &HashMap<String, Tape>| tapes.values().map(|tape| tape.bytes).sum::<usize>();
-        while self.bytes > BYTES {
-            let most = self.sessions.iter().max_by_key(|(_, tapes)| all(tapes)).map(|(session, _)| session.clone());
-            let Some(session) = most else { break };
-            self.drop_oldest(&session, |_| true);
-        }
-        true
-    }
-
-    /// Nothing more comes. Without an answer there is nothing to come back for.
-    fn end(&mut self, session: &SessionId, request: &str, number: u64) {
-        let Some(tape) = self.tape(session, request, number) else { return };
-        tape.writers -= 1;
-        let answered = tape.events.back().is_some_and(|(event, _)| is_answer(event));
-        if tape.writers > 0 && !answered {
-            return;
-        }
-        tape.over = Some(Instant::now());
-        tape.changed.notify_waiters();
-        if !answered {
-            return self.drop_tape(session, request);
-        }
-        // Those that are not over are as many as calls are under way.
-        let over = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| tape.over.is_some()).count();
-        if over > ANSWERS {
-            self.drop_oldest(session, |tape| tape.over.is_some());
-        }
-    }
-
-    fn drop_tape(&mut self, session: &SessionId, request: &str) {
-        let Some(tapes) = self.sessions.get_mut(session) else { return };
-        if let Some(tape) = tapes.remove(request) {
-            self.bytes -= tape.bytes;
-            tape.changed.notify_waiters();
-        }
-        if tapes.is_empty() {
-            self.sessions.remove(session);
-        }
-    }
-
-    /// Drops the tape of a session that was begun first.
-    fn drop_oldest(&mut self, session: &SessionId, which: impl Fn(&Tape) -> bool) {
-        let tapes = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| which(tape));
-        if let Some(request) = tapes.min_by_key(|(_, tape)| tape.number).map(|(request, _)| request.clone()) {
-            tracing::warn!("an answer that nobody came back for makes room for others");
-            self.drop_tape(session, &request);
-        }
-    }
-
-    /// Now and then, what has waited for long enough goes.
-    fn sweep(&mut self) {
-        if self.swept.is_some_and(|at| at.elapsed() < WAITS / 10) {
-            return;
-        }
-        self.swept = Some(Instant::now());
-        for tapes in self.sessions.values_mut() {
-            tapes.retain(|_, tape| {
-                let stays = tape.over.is_none_or(|over| over.elapsed() < WAITS);
-                self.bytes -= if stays { 0 } else { tape.bytes };
-                stays
-            });
-        }
-        self.sessions.retain(|_, tapes| !tapes.is_empty());
-    }
-}
-
-/// How much there is to keep of something.
-fn bytes(event: &ServerSseMessage) -> usize {
-    event.message.as_ref().and_then(|message| serde_json::to_vec(message).ok()).map_or(0, |text| text.len())
-}
-
-impl Tapes {
-    fn begin(&self, session: &SessionId, request: &str) -> Option<u64> {
-        lock(&self.0).begin(session, request)
-    }
-
-    fn add(&self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage) -> bool {
-        let bytes = bytes(&event);
-        lock(&self.0).add(session, request, number, event, bytes)
-    }
-
-    fn end(&self, session: &SessionId, request: &str, number: u64) {
-        lock(&self.0).end(session, request, number);
-    }
-
-    /// Keeps an answer that was said: perhaps nobody heard it.
-    fn keep(&self, session: &SessionId, request: &str, answer: ServerSseMessage) {
-        let bytes = bytes(&answer);
-        let mut all = lock(&self.0);
-        let Some(number) = all.begin(session, request) else { return };
-        all.add(session, request, number, answer, bytes);
-        all.end(session, request, number);
-    }
-
-    fn forget(&self, session: &SessionId) {
-        let mut all = lock(&self.0);
-        let requests: Vec<String> = all.sessions.get(session).into_iter().flat_map(HashMap::keys).cloned().collect();
-        for request in requests {
-            all.drop_tape(session, &request);
-        }
-    }
-
-    /// What was taped of a request after something, and what is still to come; `None` where nothing was.
-    fn replay(&self, session: &SessionId, request: &str, last: String) -> Option<impl Stream<Item = ServerSseMessage> + use<>> {
-        let number = lock(&self.0).sessions.get(session)?.get(request)?.number;
-        let (tapes, session, request) = (self.clone(), session.clone(), request.to_owned());
-        Some(stream::unfold(last, move |last| {
-            let (tapes, session, request) = (tapes.clone(), session.clone(), request.clone());
-            async move {
-                loop {
-                    let changed = {
-                        let mut all = lock(&tapes.0);
-                        let tape = all.tape(&session, &request, number)?;
-                        // Whoever does not know any of it knows what came before.
-                        let known = tape.events.iter().rposition(|(event, _)| event.event_id.as_deref() == Some(&*last));
-                        if let Some((event, _)) = tape.events.get(known.map_or(0, |at| at + 1)) {
-                            return Some((event.clone(), event.event_id.clone().unwrap_or(last)));
-                        }
-                        if tape.over.is_some() {
-                            return None;
-                        }
-                        // Before the lock is let go: what is said from here on is not missed.
-                        Arc::clone(&tape.changed).notified_owned()
-                    };
-                    changed.await;
-                }
-            }
-        }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rmcp::model::{EmptyResult, JsonRpcResponse, NumberOrString};
-
-    use super::*;
-
-    fn answer(name: &str) -> ServerSseMessage {
-        let response = JsonRpcResponse {
-            jsonrpc: Default::default(),
-            id: NumberOrString::Number(1),
-            result: ServerResult::EmptyResult(EmptyResult {}),
-        };
-        ServerSseMessage::new(name, JsonRpcMessage::Response(response))
-    }
-
-    async fn replayed(tapes: &Tapes, session: &SessionId, request: &str) -> usize {
-        match tapes.replay(session, request, format!("0/{request}")) {
-            Some(replay) => replay.count().await,
-            None => 0,
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn answers_make_room_for_newer_ones_and_go_after_a_while() {
-        let (tapes, session, other): (_, SessionId, SessionId) = (Tapes::default(), "one".into(), "two".into());
-        for n in 0..ANSWERS + 1 {
-            tapes.keep(&session, &n.to_string(), answer("1"));
-        }
-        tapes.keep(&other, "0", answer("1"));
-        assert_eq!((replayed(&tapes, &session, "0").await, replayed(&tapes, &session, "1").await), (0, 1));
-        assert_eq!(replayed(&tapes, &other, "0").await, 1);
-        // Only what is over has to make room.
-        let numbers: Vec<u64> = (0..2 * ANSWERS).filter_map(|n| tapes.begin(&other, &format!("open {n}"))).collect();
-        assert!(tapes.add(&other, "open 0", numbers[0], answer("1")));
-        tokio::time::advance(WAITS).await;
-        tapes.keep(&other, "new", answer("1"));
-        assert_eq!((replayed(&tapes, &session, "1").await, replayed(&tapes, &other, "0").await), (0, 0));
-        assert_eq!(replayed(&tapes, &other, "new").await, 1);
-        tapes.forget(&other);
-        let all = lock(&tapes.0);
-        assert!(all.bytes == 0 && all.sessions.is_empty(), "{} bytes", all.bytes);
-    }
-
-    #[tokio::test]
-    async fn of_much_that_was_said_the_newest_waits() {
-        let (tapes, session): (_, SessionId) = (Tapes::default(), "one".into());
-        let number = tapes.begin(&session, "7").unwrap();
-        for n in 1..=2 * WORDS {
-            assert!(tapes.add(&session, "7", number, ServerSseMessage::priming(format!("{n}/7"), Duration::ZERO)));
-        }
-        assert!(tapes.add(&session, "7", number, answer("last/7")));
-        tapes.end(&session, "7", number);
-        let heard: Vec<_> = tapes.replay(&session, "7", "0/7".to_owned()).unwrap().collect().await;
-        assert_eq!((heard.len(), heard.last().is_some_and(is_answer)), (WORDS, true));
-        // Whoever knows some of it hears the rest.
-        let heard: Vec<_> = tapes.replay(&session, "7", format!("{}/7", 2 * WORDS)).unwrap().collect().await;
-        assert_eq!(heard.len(), 1);
-        // Whoever notices late that somebody has gone takes nothing away from those who came back since.
-        assert_eq!(tapes.begin(&session, "7"), None);
-        let (early, late) = (tapes.begin(&session, "9").unwrap(), tapes.begin(&session, "9").unwrap());
-        tapes.end(&session, "9", late);
-        assert!(tapes.add(&session, "9", early, answer("1/9")));
-        tapes.end(&session, "9", early);
-        assert!(tapes.add(&session, "9", early, ServerSseMessage::priming("0/9", Duration::ZERO)));
-        assert_eq!(replayed(&tapes, &session, "9").await, 1);
-        // What ends without an answer is nothing to come back for.
-        let number = tapes.begin(&session, "8").unwrap();
-        tapes.end(&session, "8", number);
-        assert!(tapes.replay(&session, "8", "0/8".to_owned()).is_none());
     }
 }
