@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::json::Digest;
@@ -19,6 +19,7 @@ use crate::ledger::{self, digest, nanos};
 use crate::prints::Carriers;
 use crate::session::{Session, time};
 use crate::tx::Tx;
+use crate::under_way;
 
 /// A claim as it is stored.
 pub(crate) struct Claim {
@@ -61,9 +62,24 @@ impl Claim {
         rows.next()?.map(Self::read).transpose()
     }
 
+    /// One that is open.
+    pub(crate) fn open_of(intent: Intent, charges: Vec<Reserved>, used: Vec<Used>, draft: Option<String>) -> Self {
+        let (state, owner) = ("open".to_owned(), intent.owner.to_string());
+        Self { call: intent.call, state, owner, lease: intent.lease, effect: intent.effect, intent, charges, used, draft, outcome: None }
+    }
+
+    /// Puts one that is open among the others.
+    pub(crate) fn insert(&self, sql: &Connection, session: i64) -> Done<()> {
+        let charges: Vec<_> = self.charges.iter().map(|(n, at, charge)| (*n, *at, charge)).collect();
+        insert(sql, &self.intent, session, &charges, &self.used, self.draft.as_deref(), None)
+    }
+
     /// Those that nobody knows the end of, or that still run.
     pub(crate) fn unsettled(sql: &Connection) -> Done<Vec<Self>> {
-        Self::all(sql, "state <> 'settled'")
+        let mut unsettled = Self::all(sql, "state <> 'settled'")?;
+        unsettled.extend(under_way::all(sql)?);
+        unsettled.sort_by_key(|claim| *claim.call.as_bytes());
+        Ok(unsettled)
     }
 
     /// Those that nobody has ended yet. Of those that are pending, which may be many, none is read.
@@ -87,7 +103,7 @@ impl Claim {
     }
 
     /// Whether nobody works on it any more. Of a process that is known; of anybody else, when the lease has passed.
-    fn is_abandoned(&self, home: &Home, now: Timestamp) -> bool {
+    pub(crate) fn is_abandoned(&self, home: &Home, now: Timestamp) -> bool {
         self.state == "open" && home.is_gone(&self.owner).unwrap_or(now > self.lease)
     }
 
@@ -153,6 +169,11 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
         tx.take_read(intent.call, Some(reserved));
         return Ok(());
     }
+    let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge)).collect();
+    let reserved: Vec<_> = charges.iter().zip(used).map(|((n, at, charge), used)| (*n, *at, *charge, *used)).collect();
+    if under_way::begin(tx, intent, draft, &reserved)? {
+        return Ok(());
+    }
     let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&kept(intent.call), pass)).transpose()?;
     let mut session = Session::find_or_make(tx.sql, &intent.key)?;
     // Whoever is ended by what it does finds itself counted when it comes back.
@@ -171,49 +192,37 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
                 intent.call.as_bytes().as_slice()
             ])?;
     }
-    let before: Vec<(&str, Option<SignedDuration>, Decimal)> =
-        charges.iter().zip(used).map(|(charge, used)| (charge.counter.as_str(), charge.window, *used)).collect();
-    let before = serde_json::to_string(&before)?;
-    let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge)).collect();
-    tx.sql
-        .prepare_cached(
-            "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft, used, client, pass) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-        )?
-        .execute(params![
-            intent.call.as_bytes().as_slice(),
-            session.id,
-            &*intent.owner,
-            nanos(intent.lease),
-            intent.effect,
-            serde_json::to_string(intent)?,
-            serde_json::to_string(&charges)?,
-            draft,
-            before,
-            intent.pass.as_ref().map(|(client, _)| client),
-            pass,
-        ])?;
-    let ends_here = intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner);
-    if ends_here && intent.recall.is_empty() && intent.carriers.is_empty() {
-        let reserved = charges.iter().map(|(n, at, charge)| (*n, *at, (*charge).clone())).collect();
-        tx.take_own(intent.call, Some(reserved));
-    }
-    Ok(())
+    let before: Vec<Used> = reserved.iter().map(|(.., charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
+    insert(tx.sql, intent, session.id, &charges, &before, draft, pass.as_deref())
 }
 
-/// Ends a claim of which this process knows all that there is to know: whether there was one.
-pub(crate) fn end_own(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>, now: Timestamp) -> Done<bool> {
-    let Some(reserved) = tx.take_own(call, None).filter(|_| settle != Settle::Pending) else { return Ok(false) };
-    // Somebody else may have ended it.
-    let ended =
-        tx.sql.prepare_cached("DELETE FROM claims WHERE call = ?1 AND state = 'open'")?.execute(params![call.as_bytes().as_slice()])?;
-    if ended == 0 {
-        return Ok(false);
-    }
-    for (n, at, charge) in reserved {
-        let from = counts_from(at, &charge, now);
-        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), from)?;
-    }
-    Ok(true)
+/// Puts an open claim among the others, with its pass where it has one.
+fn insert(
+    sql: &Connection,
+    intent: &Intent,
+    session: i64,
+    charges: &[(usize, i64, &Charge)],
+    used: &[Used],
+    draft: Option<&str>,
+    pass: Option<&[u8]>,
+) -> Done<()> {
+    sql.prepare_cached(
+        "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft, used, client, pass) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+    )?
+    .execute(params![
+        intent.call.as_bytes().as_slice(),
+        session,
+        &*intent.owner,
+        nanos(intent.lease),
+        intent.effect,
+        serde_json::to_string(intent)?,
+        serde_json::to_string(charges)?,
+        draft,
+        serde_json::to_string(used)?,
+        intent.pass.as_ref().map(|(client, _)| client),
+        pass,
+    ])?;
+    Ok(())
 }
 
 /// What a call writes is remembered from here on; and what a client runs may happen, and take evidence away, at any time from here on.
@@ -355,6 +364,7 @@ pub(crate) fn sweep_some(tx: &mut Tx<'_>, now: Timestamp) -> Done<()> {
 
 /// Claims whose owners are gone are pending from here on, and the ledger says so. A read that never ended is let go.
 pub(crate) fn sweep(tx: &mut Tx<'_>, now: Timestamp) -> Done<u64> {
+    under_way::adopt_abandoned(tx, now)?;
     let open = Claim::open(tx.sql)?;
     sweep_these(tx, open, now)
 }

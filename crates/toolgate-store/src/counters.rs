@@ -11,6 +11,7 @@ use crate::fault::{Done, Fault};
 use crate::ledger::nanos;
 use crate::session::time;
 use crate::tx::Tx;
+use crate::under_way;
 
 fn window(window: Option<SignedDuration>) -> i64 {
     window.map_or(-1, |window| i64::try_from(window.as_nanos()).unwrap_or(i64::MAX).max(0))
@@ -31,7 +32,7 @@ fn total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> Done<D
 
 /// What has left the window of a counter, but for what is held: of a call that may have had effects, and of which nobody knows yet what
 /// came, nothing leaves. An attempt is one whatever comes of it.
-/// What only watches, and so has no end, is not held either: it would be read with every call.
+/// What only watches, and so has no end, is not held either: it would be read with every call. Of calls under way it is asked apart.
 const LEFT: &str = "counter = ?1 AND win = ?2 AND at <= ?3 AND NOT EXISTS (
     SELECT 1 FROM claims, json_each(claims.charges) AS held
     WHERE claims.call = charges.call AND claims.state <> 'settled' AND claims.effect
@@ -45,14 +46,66 @@ const LEAVES: &str = "SELECT at, amount FROM charges WHERE counter = ?1 AND win 
 /// What is used of a counter. Looking changes nothing.
 pub(crate) fn used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Decimal> {
     let mut total = total(sql, counter, win)?;
-    if win.is_some() {
-        let mut left = sql.prepare_cached(&format!("SELECT amount FROM charges WHERE {LEFT}"))?;
-        let mut rows = left.query(params![counter, window(win), nanos(now).saturating_sub(window(win))])?;
-        while let Some(row) = rows.next()? {
-            total = total.saturating_sub(amount(row.get_ref(0)?.as_str().unwrap_or_default())?);
-        }
+    for charge in left(sql, counter, win, now)?.gone {
+        total = total.saturating_sub(charge.amount);
     }
     Ok(total)
+}
+
+/// What has left the window of a counter and is not taken out yet.
+#[derive(Default)]
+struct Left {
+    gone: Vec<Gone>,
+    /// Whether something is left out that a call under way holds.
+    held: bool,
+}
+
+struct Gone {
+    at: i64,
+    call: CallId,
+    n: i64,
+    amount: Decimal,
+}
+
+fn left(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> Done<Left> {
+    let mut left = Left::default();
+    if win.is_none() {
+        return Ok(left);
+    }
+    let mut statement = sql.prepare_cached(&format!("SELECT at, call, n, amount FROM charges WHERE {LEFT}"))?;
+    let mut rows = statement.query(params![counter, window(win), nanos(now).saturating_sub(window(win))])?;
+    while let Some(row) = rows.next()? {
+        let amount = amount(row.get_ref(3)?.as_str().unwrap_or_default())?;
+        left.gone.push(Gone { at: row.get(0)?, call: CallId::from_bytes(row.get(1)?), n: row.get(2)?, amount });
+    }
+    if !left.gone.is_empty() && under_way::any(sql)? {
+        let all = std::mem::take(&mut left.gone);
+        for charge in all {
+            match under_way::holds(sql, charge.call, usize::try_from(charge.n).unwrap_or(usize::MAX))? {
+                true => left.held = true,
+                false => left.gone.push(charge),
+            }
+        }
+    }
+    Ok(left)
+}
+
+/// Takes out what has left the window of a counter.
+fn take_out(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<()> {
+    let (win, left) = (window(charge.window), left(sql, &charge.counter, charge.window, now)?);
+    if left.gone.is_empty() {
+        return Ok(());
+    }
+    if !left.held {
+        let mut all = sql.prepare_cached(&format!("DELETE FROM charges WHERE {LEFT}"))?;
+        all.execute(params![charge.counter, win, nanos(now).saturating_sub(win)])?;
+        return Ok(());
+    }
+    let mut one = sql.prepare_cached("DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?;
+    for gone in left.gone {
+        one.execute(params![charge.counter, win, gone.at, gone.call.as_bytes().as_slice(), gone.n])?;
+    }
+    Ok(())
 }
 
 /// What is used, if a charge fits.
@@ -79,11 +132,7 @@ pub(crate) fn fits(sql: &Connection, charge: &Charge, now: Timestamp) -> Done<Re
 /// Reserves a charge on top of what is used.
 pub(crate) fn reserve(sql: &Connection, call: CallId, n: usize, charge: &Charge, used: Decimal, now: Timestamp) -> Done<()> {
     if charge.window.is_some() {
-        sql.prepare_cached(&format!("DELETE FROM charges WHERE {LEFT}"))?.execute(params![
-            charge.counter,
-            window(charge.window),
-            nanos(now).saturating_sub(window(charge.window))
-        ])?;
+        take_out(sql, charge, now)?;
         sql.prepare_cached("INSERT INTO charges (counter, win, at, call, n, amount) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
             charge.counter,
             window(charge.window),

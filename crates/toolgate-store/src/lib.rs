@@ -16,6 +16,7 @@ mod session;
 mod sqlite;
 mod stats;
 mod tx;
+mod under_way;
 mod verify;
 mod writer;
 

@@ -18,10 +18,11 @@ use crate::session::meta;
 const APPLICATION: i32 = 0x7467_6174;
 
 /// Numbered steps from one shape to the next. What was released is never changed, only added to.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../migrations/0001_ledger.sql"),
     include_str!("../migrations/0002_passes.sql"),
     include_str!("../migrations/0003_large_rows.sql"),
+    include_str!("../migrations/0004_under_way.sql"),
 ];
 
 /// How long another process may write before somebody gives up.

@@ -86,7 +86,7 @@ impl Session {
         ahead.is_some()
     }
 
-    fn count(&mut self, calls: &[Counted]) {
+    pub(crate) fn count(&mut self, calls: &[Counted]) {
         for call in calls {
             self.progress.count(call.digest, call.at, call.polling.as_ref());
         }
@@ -336,6 +336,9 @@ impl Session {
 
 /// Looks up evidence, marks and origins.
 pub(crate) fn load(sql: &Connection, secret: &[u8; 32], key: &SessionKey, needs: &Needs, facts: &mut Facts) -> Done<()> {
+    if needs.evidence.is_empty() && needs.marks.is_empty() && needs.origins.is_empty() {
+        return Ok(());
+    }
     let session = Session::find(sql, key)?;
     for key in &needs.evidence {
         let found = session.as_ref().map(|session| session.evidence(sql, key)).transpose()?.flatten();

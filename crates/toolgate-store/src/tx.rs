@@ -148,8 +148,21 @@ impl Shared {
 
 /// Reads several things as of one moment. However that ends, the connection is free again.
 pub(crate) fn at_once<T>(sql: &Connection, f: impl FnOnce(&Connection) -> Done<T>) -> Done<T> {
-    let moment = sql.unchecked_transaction()?;
-    f(&moment)
+    sql.prepare_cached("BEGIN")?.execute([])?;
+    let _moment = Moment(sql);
+    f(sql)
+}
+
+struct Moment<'c>(&'c Connection);
+
+impl Drop for Moment<'_> {
+    fn drop(&mut self) {
+        // Nothing was written.
+        let ended = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+        if ended.is_err() && !self.0.is_autocommit() {
+            let _ = self.0.execute_batch("ROLLBACK");
+        }
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

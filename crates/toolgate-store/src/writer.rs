@@ -14,7 +14,7 @@ use toolgate::store::StoreError;
 use crate::fault::Done;
 use crate::ledger::Tip;
 use crate::pen::{Pen, Signs};
-use crate::tx::{Shared, Tx, lock};
+use crate::tx::{Shared, Tx, at_once, lock};
 
 /// Most that goes into one transaction; and most of it that somebody writes who only came for a job of its own.
 const MOST: usize = 512;
@@ -266,14 +266,11 @@ impl Writer {
     pub(crate) fn look<T>(&self, f: impl FnOnce(&Connection, &Shared, Tip) -> Done<Option<T>>) -> Done<Option<T>> {
         let _free = Free(&self.desk);
         let Some(pen) = self.desk.pen().filter(|pen| pen.sql.is_autocommit()) else { return Ok(None) };
-        pen.sql.prepare_cached("BEGIN")?.execute([])?;
-        let found = match crate::ledger::tip(&pen.sql) {
-            Ok(tip) if pen.ends_at(tip) => f(&pen.sql, &pen.shared, tip),
+        at_once(&pen.sql, |sql| match crate::ledger::tip(sql)? {
+            tip if pen.ends_at(tip) => f(sql, &pen.shared, tip),
             // Whoever writes looks more closely.
-            other => other.map(|_| None),
-        };
-        pen.sql.prepare_cached("COMMIT")?.execute([])?;
-        found
+            _ => Ok(None),
+        })
     }
 
     pub(crate) fn is_here(&self) -> bool {

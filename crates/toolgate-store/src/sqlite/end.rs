@@ -13,6 +13,7 @@ use crate::fault::{Done, Fault};
 use crate::ledger::{self, nanos};
 use crate::session::Session;
 use crate::tx::Tx;
+use crate::under_way;
 
 /// A row, its place and its link.
 pub(super) type Appended = (Arc<Row>, u64, Digest);
@@ -50,7 +51,7 @@ pub(super) fn end(tx: &mut Tx<'_>, finish: Finish, body: &str, outputs: Vec<Vec<
         ])?;
     }
     let ended = counters::end_read(tx, row.call, finish.settle, finish.spent)?
-        || claims::end_own(tx, row.call, finish.settle, finish.spent, ended_at)?;
+        || under_way::end(tx, row.call, finish.settle, finish.spent, ended_at)?;
     let claim = match ended {
         true => None,
         false => Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
@@ -79,6 +80,7 @@ pub(super) fn take_in(tx: &mut Tx<'_>, row: &Row) -> Done<()> {
     counters::end_read(tx, row.call, Settle::by(row.effects), row.spent)?;
     // It is looked at as anybody's.
     tx.take_own(row.call, None);
+    under_way::adopt(tx, row.call)?;
     let claim = Claim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled());
     if ledger::has(tx.sql, &row.call)? {
         // It was given up meanwhile, and this is how it really ended.

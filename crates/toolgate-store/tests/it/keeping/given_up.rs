@@ -11,13 +11,13 @@ use crate::world::{Desk, noon, runtime};
 
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Waits for the one call that is pending once the threads of its process have let go.
-async fn is_given_up(gate: &Toolgate) {
+/// Waits for the calls that are pending once the threads of their processes have let go.
+async fn are_given_up(gate: &Toolgate, calls: usize) {
     let begun = std::time::Instant::now();
-    while gate.pending().await.unwrap().is_empty() && begun.elapsed() < LONG {
+    while gate.pending().await.unwrap().len() < calls && begun.elapsed() < LONG {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
-    assert_eq!(gate.pending().await.unwrap().len(), 1);
+    assert_eq!(gate.pending().await.unwrap().len(), calls);
 }
 
 #[test]
@@ -71,8 +71,43 @@ fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
     dying.shutdown_background();
     runtime().block_on(async {
         let gate = open();
-        is_given_up(&gate).await;
+        are_given_up(&gate, 1).await;
         assert_eq!(act(&gate, 4).await.as_deref(), Some("prerequisite_missing"));
+    });
+}
+
+#[test]
+fn a_call_that_ends_its_own_process_is_seen_to_be_repeated() {
+    let directory = tempfile::tempdir().unwrap();
+    let started = Arc::new(tokio::sync::Notify::new());
+    let open = || {
+        let started = Arc::clone(&started);
+        let hang = Tool::dynamic("hang", "Hangs.", json!({"type": "object"}), move |_, _| {
+            started.notify_one();
+            async {
+                std::future::pending::<()>().await;
+                Ok(json!({}))
+            }
+        });
+        let agent = toolgate::Agent::builder("a").tool(hang.open());
+        let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
+        Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
+    };
+    for before in 0..2 {
+        let dying = runtime();
+        dying.block_on(async {
+            let gate = open();
+            are_given_up(&gate, before).await;
+            tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({})).await });
+            tokio::time::timeout(LONG, started.notified()).await.unwrap();
+        });
+        dying.shutdown_background();
+    }
+    runtime().block_on(async {
+        let gate = open();
+        are_given_up(&gate, 2).await;
+        let third = gate.session("a", "al", "s").call("hang", json!({})).await;
+        assert_eq!(third.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("loop_detected"));
     });
 }
 
@@ -110,7 +145,7 @@ fn a_call_that_nobody_ended_may_have_written() {
     dying.shutdown_background();
     runtime().block_on(async {
         let gate = open();
-        is_given_up(&gate).await;
+        are_given_up(&gate, 1).await;
         for (id, believed) in [("7", false), ("8", true)] {
             let session = gate.session("a", "al", id);
             session.call("read", json!({ "id": id })).await;

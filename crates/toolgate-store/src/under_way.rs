@@ -1,0 +1,246 @@
+//! Effects that are under way in a process that ends them itself: a row that comes and goes with each call. Whatever becomes of one but a
+//! plain end makes it a claim like any other first.
+
+use rusqlite::{Connection, OptionalExtension, params};
+use rust_decimal::Decimal;
+use toolgate::limits::{Charge, Spend};
+use toolgate::store::{Intent, Settle};
+use toolgate::{CallId, SessionKey};
+
+use crate::claims::Claim;
+use crate::counters::{Reserved, counts_from, settle_charge};
+use crate::fault::Done;
+use crate::ledger::{digest, nanos};
+use crate::session::{Session, time};
+use crate::tx::{Counted, Tx, lock};
+
+/// Where a call stands: its time, so that the newest stands last, and what is random in its name.
+const fn place(call: CallId) -> i64 {
+    let [_, _, a, b, c, d, _, _, _, _, _, _, e, f, g, h] = *call.as_bytes();
+    i64::from_be_bytes([a & 0x7f, b, c, d, e, f, g, h])
+}
+
+/// Writes an intent down that this process ends itself; false where it must be a claim instead.
+pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved: &[(usize, i64, &Charge, Decimal)]) -> Done<bool> {
+    let is_own = intent.effect && intent.pass.is_none() && tx.shared.home.owner() == Some(&intent.owner);
+    if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty() {
+        return Ok(false);
+    }
+    // Whoever is ended by what it does is counted by whoever finds that out.
+    let ahead = lock(&tx.shared.ahead).get(&intent.key).cloned().unwrap_or_default();
+    let counted = match ahead.as_slice() {
+        [] => None,
+        [Counted { digest, at, polling: None }] => Some((*digest, *at)),
+        _ => return Ok(false),
+    };
+    let revokes = if intent.revokes.is_empty() { None } else { Some(serde_json::to_string(&intent.revokes)?) };
+    let written = tx
+        .sql
+        .prepare_cached(
+            "INSERT OR IGNORE INTO under_way (id, call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, counted, counted_at, draft)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+        )?
+        .execute(params![
+            place(intent.call),
+            intent.call.as_bytes().as_slice(),
+            &*intent.key.agent,
+            &*intent.key.principal,
+            &*intent.key.session,
+            &*intent.tool,
+            intent.digest.as_bytes().as_slice(),
+            intent.asked.as_bytes().as_slice(),
+            &*intent.owner,
+            nanos(intent.lease),
+            revokes,
+            serde_json::to_string(reserved)?,
+            counted.as_ref().map(|(digest, _)| digest.as_bytes().as_slice()),
+            counted.map(|(_, at)| nanos(at)),
+            draft,
+        ])?;
+    // Another may stand there already.
+    if written > 0 {
+        tx.take_own(intent.call, Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()));
+    }
+    Ok(written > 0)
+}
+
+/// Ends one of this process by what happened in the world; false where there is none, or it is a claim by now.
+pub(crate) fn end(tx: &Tx<'_>, call: CallId, settle: Settle, spent: Option<Spend>, now: jiff::Timestamp) -> Done<bool> {
+    let Some(reserved) = tx.take_own(call, None) else { return Ok(false) };
+    if settle == Settle::Pending {
+        adopt(tx, call)?;
+        return Ok(false);
+    }
+    if !remove(tx.sql, call)? {
+        return Ok(false);
+    }
+    for (n, at, charge) in reserved {
+        let from = counts_from(at, &charge, now);
+        settle_charge(tx.sql, call, (n, at, &charge), settle.amount(&charge, spent), from)?;
+    }
+    Ok(true)
+}
+
+fn remove(sql: &Connection, call: CallId) -> Done<bool> {
+    let mut statement = sql.prepare_cached("DELETE FROM under_way WHERE id = ?1 AND call = ?2")?;
+    Ok(statement.execute(params![place(call), call.as_bytes().as_slice()])? > 0)
+}
+
+/// Whether a charge of a call is held by one that is under way.
+pub(crate) fn holds(sql: &Connection, call: CallId, n: usize) -> Done<bool> {
+    let charges: Option<String> = sql
+        .prepare_cached("SELECT charges FROM under_way WHERE id = ?1 AND call = ?2")?
+        .query_row(params![place(call), call.as_bytes().as_slice()], |row| row.get(0))
+        .optional()?;
+    let Some(charges) = charges else { return Ok(false) };
+    let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&charges)?;
+    Ok(charges.iter().any(|(number, _, charge, _)| *number == n && charge.is_held()))
+}
+
+/// Whether any is under way.
+pub(crate) fn any(sql: &Connection) -> Done<bool> {
+    Ok(sql.prepare_cached("SELECT 1 FROM under_way LIMIT 1")?.exists([])?)
+}
+
+/// One as it is stored, and the call that its session has not counted yet.
+type Found = (Claim, Option<Counted>);
+
+const COLUMNS: &str =
+    "call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, counted, counted_at, draft FROM under_way";
+
+fn read(row: &rusqlite::Row<'_>) -> Done<Found> {
+    let text = |column: usize| row.get::<_, String>(column);
+    let (owner, lease) = (text(7)?, time(row.get(8)?));
+    let revokes: Option<String> = row.get(9)?;
+    let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&text(10)?)?;
+    let counted = match (row.get::<_, Option<Vec<u8>>>(11)?, row.get::<_, Option<i64>>(12)?) {
+        (Some(counted), Some(at)) => Some(Counted { digest: digest(&counted)?, at: time(at), polling: None }),
+        _ => None,
+    };
+    let intent = Intent {
+        call: CallId::from_bytes(row.get(0)?),
+        key: SessionKey::new(text(1)?, text(2)?, text(3)?),
+        tool: text(4)?.into(),
+        digest: digest(&row.get::<_, Vec<u8>>(5)?)?,
+        asked: digest(&row.get::<_, Vec<u8>>(6)?)?,
+        recall: Vec::new(),
+        owner: owner.clone().into(),
+        lease,
+        effect: true,
+        row: None,
+        pass: None,
+        carriers: Vec::new(),
+        seen: None,
+        revokes: revokes.map_or_else(|| Ok(Vec::new()), |text| serde_json::from_str(&text))?,
+    };
+    let used = charges.iter().map(|(_, _, charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
+    let reserved: Vec<Reserved> = charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
+    Ok((Claim::open_of(intent, reserved, used, row.get(13)?), counted))
+}
+
+fn found(sql: &Connection) -> Done<Vec<Found>> {
+    let mut statement = sql.prepare_cached(&format!("SELECT {COLUMNS} ORDER BY id"))?;
+    let mut rows = statement.query([])?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        all.push(read(row)?);
+    }
+    Ok(all)
+}
+
+/// All that are under way, of whichever process. A ledger of an earlier shape, which somebody only reads, has none.
+pub(crate) fn all(sql: &Connection) -> Done<Vec<Claim>> {
+    if !sql.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'under_way'")?.exists([])? {
+        return Ok(Vec::new());
+    }
+    Ok(found(sql)?.into_iter().map(|(claim, _)| claim).collect())
+}
+
+/// Makes one a claim, where it is under way.
+pub(crate) fn adopt(tx: &Tx<'_>, call: CallId) -> Done<()> {
+    let mut statement = tx.sql.prepare_cached(&format!("SELECT {COLUMNS} WHERE id = ?1 AND call = ?2"))?;
+    let mut rows = statement.query(params![place(call), call.as_bytes().as_slice()])?;
+    match rows.next()?.map(read).transpose()? {
+        Some(found) => {
+            drop(rows);
+            adopt_this(tx, &found)
+        }
+        None => Ok(()),
+    }
+}
+
+/// Makes those claims whose processes are gone.
+pub(crate) fn adopt_abandoned(tx: &Tx<'_>, now: jiff::Timestamp) -> Done<()> {
+    if !any(tx.sql)? {
+        return Ok(());
+    }
+    let abandoned = found(tx.sql)?.into_iter().filter(|(claim, _)| claim.is_abandoned(&tx.shared.home, now));
+    abandoned.into_iter().try_for_each(|found| adopt_this(tx, &found))
+}
+
+fn adopt_this(tx: &Tx<'_>, (claim, counted): &Found) -> Done<()> {
+    remove(tx.sql, claim.call)?;
+    let mut session = Session::find_or_make(tx.sql, &claim.intent.key)?;
+    claim.insert(tx.sql, session.id)?;
+    // What this process has not counted yet, it counts by itself.
+    if let Some(counted) = counted
+        && tx.shared.home.owner() != Some(&claim.intent.owner)
+    {
+        session.count(&[*counted]);
+        session.save(tx.sql)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use jiff::Timestamp;
+    use toolgate::json::Digest;
+
+    use super::*;
+    use crate::home::Home;
+    use crate::tx::Shared;
+
+    #[test]
+    fn who_finds_its_place_taken_is_a_claim_like_any_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let sql = crate::open::writing(&directory.path().join("ledger.db")).unwrap();
+        let state = directory.path().join("state");
+        drop(Home::door(&state).unwrap());
+        let home = Home::enter(&state).unwrap();
+        let (id, keys) = crate::open::acquaint(&sql, &home).unwrap();
+        let shared = Shared::new(home, id, keys);
+        let mut configs = HashSet::new();
+        let tx = Tx::new(&sql, &shared, crate::ledger::tip(&sql).unwrap(), &mut configs);
+        // They differ in what counts within a millisecond.
+        let calls = [1, 2].map(|n| CallId::from_bytes([1, 2, 3, 4, 5, 6, 7, n, 9, 10, 11, 12, 13, 14, 15, 16]));
+        let now = Timestamp::now();
+        for call in calls {
+            let intent = Intent {
+                call,
+                key: SessionKey::new("a", "al", "s"),
+                tool: "act".into(),
+                digest: Digest::default(),
+                asked: Digest::default(),
+                recall: Vec::new(),
+                owner: shared.home.owner().cloned().unwrap(),
+                lease: now,
+                effect: true,
+                row: None,
+                pass: None,
+                carriers: Vec::new(),
+                seen: None,
+                revokes: Vec::new(),
+            };
+            crate::claims::claim(&tx, &intent, None, &[], &[], now).unwrap();
+        }
+        let [first, second] = calls;
+        assert!(Claim::find(&sql, first).unwrap().is_none() && Claim::find(&sql, second).unwrap().is_some());
+        assert_eq!(Claim::unsettled(&sql).unwrap().len(), 2);
+        assert!(end(&tx, first, Settle::Done, None, now).unwrap());
+        assert!(!end(&tx, second, Settle::Done, None, now).unwrap());
+        assert_eq!(Claim::unsettled(&sql).unwrap().len(), 1);
+    }
+}
