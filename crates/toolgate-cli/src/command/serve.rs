@@ -16,6 +16,7 @@ use super::ledger::{BOLD, DIM, GREEN, RED, counted};
 use crate::Telling;
 use crate::place::{self, InForce, Stamp, State, stamp};
 use crate::protected::Protected;
+use crate::say::say;
 use crate::telemetry::Telemetry;
 
 /// Serve as an MCP gateway: every call of every client takes the gates, and only then goes to the tool.
@@ -97,7 +98,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
     // Whoever says that it serves can be told to end.
     let mut ending = Ending::new()?;
     if let Some(notice) = &found.notice {
-        anstream::eprintln!("{notice}");
+        say(notice);
     }
     if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.names().all(|known| known != *agent)) {
         let known: Vec<&str> = found.config.names().collect();
@@ -186,20 +187,19 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
     if crate::is_quiet() {
         return Ok(());
     }
-    let mut err = anstream::stderr().lock();
     for (agent, tools) in gateway.offers() {
-        writeln!(err, "  {DIM}agent{DIM:#} {agent}: {}", counted(tools as u64, "tool"))?;
+        say(&format!("  {DIM}agent{DIM:#} {agent}: {}", counted(tools as u64, "tool")));
     }
     for health in gateway.health() {
-        match &health.status {
-            Status::Up { .. } => writeln!(err, "  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool"))?,
-            Status::Starting => writeln!(err, "  {DIM}… {}: still starting{DIM:#}", health.name)?,
+        say(&match &health.status {
+            Status::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool")),
+            Status::Starting => format!("  {DIM}… {}: still starting{DIM:#}", health.name),
             // Why, was said when it was found out.
-            Status::Down { .. } => writeln!(err, "  {RED}✗{RED:#} {}: away", health.name)?,
-        }
+            Status::Down { .. } => format!("  {RED}✗{RED:#} {}: away", health.name),
+        });
         if !health.held.is_empty() {
             let held = counted(health.held.len() as u64, "tool");
-            writeln!(err, "    {held} held back; look at it with `toolgate upstream diff`")?;
+            say(&format!("    {held} held back; look at it with `toolgate upstream diff`"));
         }
     }
     Ok(())
@@ -265,7 +265,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 let held: Vec<String> = held.map(|tool| super::ledger::clean(&tool)).collect();
                 match held.is_empty() {
                     true => crate::note("the tools of upstreams are offered as they were accepted"),
-                    false => anstream::eprintln!("held back: {}; look with `toolgate upstream diff`", held.join(", ")),
+                    false => say(&format!("held back: {}; look with `toolgate upstream diff`", held.join(", "))),
                 }
                 files = now.unwrap_or(files);
             }
@@ -274,7 +274,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 files = now.unwrap_or(files);
             }
             Err(error) => {
-                anstream::eprintln!("error: the configuration stays in force as it was: {error}");
+                say(&format!("error: the configuration stays in force as it was: {error}"));
                 place::watch_too(&mut files, now.unwrap_or_default());
             }
         }

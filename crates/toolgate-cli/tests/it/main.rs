@@ -15,6 +15,7 @@ mod sandbox;
 mod serving;
 mod setup;
 mod slips;
+mod staying;
 mod telemetry;
 mod verbs;
 mod workspace;
