@@ -37,6 +37,7 @@ mod calls;
 mod child;
 mod client;
 mod door;
+mod files;
 mod gateway;
 mod http;
 mod identity;
@@ -71,6 +72,7 @@ pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
 }
 
 pub use child::enter_if_asked;
+pub use files::raise_open_files;
 pub use gateway::{BuiltIn, CANARY, Gateway, Options};
 pub use serve::Listening;
 pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};

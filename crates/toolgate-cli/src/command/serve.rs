@@ -83,6 +83,8 @@ impl Served {
 pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Result<ExitCode> {
     // Hooks are not handed what was left open here.
     let _ = toolgate::sandbox::close_inherited();
+    // Each client that is connected is an open file.
+    toolgate_mcp::raise_open_files();
     let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
     let found = served.find()?;
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;

@@ -27,7 +27,7 @@ use crate::patient::Patient;
 const UNREAD: Duration = Duration::from_secs(60);
 /// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
 const WAITING: usize = 256 << 10;
-/// Most connections at the same time.
+/// Most connections at the same time; fewer where not so many files may be open.
 const CONNECTIONS: usize = 16_384;
 
 /// A gateway that listens.
@@ -85,7 +85,7 @@ fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
 }
 
 async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
-    let seats = Arc::new(Semaphore::new(CONNECTIONS));
+    let seats = Arc::new(Semaphore::new(crate::files::connections(CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
