@@ -22,7 +22,8 @@ use crate::workspaces::Workspaces;
 
 /// How often a read is asked what became of a call.
 const TRIES: u8 = 5;
-
+/// How long what is under way has when the gateway ends.
+pub(crate) const LAST: Duration = Duration::from_secs(10);
 /// The agent of the call that must be refused.
 pub const CANARY: &str = "toolgate-canary";
 
@@ -214,11 +215,11 @@ impl Gateway {
                 self.heed_anew();
                 self.tell_changed().await;
                 let stop = self.0.stop.clone();
-                // Whoever still talks to those that are gone has time to finish, but not longer than the gateway itself.
+                // Whoever still talks to those that are gone has time to finish; when the gateway ends, as much as anybody.
                 self.0.listeners.spawn(async move {
                     tokio::select! {
                         () = before.upstreams.end_but(&upstreams, Duration::from_secs(10 * 60)) => {}
-                        () = stop.cancelled() => before.upstreams.end_but(&upstreams, Duration::ZERO).await,
+                        () = stop.cancelled() => before.upstreams.end_but(&upstreams, LAST).await,
                     }
                 });
                 Ok(())
@@ -403,7 +404,7 @@ impl Gateway {
     /// Ends it: nothing new is begun, and what was started for it is gone.
     pub async fn end(&self) {
         self.0.stop.cancel();
-        self.quiet(Duration::from_secs(10)).await;
+        self.quiet(LAST).await;
         // What is said is heard before the line is cut.
         self.0.listeners.close();
         let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;

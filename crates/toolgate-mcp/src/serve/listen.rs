@@ -19,7 +19,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::{Http, PATIENCE};
-use crate::gateway::{Gateway, lock};
+use crate::gateway::{Gateway, LAST, lock};
 use crate::inplace::InPlace;
 use crate::patient::Patient;
 
@@ -108,7 +108,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
     }
     drop(listener);
     // What was asked is answered, within reason; then those who only listen are told that it is over.
-    gateway.quiet(Duration::from_secs(10)).await;
+    gateway.quiet(LAST).await;
     let mut shutdown = std::pin::pin!(graceful.shutdown());
     if tokio::time::timeout(Duration::from_millis(500), &mut shutdown).await.is_err() {
         gateway.0.closed.cancel();
