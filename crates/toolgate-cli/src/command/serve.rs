@@ -99,6 +99,8 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
 async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
     // Whoever says that it serves can be told to end.
     let mut ending = Ending::new()?;
+    // Nor does it end because it is told too early to read its file again: it does so once it serves.
+    let hang_up = signal(SignalKind::hangup())?;
     if let Some(notice) = &found.notice {
         say(notice);
     }
@@ -149,7 +151,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone()));
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone(), hang_up));
     let ended = if args.stdio {
         crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -234,8 +236,7 @@ fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool>
 }
 
 /// Reads the configuration again when it changes, and when it is told to.
-async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>) {
-    let Ok(mut hang_up) = signal(SignalKind::hangup()) else { return };
+async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>, mut hang_up: Signal) {
     let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
         let pins = gateway.files().into_iter().map(|file| (file.clone(), stamp(&file)));
         files.into_iter().chain(pins).collect::<Vec<_>>()

@@ -1,6 +1,6 @@
 //! A gateway goes on, whatever becomes of what is around it.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -98,4 +98,20 @@ fn those_who_only_connect_keep_nobody_else_away() {
         Some(said)
     };
     until("somebody else is served", || served_too().is_some_and(|said| said.starts_with("HTTP/1.1 200")));
+}
+
+#[test]
+fn who_is_told_early_to_read_its_file_again_begins_all_the_same() {
+    let project = Project::new();
+    project.write("project/toolgate.toml", &counting(&project));
+    // It is still waiting for an upstream that never says a word.
+    let mut command = command(&project);
+    let mut child = command.args(["--patience", "3s"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    until("its upstream was started", || project.path("project/files").exists());
+    assert!(Command::new("kill").args(["-HUP", &child.id().to_string()]).status().unwrap().success());
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(line.starts_with("toolgate serves at "), "{line}");
 }
