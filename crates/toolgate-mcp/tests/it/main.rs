@@ -19,6 +19,7 @@ mod old;
 mod resources;
 mod returning;
 mod security;
+mod smuggled;
 mod spoken;
 mod straight;
 mod support;

@@ -18,7 +18,7 @@ pub(crate) fn digest(token: &str) -> String {
 }
 
 /// Bytes to the gateway as they are, and what it says to that until it hangs up.
-async fn raw(gate: &Gate, request: &[u8]) -> String {
+pub(crate) async fn raw(gate: &Gate, request: &[u8]) -> String {
     let address = gate.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request).await.unwrap();
@@ -318,7 +318,6 @@ async fn what_is_no_request_is_turned_away() {
         ("half a JSON", with("{\"jsonrpc\":"), "400"),
         ("packed", head("content-encoding: gzip\r\ncontent-length: 3\r\n") + "abc", "415"),
         ("two lengths", head("content-length: 3\r\ncontent-length: 4\r\n") + "abcd", "400"),
-        ("a length and chunks", head("content-length: 4\r\ntransfer-encoding: chunked\r\n") + "0\r\n\r\n", "400"),
         ("odd chunks", head("transfer-encoding: xchunked\r\n") + "0\r\n\r\n", "400"),
         ("endless chunks", head("transfer-encoding: chunked\r\n") + &format!("{:x}\r\n{}\r\n", 30_000, "x".repeat(30_000)), "413"),
         ("no HTTP", "hello\r\n\r\n".to_owned(), "400"),
@@ -327,11 +326,6 @@ async fn what_is_no_request_is_turned_away() {
         let answer = raw(&gate, request.as_bytes()).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{what}: {answer:.200}");
     }
-    // A request behind a request that was turned away is not heard.
-    let smuggled =
-        head("content-length: 4\r\ntransfer-encoding: chunked\r\n") + "0\r\n\r\n" + &with(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#);
-    let answer = raw(&gate, smuggled.replace("connection: close\r\n", "").as_bytes()).await;
-    assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
     // It is there for others all the time.
     assert_eq!(calc(&gate.client()).await.0, 200);
     gate.end().await;
