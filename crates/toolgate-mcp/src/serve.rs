@@ -286,8 +286,10 @@ impl Http {
         let host =
             parts.headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| parts.uri.authority().map(http::uri::Authority::as_str));
         let host = host.and_then(|host| host.parse::<http::uri::Authority>().ok());
-        let bare = |host: &http::uri::Authority| host.host().trim_matches(['[', ']']).to_ascii_lowercase();
-        let known = host.as_ref().is_some_and(|host| allowed.iter().any(|known| *known == bare(host) || known == host.as_str()));
+        let known = host.as_ref().is_some_and(|host| {
+            let bare = host.host().trim_matches(['[', ']']);
+            allowed.iter().any(|known| known.eq_ignore_ascii_case(bare) || known.eq_ignore_ascii_case(host.as_str()))
+        });
         if !known {
             return Err(refusal(StatusCode::FORBIDDEN, "this is not called by that name", None));
         }

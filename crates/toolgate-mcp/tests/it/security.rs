@@ -266,7 +266,9 @@ async fn as_many_at_the_same_time_as_can_be_said_is_no_bound() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_and_pages_that_are_not_ours() {
-    let config = format!("{CALC}[gateway]\nhosts = [\"gate.example\"]\norigins = [\"https://app.example:443\"]\n");
+    let config = format!(
+        "{CALC}[gateway]\nhosts = [\"gate.example\", \"Door.Example\", \"Port.Example:81\"]\norigins = [\"https://app.example:443\"]\n"
+    );
     let gate = Gate::open(&config).await;
     let host = gate.url.trim_start_matches("http://").to_owned();
     let ask = async |headers: &str| {
@@ -277,6 +279,12 @@ async fn names_and_pages_that_are_not_ours() {
         (format!("host: {host}\r\n"), true),
         ("host: localhost\r\n".to_owned(), true),
         ("host: gate.example\r\n".to_owned(), true),
+        // In names, capitals are letters like others.
+        ("host: GATE.example\r\n".to_owned(), true),
+        ("host: door.example\r\n".to_owned(), true),
+        ("host: Door.Example:80\r\n".to_owned(), true),
+        ("host: port.example:81\r\n".to_owned(), true),
+        ("host: port.example:82\r\n".to_owned(), false),
         ("host: evil.example\r\n".to_owned(), false),
         ("host: 127.0.0.1.evil.example\r\n".to_owned(), false),
         (String::new(), false),
