@@ -3,7 +3,7 @@
 //! `refund-agent TOOLGATE CONFIG [--once]` starts the gateway, works, and leaves the gateway running for you.
 
 use std::error::Error;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};
 
 use anstyle::{AnsiColor, Style};
@@ -11,6 +11,9 @@ use rmcp::ServiceExt;
 use rmcp::model::{CallToolRequestParams, CallToolResult, ClientConfig};
 use rmcp::transport::StreamableHttpClientTransport;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::ChildStdout;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
@@ -52,6 +55,24 @@ impl Drop for Gateway {
     }
 }
 
+/// Whoever wants it to end: at the keyboard, by name, or by closing the terminal.
+struct Asked([Signal; 3]);
+
+impl Asked {
+    fn new() -> io::Result<Self> {
+        Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?]))
+    }
+
+    async fn wait(&mut self) {
+        let [interrupt, terminate, hang_up] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    }
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -62,26 +83,33 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if once {
         command.args(["--listen", "127.0.0.1:0"]);
     }
+    // Whichever way it is asked to end, and however early, nothing of it is left.
+    let mut asked = Asked::new()?;
     let mut gateway = Gateway(command.spawn()?);
+    tokio::select! {
+        shown = show(&mut gateway, program) => shown?,
+        () = asked.wait() => return Ok(()),
+    }
+    if !once {
+        asked.wait().await;
+    }
+    Ok(())
+}
+
+/// Works through the gateway, and says how others come to it.
+async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>> {
     let mut ready = String::new();
-    BufReader::new(gateway.0.stdout.take().ok_or("the gateway says nothing")?).read_line(&mut ready)?;
+    let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway says nothing")?)?;
+    BufReader::new(said).read_line(&mut ready).await?;
     let url = ready.split_whitespace().find(|word| word.starts_with("http://")).ok_or("the gateway did not start")?.to_owned();
     work(&url).await?;
-    if !once {
-        let mut out = anstream::stdout();
-        writeln!(out, "\n{BOLD}The gateway is at {url}{BOLD:#}; end it with Ctrl-C. Connect a client:")?;
-        writeln!(out, "  claude mcp add --transport http desk {url}")?;
-        writeln!(out, "  npx @modelcontextprotocol/inspector --cli {url} --method tools/list")?;
-        writeln!(out, "Look at what happened:")?;
-        let state = std::env::var("TOOLGATE_STATE").map(|state| format!("TOOLGATE_STATE={state} ")).unwrap_or_default();
-        writeln!(out, "  {state}{program} audit query --store target/refund-desk/ledger.db")?;
-        // Whichever way it is asked to end, nothing of it is left.
-        let mut asked = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        tokio::select! {
-            ended = tokio::signal::ctrl_c() => ended?,
-            _ = asked.recv() => {}
-        }
-    }
+    let mut out = anstream::stdout();
+    writeln!(out, "\n{BOLD}The gateway is at {url}{BOLD:#}; end it with Ctrl-C. Connect a client:")?;
+    writeln!(out, "  claude mcp add --transport http desk {url}")?;
+    writeln!(out, "  npx @modelcontextprotocol/inspector --cli {url} --method tools/list")?;
+    writeln!(out, "Look at what happened:")?;
+    let state = std::env::var("TOOLGATE_STATE").map(|state| format!("TOOLGATE_STATE={state} ")).unwrap_or_default();
+    writeln!(out, "  {state}{program} audit query --store target/refund-desk/ledger.db")?;
     Ok(())
 }
 

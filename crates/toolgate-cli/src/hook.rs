@@ -9,6 +9,7 @@ mod hook;
 mod place;
 mod protected;
 mod retention;
+mod say;
 
 use std::io::Write;
 use std::process::ExitCode;

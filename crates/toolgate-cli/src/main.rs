@@ -5,6 +5,7 @@ mod command;
 mod place;
 mod protected;
 mod retention;
+mod say;
 mod servers;
 mod telemetry;
 
@@ -103,7 +104,7 @@ fn main() -> ExitCode {
         // Whoever reads us has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            anstream::eprintln!("error: {error}");
+            say::say(&format!("error: {error}"));
             ExitCode::from(2)
         }
     }
@@ -153,7 +154,7 @@ pub(crate) fn is_quiet() -> bool {
 /// Tells a person something on standard error that is no warning.
 pub(crate) fn note(text: &str) {
     if !is_quiet() {
-        anstream::eprintln!("{text}");
+        say::say(text);
     }
 }
 

@@ -8,6 +8,8 @@ use toolgate::store::StoreError;
 use toolgate::{SignedDuration, Timestamp};
 use toolgate_store::{Filter, Ledger, SqliteStore};
 
+use crate::say::say;
+
 /// How often it is looked for rows that may go.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -49,7 +51,7 @@ fn borne_out(store: &Path) -> Option<Timestamp> {
 }
 
 fn still_there(error: &StoreError) {
-    anstream::eprintln!("error: rows that `retention` lets go are still there: {error}");
+    say(&format!("error: rows that `retention` lets go are still there: {error}"));
 }
 
 /// What a person should know of how long rows are kept: where somebody has said so, and where they have become old.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toolgate::{Answer, Arguments, Call, Effects, Failure, SessionKey};
 
-use crate::calls::{LONGEST_KEY, is_long};
+use crate::calls::{LONGEST_KEY, is_long, names_others};
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
 use crate::lines::bounds;
@@ -60,6 +60,14 @@ pub(crate) async fn call(running: &Running, verb: &str, caller: &Caller, parts: 
         return Err((StatusCode::NOT_FOUND, json!({"error": "there are /v1/calls/check and /v1/calls/report"})));
     }
     let taken = Asked::read(text, running).and_then(|(asked, raw)| asked.take(raw, running, verb, caller, parts));
+    // A report is about what was let through, whatever it names: that it says something else is written down as such.
+    let taken = match taken {
+        Ok((call, None)) if call.approval.is_some() => match names_others(running, &call).await {
+            true => Err(No::misread("the approval is for other arguments; send the same along with it, or none")),
+            false => Ok((call, None)),
+        },
+        taken => taken,
+    };
     match taken {
         Ok((call, None)) => Ok(match running.gate.admit_kept(call).await {
             Ok(kept) => json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()}),
@@ -231,7 +239,7 @@ pub(crate) fn description() -> Value {
         "turn": {"type": "integer", "minimum": 0},
         "stopReason": {"type": "string", "description": "Why the model stopped to make the call."},
         "idempotencyKey": {"type": "string", "maxLength": LONGEST_KEY},
-        "approval": {"type": "string", "maxLength": LONGEST_KEY, "description": "An approval to use."},
+        "approval": {"type": "string", "maxLength": LONGEST_KEY, "description": "An approval to use: with the arguments that it is for, or with none."},
     });
     let mut report = call.clone();
     if let Some(fields) = report.as_object_mut() {

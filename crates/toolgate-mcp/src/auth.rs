@@ -19,6 +19,9 @@ use crate::identity::{Caller, Proof, same_agents};
 const SOONEST: Duration = Duration::from_secs(30);
 /// How often, while there are none.
 const RETRY: Duration = Duration::from_secs(1);
+/// What is told where they cannot be had, or are none.
+const UNFETCHED: &str = "the keys for tokens cannot be fetched";
+const NO_KEY: &str = "there is no key for tokens that can be used";
 /// How old they may become.
 const OLDEST: Duration = Duration::from_secs(10 * 60);
 /// Ways of signing that only the one who signs can do.
@@ -74,11 +77,13 @@ impl Keys {
                             fetching: tokio::sync::Mutex::default(),
                         });
                         // A file must be there; who cannot be reached yet is asked again when a token comes.
-                        if let Err(error) = issuer.fetch().await {
-                            if !is_address(&jwt.keys) {
-                                return Err(io::Error::other(error));
-                            }
-                            tracing::warn!(error, "the keys for tokens cannot be fetched");
+                        let is_file = !is_address(&jwt.keys);
+                        match issuer.fetch().await {
+                            Err(error) if is_file => return Err(io::Error::other(error)),
+                            Err(error) => tracing::warn!(error, "{UNFETCHED}"),
+                            // Who begins with none has none by mistake. Later they may have been withdrawn, and then nothing else holds.
+                            Ok(()) if is_file && before.is_none() && issuer.is_empty() => return Err(io::Error::other(NO_KEY)),
+                            Ok(()) => {}
                         }
                         issuer
                     }
@@ -169,7 +174,7 @@ impl Issuer {
                     .map_err(|_| NotLetIn::Invalid("the keys for tokens cannot be had now"))?;
                 let age = if self.is_empty() { RETRY } else { SOONEST };
                 if self.key(&kid, header.alg).is_none() && self.is_due(age) {
-                    let _ = self.fetch().await;
+                    self.fetch_again().await;
                     // Those who have waited do not wait for another try.
                     *lock(&self.fetched) = Some(Instant::now());
                 }
@@ -178,7 +183,7 @@ impl Issuer {
         };
         if self.is_due(OLDEST) {
             let own = Arc::clone(self);
-            tokio::spawn(async move { drop(own.fetch().await) });
+            tokio::spawn(async move { own.fetch_again().await });
         }
         let mut validation = Validation::new(header.alg);
         validation.set_audience(&[&self.jwt.audience]);
@@ -232,10 +237,18 @@ impl Issuer {
         due
     }
 
+    /// Fetches them, and leaves them as they were where they cannot be had.
+    async fn fetch_again(&self) {
+        if let Err(error) = self.fetch().await {
+            tracing::warn!(error, "{UNFETCHED}");
+        }
+    }
+
     async fn fetch(&self) -> Result<(), String> {
         *lock(&self.fetched) = Some(Instant::now());
         let text = if is_address(&self.jwt.keys) {
-            let said = |error: reqwest::Error| format!("the keys for tokens: {error}");
+            // What stands in the address may be nobody else's.
+            let said = |error: reqwest::Error| format!("the keys for tokens: {}", error.without_url());
             let request = crate::http::client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
             let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
             let bytes = crate::bounded::whole(answer).await.map_err(said)?.ok_or("the keys for tokens are too large")?;
@@ -255,9 +268,10 @@ impl Issuer {
                 keys.insert(jwk.common.key_id.clone().unwrap_or_default(), (key, algorithm));
             }
         }
-        if keys.is_empty() {
-            return Err("there is no key for tokens that can be used".to_owned());
+        if keys.is_empty() && !self.is_empty() {
+            tracing::warn!("{NO_KEY} any more");
         }
+        // Also where there are none: whoever withdraws the only one means it.
         *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
         Ok(())
     }
@@ -295,6 +309,47 @@ mod tests {
             let known = (keys.may_know(&own, false), keys.may_know(&signed, false));
             assert_eq!(known, (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
             assert_eq!(keys.may_know(&caller(Proof::Nothing), false), keys.is_open(), "who came when nobody was asked");
+        }
+    }
+
+    include!("../tests/it/keys.rs");
+
+    #[tokio::test]
+    async fn a_key_that_was_withdrawn_signs_nothing_any_more() {
+        use jsonwebtoken::{EncodingKey, Header};
+        use serde_json::json;
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("keys.json");
+        let jwt = Jwt {
+            issuer: "i".to_owned(),
+            audience: "a".to_owned(),
+            keys: path.display().to_string(),
+            principal: "sub".to_owned(),
+            session: None,
+            agents: None,
+        };
+        let (keys, fetched, fetching) = (RwLock::default(), Mutex::default(), tokio::sync::Mutex::default());
+        let issuer = Arc::new(Issuer { jwt, keys, fetched, fetching });
+        let public = |kid: &str, key: (&str, &str, &str)| json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": kid, "x": key.1, "y": key.2});
+        let publish = |keys: Value| std::fs::write(&path, json!({"keys": keys}).to_string()).unwrap();
+        let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::ES256) };
+        let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
+        let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(ONE.0.as_bytes()).unwrap()).unwrap();
+        for others in [json!([]), json!([public("two", TWO)])] {
+            publish(json!([public("one", ONE)]));
+            issuer.fetch().await.unwrap();
+            // Nobody is locked out by what is no set of keys.
+            std::fs::write(&path, "busy").unwrap();
+            assert!(issuer.fetch().await.is_err() && issuer.caller(&token).await.is_ok(), "{others}");
+            publish(others.clone());
+            assert!(issuer.caller(&token).await.is_ok(), "they are not old: {others}");
+            *lock(&issuer.fetched) = Instant::now().checked_sub(OLDEST + Duration::from_secs(1));
+            let refused = async {
+                while issuer.caller(&token).await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), refused).await.unwrap_or_else(|_| panic!("it still holds: {others}"));
         }
     }
 

@@ -80,7 +80,7 @@ fn call_of(key: SessionKey, request: &CallToolRequestParams, client: &Client<'_>
 }
 
 /// Whether a call names an approval, and other arguments than that is for: what is approved would run, and nobody would be told.
-async fn names_others(running: &Running, call: &Call) -> bool {
+pub(crate) async fn names_others(running: &Running, call: &Call) -> bool {
     let Some(id) = &call.approval else { return false };
     let given = match &call.arguments {
         Arguments::Value(given) => given,

@@ -19,6 +19,8 @@ pub(crate) const WORD: &str = "__toolgate_child";
 
 /// The word by which it knows that it is the last step: no signal is held back from the program.
 const LAST: &str = "__toolgate_child_begin";
+/// The variable that says how many files the program may have open, where whoever started it may have more than there were.
+pub(crate) const FILES: &str = "__TOOLGATE_CHILD_FILES";
 /// What ends it. Nothing else is heeded: a program may send it to its whole group, and a terminal what stops those in the background.
 const ENDING: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
 /// How long those who were killed have to be gone, and after how long it is looked again.
@@ -55,12 +57,16 @@ pub fn enter_if_asked() {
 /// Begins the program, and stays with it.
 fn lead(parent: Pid, words: &[OsString]) -> i32 {
     let Some(program) = words.first() else { return 127 };
+    if let Some(before) = std::env::var(FILES).ok().and_then(|files| files.parse().ok()) {
+        crate::files::give_back(before);
+    }
     // What else is open here is not for it.
     let begun = toolgate::sandbox::close_inherited().and_then(|()| {
         let told = listen().map_err(|error| error.to_string())?;
         // By way of this program once more: what is held back from this process would be held back from its child.
-        let child =
-            Command::new("/proc/self/exe").arg(LAST).arg(number(getpid())).args(words).spawn().map_err(|error| error.to_string())?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(LAST).arg(number(getpid())).args(words).env_remove(FILES);
+        let child = command.spawn().map_err(|error| error.to_string())?;
         Ok((told, i32::try_from(child.id()).ok().and_then(Pid::from_raw)))
     });
     match begun {

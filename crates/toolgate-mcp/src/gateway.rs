@@ -10,10 +10,11 @@ use rmcp::RoleServer;
 use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use toolgate::config::{Config, Exposed, Gateway as Settings, Rules};
-use toolgate::{Agent, CallId, Effect, Spec, Store, Timestamp, Tool, Toolgate};
+use toolgate::config::{Config, Exposed, Gateway as Settings};
+use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
 
 use crate::auth::Keys;
+use crate::canary::{CANARY, canary};
 use crate::metrics::Metrics;
 use crate::parked::Parked;
 use crate::resources::Subscriptions;
@@ -22,9 +23,8 @@ use crate::workspaces::Workspaces;
 
 /// How often a read is asked what became of a call.
 const TRIES: u8 = 5;
-
-/// The agent of the call that must be refused.
-pub const CANARY: &str = "toolgate-canary";
+/// How long what is under way has when the gateway ends.
+pub(crate) const LAST: Duration = Duration::from_secs(10);
 
 /// How a gateway is opened.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ pub(crate) struct Inner {
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
     /// Who wants to hear of which resource.
     pub(crate) subscriptions: Subscriptions,
-    canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
+    pub(crate) canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
     /// How often it was asked what became of a call.
     tries: Mutex<HashMap<CallId, u8>>,
     /// Nothing new is begun.
@@ -214,11 +214,11 @@ impl Gateway {
                 self.heed_anew();
                 self.tell_changed().await;
                 let stop = self.0.stop.clone();
-                // Whoever still talks to those that are gone has time to finish, but not longer than the gateway itself.
+                // Whoever still talks to those that are gone has time to finish; when the gateway ends, as much as anybody.
                 self.0.listeners.spawn(async move {
                     tokio::select! {
                         () = before.upstreams.end_but(&upstreams, Duration::from_secs(10 * 60)) => {}
-                        () = stop.cancelled() => before.upstreams.end_but(&upstreams, Duration::ZERO).await,
+                        () = stop.cancelled() => before.upstreams.end_but(&upstreams, LAST).await,
                     }
                 });
                 Ok(())
@@ -266,22 +266,8 @@ impl Gateway {
         }
     }
 
-    /// Makes the call that must be refused.
-    pub async fn try_canary(&self) -> Result<(), String> {
-        let session = self.gate().session(CANARY, "toolgate", "canary");
-        // Never twice the same, or it would be refused for that.
-        let answer = session.call("canary", serde_json::json!({"at": Timestamp::now().to_string()})).await;
-        let outcome = match answer.outcome.error() {
-            Some(error) if error.code == "canary" && answer.gate == toolgate::Gate::Policy => Ok(()),
-            Some(error) => Err(format!("a call that a rule must refuse got {} at another gate: {}", error.code, error.message)),
-            None => Err("a call that must be refused went through".to_owned()),
-        };
-        self.0.metrics.canary(outcome.is_ok());
-        *lock(&self.0.canary) = Some((Timestamp::now(), outcome.clone()));
-        outcome
-    }
-
-    /// Makes that call every minute, for as long as the gateway is there; and asks what became of calls of which nobody knows.
+    /// Makes the call that must be refused every minute, for as long as the gateway is there; and asks what became of calls of which
+    /// nobody knows.
     pub async fn watch(&self, every: Duration) {
         tokio::join!(self.watch_canary(every), self.watch_pending(every));
     }
@@ -294,18 +280,6 @@ impl Gateway {
                     tokio::time::sleep(every).await;
                 } => {}
                 () = self.0.stop.cancelled() => return,
-            }
-        }
-    }
-
-    async fn watch_canary(&self, every: Duration) {
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(every) => {}
-                () = self.0.stop.cancelled() => return,
-            }
-            if let Err(why) = self.try_canary().await {
-                tracing::error!(why, "the gate does not hold");
             }
         }
     }
@@ -337,21 +311,6 @@ impl Gateway {
             }
         }
         *lock(&self.0.tries) = tries;
-    }
-
-    /// Whether calls can be taken: the canary was refused, and not long ago.
-    pub(crate) fn ready(&self) -> Result<(), String> {
-        if self.0.stop.is_cancelled() {
-            return Err("it is ending".to_owned());
-        }
-        match &*lock(&self.0.canary) {
-            None => Err("the canary has not been tried".to_owned()),
-            Some((_, Err(why))) => Err(why.clone()),
-            Some((at, Ok(()))) if Timestamp::now().duration_since(*at) > toolgate::SignedDuration::from_secs(120) => {
-                Err("the canary has not been tried for two minutes".to_owned())
-            }
-            Some(_) => Ok(()),
-        }
     }
 
     /// Remembers a client that wants to hear of changes.
@@ -403,7 +362,7 @@ impl Gateway {
     /// Ends it: nothing new is begun, and what was started for it is gone.
     pub async fn end(&self) {
         self.0.stop.cancel();
-        self.quiet(Duration::from_secs(10)).await;
+        self.quiet(LAST).await;
         // What is said is heard before the line is cut.
         self.0.listeners.close();
         let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;
@@ -476,22 +435,6 @@ impl Running {
     pub(crate) fn default_agent(&self) -> Option<&str> {
         self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
     }
-}
-
-/// An agent whose only tool a rule refuses: whoever gets through to it knows that the gate is off.
-fn canary() -> io::Result<Agent> {
-    let tool = Tool::dynamic(
-        "canary",
-        "Must be refused.",
-        serde_json::json!({"type": "object", "properties": {"at": {"type": "string"}}}),
-        |_, _| async { Ok(serde_json::json!({"dead": true})) },
-    )
-    .effect(Effect::Destructive);
-    let rules = Rules::parse(
-        "(built in)",
-        "[[policy]]\nname = \"canary\"\nrule = \"deny\"\ntools = [\"canary\"]\nwhen = \"true\"\ncategory = \"PERMISSION\"\ncode = \"canary\"\nreason = \"This call must be refused.\"\n",
-    );
-    Agent::builder(CANARY).tool(tool).rules(rules).principals(["toolgate"]).build().map_err(io::Error::other)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -34,9 +34,11 @@ mod auth;
 mod batch;
 mod bounded;
 mod calls;
+mod canary;
 mod child;
 mod client;
 mod door;
+mod files;
 mod gateway;
 mod http;
 mod identity;
@@ -70,7 +72,9 @@ pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
     serde_json::to_string(schema).map_or(true, |text| text.contains("x-mcp-header"))
 }
 
+pub use canary::CANARY;
 pub use child::enter_if_asked;
-pub use gateway::{BuiltIn, CANARY, Gateway, Options};
+pub use files::raise_open_files;
+pub use gateway::{BuiltIn, Gateway, Options};
 pub use serve::Listening;
 pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};

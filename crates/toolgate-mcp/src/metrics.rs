@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use opentelemetry::metrics::{Counter as Told, Histogram as TimesTold, Meter};
 use opentelemetry::{KeyValue, Value};
@@ -15,7 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use toolgate::{Event, Row};
 
-use crate::gateway::{Gateway, Inner};
+use crate::gateway::{Gateway, Inner, lock};
 use crate::upstream::{Health, Status};
 
 /// How many seconds a call may take for each bucket.
@@ -53,6 +53,8 @@ pub(crate) struct Metrics {
     seconds: Family<AgentLabels, Histogram>,
     upstreams: Family<UpstreamLabels, Gauge>,
     held: Family<UpstreamLabels, Gauge>,
+    /// One at a time says how they are.
+    telling: Arc<Mutex<()>>,
     canary: Gauge,
     refused: Counter<u64, AtomicU64>,
     told: Instruments,
@@ -93,7 +95,8 @@ impl Metrics {
         registry.register("canary_refused", "Whether the call that must be refused was refused", canary.clone());
         registry.register("requests_turned_away", "Requests that were turned away before they became calls", refused.clone());
         let told = Instruments::of(&opentelemetry::global::meter("toolgate"));
-        Self { registry: Arc::new(registry), known: Arc::default(), calls, seconds, upstreams, held, canary, refused, told }
+        let (known, telling) = (Arc::default(), Arc::default());
+        Self { registry: Arc::new(registry), known, calls, seconds, upstreams, held, telling, canary, refused, told }
     }
 
     /// Tells how things are whenever somebody asks for it, as long as the gateway is there.
@@ -170,6 +173,10 @@ impl Metrics {
 
     /// All of it, as Prometheus reads it.
     pub(crate) fn text(&self, health: &[Health]) -> String {
+        let _one = lock(&self.telling);
+        // Those that are gone are told of no more.
+        self.upstreams.clear();
+        self.held.clear();
         for one in health {
             let labels = UpstreamLabels { upstream: one.name.clone() };
             self.upstreams.get_or_create(&labels).set(i64::from(matches!(one.status, Status::Up { .. })));
@@ -180,5 +187,20 @@ impl Metrics {
             Ok(()) => text,
             Err(_) => "# the numbers cannot be written\n# EOF\n".to_owned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upstream_that_is_gone_is_told_of_no_more() {
+        let metrics = Metrics::new();
+        let health = |name: &str| Health { name: name.to_owned(), status: Status::Starting, starts: 1, tools: 0, held: Vec::new() };
+        let both = metrics.text(&[health("near"), health("far")]);
+        assert!(both.contains("upstream=\"near\"") && both.contains("upstream=\"far\""), "{both}");
+        let one = metrics.text(&[health("far")]);
+        assert!(!one.contains("upstream=\"near\"") && one.contains("toolgate_upstream_up{upstream=\"far\"} 0"), "{one}");
     }
 }

@@ -16,6 +16,7 @@ use super::ledger::{BOLD, DIM, GREEN, RED, counted};
 use crate::Telling;
 use crate::place::{self, InForce, Stamp, State, stamp};
 use crate::protected::Protected;
+use crate::say::say;
 use crate::telemetry::Telemetry;
 
 /// Serve as an MCP gateway: every call of every client takes the gates, and only then goes to the tool.
@@ -82,6 +83,8 @@ impl Served {
 pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Result<ExitCode> {
     // Hooks are not handed what was left open here.
     let _ = toolgate::sandbox::close_inherited();
+    // Each client that is connected is an open file.
+    toolgate_mcp::raise_open_files();
     let served = Arc::new(Served::new(args.config.clone(), args.agent.clone())?);
     let found = served.find()?;
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
@@ -96,8 +99,10 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
 async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
     // Whoever says that it serves can be told to end.
     let mut ending = Ending::new()?;
+    // Nor does it end because it is told too early to read its file again: it does so once it serves.
+    let hang_up = signal(SignalKind::hangup())?;
     if let Some(notice) = &found.notice {
-        anstream::eprintln!("{notice}");
+        say(notice);
     }
     if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.names().all(|known| known != *agent)) {
         let known: Vec<&str> = found.config.names().collect();
@@ -146,7 +151,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone()));
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone(), hang_up));
     let ended = if args.stdio {
         crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -186,20 +191,19 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
     if crate::is_quiet() {
         return Ok(());
     }
-    let mut err = anstream::stderr().lock();
     for (agent, tools) in gateway.offers() {
-        writeln!(err, "  {DIM}agent{DIM:#} {agent}: {}", counted(tools as u64, "tool"))?;
+        say(&format!("  {DIM}agent{DIM:#} {agent}: {}", counted(tools as u64, "tool")));
     }
     for health in gateway.health() {
-        match &health.status {
-            Status::Up { .. } => writeln!(err, "  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool"))?,
-            Status::Starting => writeln!(err, "  {DIM}… {}: still starting{DIM:#}", health.name)?,
+        say(&match &health.status {
+            Status::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, counted(health.tools as u64, "tool")),
+            Status::Starting => format!("  {DIM}… {}: still starting{DIM:#}", health.name),
             // Why, was said when it was found out.
-            Status::Down { .. } => writeln!(err, "  {RED}✗{RED:#} {}: away", health.name)?,
-        }
+            Status::Down { .. } => format!("  {RED}✗{RED:#} {}: away", health.name),
+        });
         if !health.held.is_empty() {
             let held = counted(health.held.len() as u64, "tool");
-            writeln!(err, "    {held} held back; look at it with `toolgate upstream diff`")?;
+            say(&format!("    {held} held back; look at it with `toolgate upstream diff`"));
         }
     }
     Ok(())
@@ -232,8 +236,7 @@ fn changed(files: &[(PathBuf, Option<Stamp>)], pins: &[PathBuf]) -> Option<bool>
 }
 
 /// Reads the configuration again when it changes, and when it is told to.
-async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>) {
-    let Ok(mut hang_up) = signal(SignalKind::hangup()) else { return };
+async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf, Option<Stamp>)>, mut hang_up: Signal) {
     let with_pins = |files: Vec<(PathBuf, Option<Stamp>)>| {
         let pins = gateway.files().into_iter().map(|file| (file.clone(), stamp(&file)));
         files.into_iter().chain(pins).collect::<Vec<_>>()
@@ -265,7 +268,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 let held: Vec<String> = held.map(|tool| super::ledger::clean(&tool)).collect();
                 match held.is_empty() {
                     true => crate::note("the tools of upstreams are offered as they were accepted"),
-                    false => anstream::eprintln!("held back: {}; look with `toolgate upstream diff`", held.join(", ")),
+                    false => say(&format!("held back: {}; look with `toolgate upstream diff`", held.join(", "))),
                 }
                 files = now.unwrap_or(files);
             }
@@ -274,7 +277,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 files = now.unwrap_or(files);
             }
             Err(error) => {
-                anstream::eprintln!("error: the configuration stays in force as it was: {error}");
+                say(&format!("error: the configuration stays in force as it was: {error}"));
                 place::watch_too(&mut files, now.unwrap_or_default());
             }
         }

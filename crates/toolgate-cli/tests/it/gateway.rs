@@ -272,27 +272,32 @@ fn what_cannot_be_served_is_told() {
 /// A gateway that listens, until it is dropped.
 pub(crate) struct Served {
     pub(crate) child: std::process::Child,
-    url: String,
-    said: std::sync::Arc<std::sync::Mutex<String>>,
+    pub(crate) url: String,
+    pub(crate) said: std::sync::Arc<std::sync::Mutex<String>>,
 }
 
 impl Served {
-    fn start(project: &Project) -> Self {
+    pub(crate) fn start(project: &Project) -> Self {
         Self::start_with(project, &[], &[])
     }
 
     pub(crate) fn start_with(project: &Project, variables: &[(&str, &str)], more: &[&str]) -> Self {
-        use std::io::{BufRead, BufReader};
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.environment(&mut command);
         command.args(["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"]).args(more).envs(variables.iter().copied());
-        let mut child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        Self::begin(command.stderr(std::process::Stdio::piped()))
+    }
+
+    /// By a command that says where it serves.
+    pub(crate) fn begin(command: &mut std::process::Command) -> Self {
+        use std::io::{BufRead, BufReader};
+        let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let said = std::sync::Arc::<std::sync::Mutex<String>>::default();
-        let (heard, errors) = (std::sync::Arc::clone(&said), child.stderr.take().unwrap());
+        let (heard, errors) = (std::sync::Arc::clone(&said), child.stderr.take());
         std::thread::spawn(move || {
-            for line in BufReader::new(errors).lines().map_while(Result::ok) {
+            for line in errors.into_iter().flat_map(|errors| BufReader::new(errors).lines()).map_while(Result::ok) {
                 heard.lock().unwrap().push_str(&(line + "\n"));
             }
         });
@@ -305,7 +310,7 @@ impl Served {
     }
 
     /// What comes back for a body, without the head.
-    fn ask(&self, path: &str, headers: &str, body: &Value) -> String {
+    pub(crate) fn ask(&self, path: &str, headers: &str, body: &Value) -> String {
         use std::io::{Read, Write};
         let body = body.to_string();
         let mut stream = std::net::TcpStream::connect(&self.url).unwrap();
@@ -318,7 +323,7 @@ impl Served {
     }
 
     /// What is decided of a call, by the two halves of the path.
-    fn check(&self, tool: &str, id: &str) -> String {
+    pub(crate) fn check(&self, tool: &str, id: &str) -> String {
         let body = self.ask("/v1/calls/check", "", &json!({"id": id, "session": id, "tool": tool, "arguments": {}}));
         serde_json::from_str::<Value>(&body).unwrap_or_else(|_| panic!("{body}"))["decision"].as_str().unwrap_or_default().to_owned()
     }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
 
+mod answered;
 mod check;
 mod gateway;
 mod hook;
@@ -15,6 +16,7 @@ mod sandbox;
 mod serving;
 mod setup;
 mod slips;
+mod staying;
 mod telemetry;
 mod verbs;
 mod workspace;

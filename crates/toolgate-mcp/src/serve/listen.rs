@@ -19,7 +19,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::{Http, PATIENCE};
-use crate::gateway::{Gateway, lock};
+use crate::gateway::{Gateway, LAST, lock};
 use crate::inplace::InPlace;
 use crate::patient::Patient;
 
@@ -27,7 +27,7 @@ use crate::patient::Patient;
 const UNREAD: Duration = Duration::from_secs(60);
 /// How much of what it is told waits for it: of more than this the system says only now and then that some was taken.
 const WAITING: usize = 256 << 10;
-/// Most connections at the same time.
+/// Most connections at the same time; fewer where not so many files may be open.
 const CONNECTIONS: usize = 16_384;
 
 /// A gateway that listens.
@@ -85,7 +85,7 @@ fn tls(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
 }
 
 async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>, gateway: Gateway) {
-    let seats = Arc::new(Semaphore::new(CONNECTIONS));
+    let seats = Arc::new(Semaphore::new(crate::files::connections(CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -108,7 +108,7 @@ async fn accept(listener: TcpListener, http: Arc<Http>, tls: Option<TlsAcceptor>
     }
     drop(listener);
     // What was asked is answered, within reason; then those who only listen are told that it is over.
-    gateway.quiet(Duration::from_secs(10)).await;
+    gateway.quiet(LAST).await;
     let mut shutdown = std::pin::pin!(graceful.shutdown());
     if tokio::time::timeout(Duration::from_millis(500), &mut shutdown).await.is_err() {
         gateway.0.closed.cancel();

@@ -92,7 +92,7 @@ pub(super) fn opens_session(headers: &HeaderMap, message: &Value) -> bool {
 #[cfg(test)]
 pub(super) mod tests {
     use futures_util::FutureExt as _;
-    use http::header::{CONTENT_TYPE, HOST};
+    use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
     use serde_json::json;
     use toolgate::config::Config;
 
@@ -151,7 +151,8 @@ pub(super) mod tests {
         assert!(opens_session(&parts.headers, &json!({"method": "initialize"})));
         lock(&http.owners).extend((0..SESSIONS).map(|n| (n.to_string(), (ann.clone(), None, Instant::now()))));
         let refused = http.open_session(&running, hello(), &ann, None).await.err();
-        assert_eq!(refused.map(|answer| answer.status()), Some(StatusCode::SERVICE_UNAVAILABLE));
+        let told = refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
+        assert_eq!(told, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
         // All of them fit into two gigabytes, where one takes 80 KB.
         const { assert!(SESSIONS * 80_000 < 2 << 30) };
         http.gateway.end().await;

@@ -106,6 +106,9 @@ pub(super) async fn connect<H: ClientHandler>(
             for (name, value) in env {
                 command.env(name, value.resolve()?);
             }
+            // What leads into it gives back what was taken for clients.
+            let files = launcher.and_then(|_| crate::files::before());
+            command.envs(files.map(|before| (crate::child::FILES, before.to_string())));
             if let Some(directory) = directory {
                 command.current_dir(directory);
             }

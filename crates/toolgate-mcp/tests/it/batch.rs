@@ -245,6 +245,8 @@ async fn each_call_that_comes_while_there_is_no_room_has_its_row() {
         let request = http.post(format!("{}{place}", gate.url)).header("accept", ACCEPT).header("content-type", "application/json");
         let answer = request.body(body.clone()).send().await.unwrap();
         assert_eq!(answer.status().as_u16(), status, "{body}");
+        // There may be room later; what is wrong stays so.
+        assert_eq!(answer.headers().contains_key("retry-after"), status == 503, "{body}");
         let said = answer.text().await.unwrap();
         assert!(said.contains(why), "{said}");
         written += many;

@@ -385,6 +385,54 @@ async fn the_two_halves_of_the_path() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_edited_call_is_a_new_call_for_those_who_run_their_tools_themselves() {
+    let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
+        [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(config).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let post = async |verb: &str, body: &Value| -> (u16, Value) {
+        let answer = http.post(format!("{}/v1/calls/{verb}", gate.url)).json(body).send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    };
+    let call = |id: &str, amount: i32| json!({"id": id, "session": "s", "tool": "pay", "arguments": {"amount": amount}});
+    let named = |id: &str, arguments: Value, approval: &str| json!({"id": id, "session": "s", "tool": "pay", "arguments": arguments, "approval": approval});
+    let approved = async |id: &str, amount: i32| -> String {
+        let (_, asked) = post("check", &call(id, amount)).await;
+        assert_eq!(asked["decision"], "ask", "{asked}");
+        let approval = asked["error"]["approval"]["id"].as_str().unwrap_or_else(|| panic!("{asked}")).to_owned();
+        assert!(gate.gateway.gate().answer_approval(&approval, true, "lead").await.unwrap());
+        approval
+    };
+    let approval = approved("1", 50).await;
+    // Nothing else runs in its name, and whoever tries is written down.
+    for (id, other) in [("2", json!({"amount": 5_000})), ("3", json!({"amuont": 50}))] {
+        let (status, refused) = post("check", &named(id, other, &approval)).await;
+        assert_eq!((status, &refused["code"]), (400, &json!("invalid_request")), "{refused}");
+        assert!(refused["error"].as_str().unwrap_or_default().contains("for other arguments"), "{refused}");
+        assert!(refused["receipt"].is_object() && refused.get("decision").is_none(), "{refused}");
+    }
+    // What was approved does, and once.
+    let same = named("4", json!({"amount": 50}), &approval);
+    let (_, allowed) = post("check", &same).await;
+    assert_eq!((&allowed["decision"], &allowed["arguments"]), (&json!("allow"), &json!({"amount": 50})), "{allowed}");
+    let mut report = same;
+    report["result"] = json!({"paid": true});
+    let (_, told) = post("report", &report).await;
+    assert_eq!(told["outcome"]["isError"], json!(false), "{told}");
+    let (_, again) = post("check", &named("5", json!({"amount": 50}), &approval)).await;
+    assert_eq!(again["decision"], "deny", "{again}");
+    // Without arguments, those that were approved are told; who reports others has run others.
+    let approval = approved("6", 60).await;
+    let (_, allowed) = post("check", &named("7", json!({}), &approval)).await;
+    assert_eq!((&allowed["decision"], &allowed["arguments"]), (&json!("allow"), &json!({"amount": 60})), "{allowed}");
+    let mut report = named("7", json!({"amount": 6_000}), &approval);
+    report["result"] = json!({"paid": true});
+    let (status, told) = post("report", &report).await;
+    assert_eq!((status, &told["outcome"]["isError"]), (200, &json!(true)), "{told}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_chooses_the_dialect_of_its_errors() {
     let gate = Gate::open("[agents.plain.tools.calc]\nkind = \"builtin\"\n[agents.other]\ndialect = \"bucket\"\n[agents.other.tools.calc]\nkind = \"builtin\"\n").await;
     for (agent, bucket) in [("plain", false), ("other", true)] {

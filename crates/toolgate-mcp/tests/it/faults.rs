@@ -384,29 +384,6 @@ async fn a_new_configuration_drops_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ending_lets_calls_end() {
-    for effect in ["read", "write"] {
-        let home = tempfile::tempdir().unwrap();
-        let begun = home.path().join("begun");
-        let text = config(&format!(
-            "command = {}\nargs = [\"--stdio\", \"--tools\", \"7\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n\
-             [tools.ill_sleep]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"{effect}\"\npolicy = \"open\"\n",
-            json!(fixture()),
-            json!(begun)
-        ));
-        let gate = Gate::open(&text).await;
-        let (client, store) = (gate.client().in_session("slow"), Arc::clone(&gate.store));
-        let slow = tokio::spawn(async move { client.code("ill_sleep", json!({"ms": 1_000})).await });
-        until("it is under way", async || lines(&begun) > 0).await;
-        gate.end().await;
-        assert_eq!(slow.await.unwrap(), "ok");
-        // Nobody has to find out what became of it, however late it is.
-        let pending = toolgate::Store::pending(&*store, toolgate::Timestamp::MAX).await.unwrap();
-        assert!(pending.is_empty() && processes(7).is_empty(), "{pending:?} {:?}", children());
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn secrets_are_told_to_nobody_else() {
     let home = tempfile::tempdir().unwrap();
     let secret = "s3cr3t-of-the-upstream";

@@ -18,6 +18,7 @@ use super::door::Door;
 use super::event::{Client, Event, Kind};
 use super::{Args, LONGEST, lock};
 use crate::place::{self, InForce, Stamp, State, stamp};
+use crate::say::say;
 
 /// Most doors for tools that no file declares.
 const MOST_UNDECLARED: usize = 256;
@@ -64,7 +65,7 @@ pub(super) fn lasting(work: impl Future<Output = io::Result<()>>) -> ExitCode {
     match runtime.and_then(|runtime| runtime.block_on(work)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            anstream::eprintln!("error: {error}");
+            say(&format!("error: {error}"));
             ExitCode::from(2)
         }
     }
@@ -81,10 +82,9 @@ async fn serve(args: &Args) -> io::Result<()> {
     let service = Arc::new(Service { config: config.clone(), agent: args.agent.clone(), state, path, store, now });
     let kept = Arc::clone(&service);
     let kept = move || lock(&kept.now).found.retention();
-    let tell = |what: &str| anstream::eprintln!("{what}");
-    tokio::spawn(crate::retention::keep(Arc::clone(&service.store), kept, tell));
+    tokio::spawn(crate::retention::keep(Arc::clone(&service.store), kept, say));
     let listener = listen(socket)?;
-    anstream::eprintln!("toolgate answers hooks at {}, by {}", socket.display(), config.display());
+    say(&format!("toolgate answers hooks at {}, by {}", socket.display(), config.display()));
     let seats = Arc::new(tokio::sync::Semaphore::new(64));
     let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
@@ -102,8 +102,8 @@ async fn serve(args: &Args) -> io::Result<()> {
                 });
             }
             _ = hang_up.recv() => match service.read() {
-                Ok(()) => anstream::eprintln!("{} was read again", service.config.display()),
-                Err(why) => anstream::eprintln!("error: {} stays in force as it was: {why}", service.config.display()),
+                Ok(()) => say(&format!("{} was read again", service.config.display())),
+                Err(why) => say(&format!("error: {} stays in force as it was: {why}", service.config.display())),
             },
             _ = stop.recv() => break,
             _ = tokio::signal::ctrl_c() => break,
@@ -217,7 +217,7 @@ impl Service {
             moved || now.files.iter().any(|(file, was)| stamp(file) != *was)
         };
         if changed && let Err(why) = self.read() {
-            anstream::eprintln!("error: {} stays in force as it was: {why}", self.config.display());
+            say(&format!("error: {} stays in force as it was: {why}", self.config.display()));
         }
         let now = lock(&self.now);
         let only = || now.doors.values().next().filter(|_| now.doors.len() == 1);

@@ -1,0 +1,117 @@
+//! A gateway goes on, whatever becomes of what is around it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use assert_cmd::cargo::CommandCargoExt;
+
+use crate::gateway::{Served, until};
+use crate::hook::Project;
+
+/// How a gateway is started.
+fn command(project: &Project) -> Command {
+    let mut command = Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut command);
+    command.args(["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"]);
+    command
+}
+
+#[test]
+fn who_cannot_be_told_anything_is_served_by_the_newest_file() {
+    let config = |rule: &str| format!("store = \"ledger.db\"\n[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n{rule}");
+    let no = "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"pay\"]\nreason = \"No.\"\n";
+    let project = Project::with(&config(""));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let served = Served::begin(command(&project).stderr(full));
+    let mut n = 0;
+    let mut decided = |wanted: &str| {
+        n += 1;
+        served.check("pay", &format!("c{n}")) == wanted
+    };
+    assert!(decided("allow"));
+    // What was read, what does not load, and what was read after that: of nothing can anybody be told.
+    project.write("project/toolgate.toml", &config(no));
+    until("the first change holds", || decided("deny"));
+    project.write("project/toolgate.toml", &config("[[policy]]\nname = \"no\"\nrule = \"dney\"\n"));
+    served.signal("-HUP");
+    project.write("project/toolgate.toml", &config(""));
+    until("the next change holds, too", || decided("allow"));
+}
+
+/// The same, where no more files may be open than a shell says with these words.
+fn limited(project: &Project, limits: &str) -> Command {
+    let plain = command(project);
+    let mut command = Command::new("sh");
+    project.environment(&mut command);
+    command.args(["-c", &format!("{limits}; exec \"$0\" \"$@\"")]).arg(plain.get_program()).args(plain.get_args());
+    command.stderr(Stdio::piped());
+    command
+}
+
+/// An upstream that writes down how many files it may have open, and that it was there.
+fn counting(project: &Project) -> String {
+    project.write("project/counting", "#!/bin/sh\nulimit -n > files\nexec sleep 1000\n");
+    std::fs::set_permissions(project.path("project/counting"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n[upstreams.counting]\ncommand = \"./counting\"\nundeclared = \"read\"\n"
+        .to_owned()
+}
+
+#[test]
+fn a_gateway_has_as_many_files_as_it_may_and_its_upstreams_as_many_as_they_would() {
+    let project = Project::new();
+    project.write("project/toolgate.toml", &counting(&project));
+    let served = Served::begin(limited(&project, "ulimit -Sn 200 && ulimit -Hn 2000").args(["--patience", "1s"]));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", served.child.id())).unwrap();
+    let files: Vec<&str> = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().split_whitespace().collect();
+    assert_eq!(files.get(3..5), Some(&["2000", "2000"][..]), "{limits}");
+    until("its upstream was there", || std::fs::read_to_string(project.path("project/files")).is_ok_and(|files| files == "200\n"));
+}
+
+#[test]
+fn those_who_only_connect_keep_nobody_else_away() {
+    let project = Project::with("store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n");
+    let served = Served::begin(limited(&project, "ulimit -n 256").args(["--patience", "1s"]));
+    let mut idle: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(&served.url).unwrap()).collect();
+    for stream in &idle {
+        stream.set_nonblocking(true).unwrap();
+    }
+    let hung_up = |stream: &mut TcpStream| match stream.read(&mut [0; 64]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    };
+    until("most of them are hung up on", || {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", served.child.id())).unwrap().count();
+        assert!(open < 240, "{open} files are open: there is no room for anything else");
+        idle.iter_mut().map(|stream| usize::from(hung_up(stream))).sum::<usize>() >= 200
+    });
+    // What needs files has them.
+    project.write("project/toolgate.toml", &counting(&project));
+    until("an upstream is started", || project.path("project/files").exists());
+    // Who says nothing is not waited for without end.
+    let served_too = || {
+        let mut stream = TcpStream::connect(&served.url).ok()?;
+        stream.write_all(format!("GET /healthz HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", served.url).as_bytes()).ok()?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said).ok()?;
+        Some(said)
+    };
+    until("somebody else is served", || served_too().is_some_and(|said| said.starts_with("HTTP/1.1 200")));
+}
+
+#[test]
+fn who_is_told_early_to_read_its_file_again_begins_all_the_same() {
+    let project = Project::new();
+    project.write("project/toolgate.toml", &counting(&project));
+    // It is still waiting for an upstream that never says a word.
+    let mut command = command(&project);
+    let mut child = command.args(["--patience", "3s"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    until("its upstream was started", || project.path("project/files").exists());
+    assert!(Command::new("kill").args(["-HUP", &child.id().to_string()]).status().unwrap().success());
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(line.starts_with("toolgate serves at "), "{line}");
+}
