@@ -6,12 +6,15 @@ use std::sync::Mutex;
 use rmcp::model::*;
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::{ErrorData, RoleServer, ServiceError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::runtime::Handle;
 use toolgate::Effect;
 
 use crate::door::passed;
 use crate::gateway::lock;
+use crate::render::unspoofed;
 use crate::upstream::{Asker, FromUpstream, Reply, is_invisible, is_short};
 
 /// Most letters of a call that a person reads in a question.
@@ -112,7 +115,7 @@ async fn pass_on<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, Er
 }
 
 /// Asks a client something, and passes its answer on.
-async fn put<T>(
+async fn put<T: Serialize + DeserializeOwned + Clone>(
     request: ServerRequest,
     mut reply: Reply<T>,
     peer: &Peer<RoleServer>,
@@ -122,7 +125,7 @@ async fn put<T>(
     let asker = reply.asker.take();
     let said = async {
         let said = answer(request, asker, peer, questions).await;
-        said.and_then(|said| read(said).ok_or(ServiceError::UnexpectedResponse)).map_err(passed)
+        said.and_then(|said| read(said).map(unspoofed).ok_or(ServiceError::UnexpectedResponse)).map_err(passed)
     };
     pass_on(reply, said).await;
 }
@@ -201,6 +204,7 @@ pub(crate) fn decline(question: FromUpstream) {
 /// Gives an upstream what a client has said.
 pub(crate) fn reply(asked: FromUpstream, said: Value) {
     let unread = || ErrorData::invalid_params("the client's answer cannot be read", None);
+    let said = unspoofed(said);
     match asked {
         FromUpstream::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
         FromUpstream::Sample(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),

@@ -262,6 +262,7 @@ impl ServerHandler for Door {
         request.name = name;
         let peer = link.peer().ok_or_else(away)?;
         request.meta = Some(render::own_words(context.meta.clone()));
+        request.input_responses = request.input_responses.map(render::unspoofed);
         let found = wanted(&context, Box::pin(link.asked(peer.get_prompt_once(request)))).await?;
         Ok(match found {
             GetPromptResponse::Complete(result) => {
@@ -334,6 +335,7 @@ impl ServerHandler for Door {
         let place = Place::find(&running, &agent, &request.uri)?;
         request.uri.clone_from(&place.uri);
         request.meta = Some(render::own_words(context.meta.clone()));
+        request.input_responses = request.input_responses.map(render::unspoofed);
         let link = &place.link;
         let found = wanted(&context, Box::pin(link.asked(link.peer().ok_or_else(away)?.read_resource_once(request)))).await?;
         Ok(match found {
