@@ -4,13 +4,22 @@ use std::sync::{Arc, Weak};
 
 use rmcp::model::{
     ClientCapabilities, ClientConfig, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, Implementation,
-    ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ResourceUpdatedNotificationParam,
+    ListRootsResult, LoggingMessageNotificationParam, NotificationMetaObject, ProgressNotificationParam, RequestId,
+    ResourceUpdatedNotificationParam,
 };
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::{ClientHandler, ErrorData, RoleClient};
 
 use crate::render::unspoofed;
 use crate::upstream::{FromUpstream, Link, Reply, is_short};
+
+/// Where it is said of a log message which request it came in answer to. The library says that of requests alone.
+pub(crate) const ORIGIN: &str = "toolgate/request";
+
+/// The request that a log message came in answer to, where that is known.
+fn origin(meta: &NotificationMetaObject) -> Option<RequestId> {
+    meta.get(ORIGIN).and_then(|id| serde_json::from_value(id.clone()).ok())
+}
 
 /// What toolgate calls itself.
 pub(crate) fn own_name() -> Implementation {
@@ -81,10 +90,7 @@ impl ClientHandler for Ears {
     }
 
     async fn on_logging_message(&self, params: LoggingMessageNotificationParam, context: NotificationContext<RoleClient>) {
-        let origin = match context.extensions.get::<InboundStreamOrigin>() {
-            Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
-            _ => None,
-        };
+        let origin = origin(&context.meta);
         if let Some(link) = self.0.upgrade().filter(|_| is_short(&params))
             && let Some(line) = link.line_of(origin.as_ref()).await
         {
