@@ -258,11 +258,7 @@ impl Door {
                     let answer = answer.ok_or_else(|| ErrorData::internal_error("the call did not come to an end", None))?;
                     // What was said in the same breath as the answer was said before it.
                     while let Ok(said) = underway.heard.try_recv() {
-                        match said {
-                            FromUpstream::Progress(progress) => self.progress(progress, client).await,
-                            FromUpstream::Log(message) => self.log(message, client).await,
-                            question => decline(question),
-                        }
+                        self.hear(said, client).await;
                     }
                     return self.answered(key, request, answer, &underway.line, client).await;
                 }
@@ -423,6 +419,15 @@ impl Door {
         let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), digest, task, ..underway }));
         let state = self.gateway.0.parked.park(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
+    }
+
+    /// What an upstream says where it is not answered.
+    pub(crate) async fn hear(&self, said: FromUpstream, client: &Client<'_>) {
+        match said {
+            FromUpstream::Progress(progress) => self.progress(progress, client).await,
+            FromUpstream::Log(message) => self.log(message, client).await,
+            question => decline(question),
+        }
     }
 
     async fn progress(&self, mut progress: ProgressNotificationParam, client: &Client<'_>) {
