@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Barrier, Semaphore};
 
 use crate::entering::{EITHER, Ears, Older, plain};
 use crate::old::{about, answer, listen, request, result};
-use crate::support::{Gate, fixture, until};
+use crate::support::{Gate, fixture, until, with_fixture};
 
 /// A gateway before the fixture that does as it is told, and where that leaves its marks.
 async fn ill() -> (Gate, tempfile::TempDir) {
@@ -186,5 +187,33 @@ async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
         let answer = newer.hear(|said| said["id"] == json!(1)).await;
         assert_eq!(answer.pointer(place), Some(&json!(found)), "{method}: {answer}");
     }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_answers_before_it_is_asked_or_twice_has_nothing_run() {
+    let home = tempfile::tempdir().unwrap();
+    let counter = home.path().join("ran");
+    let config = with_fixture(&format!("env = {{ FIXTURE_COUNTER = {} }}", json!(counter)))
+        + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+           [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(&config).await;
+    let mut client = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
+    let yes = json!({"action": "accept", "content": {"approve": true}});
+    // Whatever the question will be called.
+    for id in 0..10 {
+        let early = json!({"jsonrpc": "2.0", "id": id, "result": yes});
+        client.request(Method::POST).json(&early).send().await.unwrap();
+    }
+    let call = client.begin("tools/call", &json!({"name": "count", "arguments": {}}));
+    let question = client.ears.hear(|said| said["method"] == "elicitation/create").await;
+    assert!(!counter.exists(), "it ran before anybody was asked");
+    for said in [json!({"action": "decline"}), yes] {
+        let said = json!({"jsonrpc": "2.0", "id": question["id"], "result": said});
+        client.request(Method::POST).json(&said).send().await.unwrap();
+    }
+    let answer = client.answer_to(call).await;
+    assert_eq!(answer["result"]["_meta"]["toolgate/error"]["code"], "approval_denied", "{answer}");
+    assert!(!counter.exists(), "it ran although it was refused");
     gate.end().await;
 }

@@ -10,6 +10,7 @@ mod door;
 mod entering;
 mod faults;
 mod http;
+mod kept;
 mod kinds;
 #[path = "../../../toolgate-store/tests/it/lookback.rs"]
 mod lookback;
