@@ -6,15 +6,21 @@ use std::sync::Mutex;
 use rmcp::model::*;
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::{ErrorData, RoleServer, ServiceError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::runtime::Handle;
+use toolgate::Effect;
 
 use crate::door::passed;
 use crate::gateway::lock;
+use crate::render::unspoofed;
 use crate::upstream::{Asker, FromUpstream, Reply, is_invisible, is_short};
 
 /// Most letters of a call that a person reads in a question.
 const LONGEST: usize = 2_000;
+/// The approver who is whoever sits before the client.
+pub(crate) const CLIENT: &str = "client";
 
 /// What a person is asked; `None` where that does not fit, or cannot be seen as it is. Nobody approves what they were not shown.
 pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitRequestParams> {
@@ -25,6 +31,14 @@ pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitReq
     let message = format!("{}\n\nThe agent wants to call `{}` with\n{shown}", approval.reason, approval.tool);
     let schema = ElicitationSchema::builder().required_bool("approve").build().ok()?;
     Some(ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema: schema })
+}
+
+/// Whether the client's user may answer: where nobody in particular is named and nothing is destroyed, or where every rule that
+/// asks names the client. Of a tool that is not there any more nobody knows what it destroys.
+pub(crate) fn is_left_to_client(approval: &toolgate::store::Approval, effect: Option<Effect>) -> bool {
+    let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
+    let all_named = approval.approvers.len() == approval.asked_by.len();
+    named && (all_named || effect.is_some_and(|effect| effect != Effect::Destructive))
 }
 
 /// What a client is being asked, by the name under which it says how far it is: who wants to hear that.
@@ -101,7 +115,7 @@ async fn pass_on<T>(mut reply: Reply<T>, said: impl Future<Output = Result<T, Er
 }
 
 /// Asks a client something, and passes its answer on.
-async fn put<T>(
+async fn put<T: Serialize + DeserializeOwned + Clone>(
     request: ServerRequest,
     mut reply: Reply<T>,
     peer: &Peer<RoleServer>,
@@ -111,7 +125,7 @@ async fn put<T>(
     let asker = reply.asker.take();
     let said = async {
         let said = answer(request, asker, peer, questions).await;
-        said.and_then(|said| read(said).ok_or(ServiceError::UnexpectedResponse)).map_err(passed)
+        said.and_then(|said| read(said).map(unspoofed).ok_or(ServiceError::UnexpectedResponse)).map_err(passed)
     };
     pass_on(reply, said).await;
 }
@@ -190,10 +204,46 @@ pub(crate) fn decline(question: FromUpstream) {
 /// Gives an upstream what a client has said.
 pub(crate) fn reply(asked: FromUpstream, said: Value) {
     let unread = || ErrorData::invalid_params("the client's answer cannot be read", None);
+    let said = unspoofed(said);
     match asked {
         FromUpstream::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
         FromUpstream::Sample(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
         FromUpstream::Roots(reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
         FromUpstream::Inputs(..) | FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_destroy_something_is_left_to_a_client_only_where_all_say_so() {
+        let approval = |approver: Option<&str>| toolgate::store::Approval {
+            id: "a".to_owned(),
+            key: toolgate::SessionKey::new("agent", "ann", "s"),
+            tool: "pay".into(),
+            digest: toolgate::json::Digest::of(b""),
+            arguments: Value::Null,
+            shown: Value::Null,
+            asked_by: vec!["rule".to_owned()],
+            approvers: approver.iter().map(|who| vec![(*who).to_owned()]).collect(),
+            reason: String::new(),
+            asked_at: toolgate::Timestamp::UNIX_EPOCH,
+            expires: toolgate::Timestamp::UNIX_EPOCH,
+            state: toolgate::store::ApprovalState::Waiting,
+            answered_by: None,
+        };
+        for (approver, effect, left) in [
+            (None, Some(Effect::Write), true),
+            (None, Some(Effect::Destructive), false),
+            // It went while it was asked about.
+            (None, None, false),
+            (Some(CLIENT), Some(Effect::Destructive), true),
+            (Some(CLIENT), None, true),
+            (Some("lead"), Some(Effect::Write), false),
+        ] {
+            assert_eq!(is_left_to_client(&approval(approver), effect), left, "{approver:?} {effect:?}");
+        }
     }
 }

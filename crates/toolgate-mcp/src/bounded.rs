@@ -18,7 +18,10 @@ use rmcp::model::{
 use rmcp::transport::streamable_http_client::{
     HttpStatusError, SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
 };
+use serde_json::{Value, json};
 use sse_stream::{Sse, SseStream};
+
+use crate::client::ORIGIN;
 
 /// The longest answer, or event, of an upstream.
 pub(crate) const LONGEST: usize = 16 << 20;
@@ -29,6 +32,7 @@ pub(crate) const TOO_LONG: ErrorCode = ErrorCode(-31_413);
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 const SESSION: &str = "mcp-session-id";
+const MESSAGE: &str = "notifications/message";
 
 /// Headers that only the protocol sets.
 const RESERVED: [&str; 3] = ["accept", SESSION, "last-event-id"];
@@ -86,6 +90,10 @@ impl StreamableHttpClient for Bounded {
                     Err(error) if is_too_long(&error) => {
                         Ok(Sse::default().data(serde_json::to_string(&too_long(id.clone())).unwrap_or_default()))
                     }
+                    Ok(event) => Ok(match &id {
+                        Some(id) => belonging(event, id),
+                        None => event,
+                    }),
                     event => event,
                 };
                 ready((!last).then_some(event))
@@ -162,6 +170,20 @@ impl StreamableHttpClient for Bounded {
     }
 }
 
+/// A log message in the stream of an answer says whose answer that is: several may come at once.
+fn belonging(event: Sse, id: &RequestId) -> Sse {
+    let Some(text) = event.data.as_deref().filter(|text| text.contains(MESSAGE)) else { return event };
+    let Ok(mut said) = serde_json::from_str::<Value>(text) else { return event };
+    if said.get("method").and_then(Value::as_str) != Some(MESSAGE) {
+        return event;
+    }
+    let meta = said.get_mut("params").and_then(Value::as_object_mut).map(|params| params.entry("_meta").or_insert_with(|| json!({})));
+    if let Some(meta) = meta.and_then(Value::as_object_mut) {
+        meta.insert(ORIGIN.to_owned(), id.clone().into_json_value());
+    }
+    event.data(said.to_string())
+}
+
 fn too_long(id: Option<RequestId>) -> ServerJsonRpcMessage {
     ServerJsonRpcMessage::error(ErrorData::new(TOO_LONG, format!("longer than {LONGEST} bytes"), None), id)
 }
@@ -232,6 +254,20 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_message_says_whose_answer_it_came_with() {
+        let said = |data: &str| belonging(Sse::default().data(data), &RequestId::Number(7)).data.unwrap();
+        let meta = |data: &str| serde_json::from_str::<Value>(&said(data)).unwrap().pointer("/params/_meta").cloned().unwrap();
+        assert_eq!(meta(r#"{"method":"notifications/message","params":{"data":1.50}}"#), json!({"toolgate/request": 7}));
+        let forged = r#"{"method":"notifications/message","params":{"_meta":{"toolgate/request":8,"own":1},"data":1}}"#;
+        assert_eq!(meta(forged), json!({"toolgate/request": 7, "own": 1}));
+        for other in
+            ["notifications/message", r#"{"result":"notifications/message"}"#, r#"{"method":"notifications/progress","params":{}}"#]
+        {
+            assert_eq!(said(other), other);
+        }
+    }
 
     #[test]
     fn an_event_ends_with_an_empty_line() {

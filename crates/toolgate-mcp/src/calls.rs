@@ -11,11 +11,10 @@ use rmcp::model::*;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use toolgate::store::Approval;
-use toolgate::{Agent, Answer, Arguments, Call, Effect, SessionKey, Spec, code};
+use toolgate::{Agent, Answer, Arguments, Call, SessionKey, Spec, code};
 
 use self::client::lacking;
-use crate::asking::{ask, can_answer, decline, elicit, question, reply};
+use crate::asking::{CLIENT, ask, can_answer, decline, elicit, is_left_to_client, question, reply};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
@@ -38,8 +37,6 @@ const STOP_META: &str = "toolgate/stopReason";
 const APPROVAL: &str = "toolgate_approval";
 /// What a question is called that an upstream of an earlier revision asks.
 const INPUT: &str = "input";
-/// The approver who is whoever sits before the client.
-const CLIENT: &str = "client";
 /// How many words of an upstream wait for its client.
 pub(crate) const WORDS: usize = 256;
 /// The longest key, which is kept for as long as what it stands for.
@@ -261,11 +258,7 @@ impl Door {
                     let answer = answer.ok_or_else(|| ErrorData::internal_error("the call did not come to an end", None))?;
                     // What was said in the same breath as the answer was said before it.
                     while let Ok(said) = underway.heard.try_recv() {
-                        match said {
-                            FromUpstream::Progress(progress) => self.progress(progress, client).await,
-                            FromUpstream::Log(message) => self.log(message, client).await,
-                            question => decline(question),
-                        }
+                        self.hear(said, client).await;
                     }
                     return self.answered(key, request, answer, &underway.line, client).await;
                 }
@@ -428,6 +421,15 @@ impl Door {
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
     }
 
+    /// What an upstream says where it is not answered.
+    pub(crate) async fn hear(&self, said: FromUpstream, client: &Client<'_>) {
+        match said {
+            FromUpstream::Progress(progress) => self.progress(progress, client).await,
+            FromUpstream::Log(message) => self.log(message, client).await,
+            question => decline(question),
+        }
+    }
+
     async fn progress(&self, mut progress: ProgressNotificationParam, client: &Client<'_>) {
         if let Some(token) = client.meta.get_progress_token() {
             progress.progress_token = token;
@@ -450,14 +452,6 @@ async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
         Some(asking) => asking.await,
         None => std::future::pending().await,
     }
-}
-
-/// Whether the client's user may answer: where nobody in particular is named and nothing is destroyed, or where every rule that
-/// asks names the client.
-fn is_left_to_client(approval: &Approval, effect: Option<Effect>) -> bool {
-    let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT));
-    let all_named = approval.approvers.len() == approval.asked_by.len();
-    named && (all_named || effect != Some(Effect::Destructive))
 }
 
 const fn rank(level: LoggingLevel) -> u8 {

@@ -3,14 +3,25 @@
 use std::sync::{Arc, Weak};
 
 use rmcp::model::{
-    ClientCapabilities, ClientConfig, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, Implementation,
-    ListRootsResult, LoggingMessageNotificationParam, ProgressNotificationParam, ResourceUpdatedNotificationParam,
+    ClientCapabilities, ClientConfig, ClientJsonRpcMessage, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams,
+    ElicitResult, GetMeta as _, Implementation, JsonRpcMessage, ListRootsResult, LoggingMessageNotificationParam, NotificationMetaObject,
+    ProgressNotificationParam, RequestId, ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification,
 };
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
+use rmcp::transport::Transport;
 use rmcp::{ClientHandler, ErrorData, RoleClient};
+use tokio::sync::mpsc;
 
 use crate::render::unspoofed;
 use crate::upstream::{FromUpstream, Link, Reply, is_short};
+
+/// Where it is said of a log message which request it came in answer to. The library says that of requests alone.
+pub(crate) const ORIGIN: &str = "toolgate/request";
+
+/// The request that a log message came in answer to, where that is known.
+fn origin(meta: &NotificationMetaObject) -> Option<RequestId> {
+    meta.get(ORIGIN).and_then(|id| serde_json::from_value(id.clone()).ok())
+}
 
 /// What toolgate calls itself.
 pub(crate) fn own_name() -> Implementation {
@@ -81,10 +92,7 @@ impl ClientHandler for Ears {
     }
 
     async fn on_logging_message(&self, params: LoggingMessageNotificationParam, context: NotificationContext<RoleClient>) {
-        let origin = match context.extensions.get::<InboundStreamOrigin>() {
-            Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
-            _ => None,
-        };
+        let origin = origin(&context.meta);
         if let Some(link) = self.0.upgrade().filter(|_| is_short(&params))
             && let Some(line) = link.line_of(origin.as_ref()).await
         {
@@ -116,5 +124,93 @@ impl Ears {
         if let Some(link) = self.0.upgrade() {
             link.lists_changed();
         }
+    }
+}
+
+/// Something that an upstream says in the middle of a call, for its client.
+enum Word {
+    Progress(ProgressNotificationParam),
+    Log(LoggingMessageNotificationParam, Option<RequestId>),
+}
+
+impl Word {
+    /// What is for the client of a call, and short enough to wait for it. What is told over a subscription is heard there.
+    fn of(said: &ServerNotification) -> Option<Self> {
+        let meta = Some(said.get_meta().clone()).filter(|meta| meta.subscription_id().is_none())?;
+        match said {
+            ServerNotification::ProgressNotification(said) => {
+                let mut said = said.params.clone();
+                said.meta = Some(meta).filter(|meta| !meta.is_empty());
+                is_short(&said).then_some(Self::Progress(said))
+            }
+            ServerNotification::LoggingMessageNotification(said) => {
+                let (mut said, origin) = (said.params.clone(), origin(&meta));
+                said.meta = Some(meta).filter(|meta| !meta.is_empty());
+                is_short(&said).then_some(Self::Log(said, origin))
+            }
+            _ => None,
+        }
+    }
+
+    /// Who is to hear it.
+    async fn line(&self, link: &Link) -> Option<mpsc::Sender<FromUpstream>> {
+        match self {
+            Self::Progress(said) => link.line_by_token(&said.progress_token).await,
+            Self::Log(_, origin) => link.line_of(origin.as_ref()).await,
+        }
+    }
+}
+
+/// A way to an upstream on which words are heard in the order in which they come, and before the answer that comes behind them. The
+/// library begins a task for each of them, and these overtake one another, and are overtaken by the answer.
+pub(crate) struct InOrder<T> {
+    way: T,
+    link: Weak<Link>,
+    /// What is being passed on: whoever waits for what comes next may stop at any time, and begin again.
+    word: Option<Word>,
+}
+
+impl Ears {
+    /// A way to the upstream that is heard, with its words in their order.
+    #[expect(dead_code, reason = "whoever connects does not use it yet")]
+    pub(crate) fn in_order<T: Transport<RoleClient>>(&self, way: T) -> InOrder<T> {
+        InOrder { way, link: Weak::clone(&self.0), word: None }
+    }
+}
+
+impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
+    type Error = T::Error;
+
+    fn send(&mut self, item: ClientJsonRpcMessage) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
+        self.way.send(item)
+    }
+
+    async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
+        loop {
+            if let Some(word) = &self.word {
+                let line = match self.link.upgrade() {
+                    Some(link) => word.line(&link).await,
+                    None => None,
+                };
+                // A client that does not keep up misses some of it.
+                let _ = match (self.word.take(), line) {
+                    (Some(Word::Progress(said)), Some(line)) => line.try_send(FromUpstream::Progress(said)),
+                    (Some(Word::Log(said, _)), Some(line)) => line.try_send(FromUpstream::Log(said)),
+                    _ => Ok(()),
+                };
+            }
+            let message = self.way.receive().await?;
+            self.word = match &message {
+                JsonRpcMessage::Notification(said) => Word::of(&said.notification),
+                _ => None,
+            };
+            if self.word.is_none() {
+                return Some(message);
+            }
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), T::Error> {
+        self.way.close().await
     }
 }

@@ -1,6 +1,7 @@
 //! The door for MCP: a request becomes a call, and what it came to becomes an answer. What is decided is decided by the gate.
 
 mod hearing;
+mod wanted;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -260,18 +261,18 @@ impl ServerHandler for Door {
         let (link, name) = prompt_of(&running, &agent, &request.name)
             .ok_or_else(|| ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None))?;
         request.name = name;
-        let peer = link.peer().ok_or_else(away)?;
         request.meta = Some(render::own_words(context.meta.clone()));
-        let found = wanted(&context, Box::pin(link.asked(peer.get_prompt_once(request)))).await?;
-        Ok(match found {
-            GetPromptResponse::Complete(result) => {
+        request.input_responses = request.input_responses.map(render::unspoofed);
+        let request = ClientRequest::GetPromptRequest(GetPromptRequest::new(request));
+        match Box::pin(self.wanted(&link, request, &context)).await? {
+            ServerResult::GetPromptResult(result) => {
                 let mut result = render::unspoofed(result);
                 result.meta = result.meta.map(render::of_result);
-                GetPromptResponse::Complete(result)
+                Ok(GetPromptResponse::Complete(result))
             }
-            GetPromptResponse::InputRequired(asked) => GetPromptResponse::InputRequired(render::asked_back(asked)?),
-            other => other,
-        })
+            ServerResult::InputRequiredResult(asked) => Ok(GetPromptResponse::InputRequired(render::asked_back(asked)?)),
+            _ => Err(passed(ServiceError::UnexpectedResponse)),
+        }
     }
 
     async fn list_resources(
@@ -334,20 +335,20 @@ impl ServerHandler for Door {
         let place = Place::find(&running, &agent, &request.uri)?;
         request.uri.clone_from(&place.uri);
         request.meta = Some(render::own_words(context.meta.clone()));
-        let link = &place.link;
-        let found = wanted(&context, Box::pin(link.asked(link.peer().ok_or_else(away)?.read_resource_once(request)))).await?;
-        Ok(match found {
-            ReadResourceResponse::Complete(result) => {
+        request.input_responses = request.input_responses.map(render::unspoofed);
+        let request = ClientRequest::ReadResourceRequest(ReadResourceRequest::new(request));
+        match Box::pin(self.wanted(&place.link, request, &context)).await? {
+            ServerResult::ReadResourceResult(result) => {
                 let mut result = render::unspoofed(result);
                 result.meta = result.meta.map(render::of_result);
                 // Who may read it is decided here, whatever its upstream says.
                 result.cache_scope = result.cache_scope.map(|_| CacheScope::Private);
                 place.named(&mut result.contents);
-                ReadResourceResponse::Complete(result)
+                Ok(ReadResourceResponse::Complete(result))
             }
-            ReadResourceResponse::InputRequired(asked) => ReadResourceResponse::InputRequired(render::asked_back(asked)?),
-            other => other,
-        })
+            ServerResult::InputRequiredResult(asked) => Ok(ReadResourceResponse::InputRequired(render::asked_back(asked)?)),
+            _ => Err(passed(ServiceError::UnexpectedResponse)),
+        }
     }
 
     async fn complete(&self, mut request: CompleteRequestParams, context: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
@@ -366,9 +367,14 @@ impl ServerHandler for Door {
             _ => None,
         };
         let link = link.ok_or_else(|| ErrorData::invalid_params("there is nothing of this name", None))?;
-        let mut result = wanted(&context, Box::pin(link.asked(link.peer().ok_or_else(away)?.complete(request)))).await?;
-        result.meta = result.meta.map(render::of_result);
-        Ok(result)
+        let request = ClientRequest::CompleteRequest(CompleteRequest::new(request));
+        match Box::pin(self.wanted(&link, request, &context)).await? {
+            ServerResult::CompleteResult(mut result) => {
+                result.meta = result.meta.map(render::of_result);
+                Ok(result)
+            }
+            _ => Err(passed(ServiceError::UnexpectedResponse)),
+        }
     }
 
     async fn set_level(&self, request: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
@@ -411,22 +417,6 @@ impl ServerHandler for Door {
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         self.tell(context).await
     }
-}
-
-/// What an upstream is asked for a client, until the client takes it back: where nobody waits for it, the upstream is told. It is boxed: the
-/// library keeps room for the largest request with every session.
-async fn wanted<T>(
-    context: &RequestContext<RoleServer>,
-    asked: impl Future<Output = Result<T, ServiceError>> + Unpin,
-) -> Result<T, ErrorData> {
-    tokio::select! {
-        answer = asked => answer.map_err(passed),
-        () = context.ct.cancelled() => Err(ErrorData::invalid_request("the request was cancelled", None)),
-    }
-}
-
-fn away() -> ErrorData {
-    ErrorData::internal_error("the upstream is away", None)
 }
 
 /// The upstream that has a prompt, and what it is called there.

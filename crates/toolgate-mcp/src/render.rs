@@ -68,7 +68,7 @@ pub(crate) fn own_words(mut meta: RequestMetaObject) -> RequestMetaObject {
     meta
 }
 
-/// Something of an upstream, without what only toolgate writes, however deep it stands.
+/// Something of an upstream, or for one, without what only toolgate writes, however deep it stands.
 pub(crate) fn unspoofed<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(thing: T) -> T {
     fn strip(value: &mut Value) {
         match value {
@@ -101,10 +101,10 @@ pub(crate) fn questions(requests: InputRequests) -> InputRequests {
     unspoofed(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
 }
 
-/// What it is told, by the names that it has asked by.
+/// What it is told, by the names that it has asked by, and by nobody in the name of toolgate.
 pub(crate) fn responses(told: InputResponses) -> InputResponses {
     let asked = |name: String| name.strip_prefix(THEIRS).filter(|own| is_ours(own)).map(str::to_owned).unwrap_or(name);
-    told.into_iter().map(|(name, said)| (asked(name), said)).collect()
+    told.into_iter().map(|(name, said)| (asked(name), unspoofed(said))).collect()
 }
 
 /// What an upstream asks in answer to something that is no call. There toolgate asks nothing, and nobody does so in its name.
@@ -226,4 +226,17 @@ pub(crate) fn result(answer: &Answer, line: &Line, has_schema: bool, dialect: Di
     }
     result.meta = Some(meta);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_answers_an_upstream_in_the_name_of_toolgate() {
+        let said = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/call": "1", "own": 2}});
+        let told = responses(InputResponses::from([("upstream_toolgate_a".to_owned(), said)]));
+        let heard = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 2}});
+        assert_eq!(told, InputResponses::from([("toolgate_a".to_owned(), heard)]));
+    }
 }

@@ -2,17 +2,21 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rmcp::model::{
-    ClientCapabilities, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, InputRequests, InputResponses,
-    ListRootsResult, LoggingLevel, LoggingMessageNotificationParam, ProgressNotificationParam, ProgressToken, RequestId,
+    CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientRequest, CreateMessageRequestParams, CreateMessageResult,
+    ElicitRequestParams, ElicitResult, InputRequests, InputResponses, ListRootsResult, LoggingLevel, LoggingMessageNotificationParam,
+    ProgressNotificationParam, ProgressToken, RequestId, ServerResult,
 };
-use rmcp::service::Peer;
-use rmcp::{ErrorData, RoleClient};
+use rmcp::service::{Peer, PeerRequestOptions};
+use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+
+use super::link::Link;
 
 /// Who asks, and what it calls how far the answer is.
 pub(crate) type Asker = (Peer<RoleClient>, ProgressToken);
@@ -84,11 +88,18 @@ pub(crate) struct Line {
     pub(crate) answered: Mutex<Option<(serde_json::Value, Box<rmcp::model::CallToolResult>)>>,
 }
 
-/// The calls that are under way at one upstream.
+/// What is under way, and who hears of it.
+struct Route {
+    token: ProgressToken,
+    line: mpsc::Sender<FromUpstream>,
+    is_call: bool,
+}
+
+/// The calls that are under way at one upstream, and what else it is asked for clients.
 #[derive(Default)]
 pub(super) struct Routes {
     /// Held while a request is sent, so that no word about it comes too early.
-    calls: tokio::sync::Mutex<HashMap<RequestId, (ProgressToken, mpsc::Sender<FromUpstream>)>>,
+    calls: tokio::sync::Mutex<HashMap<RequestId, Route>>,
     /// Questions under way that have no line to a client.
     others: AtomicUsize,
 }
@@ -109,11 +120,23 @@ impl Routes {
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<T, E> {
-        let Some(line) = line else { return send.await };
+        match line {
+            Some(line) => self.open_to(line.to_client.clone(), true, send, id).await,
+            None => send.await,
+        }
+    }
+
+    async fn open_to<T, E>(
+        &self,
+        line: mpsc::Sender<FromUpstream>,
+        is_call: bool,
+        send: impl Future<Output = Result<T, E>>,
+        id: impl FnOnce(&T) -> (RequestId, ProgressToken),
+    ) -> Result<T, E> {
         let mut calls = self.calls.lock().await;
         let sent = send.await?;
         let (id, token) = id(&sent);
-        calls.insert(id, (token, line.to_client.clone()));
+        calls.insert(id, Route { token, line, is_call });
         Ok(sent)
     }
 
@@ -128,18 +151,58 @@ impl Routes {
     }
 
     pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
-        self.calls.lock().await.values().find(|(known, _)| known == token).map(|(_, line)| line.clone())
+        self.calls.lock().await.values().find(|route| route.token == *token).map(|route| route.line.clone())
     }
 
-    /// Whom a request of the upstream is for: the call that it came in answer to; else the only one there is, while nothing else is asked.
+    /// Whom a request of the upstream is for: who asked what it came in answer to; else the only call there is, while nothing else is asked.
     pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
         let calls = self.calls.lock().await;
         match origin {
-            Some(id) => calls.get(id).map(|(_, line)| line.clone()),
+            Some(id) => calls.get(id).map(|route| route.line.clone()),
             None => {
-                let alone = calls.len() == 1 && self.others.load(Ordering::SeqCst) == 0;
-                calls.values().next().filter(|_| alone).map(|(_, line)| line.clone())
+                let mut all = calls.values().filter(|route| route.is_call);
+                let only = all.next().filter(|_| all.next().is_none() && self.others.load(Ordering::SeqCst) == 0);
+                only.map(|route| route.line.clone())
             }
         }
+    }
+}
+
+/// Something that is no call, while it is waited for. Whoever stops waiting says so.
+struct Waited {
+    link: Arc<Link>,
+    peer: Peer<RoleClient>,
+    id: RequestId,
+    over: bool,
+}
+
+impl Drop for Waited {
+    fn drop(&mut self) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (link, peer, id, over) = (Arc::clone(&self.link), self.peer.clone(), self.id.clone(), self.over);
+        runtime.spawn(async move {
+            link.routes.close(&id).await;
+            if !over {
+                let gone = CancelledNotificationParam::new(Some(id), Some("nobody waits for it any more".to_owned()));
+                let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
+            }
+        });
+    }
+}
+
+impl Link {
+    /// Asks something that is no call, and tells whoever asks what is said on the way to the answer.
+    pub(crate) async fn ask(
+        self: &Arc<Self>,
+        peer: Peer<RoleClient>,
+        request: ClientRequest,
+        line: mpsc::Sender<FromUpstream>,
+    ) -> Result<ServerResult, ServiceError> {
+        let send = peer.send_request_with_option(request, PeerRequestOptions::no_options());
+        let handle = self.routes.open_to(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await?;
+        let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), over: false };
+        let answer = handle.await_response().await;
+        waited.over = true;
+        answer
     }
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests fail loudly")]
 
 mod batch;
+mod between;
 mod bombs;
 mod crowd;
 mod door;
@@ -10,6 +11,7 @@ mod ending;
 mod entering;
 mod faults;
 mod http;
+mod kept;
 mod kinds;
 #[path = "../../../toolgate-store/tests/it/lookback.rs"]
 mod lookback;

@@ -1,0 +1,219 @@
+//! What is said between a question and its answer, in both directions.
+
+use std::sync::Arc;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{Barrier, Semaphore};
+
+use crate::entering::{EITHER, Ears, Older, plain};
+use crate::old::{about, answer, listen, request, result};
+use crate::support::{Gate, fixture, until, with_fixture};
+
+/// A gateway before the fixture that does as it is told, and where that leaves its marks.
+async fn ill() -> (Gate, tempfile::TempDir) {
+    let home = tempfile::tempdir().unwrap();
+    let config = format!(
+        "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\"]\nprefix = \"\"\nundeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}\n",
+        json!(fixture()),
+        json!(home.path().join("marks"))
+    );
+    (Gate::open(&config).await, home)
+}
+
+/// The call that leaves this mark, and goes on so.
+fn mark(key: &str, how: &str) -> Value {
+    json!({"name": "mark", "arguments": {"key": key, "how": how}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_client_answers_in_the_name_of_toolgate() {
+    let (gate, home) = ill().await;
+    let said = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/approval": "mine", "own": 1}});
+    let heard = || {
+        let marks = std::fs::read_to_string(home.path().join("marks")).unwrap();
+        serde_json::from_str::<Value>(marks.lines().last().unwrap()).unwrap()
+    };
+    let expected = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 1}});
+    let mut older = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
+    let call = older.begin("tools/call", &mark("older", "asks"));
+    let question = older.ears.hear(|said| said["method"] == "elicitation/create").await;
+    older.say(&json!({"jsonrpc": "2.0", "id": question["id"], "result": said}));
+    let answer = older.answer_to(call).await;
+    assert_eq!(answer["result"]["structuredContent"], json!({"done": true}), "{answer}");
+    assert_eq!(heard(), expected);
+    let newer = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
+    let asked = newer.ask("tools/call", mark("newer", "asks")).await.1;
+    let mut again = mark("newer", "asks");
+    again["requestState"] = asked["result"]["requestState"].clone();
+    again["inputResponses"] = json!({"input": said});
+    let answer = newer.ask("tools/call", again).await.1;
+    assert_eq!(answer["result"]["structuredContent"], json!({"done": true}), "{asked} {answer}");
+    assert_eq!(heard(), expected);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_message_within_an_answer_is_for_whose_answer_that_is() {
+    let both = Arc::new(Barrier::new(2));
+    let address = listen(move |mut stream| {
+        let both = Arc::clone(&both);
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let schema = json!({"type": "object", "properties": {"who": {"type": "string"}}});
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "initialize" => result(&asked, about()),
+                "ping" => result(&asked, json!({})),
+                "tools/list" => result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]})),
+                "tools/call" => {
+                    // Both are under way when either says something.
+                    both.wait().await;
+                    let params = json!({"level": "error", "data": asked["params"]["arguments"]["who"], "_meta": {"own": 1}});
+                    let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
+                    let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
+                    answer("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n"))
+                }
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await;
+    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let mut clients = Vec::new();
+    for who in ["one", "two"] {
+        let mut client = Older::greet(&plain(), &gate.url, json!({})).await;
+        let call = client.begin("tools/call", &json!({"name": "talk", "arguments": {"who": who}}));
+        clients.push((who, client, call));
+    }
+    for (who, client, call) in &mut clients {
+        let said = client.ears.hear(|said| said["method"] == "notifications/message").await;
+        assert_eq!(said["params"]["data"], json!(who), "{said}");
+        assert!(!said.to_string().contains("toolgate/"), "{said}");
+        let answer = client.answer_to(*call).await;
+        assert_eq!(answer["result"]["content"][0]["text"], "done", "{answer}");
+    }
+    gate.end().await;
+}
+
+/// A server of an earlier revision with a prompt and a resource. It says how far it is with either, and with a completion, and is through
+/// when it is let.
+async fn slow(let_go: Arc<Semaphore>) -> String {
+    listen(move |mut stream| {
+        let let_go = Arc::clone(&let_go);
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let method = asked["method"].as_str().unwrap_or_default();
+            let done = match method {
+                "prompts/get" => json!({"messages": [{"role": "user", "content": {"type": "text", "text": asked["params"]["name"]}}]}),
+                "resources/read" => json!({"contents": [{"uri": asked["params"]["uri"], "text": "here"}]}),
+                "completion/complete" => json!({"completion": {"values": [asked["params"]["ref"]["name"]]}}),
+                _ => Value::Null,
+            };
+            if !done.is_null() {
+                let token = &asked["params"]["_meta"]["progressToken"];
+                let params = json!({"progressToken": token, "progress": 1, "message": token.to_string()});
+                let word = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
+                let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": done});
+                let _ = stream.write_all(answer("200 OK", "text/event-stream", &format!("data: {word}\n\n")).as_bytes()).await;
+                let_go.acquire().await.unwrap().forget();
+                let _ = stream.write_all(format!("data: {done}\n\n").as_bytes()).await;
+                return;
+            }
+            let mut own = about();
+            own["capabilities"] = json!({"tools": {}, "prompts": {}, "resources": {}, "completions": {}});
+            let said = match method {
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "initialize" => result(&asked, own),
+                "ping" => result(&asked, json!({})),
+                "tools/list" => result(&asked, json!({"tools": [{"name": "talk", "inputSchema": {"type": "object"}}]})),
+                "prompts/list" => result(&asked, json!({"prompts": [{"name": "hello", "arguments": [{"name": "who"}]}]})),
+                "resources/list" => result(&asked, json!({"resources": [{"uri": "x://a", "name": "a"}]})),
+                "resources/templates/list" => result(&asked, json!({"resourceTemplates": []})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
+    let let_go = Arc::new(Semaphore::new(0));
+    let address = slow(Arc::clone(&let_go)).await;
+    let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n")).await;
+    let client = gate.client();
+    for list in ["prompts", "resources"] {
+        let there =
+            async || client.ask(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty());
+        until(&format!("there are {list}"), there).await;
+    }
+    let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "who", "value": "h"}});
+    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
+    // What is namespaced here is called there as it calls it itself.
+    for (method, params, place, found) in [
+        ("prompts/get", json!({"name": "x_hello"}), "/result/messages/0/content/text", "hello"),
+        ("resources/read", json!({"uri": "toolgate://x/x://a"}), "/result/contents/0/text", "here"),
+        ("completion/complete", completion, "/result/completion/values/0", "hello"),
+    ] {
+        let far = |said: &Value| said["method"] == "notifications/progress";
+        let is_own = |said: &Value| {
+            assert_eq!((&said["params"]["progressToken"], said["params"]["progress"].as_f64()), (&json!(method), Some(1.0)), "{said}");
+            // To the upstream it is another one.
+            assert_ne!(said["params"]["message"], json!(json!(method).to_string()), "{said}");
+        };
+        let mut asked = params.clone();
+        asked["_meta"] = json!({"progressToken": method});
+        let id = older.begin(method, &asked);
+        is_own(&older.ears.hear(far).await);
+        let_go.add_permits(1);
+        let answer = older.answer_to(id).await;
+        assert_eq!(answer.pointer(place), Some(&json!(found)), "{method}: {answer}");
+        let mut newer = Ears::new();
+        asked["_meta"] = json!({"progressToken": method, "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": {}});
+        let mut post = plain().post(format!("{}/mcp", gate.url)).header("accept", EITHER).header("mcp-protocol-version", "2026-07-28");
+        if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str) {
+            post = post.header("mcp-name", name);
+        }
+        newer.ask(post.header("mcp-method", method).json(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": asked})));
+        is_own(&newer.hear(far).await);
+        let_go.add_permits(1);
+        let answer = newer.hear(|said| said["id"] == json!(1)).await;
+        assert_eq!(answer.pointer(place), Some(&json!(found)), "{method}: {answer}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_answers_before_it_is_asked_or_twice_has_nothing_run() {
+    let home = tempfile::tempdir().unwrap();
+    let counter = home.path().join("ran");
+    let config = with_fixture(&format!("env = {{ FIXTURE_COUNTER = {} }}", json!(counter)))
+        + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+           [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(&config).await;
+    let mut client = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
+    let yes = json!({"action": "accept", "content": {"approve": true}});
+    // Whatever the question will be called.
+    for id in 0..10 {
+        let early = json!({"jsonrpc": "2.0", "id": id, "result": yes});
+        client.request(Method::POST).json(&early).send().await.unwrap();
+    }
+    let call = client.begin("tools/call", &json!({"name": "count", "arguments": {}}));
+    let question = client.ears.hear(|said| said["method"] == "elicitation/create").await;
+    assert!(!counter.exists(), "it ran before anybody was asked");
+    for said in [json!({"action": "decline"}), yes] {
+        let said = json!({"jsonrpc": "2.0", "id": question["id"], "result": said});
+        client.request(Method::POST).json(&said).send().await.unwrap();
+    }
+    let answer = client.answer_to(call).await;
+    assert_eq!(answer["result"]["_meta"]["toolgate/error"]["code"], "approval_denied", "{answer}");
+    assert!(!counter.exists(), "it ran although it was refused");
+    gate.end().await;
+}

@@ -1,0 +1,130 @@
+//! What is as it was on the other side: metadata, shapes, pictures and resources.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use rmcp::model::*;
+use rmcp::service::RequestContext;
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+
+use crate::entering::{Older, plain};
+use crate::old::{about, answer, listen, request, result};
+use crate::support::{Gate, serve, with_fixture};
+
+/// A picture of one red dot, as the fixture has it.
+const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC";
+
+/// A server that says which metadata it was sent.
+struct Mirror {
+    modern: bool,
+}
+
+impl ServerHandler for Mirror {
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        let newest = if self.modern { ProtocolVersion::V_2026_07_28 } else { ProtocolVersion::V_2025_06_18 };
+        Cow::Borrowed(ProtocolVersion::known_up_to(&newest))
+    }
+
+    async fn discover(&self, _: RequestContext<RoleServer>) -> Result<DiscoverResult, ErrorData> {
+        if !self.modern {
+            return Err(ErrorData::method_not_found::<DiscoverRequestMethod>());
+        }
+        Ok(DiscoverResult::from_server_info(self.supported_protocol_versions().into_owned(), self.get_info()))
+    }
+
+    async fn list_tools(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListToolsResult, ErrorData> {
+        let schema = object(json!({"type": "object", "properties": {"n": {"type": "integer"}}}));
+        Ok(ListToolsResult::with_all_items(vec![Tool::new("look", "Looks.", schema)]))
+    }
+
+    async fn call_tool(&self, _: CallToolRequestParams, cx: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+        Ok(CallToolResult::structured(json!({"seen": cx.meta})).into())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_sees_the_metadata_of_a_call_without_what_is_for_toolgate() {
+    for modern in [true, false] {
+        let sessions = Arc::new(LocalSessionManager::default());
+        let service = StreamableHttpService::new(move || Ok(Mirror { modern }), sessions, StreamableHttpServerConfig::default());
+        let url = serve(service).await;
+        let gate = Gate::open(&format!("[upstreams.m]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+        let call = |n: u8| {
+            let meta = json!({"own": {"a": [1, "b"]}, "toolgate/turn": 1, "toolgate/idempotencyKey": n.to_string(), "toolgate/none": 1});
+            json!({"name": "look", "arguments": {"n": n}, "_meta": meta})
+        };
+        let newer = gate.client().in_session("s").ask("tools/call", call(1)).await.1;
+        let older = Older::greet(&plain(), &gate.url, json!({})).await.ask("tools/call", call(2)).await;
+        for said in [newer, older] {
+            let seen = &said["result"]["structuredContent"]["seen"];
+            assert_eq!(seen["own"], json!({"a": [1, "b"]}), "{modern}: {said}");
+            assert!(seen.as_object().unwrap().keys().all(|key| !key.starts_with("toolgate/")), "{modern}: {said}");
+        }
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_tool_returns_is_listed_and_has_to_be_so() {
+    let address = listen(|mut stream| async move {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        let kind = |kind: &str| json!({"type": "object", "properties": {"n": {"type": kind}}, "required": ["n"]});
+        let said = match asked["method"].as_str().unwrap_or_default() {
+            "server/discover" => answer("404 No", "text/html", "<p>"),
+            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+            "initialize" => result(&asked, about()),
+            "ping" => result(&asked, json!({})),
+            "tools/list" => {
+                let tool = json!({"name": "read", "description": "Reads.", "inputSchema": kind("string"), "outputSchema": kind("integer")});
+                result(&asked, json!({"tools": [tool]}))
+            }
+            "tools/call" => {
+                let text = asked["params"]["arguments"]["n"].as_str().unwrap_or_default();
+                let read = text.parse::<i64>().map_or_else(|_| json!(text), |n| json!(n));
+                result(&asked, json!({"content": [], "structuredContent": {"n": read}}))
+            }
+            _ => answer("202 Accepted", "text/plain", ""),
+        };
+        let _ = stream.write_all(said.as_bytes()).await;
+    })
+    .await;
+    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let client = gate.client().in_session("s");
+    let (_, listed) = client.ask("tools/list", json!({})).await;
+    let schema = &listed["result"]["tools"][0]["outputSchema"];
+    assert_eq!((&schema["properties"]["n"]["type"], &schema["required"]), (&json!("integer"), &json!(["n"])), "{listed}");
+    assert_eq!(client.call("read", json!({"n": "7"})).await["structuredContent"], json!({"n": 7}));
+    let broken = client.call("read", json!({"n": "seven"})).await;
+    assert_eq!((&broken["_meta"]["toolgate/error"]["code"], &broken["isError"]), (&json!("invalid_result"), &json!(true)), "{broken}");
+    assert_eq!(broken["structuredContent"], Value::Null, "{broken}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pictures_and_resources_in_results_arrive_as_they_were_given() {
+    let gate = Gate::open(&with_fixture("undeclared = \"read\"")).await;
+    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
+    let newer = gate.client().in_session("s");
+    let embedded = "This is an embedded resource content.";
+    for (tool, given) in [
+        ("test_image_content", [("/content/0/data", PNG), ("/content/0/mimeType", "image/png")]),
+        ("test_embedded_resource", [("/content/0/resource/text", embedded), ("/content/0/resource/uri", "test://embedded-resource")]),
+        ("test_multiple_content_types", [("/content/1/data", PNG), ("/content/2/resource/mimeType", "application/json")]),
+    ] {
+        let of_older = older.ask("tools/call", json!({"name": tool, "arguments": {}})).await["result"].clone();
+        for said in [newer.call(tool, json!({})).await, of_older] {
+            for (place, given) in given {
+                assert_eq!(said.pointer(place), Some(&json!(given)), "{tool}: {said}");
+            }
+        }
+    }
+    gate.end().await;
+}
