@@ -24,7 +24,7 @@ use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
 use crate::render;
 
-pub(super) use trouble::turned_away;
+pub(super) use trouble::Trouble;
 
 /// How often an upstream may ask back before it is through.
 const ROUNDS: usize = 10;

@@ -276,7 +276,7 @@ impl Link {
         // What it says now is asked of it now.
         peer.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         let listed = tokio::select! {
-            listed = self.list(&peer) => listed,
+            listed = self.list(&peer) => listed.map_err(offer::Unlisted::why),
             () = self.stop.cancelled() => Err("toolgate ends it".to_owned()),
         };
         if let Err(why) = listed {

@@ -12,7 +12,7 @@ use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::handler::turned_away;
+use super::handler::Trouble;
 use super::link::{Link, is_modern};
 use crate::gateway::lock;
 
@@ -240,16 +240,16 @@ impl Link {
         // What it asks back now may be about this, and is for no client of a call.
         let _other = self.routes.other();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
-        let status = match &said {
-            Err(ServiceError::TransportSend(why)) => turned_away(why),
+        let trouble = match &said {
+            Err(ServiceError::TransportSend(why)) => Some(Trouble::of(why)),
             _ => None,
         };
-        match (&said, generation) {
+        match (&said, trouble, generation) {
             // It is connected to anew, with a new token.
-            (_, Some(generation)) if status == Some(401) && self.may_renew() => self.lost(generation),
+            (_, Some(Trouble::Status(401)), Some(generation)) if self.may_renew() => self.lost(generation),
             // Who is turned away does not keep all others from it.
-            _ if status.is_some() => {}
-            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), _) => self.failed(),
+            (_, Some(Trouble::Status(_)), _) => {}
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => self.failed(),
             _ => self.answered(),
         }
         said

@@ -1,9 +1,119 @@
 //! An upstream is watched: what it says of itself, whether it is well, and what it offers by now.
 
-use serde_json::json;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::faults::{config, script};
-use crate::support::Gate;
+use crate::old::{about, answer, listen, request, result};
+use crate::support::{Gate, until};
+
+/// A server of an earlier revision that says what it is told to say, and notes what it was asked.
+#[derive(Default)]
+struct Moody {
+    says: Mutex<HashMap<String, Value>>,
+    asked: Mutex<Vec<String>>,
+    announce: Notify,
+}
+
+impl Moody {
+    /// Begins with one tool, one prompt and one resource, and says where it is.
+    async fn serve() -> (Arc<Self>, String) {
+        let own = Arc::<Self>::default();
+        own.says("tools/list", json!({"result": {"tools": [tool("talk")]}}));
+        own.says("tools/call", json!({"result": {"content": [{"type": "text", "text": "done"}]}}));
+        own.says("prompts/list", json!({"result": {"prompts": [{"name": "hello"}]}}));
+        own.says("prompts/get", json!({"result": {"messages": []}}));
+        own.says("resources/list", json!({"result": {"resources": [{"uri": "note://a", "name": "a"}]}}));
+        own.says("resources/templates/list", json!({"result": {"resourceTemplates": []}}));
+        let moody = Arc::clone(&own);
+        let address = listen(move |stream| Arc::clone(&moody).hear(stream)).await;
+        (own, format!("url = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n"))
+    }
+
+    /// From now on it says this, a result or an error; of null it says nothing, until it says something else.
+    fn says(&self, method: &str, said: Value) {
+        self.says.lock().unwrap().insert(method.to_owned(), said);
+    }
+
+    fn times(&self, method: &str) -> usize {
+        self.asked.lock().unwrap().iter().filter(|asked| *asked == method).count()
+    }
+
+    fn known(&self, method: &str) -> Option<Value> {
+        self.says.lock().unwrap().get(method).cloned()
+    }
+
+    async fn hear(self: Arc<Self>, mut stream: TcpStream) {
+        let Some((head, asked)) = request(&mut stream).await else { return };
+        let method = asked["method"].as_str().unwrap_or_default();
+        self.asked.lock().unwrap().push(method.to_owned());
+        let said = match method {
+            "server/discover" => answer("404 No", "text/html", "<p>"),
+            "" if head.starts_with("get ") => return self.tell(stream).await,
+            "initialize" => {
+                let mut about = about();
+                about["capabilities"] = json!({"tools": {}, "prompts": {}, "resources": {}});
+                result(&asked, about).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1)
+            }
+            "ping" => result(&asked, json!({})),
+            _ => {
+                let mut known = self.known(method);
+                while known == Some(Value::Null) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    known = self.known(method);
+                }
+                match known {
+                    Some(mut said) => {
+                        said["jsonrpc"] = json!("2.0");
+                        said["id"] = asked["id"].clone();
+                        answer("200 OK", "application/json", &said.to_string())
+                    }
+                    None => answer("202 Accepted", "text/plain", ""),
+                }
+            }
+        };
+        let _ = stream.write_all(said.as_bytes()).await;
+    }
+
+    /// Says that its lists have changed, whenever it is told to.
+    async fn tell(&self, mut stream: TcpStream) {
+        let mut said = answer("200 OK", "text/event-stream", "");
+        while stream.write_all(said.as_bytes()).await.is_ok() {
+            self.announce.notified().await;
+            said = format!("data: {}\n\n", json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+        }
+    }
+}
+
+fn tool(name: &str) -> Value {
+    json!({"name": name, "description": "Does it.", "inputSchema": {"type": "object"}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_answers_with_an_error_is_there() {
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}")).await;
+    let code = async |session: &str| gate.client().in_session(session).code("talk", json!({})).await;
+    assert_eq!(code("before").await, "ok");
+    moody.says("tools/list", json!({"error": {"code": -32603, "message": "not now"}}));
+    let asked = moody.times("tools/list");
+    for times in 1..=3 {
+        moody.announce.notify_one();
+        until("it is asked what it offers", async || moody.times("tools/list") >= asked + times).await;
+    }
+    assert_eq!(code("meanwhile").await, "ok");
+    moody.says("tools/list", json!({"result": {"tools": [tool("talk"), tool("late")]}}));
+    moody.announce.notify_one();
+    until("the change is seen", async || gate.gateway.health()[0].tools == 2).await;
+    assert_eq!((gate.gateway.health()[0].starts, moody.times("initialize")), (1, 1));
+    gate.end().await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_key_with_several_lines_none_is_told() {
