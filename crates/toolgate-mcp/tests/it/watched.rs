@@ -139,3 +139,23 @@ async fn of_a_key_with_several_lines_none_is_told() {
         gate.end().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_is_not_told_is_what_it_was() {
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}")).await;
+    let listed = async |method: &str, list: &str, name: &str| -> Vec<Value> {
+        let said = gate.client().in_session("s").ask(method, json!({})).await.1;
+        said["result"][list].as_array().unwrap_or_else(|| panic!("{said}")).iter().map(|one| one[name].clone()).collect()
+    };
+    assert_eq!(listed("prompts/list", "prompts", "name").await, ["hello"]);
+    for (code, uri, prompts) in [(-32603, "note://b", &["hello"][..]), (-32601, "note://c", &[][..])] {
+        moody.says("prompts/list", json!({"error": {"code": code, "message": "not now"}}));
+        moody.says("resources/list", json!({"result": {"resources": [{"uri": uri, "name": "a"}]}}));
+        moody.announce.notify_one();
+        // They are asked for after prompts, and told together.
+        until("the change is seen", async || listed("resources/list", "resources", "uri").await == [uri]).await;
+        assert_eq!(listed("prompts/list", "prompts", "name").await, prompts, "{code}");
+    }
+    gate.end().await;
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rmcp::model::Tool;
+use rmcp::model::{ErrorCode, Tool};
 use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
 use toolgate::Timestamp;
@@ -49,16 +49,18 @@ impl Link {
             } else {
                 Vec::new()
             };
-            // Whoever claims to have prompts and resources and does not, has none.
-            let prompts = match capabilities.prompts.is_some() && self.upstream.prompts {
-                true => self.shortly(pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor))).await,
-                false => Vec::new(),
-            };
+            let known = self.offer();
+            let mut prompts = Vec::new();
+            if capabilities.prompts.is_some() && self.upstream.prompts {
+                let listed = pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor));
+                prompts = self.shortly(listed, &known.prompts).await;
+            }
             let (mut resources, mut templates) = (Vec::new(), Vec::new());
             if capabilities.resources.is_some() && self.upstream.resources {
-                resources = self.shortly(pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor))).await;
+                let listed = pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor));
+                resources = self.shortly(listed, &known.resources).await;
                 let listed = pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
-                templates = self.shortly(listed).await;
+                templates = self.shortly(listed, &known.templates).await;
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
             Ok::<_, Unlisted>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
@@ -116,10 +118,15 @@ impl Link {
         Err(format!("{ill}: {unheard}"))
     }
 
-    /// What it tells soon; else nothing.
-    async fn shortly<T>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>) -> Vec<T> {
-        let (listed, whole) =
-            tokio::time::timeout(Duration::from_secs(8), listed).await.ok().and_then(Result::ok).unwrap_or((Vec::new(), true));
+    /// What it tells soon; else what is known.
+    async fn shortly<T: Clone>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>, known: &[T]) -> Vec<T> {
+        let (listed, whole) = match tokio::time::timeout(Duration::from_secs(8), listed).await {
+            Ok(Ok(listed)) => listed,
+            // Whoever claims to have prompts and resources and does not, has none.
+            Ok(Err(ServiceError::McpError(error))) if error.code == ErrorCode::METHOD_NOT_FOUND => return Vec::new(),
+            // That there are none any more, it has not said.
+            _ => return known.to_vec(),
+        };
         if !whole {
             tracing::warn!(
                 upstream = self.upstream.name,
