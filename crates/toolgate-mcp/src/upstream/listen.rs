@@ -110,7 +110,8 @@ pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceE
             }
             all.push(one);
         }
-        match next {
+        // Some say with a cursor without a letter that there is no more.
+        match next.filter(|next| !next.is_empty()) {
             None => return Ok((all, true)),
             Some(next) if cursor.as_ref() == Some(&next) => break,
             Some(next) => cursor = Some(next),
@@ -314,5 +315,23 @@ impl Link {
             }
             Ok(()) => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_cursor_without_a_letter_is_the_end() {
+        let pages_of = async |cursors: [&str; 2]| {
+            let ask =
+                |page: Option<PaginatedRequestParams>| async move { Ok::<_, ServiceError>(page.and_then(|page| page.cursor).is_some()) };
+            pages(ask, |later: bool| (vec![later], Some(cursors[usize::from(later)].to_owned()))).await.unwrap()
+        };
+        assert_eq!(pages_of(["", "b"]).await, (vec![false], true));
+        assert_eq!(pages_of(["a", ""]).await, (vec![false, true], true));
+        // Who goes round in circles has no end.
+        assert!(!pages_of(["a", "a"]).await.1);
     }
 }
