@@ -248,6 +248,8 @@ impl Link {
         match (&said, trouble, generation) {
             // It is connected to anew, with a new token.
             (_, Some(Trouble::Status(401)), Some(generation)) if self.may_renew() => self.lost(generation),
+            // Or anew, because it does not know its session any more.
+            (_, Some(Trouble::Lost), Some(generation)) => self.lost(generation),
             // Who is turned away does not keep all others from it.
             (_, Some(Trouble::Status(_)), _) => {}
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => self.failed(),
@@ -293,14 +295,23 @@ impl Link {
         }
         let timeout = self.upstream.timeout;
         let told = async {
-            let peer = self.peer().ok_or(ServiceError::TransportClosed)?;
-            match (is_modern(&peer), wants) {
+            let standing = self.standing().ok_or(ServiceError::TransportClosed)?;
+            let peer = &standing.peer;
+            let told = match (is_modern(peer), wants) {
                 (true, _) => {
                     self.resubscribe.notify_one();
                     Ok(())
                 }
                 (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
                 (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
+            };
+            match told {
+                // It is connected to anew.
+                Err(ServiceError::TransportSend(why)) if matches!(Trouble::of(&why), Trouble::Lost) => {
+                    self.lost(standing.generation);
+                    Err(ServiceError::TransportClosed)
+                }
+                told => told,
             }
         };
         let told = tokio::time::timeout(timeout, told).await.unwrap_or(Err(ServiceError::Timeout { timeout }));

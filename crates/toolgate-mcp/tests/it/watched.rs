@@ -1,6 +1,7 @@
 //! An upstream is watched: what it says of itself, whether it is well, and what it offers by now.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ struct Moody {
     says: Mutex<HashMap<String, Value>>,
     asked: Mutex<Vec<String>>,
     announce: Notify,
+    /// How often it has forgotten whom it talks to.
+    life: AtomicUsize,
 }
 
 impl Moody {
@@ -52,6 +55,7 @@ impl Moody {
     async fn hear(self: Arc<Self>, mut stream: TcpStream) {
         let Some((head, asked)) = request(&mut stream).await else { return };
         let method = asked["method"].as_str().unwrap_or_default();
+        let session = format!("mcp-session-id: life-{}", self.life.load(Ordering::SeqCst));
         self.asked.lock().unwrap().push(method.to_owned());
         let said = match method {
             "server/discover" => answer("404 No", "text/html", "<p>"),
@@ -59,8 +63,10 @@ impl Moody {
             "initialize" => {
                 let mut about = about();
                 about["capabilities"] = json!({"tools": {}, "prompts": {}, "resources": {}});
-                result(&asked, about).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1)
+                result(&asked, about).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
             }
+            // All others do not notice.
+            "prompts/get" if !head.contains(&session) => answer("404 Not Found", "text/plain", ""),
             "ping" => result(&asked, json!({})),
             _ => {
                 let mut known = self.known(method);
@@ -156,6 +162,21 @@ async fn a_list_that_is_not_told_is_what_it_was() {
         // They are asked for after prompts, and told together.
         until("the change is seen", async || listed("resources/list", "resources", "uri").await == [uri]).await;
         assert_eq!(listed("prompts/list", "prompts", "name").await, prompts, "{code}");
+    }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_session_is_begun_anew_also_where_no_tool_is_called() {
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}")).await;
+    let client = gate.client().in_session("s");
+    let is_told = async || client.ask("prompts/get", json!({"name": "hello"})).await.1["result"]["messages"].is_array();
+    assert!(is_told().await);
+    for lost in 1..=2 {
+        moody.life.fetch_add(1, Ordering::SeqCst);
+        until("it is told again", async || is_told().await).await;
+        assert_eq!(moody.times("initialize"), 1 + lost);
     }
     gate.end().await;
 }
