@@ -20,6 +20,9 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
 
+/// Requests beside those that have a seat: for its lists, about a resource, and to hear of changes. None of them waits behind calls.
+const BESIDE: usize = 4;
+
 /// A connection that stands.
 pub(super) struct Connection<H: ClientHandler> {
     pub(super) service: RunningService<RoleClient, H>,
@@ -159,7 +162,7 @@ pub(super) async fn connect<H: ClientHandler>(
             let straight = Straight::new(&url, custom.clone(), token.as_deref());
             let mut config = StreamableHttpClientTransportConfig::with_uri(url)
                 .custom_headers(custom)
-                .max_concurrent_requests(upstream.concurrency)
+                .max_concurrent_requests(upstream.concurrency.saturating_add(BESIDE))
                 // A lost session is begun anew by whoever supervises, who knows what may be repeated.
                 .reinit_on_expired_session(false);
             if let Some(token) = token {

@@ -180,3 +180,20 @@ async fn a_lost_session_is_begun_anew_also_where_no_tool_is_called() {
     }
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_it_is_asked_does_not_wait_behind_calls() {
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}concurrency = 1\n")).await;
+    moody.says("tools/call", Value::Null);
+    let client = gate.client().in_session("slow");
+    let slow = tokio::spawn(async move { client.code("talk", json!({})).await });
+    until("it is called", async || moody.times("tools/call") == 1).await;
+    moody.says("tools/list", json!({"result": {"tools": [tool("talk"), tool("late")]}}));
+    moody.announce.notify_one();
+    until("the change is seen meanwhile", async || gate.gateway.health()[0].tools == 2).await;
+    assert!(!slow.is_finished());
+    moody.says("tools/call", json!({"result": {"content": []}}));
+    assert_eq!(slow.await.unwrap(), "ok");
+    gate.end().await;
+}
