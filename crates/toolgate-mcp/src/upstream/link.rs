@@ -1,6 +1,7 @@
 //! One upstream, supervised: started, watched, started again, and known to be away while it is.
 
 mod offer;
+mod patience;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -40,13 +41,8 @@ const ENDING: Duration = Duration::from_secs(3);
 const PULSE: Duration = Duration::from_secs(30);
 /// How soon it is asked again what it offers.
 const SOONEST: Duration = Duration::from_millis(250);
-/// So many failures in a row, and it is left alone for a while.
-const PATIENCE: u32 = 5;
-const REST: Duration = Duration::from_secs(5);
 /// Who was there for so long is steady.
 const STEADY: Duration = Duration::from_secs(10);
-/// The shortest and the longest wait before it is started again.
-const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// Where it is told that a resource has changed.
 pub(crate) type Updates = tokio::sync::broadcast::Sender<crate::resources::Key>;
@@ -143,6 +139,8 @@ pub(crate) struct Link {
     failures: AtomicU32,
     /// How often it has answered.
     answers: AtomicU64,
+    /// It has failed again and again, and has not answered since.
+    doubted: AtomicBool,
     rests_until: Mutex<Option<tokio::time::Instant>>,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
@@ -176,6 +174,7 @@ impl Link {
             starts: AtomicU32::new(0),
             failures: AtomicU32::new(0),
             answers: AtomicU64::new(0),
+            doubted: AtomicBool::new(false),
             rests_until: Mutex::default(),
             lacks: AtomicBool::new(false),
             retry: Notify::new(),
@@ -216,7 +215,7 @@ impl Link {
             if self.stop.is_cancelled() {
                 break;
             }
-            let wait = WAITS.0.saturating_mul(1 << tries.min(10)).min(WAITS.1);
+            let wait = patience::wait(tries);
             tries = tries.saturating_add(1);
             let now = Timestamp::now();
             let next = now.checked_add(wait).unwrap_or(now);
@@ -283,8 +282,7 @@ impl Link {
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
             return format!("it does not say what it offers: {why}");
         }
-        self.failures.store(0, Ordering::Relaxed);
-        *lock(&self.rests_until) = None;
+        self.trust();
         let generation = u64::from(self.starts.load(Ordering::Relaxed));
         let straight = connection.straight.take();
         *lock(&self.standing) = Some(Arc::new(Standing { generation, peer: peer.clone(), straight }));
@@ -316,6 +314,7 @@ impl Link {
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
         let mut listed: Option<tokio::time::Instant> = None;
+        let mut passed_over = 0;
         // What is asked takes its time, and nothing else waits for it.
         let mut asking: Asking<'_> = None;
         let mut changes = Box::pin(async {
@@ -352,7 +351,7 @@ impl Link {
                         straight.sweep();
                     }
                     // What it offers is looked at again, also where it says nothing of a change.
-                    if asking.is_none() && !self.is_busy() {
+                    if asking.is_none() && patience::is_due(&mut passed_over, self.is_busy()) {
                         asking = Some(self.list_or_work(peer, "it does not answer").boxed());
                     }
                 }
@@ -441,29 +440,6 @@ impl Link {
             starts: self.starts.load(Ordering::Relaxed),
             tools: self.pins.accepted().map_or(0, |tools| tools.len()),
             held: self.pins.changes(),
-        }
-    }
-
-    /// Whether it is to be left alone for now; for how long.
-    pub(super) fn rests(&self) -> Option<Duration> {
-        let until = (*lock(&self.rests_until))?;
-        until.checked_duration_since(tokio::time::Instant::now()).filter(|rest| !rest.is_zero())
-    }
-
-    /// It has answered, whatever it said.
-    pub(super) fn answered(&self) {
-        self.answers.fetch_add(1, Ordering::Relaxed);
-        self.failures.store(0, Ordering::Relaxed);
-    }
-
-    /// It has not answered. After some of these it is left alone for a while, and asked whether it is there at all.
-    pub(super) fn failed(&self) {
-        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
-            self.failures.store(0, Ordering::Relaxed);
-            *lock(&self.rests_until) = tokio::time::Instant::now().checked_add(REST);
-            tracing::warn!(upstream = self.upstream.name, "an upstream is left alone for a while");
-            // Whether it is there at all, its list tells.
-            self.relist.notify_one();
         }
     }
 

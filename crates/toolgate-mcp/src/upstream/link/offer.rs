@@ -91,15 +91,20 @@ impl Link {
     }
 
     /// Asks what it offers. One that answers with an error is there, and what was known of it holds until it is asked again. One that
-    /// answers calls meanwhile may have no time for questions, and one answer may be lost among what a talkative one says; one that
-    /// answers nothing, asked twice, is ill.
+    /// answers calls meanwhile may have no time for questions, nor has one that does one thing after the other and is at a call; and one
+    /// answer may be lost among what a talkative one says. One that answers nothing, asked twice, is ill.
     pub(super) async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
         let before = self.answers.load(Ordering::Relaxed);
         let mut unheard = String::new();
-        for _ in 0..2 {
+        for last in [false, true] {
+            let behind_calls = last && self.is_busy();
             unheard = match self.list(peer).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.doubted.store(false, Ordering::Relaxed);
+                    return Ok(());
+                }
                 Err(Unlisted::Refused(why)) => {
+                    self.doubted.store(false, Ordering::Relaxed);
                     let why = self.upstream.without_secrets(&why);
                     tracing::warn!(upstream = self.upstream.name, why, "an upstream does not say what it offers");
                     return Ok(());
@@ -107,7 +112,8 @@ impl Link {
                 Err(Unlisted::Over(why)) => return Err(format!("{ill}: {why}")),
                 Err(Unlisted::Unheard(why)) => why,
             };
-            if self.answers.load(Ordering::Relaxed) != before {
+            let waits = behind_calls && !self.doubted.load(Ordering::Relaxed);
+            if waits || self.answers.load(Ordering::Relaxed) != before {
                 // That something has changed is still to be seen.
                 if self.told.load(Ordering::Relaxed) {
                     self.relist.notify_one();
