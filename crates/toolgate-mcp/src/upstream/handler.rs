@@ -18,7 +18,7 @@ use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
 use super::link::{Link, Standing, Status, is_modern};
-use super::route::{FromUpstream, Line, Reply};
+use super::route::{Asked, FromUpstream, Line, Reply};
 use super::said::{blurts, value_of, words};
 use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
@@ -196,7 +196,8 @@ impl RemoteTool {
         }
         let _other = line.is_none().then(|| self.link.routes.other());
         let send = peer.send_request_with_option(request, options);
-        let handle = self.link.routes.open(line, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
+        let asked = Asked::default();
+        let handle = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
         let handle = handle.map_err(|error| self.understand(error, false, generation))?;
         let mut waiting = Waiting {
             peer: peer.clone(),
@@ -205,6 +206,7 @@ impl RemoteTool {
             routed: line.is_some(),
             over: false,
             cancelled: ctx.cancelled().clone(),
+            asked,
         };
         let answer = handle.await_response().await;
         waiting.over = true;
@@ -277,6 +279,8 @@ struct Waiting {
     over: bool,
     /// The client has hung up: that is not the upstream's fault.
     cancelled: CancellationToken,
+    /// Its client is asked something: that it takes its time is not the upstream's fault either.
+    asked: Asked,
 }
 
 impl Drop for Waiting {
@@ -285,7 +289,7 @@ impl Drop for Waiting {
             return;
         }
         let (peer, link, id, over) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone(), self.over);
-        let at_fault = !self.cancelled.is_cancelled();
+        let at_fault = !self.cancelled.is_cancelled() && !self.asked.is_open();
         tokio::spawn(async move {
             link.routes.close(&id).await;
             if !over {

@@ -14,7 +14,7 @@ use rmcp::RoleClient;
 use rmcp::model::{ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
 use serde::Serialize;
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use toolgate::Timestamp;
 use toolgate::config::{Credentials, Reach, Upstream};
@@ -22,7 +22,7 @@ use toolgate::config::{Credentials, Reach, Upstream};
 use super::connect::connect;
 use super::listen::Wanted;
 use super::pins::{Change, Pins};
-use super::route::{FromUpstream, Routes};
+use super::route::{Routes, ToClient};
 use super::straight::Straight;
 use crate::client::Ears;
 use crate::gateway::lock;
@@ -444,12 +444,12 @@ impl Link {
     }
 
     /// Whom a request of the upstream is for.
-    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
         self.routes.of(origin).await
     }
 
     /// Whose progress it is.
-    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
         self.routes.by_token(token).await
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rmcp::model::{
     ClientCapabilities, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult, InputRequests, InputResponses,
@@ -22,16 +22,19 @@ pub(crate) struct Reply<T> {
     to: oneshot::Sender<Result<T, ErrorData>>,
     /// Who wants to hear how far the answer is.
     pub(crate) asker: Option<Asker>,
+    /// Counted until it is answered.
+    question: Option<Question>,
 }
 
 impl<T> Reply<T> {
     pub(crate) fn new(asker: Option<Asker>) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
         let (to, answer) = oneshot::channel();
-        (Self { to, asker }, answer)
+        (Self { to, asker, question: None }, answer)
     }
 
     /// Answers. Perhaps nobody wants to know any more.
     pub(crate) fn send(self, answer: Result<T, ErrorData>) {
+        drop(self.question);
         let _ = self.to.send(answer);
     }
 
@@ -50,6 +53,55 @@ pub(crate) enum FromUpstream {
     Roots(Reply<ListRootsResult>),
     /// What one of 2026-07-28 wants to know, all at once.
     Inputs(InputRequests, Reply<InputResponses>),
+}
+
+/// What the client of a call was asked by the upstream and has not answered.
+#[derive(Clone, Default)]
+pub(super) struct Asked(Arc<AtomicUsize>);
+
+impl Asked {
+    fn one_more(&self) -> Question {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Question(Arc::clone(&self.0))
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// One of these, until it is answered or nobody is left to answer it.
+struct Question(Arc<AtomicUsize>);
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The way from an upstream to the client of a call.
+#[derive(Clone)]
+pub(crate) struct ToClient {
+    to: mpsc::Sender<FromUpstream>,
+    asked: Asked,
+}
+
+/// The client did not hear it.
+pub(crate) struct Missed;
+
+impl ToClient {
+    /// Passes on what is said. A client that does not keep up misses some of it.
+    pub(crate) fn try_send(&self, mut said: FromUpstream) -> Result<(), Missed> {
+        let question = || Some(self.asked.one_more());
+        match &mut said {
+            FromUpstream::Elicit(_, reply) => reply.question = question(),
+            FromUpstream::Sample(_, reply) => reply.question = question(),
+            FromUpstream::Roots(reply) => reply.question = question(),
+            FromUpstream::Inputs(_, reply) => reply.question = question(),
+            FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+        }
+        self.to.try_send(said).map_err(|_| Missed)
+    }
 }
 
 /// The longest word in the middle of a call that waits for its client: many may wait.
@@ -88,7 +140,7 @@ pub(crate) struct Line {
 #[derive(Default)]
 pub(super) struct Routes {
     /// Held while a request is sent, so that no word about it comes too early.
-    calls: tokio::sync::Mutex<HashMap<RequestId, (ProgressToken, mpsc::Sender<FromUpstream>)>>,
+    calls: tokio::sync::Mutex<HashMap<RequestId, (ProgressToken, ToClient)>>,
     /// Questions under way that have no line to a client.
     others: AtomicUsize,
 }
@@ -106,6 +158,7 @@ impl Routes {
     pub(super) async fn open<T, E>(
         &self,
         line: Option<&Line>,
+        asked: &Asked,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<T, E> {
@@ -113,7 +166,7 @@ impl Routes {
         let mut calls = self.calls.lock().await;
         let sent = send.await?;
         let (id, token) = id(&sent);
-        calls.insert(id, (token, line.to_client.clone()));
+        calls.insert(id, (token, ToClient { to: line.to_client.clone(), asked: asked.clone() }));
         Ok(sent)
     }
 
@@ -127,12 +180,12 @@ impl Routes {
         self.calls.lock().await.remove(id);
     }
 
-    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<ToClient> {
         self.calls.lock().await.values().find(|(known, _)| known == token).map(|(_, line)| line.clone())
     }
 
     /// Whom a request of the upstream is for: the call that it came in answer to; else the only one there is, while nothing else is asked.
-    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
         let calls = self.calls.lock().await;
         match origin {
             Some(id) => calls.get(id).map(|(_, line)| line.clone()),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -68,6 +69,13 @@ impl Moody {
             // All others do not notice.
             "prompts/get" if !head.contains(&session) => answer("404 Not Found", "text/plain", ""),
             "ping" => result(&asked, json!({})),
+            // It asks its client, and waits for what that says.
+            "tools/call" if self.known(method) == Some(json!("asks")) => {
+                let form = json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});
+                let question = json!({"jsonrpc": "2.0", "id": asked["id"], "method": "elicitation/create", "params": form});
+                let _ = stream.write_all(answer("200 OK", "text/event-stream", &format!("data: {question}\n\n")).as_bytes()).await;
+                return std::future::pending().await;
+            }
             _ => {
                 let mut known = self.known(method);
                 while known == Some(Value::Null) {
@@ -195,5 +203,26 @@ async fn what_it_is_asked_does_not_wait_behind_calls() {
     assert!(!slow.is_finished());
     moody.says("tools/call", json!({"result": {"content": []}}));
     assert_eq!(slow.await.unwrap(), "ok");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_client_is_not_to_blame() {
+    let (moody, upstream) = Moody::serve().await;
+    let declared = "[tools.talk]\nkind = \"mcp\"\nupstream = \"m\"\neffect = \"read\"\ntimeout = \"3s\"\n";
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}{declared}")).await;
+    moody.says("tools/call", json!("asks"));
+    let asked = join_all((0..6).map(|number| {
+        let client = gate.client().in_session(&format!("s{number}")).who_can(json!({"elicitation": {}}));
+        async move { client.call("talk", json!({})).await }
+    }));
+    for said in asked.await {
+        assert_eq!(said["resultType"], "input_required", "{said}");
+    }
+    // Nobody answers, until their time is over.
+    let wanted = toolgate_store::Filter { tool: Some("talk".to_owned()), ..Default::default() };
+    until("they are over", async || toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap().len() == 6).await;
+    moody.says("tools/call", json!({"result": {"content": []}}));
+    assert_eq!(gate.client().in_session("after").code("talk", json!({})).await, "ok");
     gate.end().await;
 }
