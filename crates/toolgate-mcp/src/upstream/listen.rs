@@ -232,8 +232,12 @@ impl Link {
     }
 
     /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted. That others
-    /// have all seats is not its fault.
+    /// have all seats is not its fault. Who is left alone is not asked.
     pub(crate) async fn asked<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
+        if self.rests().is_some() {
+            let message = "the upstream has failed again and again, and is left alone for a while; try again later";
+            return Err(ServiceError::McpError(ErrorData::internal_error(message, None)));
+        }
         let (timeout, generation) = (self.upstream.timeout, self.standing().map(|standing| standing.generation));
         let full = || ErrorData::internal_error("the upstream has as many calls as it takes; try again later", None);
         let seat = tokio::time::timeout(timeout, self.seats.acquire()).await;

@@ -69,6 +69,7 @@ impl Moody {
             // All others do not notice.
             "prompts/get" if !head.contains(&session) => answer("404 Not Found", "text/plain", ""),
             "ping" => result(&asked, json!({})),
+            _ if self.known(method) == Some(json!("hangs up")) => return,
             // It asks its client, and waits for what that says.
             "tools/call" if self.known(method) == Some(json!("asks")) => {
                 let form = json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});
@@ -224,5 +225,24 @@ async fn who_waits_for_a_client_is_not_to_blame() {
     until("they are over", async || toolgate_store::Ledger::open(gate.ledger()).unwrap().find(&wanted).unwrap().len() == 6).await;
     moody.says("tools/call", json!({"result": {"content": []}}));
     assert_eq!(gate.client().in_session("after").code("talk", json!({})).await, "ok");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_left_alone_is_asked_for_no_prompt_either() {
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}")).await;
+    moody.says("prompts/get", json!("hangs up"));
+    let client = gate.client().in_session("s");
+    // So often it may fail, and is not asked any more.
+    until("it is left alone", async || {
+        let before = moody.times("prompts/get");
+        let said = client.ask("prompts/get", json!({"name": "hello"})).await.1;
+        let left_alone = said["error"]["message"].as_str().unwrap_or_else(|| panic!("{said}")).contains("left alone");
+        assert!(!left_alone || moody.times("prompts/get") == before, "{said}");
+        left_alone
+    })
+    .await;
+    assert!(moody.times("prompts/get") >= 5);
     gate.end().await;
 }
