@@ -120,6 +120,8 @@ pub(crate) struct Link {
     status: watch::Sender<Status>,
     /// The connection that stands.
     standing: Mutex<Option<Arc<Standing>>>,
+    /// Since when there is none, where there is none.
+    away_since: Mutex<Timestamp>,
     offer: Mutex<Arc<Offer>>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
@@ -162,6 +164,7 @@ impl Link {
             launcher,
             status: watch::Sender::new(Status::Starting),
             standing: Mutex::default(),
+            away_since: Mutex::new(Timestamp::now()),
             offer: Mutex::new(Arc::new(offer)),
             changed: watch::Sender::new(0),
             updates,
@@ -294,6 +297,7 @@ impl Link {
         if begun.elapsed() > STEADY {
             *tries = 0;
         }
+        *lock(&self.away_since) = Timestamp::now();
         *lock(&self.standing) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
@@ -419,6 +423,11 @@ impl Link {
     /// The connection that stands.
     pub(super) fn standing(&self) -> Option<Arc<Standing>> {
         lock(&self.standing).clone()
+    }
+
+    /// Since when nobody can be talked to, where that is so.
+    pub(super) fn away_since(&self) -> Timestamp {
+        *lock(&self.away_since)
     }
 
     pub(crate) fn status(&self) -> Status {

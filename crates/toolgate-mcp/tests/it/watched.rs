@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use toolgate_mcp::Status;
 
-use crate::faults::{config, script};
+use crate::faults::{config, script, status_of};
 use crate::old::{about, answer, listen, request, result};
 use crate::support::{Gate, until};
 
@@ -244,5 +245,56 @@ async fn who_is_left_alone_is_asked_for_no_prompt_either() {
     })
     .await;
     assert!(moody.times("prompts/get") >= 5);
+    gate.end().await;
+}
+
+/// What a call in a session of its own is refused with.
+async fn refused(gate: &Gate, session: usize, tool: &str) -> Value {
+    let said = gate.client().in_session(&format!("s{session}")).call(tool, json!({})).await;
+    said["_meta"]["toolgate/error"].clone()
+}
+
+/// Whether it is told since when.
+fn says_since(said: &Value) -> bool {
+    said["message"].as_str().is_some_and(|said| said.contains(" since 2"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_not_answered_is_told_since_when_and_when_to_try_again() {
+    let declared = "[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n";
+    let home = tempfile::tempdir().unwrap();
+    let mut tries = 0;
+    // It says nothing at all.
+    let gate = Gate::hasty(&config(&format!("command = {}\n{declared}", script(home.path(), "mute", "exec sleep 995")))).await;
+    assert!(matches!(status_of(&gate, "ill"), Status::Starting));
+    let said = refused(&gate, tries, "ill_echo").await;
+    assert!(says_since(&said) && said["message"].as_str().unwrap().contains("starting"), "{said}");
+    assert_eq!((&said["errorCategory"], &said["retryAfterMs"]), (&json!("TRANSIENT"), &json!(1_000)), "{said}");
+    gate.end().await;
+    // It ends at once, in both ways in which it is greeted at first, and then it says nothing.
+    let runs = home.path().join("runs");
+    let text = format!("echo run >> {0}\n[ $(wc -l < {0}) -lt 3 ] && exit 7\nexec sleep 995", runs.display());
+    let gate = Gate::open(&config(&format!("command = {}\n{declared}", script(home.path(), "brief", &text)))).await;
+    let mut said = Value::Null;
+    until("it is being tried", async || {
+        tries += 1;
+        said = refused(&gate, tries, "ill_echo").await;
+        assert!(says_since(&said), "{said}");
+        said["message"].as_str().unwrap().contains("being tried again now")
+    })
+    .await;
+    assert_eq!(said["retryAfterMs"], json!(1_000), "{said}");
+    gate.end().await;
+    // It is left alone.
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}")).await;
+    moody.says("tools/call", json!("hangs up"));
+    until("it is left alone", async || {
+        tries += 1;
+        said = refused(&gate, tries, "talk").await;
+        said["message"].as_str().unwrap().contains("left alone")
+    })
+    .await;
+    assert!(says_since(&said) && (100..=5_000).contains(&said["retryAfterMs"].as_u64().unwrap()), "{said}");
     gate.end().await;
 }

@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use toolgate::Timestamp;
+
 use super::Link;
 use crate::gateway::lock;
 
@@ -28,10 +30,12 @@ pub(super) fn is_due(passed_over: &mut u32, busy: bool) -> bool {
 }
 
 impl Link {
-    /// Whether it is to be left alone for now; for how long.
-    pub(in crate::upstream) fn rests(&self) -> Option<Duration> {
+    /// Whether it is to be left alone for now; since when, and for how long.
+    pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration)> {
         let until = (*lock(&self.rests_until))?;
-        until.checked_duration_since(tokio::time::Instant::now()).filter(|rest| !rest.is_zero())
+        let rest = until.checked_duration_since(tokio::time::Instant::now()).filter(|rest| !rest.is_zero())?;
+        let now = Timestamp::now();
+        Some((now.checked_sub(REST.saturating_sub(rest)).unwrap_or(now), rest))
     }
 
     /// It has answered, whatever it said.
