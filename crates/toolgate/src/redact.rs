@@ -51,12 +51,29 @@ pub(crate) fn without(values: impl IntoIterator<Item = impl AsRef<str>>, text: &
             clean.push_str(part);
             continue;
         };
-        let left = values.iter().map(|value| beginning(value.as_ref(), before)).max().unwrap_or(0);
+        let left = values.iter().map(|value| beginning(value.as_ref(), before, LEFT)).max().unwrap_or(0);
         clean.push_str(before.get(..before.len() - left).unwrap_or_default());
         clean.push_str(if left > 0 { "[redacted]" } else { "" });
         clean.push(CUT);
     }
     clean
+}
+
+/// These values, and what each line of one holds: whoever is read line by line never says all of a value with several. A line that is
+/// shorter than eight bytes stands in too many others.
+pub(crate) fn and_lines(values: Vec<String>) -> Vec<String> {
+    let lines = |value: &String| -> Vec<String> {
+        let lines = value.lines().map(str::trim).filter(|line| line.len() >= 8 && line.len() < value.len());
+        lines.map(str::to_owned).collect()
+    };
+    let more: Vec<String> = values.iter().flat_map(lines).collect();
+    values.into_iter().chain(more).collect()
+}
+
+/// How much of a text that goes on holds nothing of these values but whole ones: what stands behind may be the beginning of one.
+pub(crate) fn before_beginning(values: &[String], text: &str) -> usize {
+    let known = values.iter().filter(|value| value.len() >= 4);
+    text.len() - known.map(|value| beginning(value, text, text.len())).max().unwrap_or(0)
 }
 
 /// The same without shorter values too, where one stands as a word or number of its own.
@@ -113,9 +130,9 @@ fn goes_on(a: &str, b: &str) -> bool {
     word || behind_point || before_point
 }
 
-/// How many bytes at the end of a text are the beginning of a value.
-fn beginning(value: &str, text: &str) -> usize {
-    let most = text.len().min(LEFT);
+/// How many bytes at the end of a text are the beginning of a value, up to so many.
+fn beginning(value: &str, text: &str, most: usize) -> usize {
+    let most = text.len().min(most);
     let ends = value.char_indices().map(|(at, _)| at).skip(1).take_while(|at| *at <= most);
     ends.filter(|at| value.get(..*at).is_some_and(|head| text.ends_with(head))).last().unwrap_or(0)
 }
@@ -340,6 +357,29 @@ mod tests {
         }
         assert_eq!(without(["päss-wörd"], "it is pä…"), "it is [redacted]…");
         assert_eq!(without(Vec::<String>::new(), "h…"), "h…");
+    }
+
+    #[test]
+    fn of_a_value_with_several_lines_each_goes_by_itself() {
+        let values = and_lines(["{\n  \"key\": \"hunter2\"\r\n}", "one line", " with room around "].map(str::to_owned).to_vec());
+        let cases = [
+            ("\"key\": \"hunter2\"", "[redacted]"),
+            ("    \"key\": \"hunter2\",", "    [redacted],"),
+            ("{ \"other\": 1 }", "{ \"other\": 1 }"),
+            ("one line with room around", "[redacted] [redacted]"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(without(&values, text), expected);
+        }
+    }
+
+    #[test]
+    fn a_text_that_goes_on_is_told_up_to_what_may_be_a_value() {
+        let values = ["hunter2-long", "hunt-pä", "no"].map(str::to_owned);
+        let cases = [("key hunter2-lo", 4), ("key hunter2-long", 16), ("key hunt", 4), ("hunt-p", 0), ("n", 1), ("", 0), ("hhh", 2)];
+        for (text, told) in cases {
+            assert_eq!(before_beginning(&values, text), told, "{text}");
+        }
     }
 
     #[test]

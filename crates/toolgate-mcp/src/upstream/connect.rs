@@ -16,9 +16,12 @@ use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifec
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
 use rmcp::{ClientHandler, RoleClient};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
+
+/// Requests beside those that have a seat: for its lists, about a resource, and to hear of changes. None of them waits behind calls.
+const BESIDE: usize = 4;
 
 /// A connection that stands.
 pub(super) struct Connection<H: ClientHandler> {
@@ -119,7 +122,7 @@ pub(super) async fn connect<H: ClientHandler>(
             let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
             let process = Process { child, id, led: launcher.is_some() };
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned()) };
-            let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, hear)));
+            let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, upstream.clone(), hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
             match serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await {
                 Ok(service) => Ok(Connection { service, child: Some(process), straight: None }),
@@ -162,7 +165,7 @@ pub(super) async fn connect<H: ClientHandler>(
             let straight = Straight::new(&url, custom.clone(), token.as_deref());
             let mut config = StreamableHttpClientTransportConfig::with_uri(url)
                 .custom_headers(custom)
-                .max_concurrent_requests(upstream.concurrency)
+                .max_concurrent_requests(upstream.concurrency.saturating_add(BESIDE))
                 // A lost session is begun anew by whoever supervises, who knows what may be repeated.
                 .reinit_on_expired_session(false);
             if let Some(token) = token {
@@ -188,17 +191,27 @@ fn lifecycle(probing: bool) -> ClientLifecycleMode {
     }
 }
 
-/// Hears what a process says, line by line.
-async fn listen(stderr: tokio::process::ChildStderr, hear: Arc<dyn Fn(String) + Send + Sync>) {
+/// Hears what a process says, line by line; a long line in pieces, and no secret in two of them.
+async fn listen(stderr: impl AsyncRead + Unpin, upstream: Upstream, hear: Arc<dyn Fn(String) + Send + Sync>) {
     let mut lines = BufReader::new(stderr);
     let mut line = Vec::new();
     loop {
-        line.clear();
-        match lines.take_line(&mut line).await {
-            Ok(0) | Err(_) => return,
-            Ok(_) => hear(String::from_utf8_lossy(&line).trim_end().to_owned()),
+        let over = matches!(lines.take_line(&mut line).await, Ok(0) | Err(_));
+        let told = if over || line.ends_with(b"\n") { line.len() } else { line.len() - withheld(&upstream, &line) };
+        let said: Vec<u8> = line.drain(..told).collect();
+        if !said.is_empty() {
+            hear(String::from_utf8_lossy(&said).trim_end().to_owned());
+        }
+        if over {
+            return;
         }
     }
+}
+
+/// How many bytes at the end of a piece are told with the next one: they may be half of a letter, or the beginning of a secret.
+fn withheld(upstream: &Upstream, piece: &[u8]) -> usize {
+    let Some(last) = piece.utf8_chunks().last() else { return 0 };
+    last.invalid().len() + last.valid().len() - upstream.before_secret(last.valid())
 }
 
 /// Lines of bounded length.
@@ -210,5 +223,33 @@ impl<R: tokio::io::AsyncBufRead + Unpin> TakeLine for R {
     async fn take_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize> {
         use tokio::io::AsyncReadExt;
         self.take(8 << 10).read_until(b'\n', line).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use toolgate::config::Config;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn no_secret_is_heard_in_two_pieces() {
+        let secret = "hünter2-öf-the-upstream";
+        let config = format!("[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n");
+        let upstream = Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
+        // Wherever the line is cut.
+        for before in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
+            let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(before));
+            let heard = Arc::new(Mutex::new(Vec::new()));
+            let (own, hears) = (upstream.clone(), Arc::clone(&heard));
+            let hear = Arc::new(move |piece: String| hears.lock().unwrap().push(own.without_secrets(&piece)));
+            listen(line.as_bytes(), upstream.clone(), hear).await;
+            let heard = heard.lock().unwrap().clone();
+            assert_eq!(heard.iter().rev().take(2).collect::<Vec<_>>(), ["last", "next"], "{before}");
+            let long = heard.get(..heard.len() - 2).unwrap().concat();
+            assert_eq!(long.trim_start_matches('x').replace(' ', ""), "[redacted]andmore", "{before}");
+        }
     }
 }

@@ -18,16 +18,18 @@ use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
 use super::link::{Link, Standing, Status, is_modern};
-use super::route::{FromUpstream, Line, Reply};
+use super::route::{Asked, FromUpstream, Line, Reply};
 use super::said::{blurts, value_of, words};
 use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
 use crate::render;
 
-pub(super) use trouble::turned_away;
+pub(super) use trouble::Trouble;
 
 /// How often an upstream may ask back before it is through.
 const ROUNDS: usize = 10;
+/// When to try again where an upstream is being started.
+const TRYING: Duration = Duration::from_secs(1);
 
 pub(super) struct RemoteTool {
     link: Arc<Link>,
@@ -55,24 +57,24 @@ impl RemoteTool {
         Self { link, tool: tool.to_owned(), accepted, plain }
     }
 
-    /// Why it cannot be called now.
+    /// Why it cannot be called now, since when, and when to try again.
     fn away(&self) -> Failure {
-        let name = &self.link.upstream.name;
+        let (name, since) = (&self.link.upstream.name, shown(self.link.away_since()));
         let (message, wait, why) = match self.link.status() {
-            Status::Starting => (format!("the upstream `{name}` is still starting"), Duration::from_secs(1), None),
-            Status::Up { .. } => (format!("the upstream `{name}` has just gone away"), Duration::from_secs(1), None),
+            Status::Starting => (format!("the upstream `{name}` has been starting since {since}"), TRYING, None),
+            Status::Up { .. } => (format!("the upstream `{name}` has been away since {since}, a moment ago"), TRYING, None),
             Status::Down { since, why, next } => {
-                let wait = Duration::try_from(next.duration_since(Timestamp::now())).unwrap_or_default();
-                let since = since.strftime("%Y-%m-%d %H:%M:%SZ");
-                (
-                    format!("the upstream `{name}` has been away since {since}, and is tried again in {} ms", wait.as_millis()),
-                    wait,
-                    Some(why),
-                )
+                let since = shown(since);
+                match Duration::try_from(next.duration_since(Timestamp::now())).ok().filter(|wait| !wait.is_zero()) {
+                    Some(wait) => {
+                        let ms = wait.as_millis();
+                        (format!("the upstream `{name}` has been away since {since}, and is tried again in {ms} ms"), wait, Some(why))
+                    }
+                    None => (format!("the upstream `{name}` has been away since {since}, and is being tried again now"), TRYING, Some(why)),
+                }
             }
         };
-        let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(100);
-        let failure = Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms);
+        let failure = Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(in_ms(wait));
         // What it said may be anything, and is not ours.
         match why {
             Some(why) => failure.upstream(json!({"said": why})),
@@ -82,9 +84,9 @@ impl RemoteTool {
 
     async fn call(&self, ctx: &Ctx, arguments: &Judged, line: Option<&Line>) -> Result<CallToolResult, Failure> {
         let link = &self.link;
-        if let Some(rest) = link.rests() {
-            let message = format!("the upstream `{}` has failed again and again, and is left alone for a while", link.upstream.name);
-            let ms = u64::try_from(rest.as_millis()).unwrap_or(u64::MAX);
+        if let Some((since, rest)) = link.rests() {
+            let (name, since, ms) = (&link.upstream.name, shown(since), in_ms(rest));
+            let message = format!("the upstream `{name}` has failed again and again, and is left alone since {since}, for another {ms} ms");
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
         }
         // Whoever waits for a seat has not been sent.
@@ -196,7 +198,8 @@ impl RemoteTool {
         }
         let _other = line.is_none().then(|| self.link.routes.other());
         let send = peer.send_request_with_option(request, options);
-        let handle = self.link.routes.open(line, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
+        let asked = Asked::default();
+        let handle = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
         let handle = handle.map_err(|error| self.understand(error, false, generation))?;
         let mut waiting = Waiting {
             peer: peer.clone(),
@@ -205,6 +208,7 @@ impl RemoteTool {
             routed: line.is_some(),
             over: false,
             cancelled: ctx.cancelled().clone(),
+            asked,
         };
         let answer = handle.await_response().await;
         waiting.over = true;
@@ -229,6 +233,15 @@ impl RemoteTool {
         let responses = answer.await.map_err(|_| refuse("nobody is there to give"))?.map_err(|_| refuse("the client does not give"))?;
         Ok(((!responses.is_empty()).then(|| render::responses(responses)), asked.request_state))
     }
+}
+
+fn shown(moment: Timestamp) -> String {
+    moment.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+/// After how long to try again: never at once.
+fn in_ms(wait: Duration) -> u64 {
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(100)
 }
 
 /// Metadata of a client that an upstream may see.
@@ -277,6 +290,8 @@ struct Waiting {
     over: bool,
     /// The client has hung up: that is not the upstream's fault.
     cancelled: CancellationToken,
+    /// Its client is asked something: that it takes its time is not the upstream's fault either.
+    asked: Asked,
 }
 
 impl Drop for Waiting {
@@ -285,7 +300,7 @@ impl Drop for Waiting {
             return;
         }
         let (peer, link, id, over) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone(), self.over);
-        let at_fault = !self.cancelled.is_cancelled();
+        let at_fault = !self.cancelled.is_cancelled() && !self.asked.is_open();
         tokio::spawn(async move {
             link.routes.close(&id).await;
             if !over {

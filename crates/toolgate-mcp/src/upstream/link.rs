@@ -1,6 +1,7 @@
 //! One upstream, supervised: started, watched, started again, and known to be away while it is.
 
 mod offer;
+mod patience;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use rmcp::RoleClient;
 use rmcp::model::{ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
 use serde::Serialize;
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use toolgate::Timestamp;
 use toolgate::config::{Credentials, Reach, Upstream};
@@ -21,7 +22,7 @@ use toolgate::config::{Credentials, Reach, Upstream};
 use super::connect::connect;
 use super::listen::Wanted;
 use super::pins::{Change, Pins};
-use super::route::{FromUpstream, Routes};
+use super::route::{Routes, ToClient};
 use super::straight::Straight;
 use crate::client::Ears;
 use crate::gateway::lock;
@@ -40,13 +41,8 @@ const ENDING: Duration = Duration::from_secs(3);
 const PULSE: Duration = Duration::from_secs(30);
 /// How soon it is asked again what it offers.
 const SOONEST: Duration = Duration::from_millis(250);
-/// So many failures in a row, and it is left alone for a while.
-const PATIENCE: u32 = 5;
-const REST: Duration = Duration::from_secs(5);
 /// Who was there for so long is steady.
 const STEADY: Duration = Duration::from_secs(10);
-/// The shortest and the longest wait before it is started again.
-const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// Where it is told that a resource has changed.
 pub(crate) type Updates = tokio::sync::broadcast::Sender<crate::resources::Key>;
@@ -124,6 +120,8 @@ pub(crate) struct Link {
     status: watch::Sender<Status>,
     /// The connection that stands.
     standing: Mutex<Option<Arc<Standing>>>,
+    /// Since when there is none, where there is none.
+    away_since: Mutex<Timestamp>,
     offer: Mutex<Arc<Offer>>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
@@ -143,6 +141,8 @@ pub(crate) struct Link {
     failures: AtomicU32,
     /// How often it has answered.
     answers: AtomicU64,
+    /// It has failed again and again, and has not answered since.
+    doubted: AtomicBool,
     rests_until: Mutex<Option<tokio::time::Instant>>,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
@@ -164,6 +164,7 @@ impl Link {
             launcher,
             status: watch::Sender::new(Status::Starting),
             standing: Mutex::default(),
+            away_since: Mutex::new(Timestamp::now()),
             offer: Mutex::new(Arc::new(offer)),
             changed: watch::Sender::new(0),
             updates,
@@ -176,6 +177,7 @@ impl Link {
             starts: AtomicU32::new(0),
             failures: AtomicU32::new(0),
             answers: AtomicU64::new(0),
+            doubted: AtomicBool::new(false),
             rests_until: Mutex::default(),
             lacks: AtomicBool::new(false),
             retry: Notify::new(),
@@ -216,7 +218,7 @@ impl Link {
             if self.stop.is_cancelled() {
                 break;
             }
-            let wait = WAITS.0.saturating_mul(1 << tries.min(10)).min(WAITS.1);
+            let wait = patience::wait(tries);
             tries = tries.saturating_add(1);
             let now = Timestamp::now();
             let next = now.checked_add(wait).unwrap_or(now);
@@ -276,15 +278,14 @@ impl Link {
         // What it says now is asked of it now.
         peer.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         let listed = tokio::select! {
-            listed = self.list(&peer) => listed,
+            listed = self.list(&peer) => listed.map_err(offer::Unlisted::why),
             () = self.stop.cancelled() => Err("toolgate ends it".to_owned()),
         };
         if let Err(why) = listed {
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
             return format!("it does not say what it offers: {why}");
         }
-        self.failures.store(0, Ordering::Relaxed);
-        *lock(&self.rests_until) = None;
+        self.trust();
         let generation = u64::from(self.starts.load(Ordering::Relaxed));
         let straight = connection.straight.take();
         *lock(&self.standing) = Some(Arc::new(Standing { generation, peer: peer.clone(), straight }));
@@ -296,6 +297,7 @@ impl Link {
         if begun.elapsed() > STEADY {
             *tries = 0;
         }
+        *lock(&self.away_since) = Timestamp::now();
         *lock(&self.standing) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
@@ -316,6 +318,7 @@ impl Link {
         pulse.tick().await;
         let mut look = tokio::time::interval(Duration::from_millis(50));
         let mut listed: Option<tokio::time::Instant> = None;
+        let mut passed_over = 0;
         // What is asked takes its time, and nothing else waits for it.
         let mut asking: Asking<'_> = None;
         let mut changes = Box::pin(async {
@@ -352,7 +355,7 @@ impl Link {
                         straight.sweep();
                     }
                     // What it offers is looked at again, also where it says nothing of a change.
-                    if asking.is_none() && !self.is_busy() {
+                    if asking.is_none() && patience::is_due(&mut passed_over, self.is_busy()) {
                         asking = Some(self.list_or_work(peer, "it does not answer").boxed());
                     }
                 }
@@ -422,6 +425,11 @@ impl Link {
         lock(&self.standing).clone()
     }
 
+    /// Since when nobody can be talked to, where that is so.
+    pub(super) fn away_since(&self) -> Timestamp {
+        *lock(&self.away_since)
+    }
+
     pub(crate) fn status(&self) -> Status {
         self.status.borrow().clone()
     }
@@ -444,36 +452,13 @@ impl Link {
         }
     }
 
-    /// Whether it is to be left alone for now; for how long.
-    pub(super) fn rests(&self) -> Option<Duration> {
-        let until = (*lock(&self.rests_until))?;
-        until.checked_duration_since(tokio::time::Instant::now()).filter(|rest| !rest.is_zero())
-    }
-
-    /// It has answered, whatever it said.
-    pub(super) fn answered(&self) {
-        self.answers.fetch_add(1, Ordering::Relaxed);
-        self.failures.store(0, Ordering::Relaxed);
-    }
-
-    /// It has not answered. After some of these it is left alone for a while, and asked whether it is there at all.
-    pub(super) fn failed(&self) {
-        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
-            self.failures.store(0, Ordering::Relaxed);
-            *lock(&self.rests_until) = tokio::time::Instant::now().checked_add(REST);
-            tracing::warn!(upstream = self.upstream.name, "an upstream is left alone for a while");
-            // Whether it is there at all, its list tells.
-            self.relist.notify_one();
-        }
-    }
-
     /// Whom a request of the upstream is for.
-    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(crate) async fn line_of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
         self.routes.of(origin).await
     }
 
     /// Whose progress it is.
-    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(crate) async fn line_by_token(&self, token: &ProgressToken) -> Option<ToClient> {
         self.routes.by_token(token).await
     }
 }

@@ -12,7 +12,7 @@ use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::handler::turned_away;
+use super::handler::Trouble;
 use super::link::{Link, is_modern};
 use crate::gateway::lock;
 
@@ -110,7 +110,8 @@ pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceE
             }
             all.push(one);
         }
-        match next {
+        // Some say with a cursor without a letter that there is no more.
+        match next.filter(|next| !next.is_empty()) {
             None => return Ok((all, true)),
             Some(next) if cursor.as_ref() == Some(&next) => break,
             Some(next) => cursor = Some(next),
@@ -231,8 +232,12 @@ impl Link {
     }
 
     /// What it answers to a question that is no call, when a seat is free and within its time; whether it does is noted. That others
-    /// have all seats is not its fault.
+    /// have all seats is not its fault. Who is left alone is not asked.
     pub(crate) async fn asked<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
+        if self.rests().is_some() {
+            let message = "the upstream has failed again and again, and is left alone for a while; try again later";
+            return Err(ServiceError::McpError(ErrorData::internal_error(message, None)));
+        }
         let (timeout, generation) = (self.upstream.timeout, self.standing().map(|standing| standing.generation));
         let full = || ErrorData::internal_error("the upstream has as many calls as it takes; try again later", None);
         let seat = tokio::time::timeout(timeout, self.seats.acquire()).await;
@@ -240,16 +245,18 @@ impl Link {
         // What it asks back now may be about this, and is for no client of a call.
         let _other = self.routes.other();
         let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
-        let status = match &said {
-            Err(ServiceError::TransportSend(why)) => turned_away(why),
+        let trouble = match &said {
+            Err(ServiceError::TransportSend(why)) => Some(Trouble::of(why)),
             _ => None,
         };
-        match (&said, generation) {
+        match (&said, trouble, generation) {
             // It is connected to anew, with a new token.
-            (_, Some(generation)) if status == Some(401) && self.may_renew() => self.lost(generation),
+            (_, Some(Trouble::Status(401)), Some(generation)) if self.may_renew() => self.lost(generation),
+            // Or anew, because it does not know its session any more.
+            (_, Some(Trouble::Lost), Some(generation)) => self.lost(generation),
             // Who is turned away does not keep all others from it.
-            _ if status.is_some() => {}
-            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), _) => self.failed(),
+            (_, Some(Trouble::Status(_)), _) => {}
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => self.failed(),
             _ => self.answered(),
         }
         said
@@ -292,14 +299,23 @@ impl Link {
         }
         let timeout = self.upstream.timeout;
         let told = async {
-            let peer = self.peer().ok_or(ServiceError::TransportClosed)?;
-            match (is_modern(&peer), wants) {
+            let standing = self.standing().ok_or(ServiceError::TransportClosed)?;
+            let peer = &standing.peer;
+            let told = match (is_modern(peer), wants) {
                 (true, _) => {
                     self.resubscribe.notify_one();
                     Ok(())
                 }
                 (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
                 (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
+            };
+            match told {
+                // It is connected to anew.
+                Err(ServiceError::TransportSend(why)) if matches!(Trouble::of(&why), Trouble::Lost) => {
+                    self.lost(standing.generation);
+                    Err(ServiceError::TransportClosed)
+                }
+                told => told,
             }
         };
         let told = tokio::time::timeout(timeout, told).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
@@ -314,5 +330,23 @@ impl Link {
             }
             Ok(()) => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_cursor_without_a_letter_is_the_end() {
+        let pages_of = async |cursors: [&str; 2]| {
+            let ask =
+                |page: Option<PaginatedRequestParams>| async move { Ok::<_, ServiceError>(page.and_then(|page| page.cursor).is_some()) };
+            pages(ask, |later: bool| (vec![later], Some(cursors[usize::from(later)].to_owned()))).await.unwrap()
+        };
+        assert_eq!(pages_of(["", "b"]).await, (vec![false], true));
+        assert_eq!(pages_of(["a", ""]).await, (vec![false, true], true));
+        // Who goes round in circles has no end.
+        assert!(!pages_of(["a", "a"]).await.1);
     }
 }

@@ -26,16 +26,19 @@ pub(crate) struct Reply<T> {
     to: oneshot::Sender<Result<T, ErrorData>>,
     /// Who wants to hear how far the answer is.
     pub(crate) asker: Option<Asker>,
+    /// Counted until it is answered.
+    question: Option<Question>,
 }
 
 impl<T> Reply<T> {
     pub(crate) fn new(asker: Option<Asker>) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
         let (to, answer) = oneshot::channel();
-        (Self { to, asker }, answer)
+        (Self { to, asker, question: None }, answer)
     }
 
     /// Answers. Perhaps nobody wants to know any more.
     pub(crate) fn send(self, answer: Result<T, ErrorData>) {
+        drop(self.question);
         let _ = self.to.send(answer);
     }
 
@@ -54,6 +57,55 @@ pub(crate) enum FromUpstream {
     Roots(Reply<ListRootsResult>),
     /// What one of 2026-07-28 wants to know, all at once.
     Inputs(InputRequests, Reply<InputResponses>),
+}
+
+/// What the client of a call was asked by the upstream and has not answered.
+#[derive(Clone, Default)]
+pub(super) struct Asked(Arc<AtomicUsize>);
+
+impl Asked {
+    fn one_more(&self) -> Question {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Question(Arc::clone(&self.0))
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// One of these, until it is answered or nobody is left to answer it.
+struct Question(Arc<AtomicUsize>);
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The way from an upstream to the client of a call.
+#[derive(Clone)]
+pub(crate) struct ToClient {
+    to: mpsc::Sender<FromUpstream>,
+    asked: Asked,
+}
+
+/// The client did not hear it.
+pub(crate) struct Missed;
+
+impl ToClient {
+    /// Passes on what is said. A client that does not keep up misses some of it.
+    pub(crate) fn try_send(&self, mut said: FromUpstream) -> Result<(), Missed> {
+        let question = || Some(self.asked.one_more());
+        match &mut said {
+            FromUpstream::Elicit(_, reply) => reply.question = question(),
+            FromUpstream::Sample(_, reply) => reply.question = question(),
+            FromUpstream::Roots(reply) => reply.question = question(),
+            FromUpstream::Inputs(_, reply) => reply.question = question(),
+            FromUpstream::Progress(_) | FromUpstream::Log(_) => {}
+        }
+        self.to.try_send(said).map_err(|_| Missed)
+    }
 }
 
 /// The longest word in the middle of a call that waits for its client: many may wait.
@@ -91,7 +143,7 @@ pub(crate) struct Line {
 /// What is under way, and who hears of it.
 struct Route {
     token: ProgressToken,
-    line: mpsc::Sender<FromUpstream>,
+    line: ToClient,
     is_call: bool,
 }
 
@@ -117,18 +169,19 @@ impl Routes {
     pub(super) async fn open<T, E>(
         &self,
         line: Option<&Line>,
+        asked: &Asked,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<T, E> {
         match line {
-            Some(line) => self.open_to(line.to_client.clone(), true, send, id).await,
+            Some(line) => self.open_to(ToClient { to: line.to_client.clone(), asked: asked.clone() }, true, send, id).await,
             None => send.await,
         }
     }
 
     async fn open_to<T, E>(
         &self,
-        line: mpsc::Sender<FromUpstream>,
+        line: ToClient,
         is_call: bool,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
@@ -150,12 +203,12 @@ impl Routes {
         self.calls.lock().await.remove(id);
     }
 
-    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<ToClient> {
         self.calls.lock().await.values().find(|route| route.token == *token).map(|route| route.line.clone())
     }
 
     /// Whom a request of the upstream is for: who asked what it came in answer to; else the only call there is, while nothing else is asked.
-    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<mpsc::Sender<FromUpstream>> {
+    pub(super) async fn of(&self, origin: Option<&RequestId>) -> Option<ToClient> {
         let calls = self.calls.lock().await;
         match origin {
             Some(id) => calls.get(id).map(|route| route.line.clone()),
@@ -198,6 +251,7 @@ impl Link {
         request: ClientRequest,
         line: mpsc::Sender<FromUpstream>,
     ) -> Result<ServerResult, ServiceError> {
+        let line = ToClient { to: line, asked: Asked::default() };
         let send = peer.send_request_with_option(request, PeerRequestOptions::no_options());
         let handle = self.routes.open_to(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await?;
         let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), over: false };

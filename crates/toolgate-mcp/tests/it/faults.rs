@@ -20,7 +20,7 @@ pub(crate) fn config(ill: &str) -> String {
 }
 
 /// A program of a few lines.
-fn script(home: &Path, name: &str, text: &str) -> Value {
+pub(crate) fn script(home: &Path, name: &str, text: &str) -> Value {
     let (path, draft) = (home.join(name), home.join(format!("{name}.txt")));
     std::fs::write(&draft, format!("#!/bin/sh\n{text}\n")).unwrap();
     // Another program makes it: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
@@ -79,7 +79,7 @@ impl Crowd {
     }
 }
 
-fn status_of(gate: &Gate, name: &str) -> Status {
+pub(crate) fn status_of(gate: &Gate, name: &str) -> Status {
     gate.gateway.health().into_iter().find(|health| health.name == name).unwrap().status
 }
 

@@ -27,3 +27,4 @@ mod straight;
 mod support;
 mod taken_back;
 mod tricks;
+mod watched;

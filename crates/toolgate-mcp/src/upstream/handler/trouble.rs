@@ -140,7 +140,7 @@ impl RemoteTool {
 
 /// Why a request did not get through.
 #[derive(Clone, Copy)]
-enum Trouble {
+pub(in crate::upstream) enum Trouble {
     /// Its session is not known there any more.
     Lost,
     /// Nobody was there.
@@ -154,7 +154,7 @@ enum Trouble {
 }
 
 impl Trouble {
-    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+    pub(in crate::upstream) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
         let mut cause = Some(error);
         while let Some(error) = cause {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
@@ -174,13 +174,5 @@ impl Trouble {
             cause = error.source();
         }
         Self::Unclear
-    }
-}
-
-/// With which status a request was refused at the door, where it was not for want of anybody there.
-pub(in crate::upstream) fn turned_away(error: &(dyn std::error::Error + 'static)) -> Option<u16> {
-    match Trouble::of(error) {
-        Trouble::Status(status) => Some(status),
-        _ => None,
     }
 }

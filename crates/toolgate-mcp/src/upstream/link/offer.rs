@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rmcp::model::Tool;
+use rmcp::model::{ErrorCode, Tool};
 use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
 use toolgate::Timestamp;
@@ -12,41 +12,61 @@ use toolgate::config::Remote;
 
 use super::{Link, Offer, Status};
 use crate::gateway::lock;
+use crate::upstream::handler::Trouble;
 use crate::upstream::listen::pages;
 use crate::upstream::scan::{Suspicion, mentions, words};
 
 /// What is seen within this time came together: who was first is chance.
 const TOGETHER: Duration = Duration::from_secs(60);
 
+/// Why it is not known what an upstream offers.
+pub(super) enum Unlisted {
+    /// It has answered with an error, so it is there.
+    Refused(String),
+    /// No answer was heard.
+    Unheard(String),
+    /// Who was asked is not there any more, or not for us; or it offers more than anybody keeps.
+    Over(String),
+}
+
+impl Unlisted {
+    pub(super) fn why(self) -> String {
+        let (Self::Refused(why) | Self::Unheard(why) | Self::Over(why)) = self;
+        why
+    }
+}
+
 impl Link {
     /// Asks what it offers.
-    pub(super) async fn list(&self, peer: &Peer<RoleClient>) -> Result<(), String> {
+    pub(super) async fn list(&self, peer: &Peer<RoleClient>) -> Result<(), Unlisted> {
         let limit = Duration::from_secs(30);
         let asked = tokio::time::timeout(limit, async {
             let info = peer.peer_info();
             let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
-            let said = |error: ServiceError| crate::upstream::plain::question(&error);
             let tools = if capabilities.tools.is_some() {
-                listed(pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await.map_err(said)?)?
+                let found = pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await;
+                listed(found.map_err(|error| self.unlisted(&error))?)?
             } else {
                 Vec::new()
             };
-            // Whoever claims to have prompts and resources and does not, has none.
-            let prompts = match capabilities.prompts.is_some() && self.upstream.prompts {
-                true => self.shortly(pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor))).await,
-                false => Vec::new(),
-            };
+            let known = self.offer();
+            let mut prompts = Vec::new();
+            if capabilities.prompts.is_some() && self.upstream.prompts {
+                let listed = pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor));
+                prompts = self.shortly(listed, &known.prompts).await;
+            }
             let (mut resources, mut templates) = (Vec::new(), Vec::new());
             if capabilities.resources.is_some() && self.upstream.resources {
-                resources = self.shortly(pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor))).await;
+                let listed = pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor));
+                resources = self.shortly(listed, &known.resources).await;
                 let listed = pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
-                templates = self.shortly(listed).await;
+                templates = self.shortly(listed, &known.templates).await;
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
-            Ok::<_, String>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
+            Ok::<_, Unlisted>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
         });
-        let (tools, offer) = asked.await.map_err(|_| format!("not within {limit:?}"))??;
-        self.pins.note(&tools)?;
+        let (tools, offer) = asked.await.map_err(|_| Unlisted::Unheard(format!("not within {limit:?}")))??;
+        self.pins.note(&tools).map_err(Unlisted::Over)?;
         let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
         let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
         if self.told.swap(false, Ordering::Relaxed) || before != offer {
@@ -55,17 +75,45 @@ impl Link {
         Ok(())
     }
 
-    /// Asks what it offers. One that answers calls meanwhile may have no time for questions, and one answer may be lost among what a
-    /// talkative one says; one that answers nothing, asked twice, is ill.
+    fn unlisted(&self, error: &ServiceError) -> Unlisted {
+        let why = crate::upstream::plain::question(error);
+        match error {
+            ServiceError::TransportClosed => Unlisted::Over(why),
+            ServiceError::TransportSend(cause) => match Trouble::of(cause) {
+                // It is connected to anew.
+                Trouble::Lost => Unlisted::Over(why),
+                Trouble::Status(401) if self.may_renew() => Unlisted::Over(why),
+                _ => Unlisted::Unheard(why),
+            },
+            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::Unheard(why),
+            _ => Unlisted::Refused(why),
+        }
+    }
+
+    /// Asks what it offers. One that answers with an error is there, and what was known of it holds until it is asked again. One that
+    /// answers calls meanwhile may have no time for questions, nor has one that does one thing after the other and is at a call; and one
+    /// answer may be lost among what a talkative one says. One that answers nothing, asked twice, is ill.
     pub(super) async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
         let before = self.answers.load(Ordering::Relaxed);
-        let mut listed = Ok(());
-        for _ in 0..2 {
-            listed = self.list(peer).await;
-            if listed.is_ok() {
-                return Ok(());
-            }
-            if self.answers.load(Ordering::Relaxed) != before {
+        let mut unheard = String::new();
+        for last in [false, true] {
+            let behind_calls = last && self.is_busy();
+            unheard = match self.list(peer).await {
+                Ok(()) => {
+                    self.doubted.store(false, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(Unlisted::Refused(why)) => {
+                    self.doubted.store(false, Ordering::Relaxed);
+                    let why = self.upstream.without_secrets(&why);
+                    tracing::warn!(upstream = self.upstream.name, why, "an upstream does not say what it offers");
+                    return Ok(());
+                }
+                Err(Unlisted::Over(why)) => return Err(format!("{ill}: {why}")),
+                Err(Unlisted::Unheard(why)) => why,
+            };
+            let waits = behind_calls && !self.doubted.load(Ordering::Relaxed);
+            if waits || self.answers.load(Ordering::Relaxed) != before {
                 // That something has changed is still to be seen.
                 if self.told.load(Ordering::Relaxed) {
                     self.relist.notify_one();
@@ -73,13 +121,18 @@ impl Link {
                 return Ok(());
             }
         }
-        listed.map_err(|why| format!("{ill}: {why}"))
+        Err(format!("{ill}: {unheard}"))
     }
 
-    /// What it tells soon; else nothing.
-    async fn shortly<T>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>) -> Vec<T> {
-        let (listed, whole) =
-            tokio::time::timeout(Duration::from_secs(8), listed).await.ok().and_then(Result::ok).unwrap_or((Vec::new(), true));
+    /// What it tells soon; else what is known.
+    async fn shortly<T: Clone>(&self, listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>, known: &[T]) -> Vec<T> {
+        let (listed, whole) = match tokio::time::timeout(Duration::from_secs(8), listed).await {
+            Ok(Ok(listed)) => listed,
+            // Whoever claims to have prompts and resources and does not, has none.
+            Ok(Err(ServiceError::McpError(error))) if error.code == ErrorCode::METHOD_NOT_FOUND => return Vec::new(),
+            // That there are none any more, it has not said.
+            _ => return known.to_vec(),
+        };
         if !whole {
             tracing::warn!(
                 upstream = self.upstream.name,
@@ -150,6 +203,6 @@ pub(in crate::upstream) fn remote(tool: Tool) -> Remote {
 }
 
 /// All of a list of tools. Of half of one nobody knows what is missing.
-fn listed<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, String> {
-    if whole { Ok(listed) } else { Err("its list of tools has no end".to_owned()) }
+fn listed<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, Unlisted> {
+    if whole { Ok(listed) } else { Err(Unlisted::Over("its list of tools has no end".to_owned())) }
 }

@@ -19,6 +19,12 @@ impl Upstream {
         crate::redact::without(self.secrets(), text)
     }
 
+    /// How much of a text that goes on can be told by itself: what stands behind may be the beginning of a secret.
+    #[must_use]
+    pub fn before_secret(&self, text: &str) -> usize {
+        crate::redact::before_beginning(&self.secrets(), text)
+    }
+
     /// What it says without the secrets that it is given, member names too.
     #[must_use]
     pub fn said_without_secrets(&self, said: Value) -> Value {
@@ -29,7 +35,8 @@ impl Upstream {
         crate::redact::cleaned(said, &secrets, |secrets, text| crate::redact::without(secrets, text))
     }
 
-    /// What stands elsewhere of what it is given, and all that it is set: many write their keys down as they are.
+    /// What stands elsewhere of what it is given, and all that it is set: many write their keys down as they are. Each as a whole, and
+    /// line by line.
     fn secrets(&self) -> Vec<String> {
         let set: Vec<&Reference> = match &self.reach {
             Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
@@ -44,7 +51,7 @@ impl Upstream {
         };
         let values = set.into_iter().filter_map(|value| value.resolve().ok()).flat_map(and_behind_scheme);
         let known = self.references().into_iter().flat_map(Reference::hidden).chain(self.tokens.all());
-        known.chain(values.filter(|value| value.len() >= 8)).collect()
+        crate::redact::and_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
     }
 
     /// Words of small letters that it is set, as in `NODE_ENV = "production"`, unless their name speaks of a secret, or they stand

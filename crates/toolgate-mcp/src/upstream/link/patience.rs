@@ -1,0 +1,86 @@
+//! How long an upstream is waited for: before it is started again, while it is busy, and where it fails again and again.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use toolgate::Timestamp;
+
+use super::Link;
+use crate::gateway::lock;
+
+/// So many failures in a row, and it is left alone for a while.
+const PATIENCE: u32 = 5;
+const REST: Duration = Duration::from_secs(5);
+/// The shortest and the longest wait before it is started again.
+const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// So often in a row it is not asked what it offers, because calls are under way.
+const PASSED_OVER: u32 = 2;
+
+/// How long it is waited before it is started again, after so many tries in vain.
+pub(super) fn wait(tries: u32) -> Duration {
+    WAITS.0.saturating_mul(1 << tries.min(10)).min(WAITS.1)
+}
+
+/// Whether it is asked now what it offers. One with calls under way has no time for questions; but one that always has some would never
+/// be looked at.
+pub(super) fn is_due(passed_over: &mut u32, busy: bool) -> bool {
+    let due = !busy || *passed_over >= PASSED_OVER;
+    *passed_over = if due { 0 } else { *passed_over + 1 };
+    due
+}
+
+impl Link {
+    /// Whether it is to be left alone for now; since when, and for how long.
+    pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration)> {
+        let until = (*lock(&self.rests_until))?;
+        let rest = until.checked_duration_since(tokio::time::Instant::now()).filter(|rest| !rest.is_zero())?;
+        let now = Timestamp::now();
+        Some((now.checked_sub(REST.saturating_sub(rest)).unwrap_or(now), rest))
+    }
+
+    /// It has answered, whatever it said.
+    pub(in crate::upstream) fn answered(&self) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
+        self.failures.store(0, Ordering::Relaxed);
+        self.doubted.store(false, Ordering::Relaxed);
+    }
+
+    /// It is there again, and nothing is held against it.
+    pub(super) fn trust(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+        self.doubted.store(false, Ordering::Relaxed);
+        *lock(&self.rests_until) = None;
+    }
+
+    /// It has not answered. After some of these it is left alone for a while, and asked whether it is there at all.
+    pub(in crate::upstream) fn failed(&self) {
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
+            self.failures.store(0, Ordering::Relaxed);
+            self.doubted.store(true, Ordering::Relaxed);
+            *lock(&self.rests_until) = tokio::time::Instant::now().checked_add(REST);
+            tracing::warn!(upstream = self.upstream.name, "an upstream is left alone for a while");
+            // Whether it is there at all, its list tells.
+            self.relist.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_wait_is_longer_than_the_one_before_up_to_the_longest() {
+        let waits: Vec<Duration> = (0..12).map(wait).collect();
+        assert_eq!(waits.first(), Some(&WAITS.0));
+        assert!(waits.windows(2).all(|two| two[1] == (two[0] * 2).min(WAITS.1)), "{waits:?}");
+        assert_eq!((waits.last(), wait(u32::MAX)), (Some(&WAITS.1), WAITS.1));
+    }
+
+    #[test]
+    fn who_is_always_busy_is_asked_now_and_then() {
+        let mut passed_over = 0;
+        let asked: Vec<bool> = [false, true, true, true, true, true, false, true].map(|busy| is_due(&mut passed_over, busy)).to_vec();
+        assert_eq!(asked, [true, false, false, true, false, false, true, false]);
+    }
+}
