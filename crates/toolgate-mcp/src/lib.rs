@@ -73,4 +73,4 @@ pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
 pub use child::enter_if_asked;
 pub use gateway::{BuiltIn, CANARY, Gateway, Options};
 pub use serve::Listening;
-pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};
+pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams, look_for_shadows};

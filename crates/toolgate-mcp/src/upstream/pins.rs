@@ -13,7 +13,8 @@ use toolgate::Timestamp;
 use toolgate::config::Upstream;
 use toolgate::json::Digest;
 
-use super::scan::{Suspicion, scan};
+use super::scan::{Suspicion, scan, words};
+use super::shadows::Names;
 
 /// What is known of an upstream's tools.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -212,18 +213,29 @@ impl Pins {
         Ok(())
     }
 
-    /// Holds a tool back, though nobody has changed it.
-    pub(super) fn hold(&self, tool: &str, why: Suspicion) {
-        let mut known = self.lock();
-        if let Some(pin) = known.tools.get_mut(tool)
-            && !pin.looked_at
-            && pin.seen.is_none()
-        {
-            pin.why.push(why);
-            pin.seen = pin.accepted.take();
-            pin.known_digest.take();
+    /// Holds back what speaks of another upstream's tool, though nobody has changed it; of what is held back already, that is said. All of
+    /// it is written down at once.
+    pub(super) fn hold_shadows(&self, own: &Upstream, names: &Names<'_>) {
+        let (mut known, mut found) = (self.lock(), false);
+        for pin in known.tools.values_mut() {
+            // Nobody is asked twice.
+            if pin.looked_at || pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. })) {
+                continue;
+            }
+            // What has changed says it now, however long there was a tool of that name.
+            let since = if pin.seen.is_some() { Timestamp::now() } else { pin.first };
+            let shadowed = pin.seen.as_ref().or(pin.accepted.as_ref()).and_then(|tool| names.another(own, since, &words(tool)));
+            let Some(tool) = shadowed else { continue };
+            pin.why.push(Suspicion::Shadow { tool });
+            if pin.seen.is_none() {
+                pin.seen = pin.accepted.take();
+                pin.known_digest.take();
+            }
+            found = true;
         }
-        self.keep(&known);
+        if found {
+            self.keep(&known);
+        }
     }
 
     /// The tools as they were accepted; `None` where nothing was ever seen.
@@ -232,9 +244,10 @@ impl Pins {
         (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
-    /// When a tool was first seen.
-    pub(super) fn first_seen(&self, tool: &str) -> Option<Timestamp> {
-        crate::gateway::lock(&self.known).tools.get(tool).map(|pin| pin.first)
+    /// The tools that were accepted, and when each was first seen.
+    pub(super) fn first_seen(&self) -> Vec<(String, Timestamp)> {
+        let known = self.lock();
+        known.tools.iter().filter(|(_, pin)| pin.accepted.is_some()).map(|(name, pin)| (name.clone(), pin.first)).collect()
     }
 
     /// What a tool looked like when it was accepted.

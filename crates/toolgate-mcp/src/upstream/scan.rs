@@ -127,19 +127,6 @@ pub(super) fn words(tool: &Tool) -> String {
     said.map(|(_, text)| text).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether words name another upstream's tool, as a name of its own.
-pub(super) fn mentions(text: &str, name: &str) -> bool {
-    // A common word is no name.
-    let telling = name.len() >= 6 && name.contains(['_', '-', '.']);
-    let bounded = |at: usize| {
-        let letter = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
-        let before = text.get(..at).and_then(|before| before.chars().next_back());
-        let after = text.get(at + name.len()..).and_then(|after| after.chars().next());
-        !before.is_some_and(letter) && !after.is_some_and(letter)
-    };
-    telling && text.match_indices(name).any(|(at, _)| bounded(at))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
