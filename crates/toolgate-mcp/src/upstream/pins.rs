@@ -346,3 +346,61 @@ impl Pins {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Whatever a model or a client goes by.
+    #[test]
+    fn each_part_of_a_tool_that_is_another_alone_is_held_back() {
+        let first = json!({
+            "name": "look",
+            "title": "Look",
+            "description": "Looks.",
+            "inputSchema": {"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}},
+            "outputSchema": {"type": "object", "properties": {"b": {"type": "string"}}},
+            "annotations": {"title": "Look", "readOnlyHint": true},
+            "_meta": {"k": {"l": 1}},
+        });
+        let upstream = toolgate::config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0);
+        let tool = |written: &Value| -> Tool { serde_json::from_value(written.clone()).unwrap() };
+        for (part, other) in [
+            ("title", json!("Look here")),
+            ("title", Value::Null),
+            ("description", json!("Looks further.")),
+            ("description", Value::Null),
+            ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Who."}}})),
+            ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}, "required": ["a"]})),
+            ("inputSchema", json!({"type": "object"})),
+            ("outputSchema", json!({"type": "object", "properties": {"b": {"type": "number"}}})),
+            ("outputSchema", Value::Null),
+            ("annotations", json!({"title": "Look", "readOnlyHint": false})),
+            ("annotations", json!({"title": "Look", "readOnlyHint": true, "destructiveHint": false})),
+            ("annotations", json!({"title": "Look here", "readOnlyHint": true})),
+            ("annotations", Value::Null),
+            ("_meta", json!({"k": {"l": 2}})),
+            ("_meta", Value::Null),
+        ] {
+            let mut second = first.clone();
+            let fields = second.as_object_mut().unwrap();
+            fields.insert(part.to_owned(), other.clone());
+            fields.retain(|_, value| !value.is_null());
+            let pins = Pins::open(None, &upstream).unwrap();
+            pins.note(&[tool(&first)]).unwrap();
+            let accepted = pins.digest_of("look");
+            assert!(pins.changes().is_empty() && pins.holds("look", accepted), "{part}");
+            pins.note(&[tool(&second)]).unwrap();
+            let changes = pins.changes();
+            let [Change { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
+            assert_eq!((before.as_ref(), now), (Some(&first), &second), "{part}");
+            // Neither is called, and what is offered is what was accepted.
+            assert!(!pins.holds("look", accepted) && !pins.holds("look", Some(digest(&tool(&second)))), "{part}: {other}");
+            assert_eq!(pins.accepted(), Some(vec![tool(&first)]), "{part}: {other}");
+            pins.note(&[tool(&first)]).unwrap();
+            assert!(pins.changes().is_empty() && pins.holds("look", accepted), "{part}: {other}");
+        }
+    }
+}
