@@ -45,10 +45,10 @@ impl<'a> Names<'a> {
     }
 
     fn add(&mut self, upstream: &'a Upstream, name: String, first: Timestamp, here: bool) {
-        let bare = name.trim_matches(|c| !is_letter(c));
+        let bare = name.trim_matches(|c: char| !is_letter(c));
         // A common word is no name.
         let telling = (6..=LONGEST).contains(&bare.len()) && bare.contains(['_', '-', '.']);
-        if !telling || bare.split(|c| !is_letter(c)).count() > MOST_WORDS {
+        if !telling || bare.split(|c: char| !is_letter(c)).count() > MOST_WORDS {
             return;
         }
         let known = self.0.entry(bare.to_ascii_lowercase()).or_default();
