@@ -77,4 +77,4 @@ pub use child::enter_if_asked;
 pub use files::raise_open_files;
 pub use gateway::{BuiltIn, Gateway, Options};
 pub use serve::Listening;
-pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};
+pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams, look_for_shadows};

@@ -24,8 +24,17 @@ pub(crate) struct SseTransport {
 
 /// It did not get through.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct SseError(String);
+pub(crate) enum SseError {
+    /// It was answered with this status.
+    #[error("it answered with status {0}")]
+    Status(u16),
+    /// Nobody was there.
+    #[error("it cannot be reached: {0}")]
+    Nobody(String),
+    /// It may have been heard.
+    #[error("{0}")]
+    Unclear(String),
+}
 
 impl SseTransport {
     pub(crate) async fn open(
@@ -82,11 +91,14 @@ impl Transport<RoleClient> for SseTransport {
         let body = serde_json::to_vec(&item);
         let request = self.client.post(self.post.clone()).headers(self.headers.clone()).header(CONTENT_TYPE, "application/json");
         async move {
-            let body = body.map_err(|error| SseError(error.to_string()))?;
-            let answer = request.body(body).send().await.map_err(|error| SseError(error.without_url().to_string()))?;
+            let body = body.map_err(|error| SseError::Unclear(error.to_string()))?;
+            let answer = request.body(body).send().await.map_err(|error| {
+                let (nobody, said) = (error.is_connect(), error.without_url().to_string());
+                if nobody { SseError::Nobody(said) } else { SseError::Unclear(said) }
+            })?;
             match answer.status().is_success() {
                 true => Ok(()),
-                false => Err(SseError(format!("it answered with status {}", answer.status().as_u16()))),
+                false => Err(SseError::Status(answer.status().as_u16())),
             }
         }
     }

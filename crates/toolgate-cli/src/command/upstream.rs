@@ -189,9 +189,16 @@ fn known<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Ups
 }
 
 fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+    let wanted: Vec<&str> = known(config, wanted)?.into_iter().map(|one| one.name.as_str()).collect();
+    let mut all: Vec<(&Upstream, Pins)> = Vec::new();
+    for one in &config.upstreams {
+        all.push((one, Pins::open(Some(pins), one)?));
+    }
+    // What has changed since they were started may speak of the tools of others, and whoever accepts it has to know.
+    toolgate_mcp::look_for_shadows(&all);
     let mut changes = Vec::new();
-    for upstream in known(config, wanted)? {
-        changes.extend(Pins::open(Some(pins), upstream)?.show()?);
+    for (_, pins) in all.iter().filter(|(one, _)| wanted.contains(&one.name.as_str())) {
+        changes.extend(pins.show()?);
     }
     let mut out = anstream::stdout().lock();
     if as_json {

@@ -47,7 +47,7 @@ fn a_file_of_servers_names_what_the_environment_has() {
     std::fs::set_permissions(project.path("project/near"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let servers = json!({"mcpServers": {
         "far": {"url": format!("http://{address}/${{ROOM}}/mcp"), "headers": {"X-Key": "${KEY}"}},
-        "near": {"command": "./near", "args": ["${ROOM:-nowhere}"], "env": {"TOKEN": "${KEY}"}},
+        "near": {"command": "${HERE:-.}/near", "args": ["${ROOM:-nowhere}"], "env": {"TOKEN": "${KEY}"}, "cwd": "${env:HERE:-.}"},
     }});
     project.write("project/servers.json", &servers.to_string());
     let far = upstream(&project, "far", &[("KEY", secret), ("ROOM", "room-7")]);
@@ -59,6 +59,15 @@ fn a_file_of_servers_names_what_the_environment_has() {
     // What is missing is named, and what is there is not.
     let far = upstream(&project, "far", &[("KEY", secret)]);
     assert_eq!(far["why"], "the environment has no `ROOM`", "{far}");
+    assert_eq!(project.read("project/seen"), format!("nowhere {secret}"));
+    let servers = servers.to_string().replace("HERE:-.", "HERE");
+    project.write("project/servers.json", &servers);
+    let near = upstream(&project, "near", &[("KEY", secret)]);
+    assert_eq!(near["why"], "the environment has no `HERE`", "{near}");
+    // Whoever says where finds it there.
+    let here = project.path("project").display().to_string();
+    std::fs::remove_file(project.path("project/seen")).unwrap();
+    upstream(&project, "near", &[("KEY", secret), ("HERE", here.as_str())]);
     assert_eq!(project.read("project/seen"), format!("nowhere {secret}"));
     let (code, stdout, stderr) = project.run_with(&[("KEY", secret)], &["serve", "--stdio", "--config", "toolgate.toml"], "");
     // It is served without that one, and says so.

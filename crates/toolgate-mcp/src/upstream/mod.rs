@@ -10,6 +10,7 @@ mod plain;
 mod route;
 mod said;
 mod scan;
+mod shadows;
 mod straight;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ pub use pins::{Accepted, Change, Pins};
 pub(crate) use route::{Asker, FromUpstream, Line, Reply, is_short};
 pub use scan::Suspicion;
 pub(crate) use scan::{is_invisible, is_plain};
+pub use shadows::look_for_shadows;
 
 /// All upstreams of a configuration.
 #[derive(Clone)]
@@ -132,12 +134,8 @@ impl Upstreams {
 
     /// Holds back tools whose words speak of another upstream's.
     fn look_for_shadows(&self) {
-        let all: Vec<(String, Vec<(String, toolgate::Timestamp)>)> =
-            self.links.iter().map(|(name, link)| (name.clone(), link.first_seen())).collect();
-        for (name, link) in self.links.iter() {
-            let others: Vec<_> = all.iter().filter(|(from, _)| from != name).flat_map(|(_, tools)| tools.clone()).collect();
-            link.hold_shadows(&others);
-        }
+        let names = shadows::Names::of(self.links.values().map(|link| (&link.upstream, &link.pins)));
+        self.links.values().for_each(|link| link.hold_shadows(&names));
     }
 }
 

@@ -13,7 +13,8 @@ use toolgate::Timestamp;
 use toolgate::config::Upstream;
 use toolgate::json::Digest;
 
-use super::scan::{Suspicion, scan};
+use super::scan::{Suspicion, scan, words};
+use super::shadows::Names;
 
 /// What is known of an upstream's tools.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -212,18 +213,29 @@ impl Pins {
         Ok(())
     }
 
-    /// Holds a tool back, though nobody has changed it.
-    pub(super) fn hold(&self, tool: &str, why: Suspicion) {
-        let mut known = self.lock();
-        if let Some(pin) = known.tools.get_mut(tool)
-            && !pin.looked_at
-            && pin.seen.is_none()
-        {
-            pin.why.push(why);
-            pin.seen = pin.accepted.take();
-            pin.known_digest.take();
+    /// Holds back what speaks of another upstream's tool, though nobody has changed it; of what is held back already, that is said. All of
+    /// it is written down at once.
+    pub(super) fn hold_shadows(&self, own: &Upstream, names: &Names<'_>) {
+        let (mut known, mut found) = (self.lock(), false);
+        for pin in known.tools.values_mut() {
+            // Nobody is asked twice.
+            if pin.looked_at || pin.why.iter().any(|why| matches!(why, Suspicion::Shadow { .. })) {
+                continue;
+            }
+            // What has changed says it now, however long there was a tool of that name.
+            let since = if pin.seen.is_some() { Timestamp::now() } else { pin.first };
+            let shadowed = pin.seen.as_ref().or(pin.accepted.as_ref()).and_then(|tool| names.another(own, since, &words(tool)));
+            let Some(tool) = shadowed else { continue };
+            pin.why.push(Suspicion::Shadow { tool });
+            if pin.seen.is_none() {
+                pin.seen = pin.accepted.take();
+                pin.known_digest.take();
+            }
+            found = true;
         }
-        self.keep(&known);
+        if found {
+            self.keep(&known);
+        }
     }
 
     /// The tools as they were accepted; `None` where nothing was ever seen.
@@ -232,9 +244,10 @@ impl Pins {
         (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
-    /// When a tool was first seen.
-    pub(super) fn first_seen(&self, tool: &str) -> Option<Timestamp> {
-        crate::gateway::lock(&self.known).tools.get(tool).map(|pin| pin.first)
+    /// The tools that were accepted, and when each was first seen.
+    pub(super) fn first_seen(&self) -> Vec<(String, Timestamp)> {
+        let known = self.lock();
+        known.tools.iter().filter(|(_, pin)| pin.accepted.is_some()).map(|(name, pin)| (name.clone(), pin.first)).collect()
     }
 
     /// What a tool looked like when it was accepted.
@@ -331,5 +344,63 @@ impl Pins {
         std::fs::rename(draft, path)?;
         *crate::gateway::lock(&self.stamp) = std::fs::metadata(path).ok().and_then(|file| Some((file.modified().ok()?, file.len())));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Whatever a model or a client goes by.
+    #[test]
+    fn each_part_of_a_tool_that_is_another_alone_is_held_back() {
+        let first = json!({
+            "name": "look",
+            "title": "Look",
+            "description": "Looks.",
+            "inputSchema": {"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}},
+            "outputSchema": {"type": "object", "properties": {"b": {"type": "string"}}},
+            "annotations": {"title": "Look", "readOnlyHint": true},
+            "_meta": {"k": {"l": 1}},
+        });
+        let upstream = toolgate::config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0);
+        let tool = |written: &Value| -> Tool { serde_json::from_value(written.clone()).unwrap() };
+        for (part, other) in [
+            ("title", json!("Look here")),
+            ("title", Value::Null),
+            ("description", json!("Looks further.")),
+            ("description", Value::Null),
+            ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Who."}}})),
+            ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}, "required": ["a"]})),
+            ("inputSchema", json!({"type": "object"})),
+            ("outputSchema", json!({"type": "object", "properties": {"b": {"type": "number"}}})),
+            ("outputSchema", Value::Null),
+            ("annotations", json!({"title": "Look", "readOnlyHint": false})),
+            ("annotations", json!({"title": "Look", "readOnlyHint": true, "destructiveHint": false})),
+            ("annotations", json!({"title": "Look here", "readOnlyHint": true})),
+            ("annotations", Value::Null),
+            ("_meta", json!({"k": {"l": 2}})),
+            ("_meta", Value::Null),
+        ] {
+            let mut second = first.clone();
+            let fields = second.as_object_mut().unwrap();
+            fields.insert(part.to_owned(), other.clone());
+            fields.retain(|_, value| !value.is_null());
+            let pins = Pins::open(None, &upstream).unwrap();
+            pins.note(&[tool(&first)]).unwrap();
+            let accepted = pins.digest_of("look");
+            assert!(pins.changes().is_empty() && pins.holds("look", accepted), "{part}");
+            pins.note(&[tool(&second)]).unwrap();
+            let changes = pins.changes();
+            let [Change { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
+            assert_eq!((before.as_ref(), now), (Some(&first), &second), "{part}");
+            // Neither is called, and what is offered is what was accepted.
+            assert!(!pins.holds("look", accepted) && !pins.holds("look", Some(digest(&tool(&second)))), "{part}: {other}");
+            assert_eq!(pins.accepted(), Some(vec![tool(&first)]), "{part}: {other}");
+            pins.note(&[tool(&first)]).unwrap();
+            assert!(pins.changes().is_empty() && pins.holds("look", accepted), "{part}: {other}");
+        }
     }
 }

@@ -444,5 +444,5 @@ fn missing_references(upstream: &Upstream) -> Vec<Of> {
         let message = format!("the upstream `{}` would stay away: {}", upstream.name, problem.message);
         warning("missing_reference", &upstream.name, place, message, problem.help.as_deref().unwrap_or_default())
     };
-    upstream.references().into_iter().filter_map(Reference::problem).map(told).collect()
+    upstream.looked_up().filter_map(Reference::problem).map(told).collect()
 }

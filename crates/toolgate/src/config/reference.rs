@@ -48,6 +48,19 @@ impl Reference {
         Ok(Self { parts, place: None })
     }
 
+    /// A value of a file that clients read: some of them write `${env:NAME}` for `${NAME}`.
+    pub(super) fn of_client(text: &str) -> Result<Self, String> {
+        let mut reference = Self::of(text)?;
+        for part in &mut reference.parts {
+            if let Part::Variable(name) = part
+                && let Some(bare) = name.strip_prefix("env:")
+            {
+                *part = Part::Variable(bare.to_owned());
+            }
+        }
+        Ok(reference)
+    }
+
     /// The value, as it is now.
     ///
     /// # Errors

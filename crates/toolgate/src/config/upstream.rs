@@ -34,6 +34,8 @@ pub struct Upstream {
     pub prompts: bool,
     /// Whether its resources are passed on.
     pub resources: bool,
+    /// What its program and its directory were said to be, where that may stand elsewhere.
+    places: Vec<Reference>,
     /// Tokens that were fetched for it.
     tokens: Given,
     pub(super) place: Option<Place>,
@@ -141,6 +143,7 @@ impl Upstream {
             blurts: true,
             prompts: false,
             resources: false,
+            places: Vec::new(),
             tokens: Given::default(),
             place: None,
         }
@@ -177,10 +180,15 @@ impl Upstream {
     /// What it refers to and is not there, each thing once. What is there is not told.
     #[must_use]
     pub fn lacks(&self) -> Vec<String> {
-        let mut missing: Vec<String> = self.references().into_iter().filter_map(|reference| reference.resolve().err()).collect();
+        let mut missing: Vec<String> = self.looked_up().filter_map(|reference| reference.resolve().err()).collect();
         missing.sort();
         missing.dedup();
         missing
+    }
+
+    /// All that it refers to. Where a program is, is no secret.
+    pub(super) fn looked_up(&self) -> impl Iterator<Item = &Reference> {
+        self.references().into_iter().chain(&self.places)
     }
 
     /// What it is given of secrets.
@@ -385,7 +393,7 @@ fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
 }
 
 /// The servers of a file in the form that clients use: `{"mcpServers": {"name": {"command", "args", "env"} or {"url", "headers"}}}`.
-/// `${NAME}` in it stands for what the environment has. Their tools are offered, and a person is asked before each call.
+/// `${NAME}` and `${env:NAME}` in it stand for what the environment has. Their tools are offered, and a person is asked before each call.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -414,49 +422,56 @@ pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
             continue;
         }
         let legal: String = legal.chars().take(32).collect();
-        found.push(Upstream {
-            undeclared: Undeclared::Ask,
-            prompts: true,
-            resources: true,
-            ..Upstream::new(&legal, server_of(server).map_err(named)?)
-        });
+        let (reach, places) = server_of(server).map_err(named)?;
+        let upstream = Upstream::new(&legal, reach);
+        found.push(Upstream { undeclared: Undeclared::Ask, prompts: true, resources: true, places, ..upstream });
     }
     Ok(found)
 }
 
 /// Whether it is toolgate itself, which does not stand behind itself.
 fn is_toolgate(server: &serde_json::Value) -> bool {
-    let program = server.get("command").and_then(serde_json::Value::as_str).map(Path::new).and_then(Path::file_name);
-    program.is_some_and(|name| name == "toolgate")
+    let command = server.get("command").and_then(serde_json::Value::as_str);
+    let named = |program: &str| Path::new(program).file_name().is_some_and(|name| name == "toolgate");
+    let found = command.and_then(|command| Reference::of_client(command).ok()?.resolve().ok());
+    command.is_some_and(named) || found.is_some_and(|program| named(&program))
 }
 
 /// Where a client's file keeps the servers that toolgate stands before.
 pub const BEHIND_TOOLGATE: &str = "mcpServersBehindToolgate";
 
-fn server_of(server: &serde_json::Value) -> Result<Reach, String> {
+/// How a server is reached, and where its program and its directory were said to be.
+fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), String> {
     let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
     let pairs = |key: &str| -> Result<Vec<(String, Reference)>, String> {
         let Some(found) = server.get(key) else { return Ok(Vec::new()) };
         let found = found.as_object().ok_or_else(|| format!("`{key}` is no object"))?;
         let one = |(name, value): (&String, &serde_json::Value)| {
             let value = value.as_str().ok_or_else(|| format!("`{key}.{name}` is no text"))?;
-            Ok((name.clone(), Reference::of(value)?))
+            Ok((name.clone(), Reference::of_client(value)?))
         };
         found.iter().map(one).collect()
     };
     if let Some(command) = text("command") {
         let args = server.get("args").and_then(serde_json::Value::as_array).cloned().unwrap_or_default();
-        let word =
-            |word: &serde_json::Value| word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of);
-        return Ok(Reach::Command {
-            program: PathBuf::from(command),
-            args: args.iter().map(word).collect::<Result<_, _>>()?,
-            env: pairs("env")?,
-            inherit: Vec::new(),
-            directory: text("cwd").map(|path| Path::new(path).to_owned()),
-        });
+        let word = |word: &serde_json::Value| {
+            word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of_client)
+        };
+        let args: Vec<Reference> = args.iter().map(word).collect::<Result<_, _>>()?;
+        // The environment does not change. What it lacks keeps this one away, as with all else, and no other.
+        let mut places = Vec::new();
+        let mut place = |written: &str| -> Result<PathBuf, String> {
+            let reference = Reference::of_client(written)?;
+            let path = reference.resolve().unwrap_or_else(|_| written.to_owned());
+            places.push(reference);
+            Ok(PathBuf::from(path))
+        };
+        let program = place(command)?;
+        let directory = text("cwd").map(place).transpose()?;
+        return Ok((Reach::Command { program, args, env: pairs("env")?, inherit: Vec::new(), directory }, places));
     }
     let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("it has neither `command` nor `url`")?;
     let sse = text("type").or_else(|| text("transport")) == Some("sse");
-    Ok(Reach::Url { url: Reference::of(url)?, headers: pairs("headers")?, credentials: Credentials::None, sse })
+    let url = Reference::of_client(url)?;
+    Ok((Reach::Url { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))
 }

@@ -36,6 +36,7 @@ mod results;
 mod rules;
 mod schema;
 mod seeds;
+mod servers;
 mod sessions;
 mod shell;
 mod spelled;

@@ -8,6 +8,7 @@ use toolgate::{Effects, Failure};
 
 use super::RemoteTool;
 use crate::bounded::{LONGEST, TOO_LONG};
+use crate::sse::SseError;
 use crate::upstream::straight::Broken;
 
 impl RemoteTool {
@@ -155,17 +156,23 @@ pub(in crate::upstream) enum Trouble {
 
 impl Trouble {
     pub(in crate::upstream) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let refuses = |status: u16| (400..500).contains(&status) && status != 408;
         let mut cause = Some(error);
         while let Some(error) = cause {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
                 Some(StreamableHttpError::SessionExpired) => return Self::Lost,
                 // Refused at the door.
-                Some(StreamableHttpError::HttpStatus(error)) if (400..500).contains(&error.status) && error.status != 408 => {
-                    return Self::Status(error.status);
-                }
+                Some(StreamableHttpError::HttpStatus(error)) if refuses(error.status) => return Self::Status(error.status),
                 Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
                     return Self::Unread;
                 }
+                _ => {}
+            }
+            match error.downcast_ref::<SseError>() {
+                // Where it wants its posts is the address of a session.
+                Some(SseError::Status(404)) => return Self::Lost,
+                Some(SseError::Status(status)) if refuses(*status) => return Self::Status(*status),
+                Some(SseError::Nobody(_)) => return Self::Nobody,
                 _ => {}
             }
             if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect) {

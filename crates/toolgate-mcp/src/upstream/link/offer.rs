@@ -7,17 +7,13 @@ use std::time::Duration;
 use rmcp::model::{ErrorCode, Tool};
 use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
-use toolgate::Timestamp;
 use toolgate::config::Remote;
 
 use super::{Link, Offer, Status};
 use crate::gateway::lock;
 use crate::upstream::handler::Trouble;
 use crate::upstream::listen::pages;
-use crate::upstream::scan::{Suspicion, mentions, words};
-
-/// What is seen within this time came together: who was first is chance.
-const TOGETHER: Duration = Duration::from_secs(60);
+use crate::upstream::shadows::Names;
 
 /// Why it is not known what an upstream offers.
 pub(super) enum Unlisted {
@@ -164,31 +160,9 @@ impl Link {
     }
 
     /// Holds back tools whose words speak of another upstream's tool that was there before them, or came with them.
-    pub(in crate::upstream) fn hold_shadows(&self, others: &[(String, Timestamp)]) {
-        let own: Vec<Tool> = self.pins.accepted().unwrap_or_default();
-        for tool in &own {
-            let (since, said) = (self.pins.first_seen(&tool.name), words(tool));
-            let shadowed = others.iter().find(|(other, first)| {
-                let together = first.checked_sub(TOGETHER).unwrap_or(*first);
-                own.iter().all(|own| own.name != *other) && since.is_some_and(|since| since >= together) && mentions(&said, other)
-            });
-            if let Some((other, _)) = shadowed {
-                self.pins.hold(&tool.name, Suspicion::Shadow { tool: other.clone() });
-            }
-        }
+    pub(in crate::upstream) fn hold_shadows(&self, names: &Names<'_>) {
+        self.pins.hold_shadows(&self.upstream, names);
         Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
-    }
-
-    /// The names of its tools, here and there, and when each was first seen.
-    pub(in crate::upstream) fn first_seen(&self) -> Vec<(String, Timestamp)> {
-        let mut seen = Vec::new();
-        for tool in self.pins.accepted().unwrap_or_default() {
-            if let Some(first) = self.pins.first_seen(&tool.name) {
-                seen.push((format!("{}{}", self.upstream.prefix, tool.name), first));
-                seen.push((tool.name.to_string(), first));
-            }
-        }
-        seen
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use toolgate_mcp::Status;
 
@@ -18,6 +18,10 @@ struct Posted {
     line: Mutex<Option<mpsc::UnboundedSender<String>>>,
     streams: AtomicUsize,
     ran: AtomicUsize,
+    /// Which tokens it takes; any, where it is none.
+    period: AtomicUsize,
+    /// Whose session is not known any more: so many, from the first on.
+    forgotten: AtomicUsize,
     heads: Mutex<Vec<String>>,
 }
 
@@ -25,6 +29,22 @@ impl Posted {
     async fn serve(self: Arc<Self>, mut stream: TcpStream) {
         let Some((head, asked)) = request(&mut stream).await else { return };
         self.heads.lock().unwrap().push(head.clone());
+        let (period, forgotten) = (self.period.load(Ordering::SeqCst), self.forgotten.load(Ordering::SeqCst));
+        let session = head.strip_prefix("post /post/").and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+        let how = asked.pointer("/params/arguments/how").and_then(Value::as_str);
+        let at_once = match how.and_then(|how| how.parse::<u16>().ok()) {
+            _ if head.starts_with("post /token") => {
+                let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"}).to_string();
+                Some(answer("200 OK", "application/json", &token))
+            }
+            _ if period > 0 && !head.contains(&format!("authorization: bearer t{period}")) => Some(answer("401 No", "text/html", "<p>")),
+            _ if session.is_some_and(|session| session <= forgotten) => Some(answer("404 No", "text/html", "<p>")),
+            status => status.map(|status| answer(&format!("{status} No"), "text/html", "<p>")),
+        };
+        if let Some(said) = at_once {
+            let _ = stream.write_all(said.as_bytes()).await;
+            return;
+        }
         if head.starts_with("get ") {
             let (say, mut said) = mpsc::unbounded_channel();
             *self.line.lock().unwrap() = Some(say);
@@ -40,7 +60,7 @@ impl Posted {
             return;
         }
         let _ = stream.write_all(answer("202 Accepted", "text/plain", "").as_bytes()).await;
-        let result = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
+        let result = match (asked["method"].as_str().unwrap_or_default(), how) {
             ("initialize", _) => {
                 let mut about = about();
                 about["protocolVersion"] = json!("2024-11-05");
@@ -108,5 +128,85 @@ async fn an_upstream_of_the_old_transport_is_called_and_found_again() {
     let heads = posted.heads.lock().unwrap().clone();
     assert!(heads.iter().all(|head| head.contains("authorization: bearer alpha-token-1")), "{heads:?}");
     assert!(heads.last().unwrap().starts_with("post /post/3 "), "{heads:?}");
+    gate.end().await;
+}
+
+/// What a post came to: its code and its effects.
+async fn outcome(gate: &Gate, session: &str, how: &str) -> (String, String) {
+    let said = gate.client().in_session(session).call("talk", json!({"how": how})).await;
+    let told = |name: &str| said["_meta"]["toolgate/error"][name].as_str().unwrap_or("ok").to_owned();
+    (told("code"), told("effects"))
+}
+
+const TALK: &str = "[tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_post_that_was_turned_away_or_found_nobody_did_nothing() {
+    let posted = Arc::new(Posted::default());
+    let serving = Arc::clone(&posted);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accepting = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(Arc::clone(&serving).serve(stream));
+        }
+    });
+    let gate = Gate::open(&format!("[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nprefix = \"\"\n{TALK}")).await;
+    for (status, code, effects) in [
+        ("403", "upstream_forbidden", "none"),
+        ("422", "upstream_rejected", "none"),
+        ("410", "upstream_invalid", "none"),
+        ("408", "upstream_unavailable", "unknown"),
+        ("302", "upstream_unavailable", "unknown"),
+        ("500", "upstream_unavailable", "unknown"),
+    ] {
+        assert_eq!(outcome(&gate, status, status).await, (code.to_owned(), effects.to_owned()), "{status}");
+        assert_eq!(outcome(&gate, &format!("{status}-after"), "well").await.0, "ok", "{status}");
+    }
+    assert_eq!((posted.streams.load(Ordering::SeqCst), posted.ran.load(Ordering::SeqCst)), (1, 6));
+    // Its session is not known any more, and another one is begun.
+    posted.forgotten.store(1, Ordering::SeqCst);
+    let mut tries = 0;
+    until("it is found again", async || {
+        tries += 1;
+        let (code, effects) = outcome(&gate, &format!("lost-{tries}"), "well").await;
+        assert!(code == "ok" || (code.as_str(), effects.as_str()) == ("upstream_unavailable", "none"), "{code} {effects}");
+        code == "ok"
+    })
+    .await;
+    assert_eq!((posted.streams.load(Ordering::SeqCst), posted.ran.load(Ordering::SeqCst)), (2, 7));
+    // The line stands, and nobody takes posts any more.
+    accepting.abort();
+    let _ = accepting.await;
+    assert_eq!(outcome(&gate, "nobody", "alone").await, ("upstream_unavailable".to_owned(), "none".to_owned()));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_has_run_out_is_fetched_anew_for_the_old_transport() {
+    let posted = Arc::new(Posted::default());
+    posted.period.store(1, Ordering::SeqCst);
+    let serving = Arc::clone(&posted);
+    let address = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
+    let gate = Gate::open(&format!(
+        "[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nprefix = \"\"\n\
+         oauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n{TALK}"
+    ))
+    .await;
+    assert_eq!(outcome(&gate, "first", "well").await.0, "ok");
+    // One that was just fetched is not fetched again.
+    tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
+    posted.period.store(2, Ordering::SeqCst);
+    let mut tries = 0;
+    until("it is let in again", async || {
+        tries += 1;
+        let (code, effects) = outcome(&gate, &format!("s{tries}"), "well").await;
+        // Who was not let in has done nothing.
+        assert!(code == "ok" || effects == "none", "{code} {effects}");
+        code == "ok"
+    })
+    .await;
+    assert_eq!((posted.streams.load(Ordering::SeqCst), posted.ran.load(Ordering::SeqCst)), (2, 2));
     gate.end().await;
 }

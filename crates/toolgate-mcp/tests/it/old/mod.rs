@@ -102,6 +102,7 @@ async fn who_speaks_of_the_tools_of_others_is_held_back_whoever_came_first() {
     for (name, tool, held) in [
         ("the name there", json!({"name": "weather", "description": named("send_mail"), "inputSchema": plain}), true),
         ("the name here", json!({"name": "weather", "description": named("m_send_mail"), "inputSchema": plain}), true),
+        ("in other letters", json!({"name": "weather", "description": named("Send_Mail"), "inputSchema": plain}), true),
         ("in a schema", json!({"name": "weather", "description": "Weather.", "inputSchema": hidden}), true),
         ("a longer name", json!({"name": "weather", "description": named("resend_mailing"), "inputSchema": plain}), false),
         ("its own", json!({"name": "send_mail", "description": named("send_mail"), "inputSchema": plain}), false),

@@ -1,0 +1,99 @@
+//! Files of servers as clients have them.
+
+use serde_json::{Value, json};
+use toolgate::config::{Reach, Undeclared, Upstream, mcp_servers};
+
+/// What a server of such a file comes to, in one line.
+fn said(upstream: &Upstream) -> String {
+    let lacks = upstream.lacks();
+    if !lacks.is_empty() {
+        return lacks.join("; ");
+    }
+    match &upstream.reach {
+        Reach::Command { program, args, env, directory, .. } => {
+            let args: Vec<String> = args.iter().map(|word| word.resolve().unwrap()).collect();
+            let env: Vec<String> = env.iter().map(|(name, value)| format!("{name}={}", value.resolve().unwrap())).collect();
+            format!("{} {args:?} {env:?} {directory:?}", program.display())
+        }
+        Reach::Url { url, headers, sse, .. } => {
+            let headers: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.resolve().unwrap())).collect();
+            format!("{} {headers:?} {}", url.resolve().unwrap(), if *sse { "sse" } else { "http" })
+        }
+    }
+}
+
+#[test]
+fn servers_are_read_as_clients_read_them() {
+    let path = std::env::var("PATH").unwrap();
+    let missing = "the environment has no `NO_SUCH_ROOM`".to_owned();
+    let cases: Vec<(Value, String)> = vec![
+        (json!({"command": "uvx"}), "uvx [] [] None".to_owned()),
+        (json!({"type": "stdio", "command": "uvx", "args": ["a"], "env": {"K": "v"}}), "uvx [\"a\"] [\"K=v\"] None".to_owned()),
+        (json!({"command": "uvx", "cwd": "/srv"}), "uvx [] [] Some(\"/srv\")".to_owned()),
+        // What the environment has, wherever it stands and however it is spelled.
+        (json!({"command": "${PATH}/x"}), format!("{path}/x [] [] None")),
+        (json!({"command": "${env:PATH}/x"}), format!("{path}/x [] [] None")),
+        (json!({"command": "${NO_SUCH_ROOM:-/opt}/x"}), "/opt/x [] [] None".to_owned()),
+        (json!({"command": "${env:NO_SUCH_ROOM:-/opt}/x"}), "/opt/x [] [] None".to_owned()),
+        (json!({"command": "x", "cwd": "${NO_SUCH_ROOM:-/srv}/y"}), "x [] [] Some(\"/srv/y\")".to_owned()),
+        (json!({"command": "x", "cwd": "${env:PATH}"}), format!("x [] [] Some({path:?})")),
+        (
+            json!({"command": "x", "args": ["${env:PATH}"], "env": {"K": "${env:PATH}"}}),
+            format!("x {:?} {:?} None", [&path], [format!("K={path}")]),
+        ),
+        (
+            json!({"url": "https://x/${env:NO_SUCH_ROOM:-r}", "headers": {"K": "${env:PATH}"}}),
+            format!("https://x/r {:?} http", [format!("K: {path}")]),
+        ),
+        // What is missing is named, and keeps nobody else away.
+        (json!({"command": "${NO_SUCH_ROOM}/x"}), missing.clone()),
+        (json!({"command": "${env:NO_SUCH_ROOM}/x"}), missing.clone()),
+        (json!({"command": "x", "cwd": "${NO_SUCH_ROOM}"}), missing.clone()),
+        (json!({"command": "x", "args": ["${env:NO_SUCH_ROOM}"]}), missing.clone()),
+        (json!({"command": "x", "env": {"K": "${env:NO_SUCH_ROOM}"}}), missing.clone()),
+        (json!({"url": "https://x/${env:NO_SUCH_ROOM}"}), missing.clone()),
+        (json!({"url": "https://x", "headers": {"K": "${NO_SUCH_ROOM}"}}), missing.clone()),
+        // Addresses, by the names that they have.
+        (json!({"url": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
+        (json!({"type": "http", "url": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
+        (json!({"type": "sse", "url": "https://x/sse"}), "https://x/sse [] sse".to_owned()),
+        (json!({"transport": "sse", "url": "https://x/sse"}), "https://x/sse [] sse".to_owned()),
+        (json!({"serverUrl": "https://x/mcp", "headers": {"K": "v"}}), "https://x/mcp [\"K: v\"] http".to_owned()),
+        (json!({"httpUrl": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
+        (json!({"disabled": false, "command": "uvx"}), "uvx [] [] None".to_owned()),
+    ];
+    for key in ["mcpServers", "servers", "mcpServersBehindToolgate"] {
+        for (server, expected) in &cases {
+            let text = json!({key: {"one": server, "two": {"command": "well"}}}).to_string();
+            let found = mcp_servers(&text).unwrap_or_else(|why| panic!("{server}: {why}"));
+            let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+            assert_eq!(names, ["one", "two"], "{key} {server}");
+            assert_eq!((&said(&found[0]), said(&found[1])), (expected, "well [] [] None".to_owned()), "{key} {server}");
+            assert!(found.iter().all(|one| one.undeclared == Undeclared::Ask), "{key} {server}");
+        }
+    }
+}
+
+#[test]
+fn some_servers_are_left_out_and_some_are_none() {
+    let found = |server: Value| mcp_servers(&json!({"mcpServers": {"one": server}}).to_string()).map(|found| found.len());
+    for server in [
+        json!({"disabled": true, "command": "uvx"}),
+        json!({"command": "toolgate"}),
+        json!({"command": "${HOME}/bin/toolgate"}),
+        json!({"command": "${NO_SUCH_ROOM:-toolgate}", "args": ["serve", "--stdio"]}),
+    ] {
+        assert_eq!(found(server.clone()), Ok(0), "{server}");
+    }
+    for (server, why) in [
+        (json!({}), "`one`: it has neither `command` nor `url`"),
+        (json!({"command": "${PATH"}), "`one`: a `${` is not closed"),
+        (json!({"command": "x", "cwd": "${PATH"}), "`one`: a `${` is not closed"),
+        (json!({"command": "x", "args": [1]}), "`one`: `args` holds what is no text"),
+        (json!({"command": "x", "env": {"K": 1}}), "`one`: `env.K` is no text"),
+        (json!({"url": "https://x", "headers": []}), "`one`: `headers` is no object"),
+    ] {
+        assert_eq!(found(server.clone()), Err(why.to_owned()), "{server}");
+    }
+    assert_eq!(mcp_servers("{}").map(|found| found.len()), Err("it has no `mcpServers`".to_owned()));
+}
