@@ -34,7 +34,6 @@ mod auth;
 mod batch;
 mod bounded;
 mod calls;
-mod child;
 mod client;
 mod door;
 mod gateway;
@@ -57,6 +56,8 @@ mod trace;
 mod upstream;
 mod workspaces;
 
+use toolgate::lead as child;
+
 /// The revision of the protocol whose requests stand for themselves.
 pub(crate) const MODERN: &str = "2026-07-28";
 
@@ -70,7 +71,7 @@ pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
     serde_json::to_string(schema).map_or(true, |text| text.contains("x-mcp-header"))
 }
 
-pub use child::enter_if_asked;
 pub use gateway::{BuiltIn, CANARY, Gateway, Options};
 pub use serve::Listening;
+pub use toolgate::sandbox::enter_if_asked;
 pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams};

@@ -304,17 +304,31 @@ impl Served {
         assert!(std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
     }
 
-    /// What comes back for a body, without the head.
-    fn ask(&self, path: &str, headers: &str, body: &Value) -> String {
-        use std::io::{Read, Write};
+    /// Asks, and leaves what comes back to be read.
+    fn send(&self, path: &str, headers: &str, body: &Value) -> std::net::TcpStream {
+        use std::io::Write;
         let body = body.to_string();
         let mut stream = std::net::TcpStream::connect(&self.url).unwrap();
         let kinds = "content-type: application/json\r\naccept: application/json, text/event-stream\r\n";
         let head = format!("POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{kinds}{headers}", self.url);
         stream.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+        stream
+    }
+
+    /// What comes back for a body, without the head.
+    fn ask(&self, path: &str, headers: &str, body: &Value) -> String {
         let mut said = String::new();
-        stream.read_to_string(&mut said).unwrap();
+        std::io::Read::read_to_string(&mut self.send(path, headers, body), &mut said).unwrap();
         said.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// Begins a call of a tool that needs no arguments.
+    pub(crate) fn begin(&self, tool: &str) -> std::net::TcpStream {
+        let headers = format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n");
+        let mut body = call(1, tool, json!({}));
+        body["params"]["_meta"] =
+            json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}});
+        self.send("/mcp/default/s", &headers, &body)
     }
 
     /// What is decided of a call, by the two halves of the path.
