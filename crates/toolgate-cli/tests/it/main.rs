@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
 
 mod check;
+mod ending;
 mod gateway;
 mod hook;
 mod hostile;

@@ -6,6 +6,7 @@ mod batch;
 mod bombs;
 mod crowd;
 mod door;
+mod ending;
 mod entering;
 mod faults;
 mod http;

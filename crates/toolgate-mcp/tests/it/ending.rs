@@ -1,0 +1,54 @@
+//! A gateway that is told to end: whoever has a call under way hears its answer, and nothing is left of it.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::faults::config;
+use crate::returning::{Session, listen};
+use crate::support::{Gate, children, fixture, lines, processes, until};
+
+/// What a client is told of a call that is under way when the gateway is told to end.
+async fn told(effect: &str, in_session: bool) -> String {
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let number = if in_session { 13 } else { 7 };
+    let text = config(&format!(
+        "command = {}\nargs = [\"--stdio\", \"--tools\", \"{number}\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n\
+         [tools.ill_sleep]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"{effect}\"\npolicy = \"open\"\n",
+        json!(fixture()),
+        json!(begun)
+    ));
+    let gate = Gate::open(&text).await;
+    let (client, store) = (gate.client().in_session("slow"), Arc::clone(&gate.store));
+    let slow = if in_session {
+        let session = Session::greet(&gate.url, "2025-06-18").await;
+        tokio::spawn(async move {
+            let heard = listen(session.call("ill_sleep", json!({"ms": 1_000})).await, |heard| heard.answer().is_some()).await;
+            heard.answer().map(|answer| answer["result"].clone()).unwrap_or_else(|| panic!("it is lost: {heard:?}"))
+        })
+    } else {
+        tokio::spawn(async move { client.call("ill_sleep", json!({"ms": 1_000})).await })
+    };
+    until("it is under way", async || lines(&begun) > 0).await;
+    gate.end().await;
+    let said = slow.await.unwrap();
+    // Nobody has to find out what became of it, however late it is.
+    let pending = toolgate::Store::pending(&*store, toolgate::Timestamp::MAX).await.unwrap();
+    assert!(pending.is_empty() && processes(number).is_empty(), "{pending:?} {:?}", children());
+    said["content"][0]["text"].as_str().map(str::to_owned).unwrap_or_else(|| panic!("{said}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_lets_calls_end() {
+    for effect in ["read", "write"] {
+        assert_eq!(told(effect, false).await, "Slept for 1000 milliseconds.", "{effect}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_lets_calls_of_a_session_end() {
+    for effect in ["read", "write"] {
+        assert_eq!(told(effect, true).await, "Slept for 1000 milliseconds.", "{effect}");
+    }
+}
