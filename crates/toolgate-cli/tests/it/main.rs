@@ -13,6 +13,7 @@ mod manners;
 mod orphans;
 mod protected;
 mod sandbox;
+mod secrets;
 mod serving;
 mod setup;
 mod slips;
