@@ -4,7 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
+
+# Where this is set, a test that cannot be run has failed.
+REQUIRED = bool(os.environ.get("TOOLGATE_REQUIRE_CLIENTS"))
+TRIES, PAUSE_SECONDS = 3, 20
 
 
 class Failed(Exception):
@@ -13,6 +19,25 @@ class Failed(Exception):
 
 class Skipped(Exception):
     """The test cannot be run here."""
+
+
+def skip(what, reason):
+    """Says that a test cannot be run here; ends with 1 where it has to be."""
+    if REQUIRED:
+        sys.exit(f"FAILED  {what} could not be tried: {reason}")
+    print(f"SKIPPED: {what}: {reason}", flush=True)
+
+
+def tried(install):
+    """What an installation gives. Where it has to be there, one that fails is tried again after a while."""
+    for more in reversed(range(TRIES if REQUIRED else 1)):
+        try:
+            return install()
+        except Skipped as reason:
+            if not more:
+                raise
+            print(f"it is tried again in {PAUSE_SECONDS} s: {reason}", flush=True)
+            time.sleep(PAUSE_SECONDS)
 
 
 def expect(truth, seen):

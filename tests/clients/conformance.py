@@ -9,7 +9,8 @@ succeeds without the gateway must succeed through it.
 Behind it: the suite plays servers. The gateway is what connects to them, and this script is its client.
 
 The suite, and a Node.js that it runs on, are installed from npm into target/clients. Where that cannot be done it says
-SKIPPED and why, and ends with 0. It ends with 1 if anything was not as it should be.
+SKIPPED and why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS set it is tried three times, and is a failure then. It
+ends with 1 if anything was not as it should be.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from typing import NamedTuple
 
 sys.dont_write_bytecode = True
 
-from common import Failed, Skipped, expect, finish, short
+from common import TRIES, Failed, Skipped, expect, finish, short, skip, tried
 
 NODE, OLDEST_NODE = "22.23.3", 22
 SUITE, EARLIER_SUITE = "0.2.0-alpha.12", "0.1.16"
@@ -604,19 +605,23 @@ def install(name, commands, made):
         [first, *_] = commands(cache)
         if not shutil.which(first[0]):
             raise Skipped(f"{first[0]} is missing")
-        shutil.rmtree(cache, ignore_errors=True)
-        cache.mkdir()
-        for command in commands(cache):
-            try:
-                code, out, err = finish(command, INSTALL_SECONDS)
-            except Failed as error:
-                raise Skipped(f"{name} cannot be installed: {error}") from None
-            if code != 0:
-                raise Skipped(f"{name} cannot be installed: {short(err or out)}")
-        if not (cache / made).exists():
-            raise Skipped(f"{name} was installed and has no {made}")
+        tried(lambda: install_once(name, cache, commands, made))
         done.touch()
     return cache
+
+
+def install_once(name, cache, commands, made):
+    shutil.rmtree(cache, ignore_errors=True)
+    cache.mkdir()
+    for command in commands(cache):
+        try:
+            code, out, err = finish(command, INSTALL_SECONDS)
+        except Failed as error:
+            raise Skipped(f"{name} cannot be installed: {error}") from None
+        if code != 0:
+            raise Skipped(f"{name} cannot be installed: {short(err or out)}")
+    if not (cache / made).exists():
+        raise Skipped(f"{name} was installed and has no {made}")
 
 
 def install_npm(name, made, *packages):
@@ -681,7 +686,7 @@ def main():
     for program in (toolgate, fixture):
         if not program.is_file():
             sys.exit(f"{program} is not there; build it first")
-    limit(5 * INSTALL_SECONDS)
+    limit(TRIES * 5 * INSTALL_SECONDS)
     try:
         node, made = install_node(), "@modelcontextprotocol/conformance/dist/index.js"
         suites = {
@@ -689,8 +694,7 @@ def main():
             for version in (SUITE, EARLIER_SUITE)
         }
     except Skipped as reason:
-        print(f"SKIPPED: the conformance suite of MCP: {reason}", flush=True)
-        return
+        return skip("the conformance suite of MCP", reason)
     head = f"{'':76}{'success':>8}{'failure':>8}{'warning':>8}"
     run_all(head, [before, behind], lambda scratch: World(scratch, toolgate, fixture, node, suites))
 

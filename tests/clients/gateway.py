@@ -2,12 +2,13 @@
 
     python3 tests/clients/gateway.py --toolgate target/debug/toolgate
 
-Five servers stand behind one configuration. Each client makes the same calls: some succeed, some are refused by the
-gateway, some by the server. It must read the same in each. Afterwards the ledger must be whole, with a row for every
-call and no other, and no process may be left.
+Five servers stand behind one configuration, one of them also over streamable HTTP and over the transport before that.
+Each client makes the same calls: some succeed, some are refused by the gateway, some by the server. It must read the
+same in each. Afterwards the ledger must be whole, with a row for every call and no other, and no process may be left.
 
 Clients and servers are installed from npm and PyPI into target/clients. Where that cannot be done it says SKIPPED and
-why, and ends with 0. It ends with 1 if anything was not as it should be.
+why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS set it is tried three times, and is a failure then. It ends with 1
+if anything was not as it should be.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
 import time
 from collections import Counter
@@ -25,8 +27,9 @@ from typing import NamedTuple
 
 sys.dont_write_bytecode = True
 
-from common import Failed, Skipped, expect, finish, short
-from conformance import INSTALL_SECONDS, Place, install, install_node, install_npm, limit, run_all
+from common import TRIES, Failed, Skipped, expect, finish, short, skip
+from conformance import INSTALL_SECONDS, Place, Server, install, install_node, install_npm, limit, run_all
+from scripts import EARLIER_PYTHON, FASTMCP, PYTHON, TYPESCRIPT
 
 NPM = [
     "@modelcontextprotocol/inspector@0.15.0",
@@ -49,6 +52,15 @@ stream = "1s"
 [upstreams.everything]
 command = {node}
 args = [{everything}, "stdio"]
+undeclared = "open"
+
+[upstreams.streamed]
+url = {streamed}
+undeclared = "open"
+
+[upstreams.evented]
+url = {evented}
+transport = "sse"
 undeclared = "open"
 
 [upstreams.files]
@@ -85,7 +97,7 @@ category = "PERMISSION"
 reason = {reason}
 """
 STDIO = "stdio"  # stands for conversations that nobody names
-OFFERED = {"everything": 16, "files": 1, "git": 12, "time": 2, "sqlite": 6}
+OFFERED = {"everything": 16, "streamed": 16, "evented": 16, "files": 1, "git": 12, "time": 2, "sqlite": 6}
 
 
 # ---- the calls -----------------------------------------------------------------------------------------------------
@@ -110,6 +122,8 @@ def calls(world, table):
     return [
         Call("everything: echo", "everything_echo", {"message": table}, f"Echo: {table}"),
         Call("everything: longer than a stream", "everything_trigger-long-running-operation", {"duration": 7, "steps": 2}, "completed"),
+        Call("over streamable HTTP: echo", "streamed_echo", {"message": table}, f"Echo: {table}"),
+        Call("over HTTP with SSE: echo", "evented_echo", {"message": table}, f"Echo: {table}"),
         Call("files: read", read, {"path": str(files / "greeting.txt")}, "good morning"),
         Call("files: refused by the rule", read, {"path": str(files / "secret.txt")}, REASON, denied, "refused"),
         Call("files: refused by the server", read, {"path": str(world.outside)}, "Access denied", failed, "failed"),
@@ -163,116 +177,6 @@ def wrong(call, result, described):
 
 
 # ---- the clients ---------------------------------------------------------------------------------------------------
-
-# Each takes its work as one word of JSON and prints what it saw as JSON.
-PYTHON = """
-import asyncio, json, sys
-from mcp import Client, StdioServerParameters
-
-work = json.loads(sys.argv[1])
-
-async def main():
-    server = work.get("url") or StdioServerParameters(command=work["command"][0], args=work["command"][1:], env=work["env"])
-    async with Client(server, mode=work["mode"]) as client:
-        tools = {tool.name: tool.output_schema is not None for tool in (await client.list_tools()).tools}
-        results = []
-        for name, arguments in work["calls"]:
-            try:
-                result = await client.call_tool(name, arguments)
-            except Exception as error:
-                results.append({"thrown": f"{type(error).__name__}: {error}"})
-            else:
-                text = "\\n".join(block.text for block in result.content)
-                results.append({"isError": result.is_error, "structured": result.structured_content, "text": text})
-        print(json.dumps({"speaks": client.protocol_version, "tools": tools, "results": results}))
-
-asyncio.run(main())
-"""
-
-EARLIER_PYTHON = """
-import asyncio, json, sys
-from mcp import ClientSession, StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
-
-work = json.loads(sys.argv[1])
-
-async def main():
-    if "url" in work:
-        transport = streamable_http_client(work["url"])
-    else:
-        transport = stdio_client(StdioServerParameters(command=work["command"][0], args=work["command"][1:], env=work["env"]))
-    async with transport as streams, ClientSession(streams[0], streams[1]) as client:
-        hello = await client.initialize()
-        tools = {tool.name: tool.outputSchema is not None for tool in (await client.list_tools()).tools}
-        results = []
-        for name, arguments in work["calls"]:
-            try:
-                result = await client.call_tool(name, arguments)
-            except Exception as error:
-                results.append({"thrown": f"{type(error).__name__}: {error}"})
-            else:
-                text = "\\n".join(block.text for block in result.content)
-                results.append({"isError": result.isError, "structured": result.structuredContent, "text": text})
-        print(json.dumps({"speaks": hello.protocolVersion, "tools": tools, "results": results}))
-
-asyncio.run(main())
-"""
-
-FASTMCP = """
-import asyncio, json, sys
-from fastmcp import Client
-from fastmcp.client.transports import StdioTransport
-
-work = json.loads(sys.argv[1])
-
-async def main():
-    server = work.get("url") or StdioTransport(work["command"][0], work["command"][1:], env=work["env"], keep_alive=False)
-    async with Client(server) as client:
-        tools = {tool.name: tool.output_schema is not None for tool in await client.list_tools()}
-        results = []
-        for name, arguments in work["calls"]:
-            try:
-                result = await client.call_tool(name, arguments, raise_on_error=False)
-            except Exception as error:
-                results.append({"thrown": f"{type(error).__name__}: {error}"})
-            else:
-                text = "\\n".join(block.text for block in result.content)
-                results.append({"isError": result.is_error, "structured": result.structured_content, "text": text})
-        print(json.dumps({"speaks": client.protocol_version, "tools": tools, "results": results}))
-
-asyncio.run(main())
-"""
-
-TYPESCRIPT = """
-import { Client } from "@modelcontextprotocol/sdk/client/index.js";
-import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
-import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
-
-const work = JSON.parse(process.argv[2]);
-const transport = work.url
-  ? new StreamableHTTPClientTransport(new URL(work.url))
-  : new StdioClientTransport({ command: work.command[0], args: work.command.slice(1), env: work.env });
-let speaks = null;
-const tell = transport.setProtocolVersion?.bind(transport);
-transport.setProtocolVersion = (version) => { speaks = version; tell?.(version); };
-const client = new Client({ name: "test", version: "1" });
-await client.connect(transport);
-const tools = {};
-for (const tool of (await client.listTools()).tools) tools[tool.name] = tool.outputSchema !== undefined;
-const results = [];
-for (const [name, args] of work.calls) {
-  try {
-    const result = await client.callTool({ name, arguments: args });
-    const text = result.content.map((block) => block.text).join("\\n");
-    results.push({ isError: result.isError ?? false, structured: result.structuredContent ?? null, text });
-  } catch (error) {
-    results.push({ thrown: `${error.constructor.name}: ${error.message}` });
-  }
-}
-await client.close();
-console.log(JSON.stringify({ speaks, tools, results }));
-"""
-
 
 class Seen(NamedTuple):
     """What a client saw."""
@@ -349,6 +253,8 @@ class World(Place):
         super().__init__(scratch, toolgate)
         self.node, self.python, self.earlier_python = node, python, earlier_python
         self.inspector = modules / "@modelcontextprotocol/inspector/cli/build/cli.js"
+        self.everything = modules / "@modelcontextprotocol/server-everything/dist/index.js"
+        self.ports = {transport: free_port() for transport in ("streamableHttp", "sse")}
         self.files, self.repository, self.outside = scratch / "files", scratch / "repository", scratch / "outside.txt"
         self.store, self.config, self.made = scratch / "ledger.db", scratch / "toolgate.toml", Counter()
         # The inspector starts itself anew with the `node` that is found first.
@@ -365,7 +271,9 @@ class World(Place):
         values = {
             "store": self.store,
             "node": node,
-            "everything": modules / "@modelcontextprotocol/server-everything/dist/index.js",
+            "everything": self.everything,
+            "streamed": f"http://127.0.0.1:{self.ports['streamableHttp']}/mcp",
+            "evented": f"http://127.0.0.1:{self.ports['sse']}/sse",
             "filesystem": modules / "@modelcontextprotocol/server-filesystem/dist/index.js",
             "files": self.files,
             "git_server": python.parent / "mcp-server-git",
@@ -385,6 +293,20 @@ class World(Place):
         path = self.scratch / name
         path.write_text(text)
         return path
+
+    def serve_over_http(self):
+        """One of the servers over each of the transports that it has beside standard streams."""
+        servers = []
+        for transport, port in self.ports.items():
+            environment = {**self.environment, "PORT": str(port)}
+            server = Server([self.node, self.everything, transport], self.folder(), environment)
+            servers.append(server)
+            end = time.monotonic() + READY_SECONDS
+            while not answers(port):
+                waiting = server.process.poll() is None and time.monotonic() < end
+                expect(waiting, f"{transport} did not begin to serve: {short(server.out.read_text() + server.err.read_text())}")
+                time.sleep(0.05)
+        return servers
 
     def serve(self):
         command = [self.toolgate, "serve", "--config", self.config, "--listen", "127.0.0.1:0", "--patience", f"{READY_SECONDS}s"]
@@ -420,7 +342,20 @@ def told(report, client, over, seen, found):
     report.row(f"{client:26}{over:8}{seen.speaks or '?':12}{len(found):>6}{good:>19}", problems, notes)
 
 
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+def answers(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), COMMAND_SECONDS):
+        return True
+    return False
+
+
 def everything(world, report):
+    others = world.serve_over_http()
     gateway = world.serve()
     standing = {group(number) for number in world.left()}
     stdio = [str(world.toolgate), "serve", "--stdio", "--config", str(world.config), "--patience", f"{READY_SECONDS}s"]
@@ -444,6 +379,8 @@ def everything(world, report):
     report.row(f"{'after the stdio clients':34}{len(left)} processes left", left)
     ledger(world, report)
     code = gateway.stop()
+    for server in others:
+        server.stop()
     left = gone(world, set())
     report.row(f"{'after SIGTERM':34}exit code {code}, {len(left)} processes left", [*left, *([f"exit code {code}"] if code else [])])
     expect(not world.new.exists(), "a tool that is not declared has run")
@@ -498,7 +435,7 @@ def main():
     toolgate = parser.parse_args().toolgate.resolve()
     if not toolgate.is_file():
         sys.exit(f"{toolgate} is not there; build it first")
-    limit(5 * INSTALL_SECONDS)
+    limit(TRIES * 5 * INSTALL_SECONDS)
     try:
         if not shutil.which("git"):
             raise Skipped("git is missing")
@@ -508,8 +445,7 @@ def main():
         python = install_python("python", PIP, "mcp-server-time")
         earlier_python = install_python("python", EARLIER_PIP, "mcp-server-sqlite")
     except Skipped as reason:
-        print(f"SKIPPED: clients and servers of other people: {reason}", flush=True)
-        return
+        return skip("clients and servers of other people", reason)
     head = f"{'client':26}{'over':8}{'revision':12}{'calls':>6}{'as they should be':>19}"
     run_all(head, [everything], lambda scratch: World(scratch, toolgate, node, modules, python, earlier_python))
 

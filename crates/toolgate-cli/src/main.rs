@@ -87,7 +87,6 @@ enum Verb {
 fn main() -> ExitCode {
     // Perhaps it is only the way into the room of another program.
     toolgate::sandbox::enter_if_asked();
-    toolgate_mcp::enter_if_asked();
     // A coding agent waits for this one at every step: what the whole command line needs is left out.
     if let Some(args) = command::hook::Args::quickly(std::env::args_os().skip(1)) {
         return command::hook::run(&args);

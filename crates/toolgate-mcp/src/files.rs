@@ -28,13 +28,6 @@ pub(crate) fn before() -> Option<u64> {
     BEFORE.get().copied()
 }
 
-/// Gives back what was taken.
-pub(crate) fn give_back(before: u64) {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    let current = Some(maximum.map_or(before, |most| most.min(before)));
-    let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
-}
-
 /// How many of them may be connections, if this is what is wanted: the rest is left room.
 pub(crate) fn connections(wanted: usize) -> usize {
     room(getrlimit(Resource::Nofile).current, wanted)

@@ -35,7 +35,7 @@ pub struct Options {
     pub upstreams: Starting,
     /// How long upstreams may take before the gateway is ready without them.
     pub patience: Duration,
-    /// The program that leads command tools into their rooms; see [`toolgate::sandbox::enter_if_asked`].
+    /// The program that leads command tools into their rooms, and into hooks; see [`toolgate::sandbox::enter_if_asked`].
     pub launcher: Option<PathBuf>,
     /// Who calls over standard streams, or over HTTP where nobody needs a token.
     pub principal: String,

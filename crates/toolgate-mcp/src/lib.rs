@@ -35,7 +35,6 @@ mod batch;
 mod bounded;
 mod calls;
 mod canary;
-mod child;
 mod client;
 mod door;
 mod files;
@@ -59,6 +58,8 @@ mod trace;
 mod upstream;
 mod workspaces;
 
+use toolgate::lead as child;
+
 /// The revision of the protocol whose requests stand for themselves.
 pub(crate) const MODERN: &str = "2026-07-28";
 
@@ -73,8 +74,8 @@ pub(crate) fn speaks_in_headers(schema: &impl serde::Serialize) -> bool {
 }
 
 pub use canary::CANARY;
-pub use child::enter_if_asked;
 pub use files::raise_open_files;
 pub use gateway::{BuiltIn, Gateway, Options};
 pub use serve::Listening;
+pub use toolgate::sandbox::enter_if_asked;
 pub use upstream::{Accepted, Change, Health, Known, Pins, Starting, Status, Suspicion, Upstreams, look_for_shadows};

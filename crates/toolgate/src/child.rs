@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::AsyncWriteExt;
-use tokio::process::{ChildStdin, Command};
+use tokio::process::{Child, ChildStdin, Command};
 
 /// Its streams are ours, its process group is its own, and of the environment it sees what is named and what is set.
-pub(crate) fn shut_off(command: &mut Command, inherit: &[String], set: &BTreeMap<String, OsString>) {
+pub(crate) fn shut_off(command: &mut Command, led: bool, inherit: &[String], set: &BTreeMap<String, OsString>) {
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.process_group(0).kill_on_drop(true);
+    // What leads into it must live for as long as it takes to end all of it.
+    command.process_group(0).kill_on_drop(!led);
     command.envs(inherit.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
     command.envs(set);
 }
@@ -23,15 +25,36 @@ pub(crate) async fn feed(stdin: Option<ChildStdin>, text: &[u8]) {
     }
 }
 
-/// Ends a whole process group when dropped.
-pub(crate) struct Group(pub(crate) Option<u32>);
+/// Ends a program when dropped: with all that it has started where something leads into it (see [`crate::lead`]), else with its group.
+pub(crate) struct Group {
+    id: Option<Pid>,
+    led: bool,
+}
+
+impl Group {
+    pub(crate) fn of(program: &Child, led: bool) -> Self {
+        Self { id: program.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw), led }
+    }
+
+    /// It has ended by itself. What led into it has ended all of it then, unless that was killed.
+    pub(crate) fn ended(&mut self, status: ExitStatus) {
+        if self.led && status.code().is_some() {
+            self.id = None;
+        }
+        self.led = false;
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let pid = self.0.and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
-        if let Some(pid) = pid {
-            // Gone already is what is wanted.
-            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+        let Some(id) = self.id else { return };
+        // Gone already is what is wanted.
+        if self.led {
+            let _ = kill_process(id, Signal::TERM);
+            // One that was stopped would not hear it.
+            let _ = kill_process(id, Signal::CONT);
+        } else {
+            let _ = kill_process_group(id, Signal::KILL);
         }
     }
 }

@@ -13,6 +13,7 @@ mod gate;
 pub mod home;
 pub mod hook;
 pub mod json;
+pub mod lead;
 mod ledger;
 pub mod limits;
 pub mod names;

@@ -1,11 +1,12 @@
 //! A room for programs: files by landlock, system calls by seccomp, resources by rlimits.
 //!
 //! What confines a program must be done in its own process, before it begins, and by a process with one thread. So a program is not
-//! started by itself: the toolgate program (or any that calls [`enter_if_asked`] first thing) is started, confines itself, and
-//! becomes it. If it cannot confine itself, the program does not run.
+//! started by itself: the toolgate program (or any that calls [`enter_if_asked`] first thing) is started, and starts itself once more;
+//! that one confines itself, and becomes the program. If it cannot confine itself, the program does not run. The first one stays outside
+//! until the program has ended, or whoever called it, and ends all that it has started.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,11 +15,13 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
     RulesetStatus, Scope,
 };
-use rustix::process::{Resource, Rlimit, Signal};
+use rustix::process::{Resource, Rlimit};
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::lead;
 
 /// What a program may touch and use.
 ///
@@ -92,8 +95,12 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWPID,
     libc::CLONE_NEWNET,
 ];
-/// The word that asks a program to be the way into the room.
+/// The word that asks a program to lead into the room, and the one that asks it to go there.
 const ASKED: &str = "__toolgate_sandbox";
+const ROOM: &str = "__toolgate_sandbox_enter";
+/// What could not be confined says so with this. Among the words it could be read by a program that may look into `/proc`; what stands in
+/// the environment of a process outside of its room, no program sees.
+pub(crate) const SIGN: &str = "TOOLGATE_SANDBOX_SIGN";
 /// Asks the way into the room to say what the kernel cannot do.
 const TELL: &str = "TOOLGATE_SANDBOX_TELL";
 /// The exit code of a program that could not be confined, and so did not run.
@@ -121,23 +128,15 @@ impl Sandbox {
         self
     }
 
-    /// The words that start a program in this room, by way of a program that calls [`enter_if_asked`].
-    /// What could not be confined says so with `sign`, which the program itself never learns.
-    pub(crate) fn words(
-        &self,
-        sign: &str,
-        program: OsString,
-        args: impl IntoIterator<Item = OsString>,
-    ) -> Result<Vec<OsString>, serde_json::Error> {
-        let spec = serde_json::to_string(self)?;
-        Ok([ASKED.into(), sign.into(), spec.into(), program].into_iter().chain(args).collect())
+    /// The words that start a program in this room, by way of a program that calls [`enter_if_asked`] and is a child of this one.
+    /// What could not be confined says so with [`SIGN`], which the program itself never learns.
+    pub(crate) fn words(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
+        let (parent, spec) = (std::process::id().to_string(), serde_json::to_string(self)?);
+        Ok([ASKED.into(), parent.into(), spec.into(), program].into_iter().chain(args).collect())
     }
 
     /// Confines this process. Says what the kernel cannot do.
     fn confine(&self, program: &std::path::Path) -> Result<(), String> {
-        // Whoever started it may die; it does not stay behind.
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-            .map_err(|error| format!("no death with the parent: {error}"))?;
         close_inherited()?;
         self.limit()?;
         self.fence(program)?;
@@ -292,8 +291,9 @@ fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
 /// # Errors
 /// There is no room at all, and why.
 pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
-    let words = Sandbox::default().words("toolgate sandbox", "true".into(), []).map_err(|error| error.to_string())?;
-    let output = Command::new(launcher).args(words).env(TELL, "1").output().map_err(|error| error.to_string())?;
+    let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
+    let output = Command::new(launcher).args(words).env(SIGN, "toolgate sandbox").env(TELL, "1").output();
+    let output = output.map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     match (output.status.success(), said.is_empty()) {
         (true, true) if rustix::process::getuid().is_root() => {
@@ -336,26 +336,39 @@ fn threads(status: &str, uid: u32) -> u64 {
     if number("Uid:") == Some(u64::from(uid)) { number("Threads:").unwrap_or(1) } else { 0 }
 }
 
-/// Becomes the program in its room, where this process was started for that; returns where it was not. Call it first thing in
-/// `main`, before there is a second thread.
+/// Leads into the room of a program, or into another program that is to end with this one, where this process was started for that;
+/// returns where it was not. Call it first thing in `main`, before there is a second thread.
 pub fn enter_if_asked() {
+    lead::enter_if_asked();
     let mut words = std::env::args_os().skip(1);
-    if words.next().is_none_or(|word| word != ASKED) {
+    let word = words.next();
+    let why = if word.as_deref() == Some(OsStr::new(ASKED)) {
+        // This one stays outside.
+        match lead::lead(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>()) {
+            Ok(status) => lead::end_as(status),
+            Err(why) => why,
+        }
+    } else if word.as_deref() == Some(OsStr::new(ROOM)) {
+        let Err(why) = enter(words);
+        why
+    } else {
         return;
-    }
-    let sign = words.next().unwrap_or_default();
-    let become_it = || -> Result<std::convert::Infallible, String> {
-        let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("it is not said what is allowed")?;
-        let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
-        let program = words.next().ok_or("no program is named")?;
-        let found = find(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
-        room.confine(&found)?;
-        Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
     };
-    let Err(why) = become_it();
     // Whoever started it reads this and knows that nothing ran.
+    let sign = std::env::var_os(SIGN).unwrap_or_default();
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{}: {why}\n", sign.display()).as_bytes());
     std::process::exit(NOT_RUN);
+}
+
+/// Becomes the program in its room. Comes back only where that cannot be.
+fn enter(mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
+    lead::begin(&words.next().unwrap_or_default())?;
+    let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("it is not said what is allowed")?;
+    let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
+    let program = words.next().ok_or("no program is named")?;
+    let found = find(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
+    room.confine(&found)?;
+    Err(format!("{}: {}", found.display(), Command::new(&found).args(words).env_remove(SIGN).exec()))
 }
 
 /// A program by its path, or where all programs are.

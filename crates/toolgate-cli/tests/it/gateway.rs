@@ -309,17 +309,31 @@ impl Served {
         assert!(std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
     }
 
-    /// What comes back for a body, without the head.
-    pub(crate) fn ask(&self, path: &str, headers: &str, body: &Value) -> String {
-        use std::io::{Read, Write};
+    /// Asks, and leaves what comes back to be read.
+    fn send(&self, path: &str, headers: &str, body: &Value) -> std::net::TcpStream {
+        use std::io::Write;
         let body = body.to_string();
         let mut stream = std::net::TcpStream::connect(&self.url).unwrap();
         let kinds = "content-type: application/json\r\naccept: application/json, text/event-stream\r\n";
         let head = format!("POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{kinds}{headers}", self.url);
         stream.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+        stream
+    }
+
+    /// What comes back for a body, without the head.
+    pub(crate) fn ask(&self, path: &str, headers: &str, body: &Value) -> String {
         let mut said = String::new();
-        stream.read_to_string(&mut said).unwrap();
+        std::io::Read::read_to_string(&mut self.send(path, headers, body), &mut said).unwrap();
         said.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// Begins a call of a tool that needs no arguments.
+    pub(crate) fn begin(&self, tool: &str) -> std::net::TcpStream {
+        let headers = format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n");
+        let mut body = call(1, tool, json!({}));
+        body["params"]["_meta"] =
+            json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}});
+        self.send("/mcp/default/s", &headers, &body)
     }
 
     /// What is decided of a call, by the two halves of the path.
@@ -376,58 +390,6 @@ fn a_gateway_reads_its_file_again_when_it_is_told_to_or_when_it_changes() {
     assert!(decided("allow"));
     project.write("project/more.toml", no);
     until("a file that was missing is seen", || decided("deny"));
-}
-
-#[test]
-fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
-    use std::os::unix::fs::PermissionsExt;
-    // What the gateway knows, and what its client comes with.
-    let (secret, token) = ("hunter2-and-more", "tg_5esame-and-m0re");
-    let project = Project::new();
-    // It says what it knows, and ends.
-    project.write("project/teller", "#!/bin/sh\necho \"the key is $KEY\" >&2\nexit 1\n");
-    std::fs::set_permissions(project.path("project/teller"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    project.write("project/key", secret);
-    // Nobody listens there, nor comes to while it is held.
-    let held = tokio::net::TcpSocket::new_v4().unwrap();
-    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let nobody = held.local_addr().unwrap();
-    project.write(
-        "project/toolgate.toml",
-        &format!(
-            "store = \"ledger.db\"\n[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n\
-             [upstreams.teller]\ncommand = \"./teller\"\nenv = {{ KEY = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
-             [upstreams.far]\nurl = \"http://{nobody}/${{SECRET}}/mcp\"\nbearer = {{ file = \"key\" }}\nheaders = {{ x-key = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
-             [tools.ask]\nkind = \"http\"\nurl = \"http://{nobody}/ask\"\nnetworks = [\"127.0.0.0/8\"]\nheaders = {{ authorization = \"Bearer ${{SECRET}}\" }}\neffect = \"read\"\n\
-             [tools.fails]\nkind = \"command\"\ncommand = \"./teller\"\nenv = {{ KEY = {{ file = \"key\" }} }}\neffect = \"read\"\nsandbox = {{ read = [\".\"] }}\n",
-            toolgate::json::Digest::of(token.as_bytes())
-        ),
-    );
-    let served = Served::start_with(&project, &[("SECRET", secret), ("RUST_LOG", "trace")], &["-vv"]);
-    let mut said = String::new();
-    for (n, tool) in ["ask", "fails", "teller_x", "far_x"].iter().enumerate() {
-        let headers =
-            format!("authorization: Bearer {token}\r\nmcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n");
-        let mut body = call(1, tool, json!({}));
-        body["params"]["_meta"] =
-            json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}});
-        said.push_str(&served.ask(&format!("/mcp/default/s{n}"), &headers, &body));
-    }
-    assert!(said.contains("upstream_unavailable") && said.contains("[redacted]"), "{said}");
-    until("the one that talks was heard", || served.said.lock().unwrap().contains("the key is"));
-    served.signal("-TERM");
-    until("it has ended", || std::net::TcpStream::connect(&served.url).is_err());
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    let logs = served.said.lock().unwrap().clone();
-    for secret in [secret, token] {
-        assert!(!logs.contains(secret), "{}", logs.lines().find(|line| line.contains(secret)).unwrap());
-        assert!(!said.contains(secret), "{said}");
-        for path in crate::hook::walk(&project.path("")) {
-            let text = std::fs::read(&path).unwrap();
-            let found = text.windows(secret.len()).any(|part| part == secret.as_bytes());
-            assert!(!found || path.ends_with("project/key"), "{}", path.display());
-        }
-    }
 }
 
 #[test]

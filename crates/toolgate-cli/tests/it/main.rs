@@ -4,6 +4,7 @@
 
 mod answered;
 mod check;
+mod ending;
 mod gateway;
 mod hook;
 mod hostile;
@@ -13,6 +14,7 @@ mod manners;
 mod orphans;
 mod protected;
 mod sandbox;
+mod secrets;
 mod serving;
 mod setup;
 mod slips;

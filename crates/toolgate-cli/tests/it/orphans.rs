@@ -10,6 +10,34 @@ fn start(project: &Project) -> Served {
     Served::start_with(project, &[], &["--patience", "1s"])
 }
 
+/// How many processes are called so.
+fn count(mark: &str) -> usize {
+    let named = |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
+    std::fs::read_dir("/proc").unwrap().flatten().filter(named).count()
+}
+
+#[test]
+fn programs_behind_tools_and_hooks_go_with_a_gateway_that_is_killed() {
+    let mark = format!("toolgate-behind-{}", std::process::id());
+    let project = Project::new();
+    let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
+    project.write("project/program", &format!("#!/bin/bash\n{daemon}\n(exec -a {mark} sleep 1000)\n:\n"));
+    std::fs::set_permissions(project.path("project/program"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    project.write(
+        "project/toolgate.toml",
+        "store = \"ledger.db\"\n[tools.slow]\nkind = \"command\"\ncommand = \"./program\"\neffect = \"read\"\n\
+         [tools.guarded]\nkind = \"command\"\ncommand = \"true\"\neffect = \"read\"\n\
+         [[hooks]]\nname = \"slow\"\ncommand = \"./program\"\ntools = [\"guarded\"]\ntimeout = \"60s\"\n",
+    );
+    for tool in ["slow", "guarded"] {
+        let served = Served::start_with(&project, &[], &[]);
+        let _call = served.begin(tool);
+        until("they run", || count(&mark) == 2);
+        served.signal("-KILL");
+        until(tool, || count(&mark) == 0);
+    }
+}
+
 #[test]
 fn a_gateway_that_is_killed_leaves_nobody_behind() {
     let mark = format!("toolgate-left-{}", std::process::id());
@@ -22,11 +50,7 @@ fn a_gateway_that_is_killed_leaves_nobody_behind() {
     );
     std::fs::set_permissions(project.path("project/server"), std::fs::Permissions::from_mode(0o755)).unwrap();
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
-    let count = || {
-        let named =
-            |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
-        std::fs::read_dir("/proc").unwrap().flatten().filter(named).count()
-    };
+    let count = || count(&mark);
     for signal in ["-KILL", "-TERM"] {
         let served = start(&project);
         until("they run", || count() == 3);

@@ -106,7 +106,9 @@ async fn what_a_program_comes_to() {
     // A machine with much to do takes its time to begin.
     for seconds in [1, 4, 16] {
         room.seconds = seconds;
-        let script = format!("(echo > {}; exec -a {mark} sleep 100) & sleep 60", begun.display());
+        // One of them leaves the group of the others.
+        let apart = format!("setsid -f bash -c 'exec -a {mark} sleep 100'");
+        let script = format!("{apart}; (echo > {}; exec -a {mark} sleep 100) & sleep 60", begun.display());
         assert!(room.says(&script).await.starts_with("ERROR"));
         if begun.exists() {
             break;
@@ -114,6 +116,22 @@ async fn what_a_program_comes_to() {
     }
     assert!(begun.exists(), "no child of the program was ever there");
     gone(&mark).await;
+    // What it leaves behind is not waited for, whatever it holds open.
+    room.seconds = 60;
+    assert_eq!(room.says(&format!("setsid -f bash -c 'exec -a {mark} sleep 100'; echo done")).await, "done");
+    gone(&mark).await;
+}
+
+#[tokio::test]
+async fn a_program_that_sees_all_processes_does_not_learn_the_sign_of_the_sandbox() {
+    let mut room = Room::new();
+    room.room.read.push("/proc".into());
+    // What leads into its room is its parent.
+    let script = "for f in cmdline environ; do tr '\\0' ' ' < /proc/$PPID/$f; done 2> /dev/null; echo seen";
+    let answer = room.session(CommandTool::new("/bin/bash").arg("-c").arg(script)).call("run", json!({})).await;
+    let seen = answer.outcome.success().map(|output| output.value.to_string()).unwrap_or_else(|| panic!("{answer:?}"));
+    assert!(seen.contains("__toolgate_sandbox"), "{seen}");
+    assert!(!seen.contains(&answer.call.to_string()) && !seen.contains("TOOLGATE_SANDBOX_SIGN"), "{seen}");
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! Sixty-four clients at work while an upstream falls ill: who is not concerned is answered, nothing happens twice, and nothing is
 //! left of it.
 
+mod living;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,38 +1,62 @@
-//! A gateway ends, and what is under way ends before it.
+//! A gateway that is told to end: whoever has a call under way hears its answer, and nothing is left of it.
 
 use std::sync::Arc;
 
 use serde_json::json;
 
 use crate::faults::config;
+use crate::returning::{Session, listen};
 use crate::support::{Gate, children, fixture, lines, processes, until};
+
+/// What a client is told of a call that is under way when the gateway is told to end.
+async fn told(effect: &str, in_session: bool, is_replaced: bool) -> String {
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let number = if in_session { 13 } else { 7 };
+    let text = |more: &str| {
+        config(&format!(
+            "command = {}\nargs = [\"--stdio\", \"--tools\", \"{number}\"]\nenv = {{ FIXTURE_COUNTER = {}{more} }}\n\
+             [tools.ill_sleep]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"{effect}\"\npolicy = \"open\"\n",
+            json!(fixture()),
+            json!(begun)
+        ))
+    };
+    let gate = Gate::open(&text("")).await;
+    let ms = if is_replaced { 4_000 } else { 1_000 };
+    let (client, store) = (gate.client().in_session("slow"), Arc::clone(&gate.store));
+    let slow = if in_session {
+        let session = Session::greet(&gate.url, "2025-06-18").await;
+        tokio::spawn(async move {
+            let heard = listen(session.call("ill_sleep", json!({ "ms": ms })).await, |heard| heard.answer().is_some()).await;
+            heard.answer().map(|answer| answer["result"].clone()).unwrap_or_else(|| panic!("it is lost: {heard:?}"))
+        })
+    } else {
+        tokio::spawn(async move { client.call("ill_sleep", json!({ "ms": ms })).await })
+    };
+    until("it is under way", async || lines(&begun) > 0).await;
+    if is_replaced {
+        // Another is there in its place; this one is only there for the call.
+        gate.reload(&text(", OTHER = \"1\"")).await.unwrap();
+    }
+    gate.end().await;
+    let said = slow.await.unwrap();
+    // Nobody has to find out what became of it, however late it is.
+    let pending = toolgate::Store::pending(&*store, toolgate::Timestamp::MAX).await.unwrap();
+    assert!(pending.is_empty() && processes(number).is_empty(), "{pending:?} {:?}", children());
+    said["content"][0]["text"].as_str().map(str::to_owned).unwrap_or_else(|| panic!("{said}"))
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ending_lets_calls_end() {
-    for (effect, is_replaced) in [("read", false), ("write", false), ("write", true)] {
-        let home = tempfile::tempdir().unwrap();
-        let begun = home.path().join("begun");
-        let text = |more: &str| {
-            config(&format!(
-                "command = {}\nargs = [\"--stdio\", \"--tools\", \"7\"]\nenv = {{ FIXTURE_COUNTER = {}{more} }}\n\
-                 [tools.ill_sleep]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"{effect}\"\npolicy = \"open\"\n",
-                json!(fixture()),
-                json!(begun)
-            ))
-        };
-        let gate = Gate::open(&text("")).await;
-        let (client, store) = (gate.client().in_session("slow"), Arc::clone(&gate.store));
-        let ms = if is_replaced { 4_000 } else { 1_000 };
-        let slow = tokio::spawn(async move { client.code("ill_sleep", json!({"ms": ms})).await });
-        until("it is under way", async || lines(&begun) > 0).await;
-        if is_replaced {
-            // Another is there in its place; this one is only there for the call.
-            gate.reload(&text(", OTHER = \"1\"")).await.unwrap();
-        }
-        gate.end().await;
-        assert_eq!(slow.await.unwrap(), "ok", "{effect} {is_replaced}");
-        // Nobody has to find out what became of it, however late it is.
-        let pending = toolgate::Store::pending(&*store, toolgate::Timestamp::MAX).await.unwrap();
-        assert!(pending.is_empty() && processes(7).is_empty(), "{pending:?} {:?}", children());
+    for effect in ["read", "write"] {
+        assert_eq!(told(effect, false, false).await, "Slept for 1000 milliseconds.", "{effect}");
+    }
+    assert_eq!(told("write", false, true).await, "Slept for 4000 milliseconds.");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_lets_calls_of_a_session_end() {
+    for effect in ["read", "write"] {
+        assert_eq!(told(effect, true, false).await, "Slept for 1000 milliseconds.", "{effect}");
     }
 }

@@ -13,7 +13,7 @@ const LIMITED: &str = "[gateway]\nstream = \"1s\"\n";
 const SLEEP: &str = "[tools.sleep]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n";
 
 /// A client of some revision that has sessions.
-struct Session {
+pub(crate) struct Session {
     http: reqwest::Client,
     url: String,
     id: String,
@@ -22,19 +22,19 @@ struct Session {
 
 /// What was heard in a stream: the messages, and the name of the last event.
 #[derive(Debug, Default)]
-struct Heard {
+pub(crate) struct Heard {
     messages: Vec<Value>,
     last: Option<String>,
 }
 
 impl Heard {
-    fn answer(&self) -> Option<&Value> {
+    pub(crate) fn answer(&self) -> Option<&Value> {
         self.messages.iter().find(|message| message.get("result").is_some())
     }
 }
 
 impl Session {
-    async fn greet(base: &str, version: &'static str) -> Self {
+    pub(crate) async fn greet(base: &str, version: &'static str) -> Self {
         let (http, url) = (plain(), format!("{base}/mcp"));
         let about = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
         let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
@@ -51,7 +51,7 @@ impl Session {
         request.header("mcp-session-id", &self.id).header("mcp-protocol-version", self.version)
     }
 
-    async fn call(&self, tool: &str, arguments: Value) -> Response {
+    pub(crate) async fn call(&self, tool: &str, arguments: Value) -> Response {
         let params = json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": "mine"}});
         let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params});
         self.request(Method::POST).json(&call).send().await.unwrap()
@@ -63,7 +63,7 @@ impl Session {
 }
 
 /// Listens to a stream until it ends, or until something was said in it, and hangs up.
-async fn listen(mut answer: Response, enough: impl Fn(&Heard) -> bool) -> Heard {
+pub(crate) async fn listen(mut answer: Response, enough: impl Fn(&Heard) -> bool) -> Heard {
     let (mut heard, mut text) = (Heard::default(), String::new());
     while let Some(chunk) = tokio::time::timeout(Duration::from_secs(60), answer.chunk()).await.unwrap().unwrap() {
         text.push_str(&String::from_utf8_lossy(&chunk));

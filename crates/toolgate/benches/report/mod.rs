@@ -31,9 +31,22 @@ pub(crate) fn write(lines: Vec<Line>) {
     for line in &lines {
         println!("{:<28} {:>10.2} {:>10.2} {:<6} {:>7.2}  {}", line.name, line.value, line.floor, line.unit, line.ratio, line.note);
     }
+    change(|all| {
+        all.retain(|old| !lines.iter().any(|new| new.name == old.name));
+        all.extend(lines);
+    });
+}
+
+/// Takes a line of an earlier run out, where it could not be measured in this one.
+#[expect(clippy::allow_attributes, reason = "most benchmarks can always be run")]
+#[allow(dead_code, reason = "most benchmarks can always be run")]
+pub(crate) fn forget(name: &str) {
+    change(|all| all.retain(|old| old.name != name));
+}
+
+fn change(how: impl FnOnce(&mut Vec<Line>)) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench.json");
     let mut all: Vec<Line> = std::fs::read(&path).ok().and_then(|old| serde_json::from_slice(&old).ok()).unwrap_or_default();
-    all.retain(|old| !lines.iter().any(|new| new.name == old.name));
-    all.extend(lines);
+    how(&mut all);
     std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap()).expect("target/bench.json can be written");
 }

@@ -39,6 +39,7 @@ pub struct CommandHook {
     env: Vec<String>,
     set: BTreeMap<String, OsString>,
     hidden: Vec<String>,
+    launcher: Option<PathBuf>,
     runs_before: bool,
     runs_after: bool,
 }
@@ -70,6 +71,7 @@ impl CommandHook {
             env: ENVIRONMENT.iter().map(|name| (*name).to_owned()).collect(),
             set: BTreeMap::new(),
             hidden: Vec::new(),
+            launcher: None,
             runs_before: false,
             runs_after: false,
         }
@@ -118,6 +120,14 @@ impl CommandHook {
         self
     }
 
+    /// A program that leads into it, one that calls [`crate::sandbox::enter_if_asked`] as `toolgate` does: it ends the hook with all that it
+    /// has started, also when this process is killed. Without one, its process group is ended by this process.
+    #[must_use]
+    pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
+        self.launcher = Some(launcher.into());
+        self
+    }
+
     /// Asked before the tool.
     #[must_use]
     pub const fn before(mut self) -> Self {
@@ -134,21 +144,23 @@ impl CommandHook {
 
     async fn run(&self, input: &Value) -> Result<Finished, HookFault> {
         let fault = |why: String| HookFault(format!("{} {why}", self.program.display()));
-        let mut command = Command::new(&self.program);
+        let led = self.launcher.is_some();
+        let mut command = Command::new(self.launcher.as_ref().unwrap_or(&self.program));
+        if led {
+            command.arg(crate::lead::WORD).arg(std::process::id().to_string()).arg(&self.program);
+        }
         command.args(&self.args);
-        child::shut_off(&mut command, &self.env, &self.set);
+        child::shut_off(&mut command, led, &self.env, &self.set);
         let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
         // Whatever way this ends, also by being dropped, nothing of the hook's process group is left.
-        let _group = child::Group(program.id());
+        let mut group = child::Group::of(&program, led);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let text = json::canonical(input);
         let work = async {
             let ((), stdout, stderr, status) = tokio::join!(child::feed(stdin, &text), drain(stdout), drain(stderr), program.wait());
-            Ok::<_, HookFault>(Finished {
-                status: status.map_err(|e| fault(format!("cannot be waited for: {e}")))?,
-                stdout: stdout.map_err(&fault)?,
-                stderr: stderr.map_err(&fault)?,
-            })
+            let status = status.map_err(|e| fault(format!("cannot be waited for: {e}")))?;
+            group.ended(status);
+            Ok::<_, HookFault>(Finished { status, stdout: stdout.map_err(&fault)?, stderr: stderr.map_err(&fault)? })
         };
         tokio::time::timeout(self.timeout, work)
             .await

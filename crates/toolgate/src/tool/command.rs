@@ -17,7 +17,7 @@ use crate::context::Ctx;
 use crate::error::Effects;
 use crate::gate::{OUTPUT_BOUNDS, Permit};
 use crate::json::{self, Pointer};
-use crate::sandbox::{NOT_RUN, Sandbox};
+use crate::sandbox::{NOT_RUN, SIGN, Sandbox};
 
 /// What of the environment a program sees unless it is given more.
 const ENVIRONMENT: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"];
@@ -143,21 +143,23 @@ impl Handler for CommandTool {
         let words: Vec<OsString> = self.args.iter().map(|word| Self::word(word, arguments.value())).collect::<Result<_, _>>()?;
         // A program does not know its call: it cannot say in the sandbox's name that it never ran.
         let sign = permit.call_id().to_string();
-        let words = self.sandbox.words(&sign, self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
+        let words = self.sandbox.words(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
         let launcher = match &self.launcher {
             Some(launcher) => launcher.clone(),
             None => std::env::current_exe().map_err(|error| not_begun(format!("this program cannot be found: {error}")))?,
         };
         let mut command = tokio::process::Command::new(launcher);
         command.args(words);
-        child::shut_off(&mut command, &self.inherit, &self.env);
+        child::shut_off(&mut command, true, &self.inherit, &self.env);
+        command.env(SIGN, &sign);
         let mut program = command.spawn().map_err(|error| not_begun(format!("the program cannot be started: {error}")))?;
-        // Whatever way this ends, also by being dropped, nothing of its process group is left.
-        let _group = child::Group(program.id());
+        // Whatever way this ends, also by being dropped, nothing of it is left.
+        let mut group = child::Group::of(&program, true);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let feed = child::feed(stdin, arguments.bytes());
         let ((), out, err, status) = tokio::join!(feed, drain(stdout, self.most), drain(stderr, 64 << 10), program.wait());
         let status = status.map_err(|error| Failure::business("command_failed", format!("the program cannot be waited for: {error}")))?;
+        group.ended(status);
         let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0));
         let said = crate::redact::head(said.trim(), 2_000);
         match status.code() {

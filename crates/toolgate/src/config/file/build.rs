@@ -11,14 +11,15 @@ use crate::resource::{FileSystem, Sight};
 use crate::tool::Handler;
 
 impl Config {
-    /// With the program that leads command tools into their rooms: one that calls [`crate::sandbox::enter_if_asked`], as `toolgate`
-    /// does. The running program, unless said.
+    /// With the program that leads command tools into their rooms, and into hooks: one that calls [`crate::sandbox::enter_if_asked`], as
+    /// `toolgate` does. Unless said, the running program leads into rooms, and nothing into hooks.
     #[must_use]
     pub fn launcher(mut self, program: impl Into<PathBuf>) -> Self {
         let program = program.into();
         for declared in &mut self.agents {
             declared.tools =
                 std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.with(|tool| tool.launched_by(&program))).collect();
+            declared.hooks = std::mem::take(&mut declared.hooks).into_iter().map(|hook| hook.launcher(&program)).collect();
         }
         self
     }

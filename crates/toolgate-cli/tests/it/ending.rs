@@ -1,0 +1,37 @@
+//! A gateway that is told to end while a call is under way.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+use assert_cmd::cargo::CommandCargoExt;
+use serde_json::{Value, json};
+
+use crate::gateway::{call, said, until};
+use crate::hook::Project;
+
+#[test]
+fn a_client_on_standard_streams_hears_the_answer_to_its_call() {
+    let project = Project::with(
+        "store = \"ledger.db\"\n[tools.slow]\nkind = \"command\"\ncommand = \"./slow\"\neffect = \"read\"\nsandbox = { write = [\"mine\"] }\n",
+    );
+    project.write("project/mine/begun.txt", "");
+    project.write("project/slow", "#!/bin/bash\n: > mine/begun\nsleep 1\necho it is over\n");
+    std::fs::set_permissions(project.path("project/slow"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
+    project.environment(&mut command);
+    command.args(["serve", "--stdio", "--config", "toolgate.toml"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(said(&[call(1, "slow", json!({}))]).as_bytes()).unwrap();
+    until("it is under way", || project.path("project/mine/begun").exists());
+    assert!(std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    // The client has not hung up.
+    let mut heard = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let answer = heard.find(|message| message["id"] == json!(1)).unwrap_or_else(|| panic!("it is lost"));
+    assert!(answer["result"]["isError"] != json!(true) && answer.to_string().contains("it is over"), "{answer}");
+    drop(input);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let (_, rows, _) = project.run(&["audit", "export", "--store", "ledger.db"], "");
+    assert_eq!(rows.lines().filter(|row| !row.contains("canary")).count(), 1, "{rows}");
+}

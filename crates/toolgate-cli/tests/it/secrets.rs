@@ -1,0 +1,147 @@
+//! What the gateway knows, and what its clients come with, is in nothing that it says or writes.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::{Value, json};
+
+use crate::gateway::{Served, call, until};
+use crate::hook::Project;
+
+/// What a token is asked for with, also as it stands in a header, and the token.
+const CLIENT_SECRET: &str = "cl1ent-s3cret-of-ours";
+const BASIC: &str = "bWU6Y2wxZW50LXMzY3JldC1vZi1vdXJz";
+const ACCESS: &str = "acc3ss-token-of-theirs";
+/// A signed token of a client until the year 2100, made for this test, and the public key of whoever signed it.
+const JWT: &str = "eyJhbGciOiJFUzI1NiIsInR5cCI6IkpXVCIsImtpZCI6Im9uZSJ9.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUvIiwiYXVkIjoiaHR0cHM6Ly9nYXRlLmV4YW1wbGUvbWNwIiwic3ViIjoiYm9iIiwiZXhwIjo0MTAyNDQ0ODAwfQ.WY2CxBWaBWQjAQ71UOI5F-2Bv3QdiW1_8cDCMwSEs3ootd4YkkUPjwrmRKkFXAw09wF4zx_rzKzGx-coBfwW2Q";
+const SIGNER: (&str, &str) = ("YHg24tRiufkMDdxyebKPNcDtzLn1E_dNbgXqim23BhA", "HFMYMB326D1HjDP97WIv63LYH0qxCxgt75-kXeSxzH8");
+
+/// One request: its head in small letters, and its body.
+fn heard(stream: &mut TcpStream) -> Option<(String, String)> {
+    let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
+    loop {
+        let read = stream.read(&mut chunk).ok().filter(|read| *read > 0)?;
+        text.extend_from_slice(&chunk[..read]);
+        let all = String::from_utf8_lossy(&text).into_owned();
+        let Some((head, body)) = all.split_once("\r\n\r\n") else { continue };
+        let head = head.to_ascii_lowercase();
+        let length: usize = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.trim().parse().unwrap());
+        if body.len() >= length {
+            return Some((head, body.to_owned()));
+        }
+    }
+}
+
+/// What an upstream that wants a token says, and whoever gives it. Both say more than they should.
+fn reply(head: &str, asked: &Value) -> String {
+    let answer =
+        |status: &str, kind: &str, body: &str| format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\n\r\n{body}");
+    let said = |status: &str, body: Value| answer(status, "application/json", &body.to_string());
+    let result = |result: Value| said("200 OK", json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}));
+    let path = head.split_whitespace().nth(1).unwrap_or_default();
+    match (path, asked["method"].as_str().unwrap_or_default()) {
+        ("/token", _) => said("200 OK", json!({"access_token": ACCESS, "token_type": "Bearer"})),
+        ("/refuses", _) => said("400 No", json!({"error": "invalid_client", "error_description": format!("{CLIENT_SECRET} is wrong")})),
+        _ if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+        (_, "server/discover") => answer("404 No", "text/html", "<p>"),
+        (_, "initialize") => {
+            let info = json!({"name": "given", "version": "1"});
+            result(json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}))
+        }
+        (_, "tools/list") => result(json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]})),
+        (_, "tools/call") => {
+            let text = format!("`Bearer {ACCESS}` is not enough, nor is {CLIENT_SECRET}");
+            result(json!({"isError": true, "content": [{"type": "text", "text": text}]}))
+        }
+        (_, "ping") => result(json!({})),
+        _ => answer("202 Accepted", "text/plain", ""),
+    }
+}
+
+/// Both at one address.
+fn giver() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let Some((head, body)) = heard(&mut stream) else { continue };
+            let asked: Value = serde_json::from_str(&body).unwrap_or_default();
+            let _ = stream.write_all(reply(&head, &asked).as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
+    // What the gateway knows, and what its clients come with.
+    let (secret, token) = ("hunter2-and-more", "tg_5esame-and-m0re");
+    let giver = giver();
+    let project = Project::new();
+    // It says what it knows, and ends.
+    project.write("project/teller", "#!/bin/sh\necho \"the key is $KEY\" >&2\nexit 1\n");
+    std::fs::set_permissions(project.path("project/teller"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    project.write("project/key", secret);
+    let key = json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": "one", "x": SIGNER.0, "y": SIGNER.1});
+    project.write("project/keys.json", &json!({"keys": [key]}).to_string());
+    let oauth = |url: &str| {
+        format!(
+            "url = \"http://{giver}/mcp\"\nundeclared = \"read\"\n\
+             oauth = {{ token_url = \"http://{giver}/{url}\", client_id = \"me\", client_secret = \"${{CLIENT_SECRET}}\" }}\n"
+        )
+    };
+    // Nobody listens there, nor comes to while it is held.
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let nobody = held.local_addr().unwrap();
+    project.write(
+        "project/toolgate.toml",
+        &format!(
+            "store = \"ledger.db\"\n[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n\
+             [upstreams.teller]\ncommand = \"./teller\"\nenv = {{ KEY = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
+             [upstreams.far]\nurl = \"http://{nobody}/${{SECRET}}/mcp\"\nbearer = {{ file = \"key\" }}\nheaders = {{ x-key = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
+             [tools.ask]\nkind = \"http\"\nurl = \"http://{nobody}/ask\"\nnetworks = [\"127.0.0.0/8\"]\nheaders = {{ authorization = \"Bearer ${{SECRET}}\" }}\neffect = \"read\"\n\
+             [tools.fails]\nkind = \"command\"\ncommand = \"./teller\"\nenv = {{ KEY = {{ file = \"key\" }} }}\neffect = \"read\"\nsandbox = {{ read = [\".\"] }}\n\
+             [gateway.jwt]\nissuer = \"https://login.example/\"\naudience = \"https://gate.example/mcp\"\nkeys = \"keys.json\"\n\
+             [upstreams.given]\n{}[upstreams.shut]\n{}",
+            toolgate::json::Digest::of(token.as_bytes()),
+            oauth("token"),
+            oauth("refuses")
+        ),
+    );
+    let served = Served::start_with(&project, &[("SECRET", secret), ("CLIENT_SECRET", CLIENT_SECRET), ("RUST_LOG", "trace")], &["-vv"]);
+    let mut said = String::new();
+    let forged = format!("{JWT}x");
+    for (n, token) in [token, JWT, forged.as_str()].into_iter().enumerate() {
+        for tool in ["ask", "fails", "teller_x", "far_x", "given_talk", "shut_x"] {
+            let headers = format!(
+                "authorization: Bearer {token}\r\nmcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n"
+            );
+            let mut body = call(1, tool, json!({}));
+            body["params"]["_meta"] =
+                json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}});
+            let answer = served.ask(&format!("/mcp/default/s{n}-{tool}"), &headers, &body);
+            assert_eq!(answer.contains("\"result\""), token != forged, "{answer}");
+            said.push_str(&answer);
+        }
+    }
+    assert!(said.contains("is not enough"), "{said}");
+    assert!(said.contains("upstream_unavailable") && said.contains("[redacted]"), "{said}");
+    until("the one that talks was heard", || served.said.lock().unwrap().contains("the key is"));
+    served.signal("-TERM");
+    until("it has ended", || std::net::TcpStream::connect(&served.url).is_err());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let logs = served.said.lock().unwrap().clone();
+    // Of a signed token, what proves it.
+    let signature = JWT.rsplit('.').next().unwrap();
+    for secret in [secret, token, CLIENT_SECRET, BASIC, ACCESS, signature] {
+        assert!(!logs.contains(secret), "{}", logs.lines().find(|line| line.contains(secret)).unwrap());
+        assert!(!said.contains(secret), "{said}");
+        for path in crate::hook::walk(&project.path("")) {
+            let text = std::fs::read(&path).unwrap();
+            let found = text.windows(secret.len()).any(|part| part == secret.as_bytes());
+            assert!(!found || path.ends_with("project/key"), "{}", path.display());
+        }
+    }
+}
