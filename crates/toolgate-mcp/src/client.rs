@@ -10,10 +10,9 @@ use rmcp::model::{
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::transport::Transport;
 use rmcp::{ClientHandler, ErrorData, RoleClient};
-use tokio::sync::mpsc;
 
 use crate::render::unspoofed;
-use crate::upstream::{FromUpstream, Link, Reply, is_short};
+use crate::upstream::{FromUpstream, Link, Reply, ToClient, is_short};
 
 /// Where it is said of a log message which request it came in answer to. The library says that of requests alone.
 pub(crate) const ORIGIN: &str = "toolgate/request";
@@ -82,24 +81,6 @@ impl ClientHandler for Ears {
         self.ask(&context, FromUpstream::Roots).await.or_else(|_| Ok(ListRootsResult::default()))
     }
 
-    async fn on_progress(&self, params: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
-        if let Some(link) = self.0.upgrade().filter(|_| is_short(&params))
-            && let Some(line) = link.line_by_token(&params.progress_token).await
-        {
-            // A client that does not keep up misses some of it.
-            let _ = line.try_send(FromUpstream::Progress(params));
-        }
-    }
-
-    async fn on_logging_message(&self, params: LoggingMessageNotificationParam, context: NotificationContext<RoleClient>) {
-        let origin = origin(&context.meta);
-        if let Some(link) = self.0.upgrade().filter(|_| is_short(&params))
-            && let Some(line) = link.line_of(origin.as_ref()).await
-        {
-            let _ = line.try_send(FromUpstream::Log(params));
-        }
-    }
-
     async fn on_resource_updated(&self, params: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
         if let Some(link) = self.0.upgrade() {
             link.updated(params.uri);
@@ -153,7 +134,7 @@ impl Word {
     }
 
     /// Who is to hear it.
-    async fn line(&self, link: &Link) -> Option<mpsc::Sender<FromUpstream>> {
+    async fn line(&self, link: &Link) -> Option<ToClient> {
         match self {
             Self::Progress(said) => link.line_by_token(&said.progress_token).await,
             Self::Log(_, origin) => link.line_of(origin.as_ref()).await,
@@ -172,7 +153,6 @@ pub(crate) struct InOrder<T> {
 
 impl Ears {
     /// A way to the upstream that is heard, with its words in their order.
-    #[expect(dead_code, reason = "whoever connects does not use it yet")]
     pub(crate) fn in_order<T: Transport<RoleClient>>(&self, way: T) -> InOrder<T> {
         InOrder { way, link: Weak::clone(&self.0), word: None }
     }

@@ -328,7 +328,7 @@ impl Served {
     }
 
     /// Begins a call of a tool that needs no arguments.
-    pub(crate) fn begin(&self, tool: &str) -> std::net::TcpStream {
+    pub(crate) fn begin_call(&self, tool: &str) -> std::net::TcpStream {
         let headers = format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n");
         let mut body = call(1, tool, json!({}));
         body["params"]["_meta"] =

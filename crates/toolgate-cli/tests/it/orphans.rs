@@ -31,7 +31,7 @@ fn programs_behind_tools_and_hooks_go_with_a_gateway_that_is_killed() {
     );
     for tool in ["slow", "guarded"] {
         let served = Served::start_with(&project, &[], &[]);
-        let _call = served.begin(tool);
+        let _call = served.begin_call(tool);
         until("they run", || count(&mark) == 2);
         served.signal("-KILL");
         until(tool, || count(&mark) == 0);

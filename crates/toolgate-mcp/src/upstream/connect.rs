@@ -10,11 +10,12 @@ use super::link::is_modern;
 use super::oauth::Asking;
 use super::straight::Straight;
 use crate::bounded::{Bounded, LONGEST};
+use crate::client::Ears;
 use reqwest::header::{HeaderName, HeaderValue};
+use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
-use rmcp::{ClientHandler, RoleClient};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
@@ -24,8 +25,8 @@ use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upst
 const BESIDE: usize = 4;
 
 /// A connection that stands.
-pub(super) struct Connection<H: ClientHandler> {
-    pub(super) service: RunningService<RoleClient, H>,
+pub(super) struct Connection {
+    pub(super) service: RunningService<RoleClient, Ears>,
     /// The process behind it; gone with all that it has started when this is dropped.
     pub(super) child: Option<Process>,
     /// The way for calls, where it is of 2026-07-28.
@@ -79,13 +80,13 @@ impl Drop for Process {
 }
 
 /// Connects. What it says of itself on standard error goes to `hear`.
-pub(super) async fn connect<H: ClientHandler>(
+pub(super) async fn connect(
     upstream: &Upstream,
-    handler: H,
+    handler: Ears,
     launcher: Option<&Path>,
     probing: bool,
     hear: Arc<dyn Fn(String) + Send + Sync>,
-) -> Result<Connection<H>, String> {
+) -> Result<Connection, String> {
     match &upstream.reach {
         Reach::Command { program, args, env, inherit, directory } => {
             let words = args.iter().map(Reference::resolve).collect::<Result<Vec<_>, _>>()?;
@@ -124,6 +125,7 @@ pub(super) async fn connect<H: ClientHandler>(
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned()) };
             let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, upstream.clone(), hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
+            let transport = handler.in_order(transport);
             match serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await {
                 Ok(service) => Ok(Connection { service, child: Some(process), straight: None }),
                 Err(error) => {
@@ -156,7 +158,7 @@ pub(super) async fn connect<H: ClientHandler>(
                 }
             };
             if *sse {
-                let transport = crate::sse::SseTransport::open(client, &url, custom, token).await?;
+                let transport = handler.in_order(crate::sse::SseTransport::open(client, &url, custom, token).await?);
                 let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize)
                     .await
                     .map_err(|error| super::plain::hello(&error))?;
@@ -171,7 +173,7 @@ pub(super) async fn connect<H: ClientHandler>(
             if let Some(token) = token {
                 config = config.auth_header(token);
             }
-            let transport = StreamableHttpClientTransport::with_client(Bounded(client), config);
+            let transport = handler.in_order(StreamableHttpClientTransport::with_client(Bounded(client), config));
             let service =
                 serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
             let straight = straight.filter(|_| is_modern(service.peer()));

@@ -25,7 +25,7 @@ pub use link::{Health, Status};
 pub(crate) use link::{Link, Updates};
 pub(crate) use listen::MOST_WANTED;
 pub use pins::{Accepted, Change, Pins};
-pub(crate) use route::{Asker, FromUpstream, Line, Reply, is_short};
+pub(crate) use route::{Asker, FromUpstream, Line, Reply, ToClient, is_short};
 pub use scan::Suspicion;
 pub(crate) use scan::{is_invisible, is_plain};
 pub use shadows::look_for_shadows;

@@ -217,3 +217,33 @@ async fn who_answers_before_it_is_asked_or_twice_has_nothing_run() {
     assert!(!counter.exists(), "it ran although it was refused");
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn words_of_a_program_come_in_their_order_and_before_the_answer() {
+    let (gate, _home) = ill().await;
+    let (_serving, mut ask, mut told) = gate.streams(None);
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    ask.write_all(format!("{hello}\n{ready}\n").as_bytes()).await.unwrap();
+    told.next_line().await.unwrap().unwrap();
+    for n in 1..=50 {
+        let mut params = mark(&n.to_string(), "chatter");
+        params["_meta"] = json!({"progressToken": format!("of {n}")});
+        let call = json!({"jsonrpc": "2.0", "id": n, "method": "tools/call", "params": params});
+        ask.write_all(format!("{call}\n").as_bytes()).await.unwrap();
+        let mut heard = Vec::new();
+        loop {
+            let said: Value = serde_json::from_str(&told.next_line().await.unwrap().unwrap()).unwrap();
+            if said["id"] == json!(n) {
+                assert_eq!(said["result"]["structuredContent"], json!({"done": true}), "{said}");
+                break;
+            }
+            assert_eq!(said["params"]["progressToken"], params["_meta"]["progressToken"], "{said}");
+            heard.push(said["params"]["progress"].as_f64().unwrap());
+        }
+        assert_eq!(heard, [1.0, 2.0, 3.0], "{n}");
+    }
+    drop((ask, told));
+    gate.end().await;
+}
