@@ -10,8 +10,8 @@ use nix::sys::signal::{SigSet, Signal as Name};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, getrlimit, kill_process, pidfd_open, set_child_subreaper,
-    set_parent_process_death_signal, setrlimit, wait,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, getrlimit, kill_process, pidfd_open,
+    set_child_subreaper, set_parent_process_death_signal, setrlimit, wait,
 };
 
 /// The word by which a program that calls [`enter_if_asked`](crate::sandbox::enter_if_asked) knows that it is only the way into another.
