@@ -169,17 +169,17 @@ pub(crate) fn claim(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, charges: 
         tx.take_read(intent.call, Some(reserved));
         return Ok(());
     }
+    let mut session = Session::find_or_make(tx.sql, &intent.key)?;
+    // Whoever is ended by what it does finds itself counted when it comes back.
+    if session.catch_up(tx, &intent.key) {
+        session.save(tx.sql)?;
+    }
     let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, nanos(now), charge)).collect();
     let reserved: Vec<_> = charges.iter().zip(used).map(|((n, at, charge), used)| (*n, *at, *charge, *used)).collect();
     if under_way::begin(tx, intent, draft, &reserved)? {
         return Ok(());
     }
     let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&kept(intent.call), pass)).transpose()?;
-    let mut session = Session::find_or_make(tx.sql, &intent.key)?;
-    // Whoever is ended by what it does finds itself counted when it comes back.
-    if session.catch_up(tx, &intent.key) {
-        session.save(tx.sql)?;
-    }
     for key in &intent.recall {
         tx.sql
             .prepare_cached("INSERT OR REPLACE INTO recalls (principal, agent, tool, key, asked, call) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?

@@ -86,7 +86,7 @@ impl Session {
         ahead.is_some()
     }
 
-    pub(crate) fn count(&mut self, calls: &[Counted]) {
+    fn count(&mut self, calls: &[Counted]) {
         for call in calls {
             self.progress.count(call.digest, call.at, call.polling.as_ref());
         }

@@ -12,9 +12,9 @@ use crate::counters::{Reserved, counts_from, settle_charge};
 use crate::fault::Done;
 use crate::ledger::{digest, nanos};
 use crate::session::{Session, time};
-use crate::tx::{Counted, Tx, lock};
+use crate::tx::Tx;
 
-/// Where a call stands: its time, so that the newest stands last, and what is random in its name.
+/// Where a call stands: its time, so that the newest mostly stands last, and what is random in its name.
 const fn place(call: CallId) -> i64 {
     let [_, _, a, b, c, d, _, _, _, _, _, _, e, f, g, h] = *call.as_bytes();
     i64::from_be_bytes([a & 0x7f, b, c, d, e, f, g, h])
@@ -26,19 +26,12 @@ pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved:
     if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty() {
         return Ok(false);
     }
-    // Whoever is ended by what it does is counted by whoever finds that out.
-    let ahead = lock(&tx.shared.ahead).get(&intent.key).cloned().unwrap_or_default();
-    let counted = match ahead.as_slice() {
-        [] => None,
-        [Counted { digest, at, polling: None }] => Some((*digest, *at)),
-        _ => return Ok(false),
-    };
     let revokes = if intent.revokes.is_empty() { None } else { Some(serde_json::to_string(&intent.revokes)?) };
     let written = tx
         .sql
         .prepare_cached(
-            "INSERT OR IGNORE INTO under_way (id, call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, counted, counted_at, draft)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+            "INSERT OR IGNORE INTO under_way (id, call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, draft)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
         )?
         .execute(params![
             place(intent.call),
@@ -53,8 +46,6 @@ pub(crate) fn begin(tx: &Tx<'_>, intent: &Intent, draft: Option<&str>, reserved:
             nanos(intent.lease),
             revokes,
             serde_json::to_string(reserved)?,
-            counted.as_ref().map(|(digest, _)| digest.as_bytes().as_slice()),
-            counted.map(|(_, at)| nanos(at)),
             draft,
         ])?;
     // Another may stand there already.
@@ -102,21 +93,13 @@ pub(crate) fn any(sql: &Connection) -> Done<bool> {
     Ok(sql.prepare_cached("SELECT 1 FROM under_way LIMIT 1")?.exists([])?)
 }
 
-/// One as it is stored, and the call that its session has not counted yet.
-type Found = (Claim, Option<Counted>);
+const COLUMNS: &str = "call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, draft FROM under_way";
 
-const COLUMNS: &str =
-    "call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, counted, counted_at, draft FROM under_way";
-
-fn read(row: &rusqlite::Row<'_>) -> Done<Found> {
+fn read(row: &rusqlite::Row<'_>) -> Done<Claim> {
     let text = |column: usize| row.get::<_, String>(column);
     let (owner, lease) = (text(7)?, time(row.get(8)?));
     let revokes: Option<String> = row.get(9)?;
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&text(10)?)?;
-    let counted = match (row.get::<_, Option<Vec<u8>>>(11)?, row.get::<_, Option<i64>>(12)?) {
-        (Some(counted), Some(at)) => Some(Counted { digest: digest(&counted)?, at: time(at), polling: None }),
-        _ => None,
-    };
     let intent = Intent {
         call: CallId::from_bytes(row.get(0)?),
         key: SessionKey::new(text(1)?, text(2)?, text(3)?),
@@ -135,10 +118,14 @@ fn read(row: &rusqlite::Row<'_>) -> Done<Found> {
     };
     let used = charges.iter().map(|(_, _, charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
     let reserved: Vec<Reserved> = charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
-    Ok((Claim::open_of(intent, reserved, used, row.get(13)?), counted))
+    Ok(Claim::open_of(intent, reserved, used, row.get(11)?))
 }
 
-fn found(sql: &Connection) -> Done<Vec<Found>> {
+/// All that are under way, of whichever process. A ledger of an earlier shape, which somebody only reads, has none.
+pub(crate) fn all(sql: &Connection) -> Done<Vec<Claim>> {
+    if !sql.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'under_way'")?.exists([])? {
+        return Ok(Vec::new());
+    }
     let mut statement = sql.prepare_cached(&format!("SELECT {COLUMNS} ORDER BY id"))?;
     let mut rows = statement.query([])?;
     let mut all = Vec::new();
@@ -148,25 +135,13 @@ fn found(sql: &Connection) -> Done<Vec<Found>> {
     Ok(all)
 }
 
-/// All that are under way, of whichever process. A ledger of an earlier shape, which somebody only reads, has none.
-pub(crate) fn all(sql: &Connection) -> Done<Vec<Claim>> {
-    if !sql.prepare_cached("SELECT 1 FROM sqlite_schema WHERE name = 'under_way'")?.exists([])? {
-        return Ok(Vec::new());
-    }
-    Ok(found(sql)?.into_iter().map(|(claim, _)| claim).collect())
-}
-
 /// Makes one a claim, where it is under way.
 pub(crate) fn adopt(tx: &Tx<'_>, call: CallId) -> Done<()> {
     let mut statement = tx.sql.prepare_cached(&format!("SELECT {COLUMNS} WHERE id = ?1 AND call = ?2"))?;
     let mut rows = statement.query(params![place(call), call.as_bytes().as_slice()])?;
-    match rows.next()?.map(read).transpose()? {
-        Some(found) => {
-            drop(rows);
-            adopt_this(tx, &found)
-        }
-        None => Ok(()),
-    }
+    let found = rows.next()?.map(read).transpose()?;
+    drop(rows);
+    found.map_or(Ok(()), |claim| adopt_this(tx, &claim))
 }
 
 /// Makes those claims whose processes are gone.
@@ -174,22 +149,14 @@ pub(crate) fn adopt_abandoned(tx: &Tx<'_>, now: jiff::Timestamp) -> Done<()> {
     if !any(tx.sql)? {
         return Ok(());
     }
-    let abandoned = found(tx.sql)?.into_iter().filter(|(claim, _)| claim.is_abandoned(&tx.shared.home, now));
-    abandoned.into_iter().try_for_each(|found| adopt_this(tx, &found))
+    let abandoned = all(tx.sql)?.into_iter().filter(|claim| claim.is_abandoned(&tx.shared.home, now));
+    abandoned.into_iter().try_for_each(|claim| adopt_this(tx, &claim))
 }
 
-fn adopt_this(tx: &Tx<'_>, (claim, counted): &Found) -> Done<()> {
+fn adopt_this(tx: &Tx<'_>, claim: &Claim) -> Done<()> {
     remove(tx.sql, claim.call)?;
-    let mut session = Session::find_or_make(tx.sql, &claim.intent.key)?;
-    claim.insert(tx.sql, session.id)?;
-    // What this process has not counted yet, it counts by itself.
-    if let Some(counted) = counted
-        && tx.shared.home.owner() != Some(&claim.intent.owner)
-    {
-        session.count(&[*counted]);
-        session.save(tx.sql)?;
-    }
-    Ok(())
+    let session = Session::find_or_make(tx.sql, &claim.intent.key)?;
+    claim.insert(tx.sql, session.id)
 }
 
 #[cfg(test)]

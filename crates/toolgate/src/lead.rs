@@ -1,7 +1,9 @@
 //! The way into another program that ends when whoever started it does, with everything that it has started.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::AsFd as _;
+use std::fs::File;
+use std::io::{PipeReader, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal as Name};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, getrlimit, kill_process, pidfd_open,
     set_child_subreaper, set_parent_process_death_signal, setrlimit, wait,
@@ -33,6 +36,9 @@ pub const GONE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(1);
 /// The exit code of what could not begin.
 const NOT_BEGUN: i32 = 127;
+/// By this signal a process ends that leads into a room where nothing ran. It ends so for no other reason: the signal is held back from it,
+/// and a program that ends by it is told by an exit code.
+pub(crate) const NEVER_RAN: Signal = Signal::USR2;
 
 /// Where this program was started to lead into another one: does so, and never comes back.
 pub(crate) fn enter_if_asked() {
@@ -49,8 +55,8 @@ pub(crate) fn enter_if_asked() {
     } else if word.as_deref() == Some(WORD.as_ref()) {
         let (Some(parent), words) = (words.next(), words.collect::<Vec<_>>()) else { std::process::exit(NOT_BEGUN) };
         let Some(program) = words.first() else { std::process::exit(NOT_BEGUN) };
-        match lead(&parent, LAST, &words) {
-            Ok(status) => code_of(status),
+        match lead(&parent, LAST, &words, false) {
+            Ok((status, _)) => code_of(status),
             Err(why) => cannot_start(program, &why),
         }
     } else {
@@ -60,8 +66,9 @@ pub(crate) fn enter_if_asked() {
 }
 
 /// Starts this program once more, with `next`, the number of this process and these words, and stays with it until it has ended, or
-/// whoever started this one, and nothing is left of it. Says how it ended.
-pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString]) -> Result<Option<WaitStatus>, String> {
+/// whoever started this one, and nothing is left of it. Says how it ended, and whether it has told that it did not become the other
+/// program: where that `tells`, behind the number stands where.
+pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], tells: bool) -> Result<(Option<WaitStatus>, bool), String> {
     // Whoever started this may be gone already, and would not be missed.
     let parent = getppid().filter(|now| parent.to_str() == Some(number(*now).as_str())).ok_or("whoever started it is gone")?;
     if let Some(before) = std::env::var(FILES).ok().and_then(|files| files.parse().ok()) {
@@ -69,12 +76,70 @@ pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString]) -> Result<Opt
     }
     // What else is open here is not for it.
     crate::sandbox::close_inherited()?;
-    let told = listen().map_err(|error| error.to_string())?;
+    let said = |error: std::io::Error| error.to_string();
+    let told = listen().map_err(said)?;
     // By way of this program once more: what is held back from this process would be held back from its child.
     let mut command = Command::new("/proc/self/exe");
-    command.arg(next).arg(number(getpid())).args(words).env_remove(FILES);
-    let child = command.spawn().map_err(|error| error.to_string())?;
-    Ok(accompany(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told))
+    command.arg(next).arg(number(getpid())).env_remove(FILES);
+    let mut news = None;
+    let tell = if tells {
+        let (hear, tell) = std::io::pipe().map_err(said)?;
+        ioctl_fionbio(&hear, true).and_then(|()| fcntl_setfd(&tell, FdFlags::empty())).map_err(|error| error.to_string())?;
+        command.arg(tell.as_raw_fd().to_string());
+        news = Some(hear);
+        Some(tell)
+    } else {
+        None
+    };
+    let child = command.args(words).spawn().map_err(said)?;
+    drop(tell);
+    Ok(accompany(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, news))
+}
+
+/// Where it is told that a program did not begin. Nothing of it is open any more when it begins.
+pub(crate) struct Tell(File);
+
+impl Tell {
+    /// What `lead` has opened under this number. Everything else but the three streams is closed.
+    pub(crate) fn at(number: &OsStr) -> Result<Self, String> {
+        let number: i32 = number.to_str().and_then(|number| number.parse().ok()).ok_or("it is not said where to tell")?;
+        let tell = File::options().write(true).open(format!("/proc/self/fd/{number}")).map_err(|error| error.to_string())?;
+        crate::sandbox::close_all_but(Some(tell.as_raw_fd()))?;
+        Ok(Self(tell))
+    }
+
+    pub(crate) fn did_not_begin(mut self) {
+        // Whoever does not hear it takes it for a program that failed.
+        let _ = self.0.write_all(b"!");
+    }
+}
+
+/// Whether it is told that the program did not begin; `None` while nobody knows.
+fn did_not_begin(news: &PipeReader) -> Option<bool> {
+    match rustix::io::read(news, &mut [0; 1]) {
+        Ok(bytes) => Some(bytes > 0),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+        Err(_) => Some(false),
+    }
+}
+
+/// Ends this process so that whoever waits for it knows that nothing ran.
+pub(crate) fn end_without() -> ! {
+    end_by(NEVER_RAN);
+    std::process::exit(NOT_BEGUN)
+}
+
+/// Ends this process by a signal, if that can be.
+fn end_by(signal: Signal) {
+    // What there is to be seen is not in this process.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    // No other one that waits is let through.
+    let only = Name::try_from(signal.as_raw()).map(|name| [name].into_iter().collect::<SigSet>());
+    let _ = only.and_then(|only| only.thread_unblock());
+    // The first one may only take away a handler of the language.
+    for _ in 0..2 {
+        let _ = kill_process(getpid(), signal);
+    }
 }
 
 /// Gives back what was taken: the program may have as many files open as there were.
@@ -94,14 +159,10 @@ pub(crate) fn begin(leader: &OsStr) -> Result<(), String> {
 
 /// Ends this process as the program has ended, so that whoever waits for it hears also of a signal.
 pub(crate) fn end_as(status: Option<WaitStatus>) -> ! {
-    if let Some(signal) = status.and_then(WaitStatus::terminating_signal).and_then(Signal::from_named_raw) {
-        // What there is to be seen is not in this process.
-        let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-        let _ = SigSet::empty().thread_set_mask();
-        // The first one may only take away a handler of the language. One that is ignored here is told by the code below.
-        for _ in 0..2 {
-            let _ = kill_process(getpid(), signal);
-        }
+    let signal = status.and_then(WaitStatus::terminating_signal).and_then(Signal::from_named_raw);
+    // One that is ignored here is told by the code below.
+    if let Some(signal) = signal.filter(|signal| *signal != NEVER_RAN) {
+        end_by(signal);
     }
     std::process::exit(code_of(status))
 }
@@ -127,8 +188,9 @@ fn listen() -> std::io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&heard, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
-/// Stays until the program has ended, or whoever wanted it, and ends all that is left of it. Gives back how it ended.
-fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> Option<WaitStatus> {
+/// Stays until the program has ended, or whoever wanted it, and ends all that is left of it. Gives back how it ended, and whether it was
+/// told that it did not begin.
+fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
     // Its streams are its own: who closes one is heard to close it.
     if let Ok(nothing) = std::fs::File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&nothing);
@@ -136,8 +198,12 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> Option<WaitSta
         let _ = rustix::stdio::dup2_stderr(&nothing);
     }
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
-    let mut ended = None;
+    let (mut ended, mut never) = (None, false);
     loop {
+        // From the moment on that it begins, nobody can say otherwise.
+        if let Some(known) = news.as_ref().and_then(did_not_begin) {
+            (news, never) = (None, known);
+        }
         // First what was said, then who has ended: whoever ends in between is said again.
         let mut ends = false;
         while let Ok(Some(signal)) = told.read_signal() {
@@ -155,8 +221,9 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> Option<WaitSta
         }
         match &watched {
             Some(gone) => {
-                let told = told.as_fd();
-                let _ = poll(&mut [PollFd::new(gone, PollFlags::IN), PollFd::from_borrowed_fd(told, PollFlags::IN)], None);
+                let mut heard = vec![PollFd::new(gone, PollFlags::IN), PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN)];
+                heard.extend(news.as_ref().map(|news| PollFd::new(news, PollFlags::IN)));
+                let _ = poll(&mut heard, None);
             }
             None => std::thread::sleep(Duration::from_millis(200)),
         }
@@ -170,7 +237,7 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> Option<WaitSta
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 // There is nobody left.
-                Err(_) => return ended,
+                Err(_) => return (ended, never || news.as_ref().and_then(did_not_begin) == Some(true)),
             }
         }
         for pid in children() {
@@ -178,7 +245,7 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd) -> Option<WaitSta
         }
         std::thread::sleep(AGAIN);
     }
-    ended
+    (ended, never)
 }
 
 fn code_of(status: Option<WaitStatus>) -> i32 {

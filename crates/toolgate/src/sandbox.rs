@@ -98,13 +98,10 @@ const NAMESPACES: [i32; 7] = [
 /// The word that asks a program to lead into the room, and the one that asks it to go there.
 const ASKED: &str = "__toolgate_sandbox";
 const ROOM: &str = "__toolgate_sandbox_enter";
-/// What could not be confined says so with this. Among the words it could be read by a program that may look into `/proc`; what stands in
-/// the environment of a process outside of its room, no program sees.
-pub(crate) const SIGN: &str = "TOOLGATE_SANDBOX_SIGN";
 /// Asks the way into the room to say what the kernel cannot do.
 const TELL: &str = "TOOLGATE_SANDBOX_TELL";
 /// The exit code of a program that could not be confined, and so did not run.
-pub(crate) const NOT_RUN: i32 = 126;
+const NOT_RUN: i32 = 126;
 
 impl Sandbox {
     /// Lets it read this, with all under it.
@@ -129,7 +126,7 @@ impl Sandbox {
     }
 
     /// The words that start a program in this room, by way of a program that calls [`enter_if_asked`] and is a child of this one.
-    /// What could not be confined says so with [`SIGN`], which the program itself never learns.
+    /// Where it could not be confined, and so did not run, that ends by [`lead::NEVER_RAN`], which no program can make it do.
     pub(crate) fn words(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
         let (parent, spec) = (std::process::id().to_string(), serde_json::to_string(self)?);
         Ok([ASKED.into(), parent.into(), spec.into(), program].into_iter().chain(args).collect())
@@ -137,7 +134,6 @@ impl Sandbox {
 
     /// Confines this process. Says what the kernel cannot do.
     fn confine(&self, program: &std::path::Path) -> Result<(), String> {
-        close_inherited()?;
         self.limit()?;
         self.fence(program)?;
         self.filter()
@@ -292,7 +288,7 @@ fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
 /// There is no room at all, and why.
 pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
     let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
-    let output = Command::new(launcher).args(words).env(SIGN, "toolgate sandbox").env(TELL, "1").output();
+    let output = Command::new(launcher).args(words).env(TELL, "1").output();
     let output = output.map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     match (output.status.success(), said.is_empty()) {
@@ -311,9 +307,14 @@ pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
 /// # Errors
 /// The kernel does not say what is open.
 pub fn close_inherited() -> Result<(), String> {
+    close_all_but(None)
+}
+
+/// The same, but for one file.
+pub(crate) fn close_all_but(kept: Option<i32>) -> Result<(), String> {
     let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("open files cannot be closed: {error}"))?;
     let open: Vec<i32> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for file in open.into_iter().filter(|file| *file > 2) {
+    for file in open.into_iter().filter(|file| *file > 2 && Some(*file) != kept) {
         // The list itself was one of them, and is closed already.
         let _ = nix::unistd::close(file);
     }
@@ -342,33 +343,43 @@ pub fn enter_if_asked() {
     lead::enter_if_asked();
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
-    let why = if word.as_deref() == Some(OsStr::new(ASKED)) {
+    if word.as_deref() == Some(OsStr::new(ASKED)) {
         // This one stays outside.
-        match lead::lead(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>()) {
-            Ok(status) => lead::end_as(status),
-            Err(why) => why,
+        match lead::lead(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), true) {
+            Ok((status, false)) => lead::end_as(status),
+            Ok((_, true)) => {}
+            Err(why) => say(&why),
         }
-    } else if word.as_deref() == Some(OsStr::new(ROOM)) {
-        let Err(why) = enter(words);
-        why
-    } else {
-        return;
-    };
-    // Whoever started it reads this and knows that nothing ran.
-    let sign = std::env::var_os(SIGN).unwrap_or_default();
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{}: {why}\n", sign.display()).as_bytes());
-    std::process::exit(NOT_RUN);
+        lead::end_without()
+    }
+    if word.as_deref() == Some(OsStr::new(ROOM)) {
+        let leader = words.next().unwrap_or_default();
+        match lead::Tell::at(&words.next().unwrap_or_default()) {
+            Ok(tell) => {
+                let Err(why) = enter(&leader, words);
+                say(&why);
+                tell.did_not_begin();
+            }
+            Err(why) => say(&why),
+        }
+        std::process::exit(NOT_RUN);
+    }
+}
+
+/// Whoever started it reads why nothing ran.
+fn say(why: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("toolgate sandbox: {why}\n").as_bytes());
 }
 
 /// Becomes the program in its room. Comes back only where that cannot be.
-fn enter(mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
-    lead::begin(&words.next().unwrap_or_default())?;
+fn enter(leader: &OsStr, mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
+    lead::begin(leader)?;
     let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("it is not said what is allowed")?;
     let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
     let program = words.next().ok_or("no program is named")?;
     let found = find(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
     room.confine(&found)?;
-    Err(format!("{}: {}", found.display(), Command::new(&found).args(words).env_remove(SIGN).exec()))
+    Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
 }
 
 /// A program by its path, or where all programs are.

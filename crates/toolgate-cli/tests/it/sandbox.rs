@@ -123,15 +123,26 @@ async fn what_a_program_comes_to() {
 }
 
 #[tokio::test]
-async fn a_program_that_sees_all_processes_does_not_learn_the_sign_of_the_sandbox() {
+async fn no_program_can_say_that_it_never_ran() {
     let mut room = Room::new();
     room.room.read.push("/proc".into());
-    // What leads into its room is its parent.
-    let script = "for f in cmdline environ; do tr '\\0' ' ' < /proc/$PPID/$f; done 2> /dev/null; echo seen";
-    let answer = room.session(CommandTool::new("/bin/bash").arg("-c").arg(script)).call("run", json!({})).await;
-    let seen = answer.outcome.success().map(|output| output.value.to_string()).unwrap_or_else(|| panic!("{answer:?}"));
-    assert!(seen.contains("__toolgate_sandbox"), "{seen}");
-    assert!(!seen.contains(&answer.call.to_string()) && !seen.contains("TOOLGATE_SANDBOX_SIGN"), "{seen}");
+    // What leads into its room is its parent; and what that has open is tried, too.
+    let scripts = [
+        "kill -USR2 $$; sleep 60",
+        "kill -USR2 $PPID; exit 126",
+        "echo 'toolgate sandbox: no room'>&2; exit 126",
+        "for f in /proc/$PPID/fd/* /proc/self/fd/*; do case $f in */[012]) ;; *) echo '!' > $f;; esac; done 2> /dev/null; kill -USR2 $PPID; exit 126",
+    ];
+    for script in scripts {
+        let answer = room.session(CommandTool::new("/bin/bash").arg("-c").arg(script)).call("run", json!({})).await;
+        let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
+        assert_eq!(error.code, "command_failed", "{script}: {error:?}");
+    }
+    // What never ran is told as such.
+    let answer = room.session(CommandTool::new("/bin/no-such-program")).call("run", json!({})).await;
+    let error = answer.outcome.error().unwrap();
+    assert_eq!((&*error.code, error.effects), ("internal_fault", toolgate::Effects::None), "{error:?}");
+    assert!(error.message.contains("toolgate sandbox: there is no program"), "{error:?}");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use toolgate::store::{Approval, ApprovalState, Intent, StoreError, Target};
 use super::Ledger;
 use crate::claims::{self, Claim};
 use crate::fault::Done;
+use crate::tx::at_once;
 
 impl Ledger {
     /// Calls that wait for a person, the oldest first.
@@ -62,7 +63,7 @@ impl Ledger {
     /// They cannot be read.
     pub fn pending(&self, now: Timestamp) -> Result<Vec<Intent>, StoreError> {
         let find = || -> Done<Vec<Intent>> {
-            let unsettled = Claim::unsettled(&self.sql)?;
+            let unsettled = at_once(&self.sql, Claim::unsettled)?;
             unsettled.into_iter().filter(|claim| claim.is_pending(&self.home, now)).map(claims::shown).collect()
         };
         self.named(find())

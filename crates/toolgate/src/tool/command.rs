@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
@@ -17,7 +18,8 @@ use crate::context::Ctx;
 use crate::error::Effects;
 use crate::gate::{OUTPUT_BOUNDS, Permit};
 use crate::json::{self, Pointer};
-use crate::sandbox::{NOT_RUN, SIGN, Sandbox};
+use crate::lead::NEVER_RAN;
+use crate::sandbox::Sandbox;
 
 /// What of the environment a program sees unless it is given more.
 const ENVIRONMENT: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"];
@@ -138,11 +140,9 @@ impl CommandTool {
 
 #[async_trait]
 impl Handler for CommandTool {
-    async fn run(&self, permit: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
+    async fn run(&self, _: &Permit, _: Ctx, arguments: &Judged) -> Result<Value, Failure> {
         let not_begun = |message: String| Failure::of(code::INTERNAL_FAULT, message).effects(Effects::None);
         let words: Vec<OsString> = self.args.iter().map(|word| Self::word(word, arguments.value())).collect::<Result<_, _>>()?;
-        // A program does not know its call: it cannot say in the sandbox's name that it never ran.
-        let sign = permit.call_id().to_string();
         let words = self.sandbox.words(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
         let launcher = match &self.launcher {
             Some(launcher) => launcher.clone(),
@@ -151,7 +151,6 @@ impl Handler for CommandTool {
         let mut command = tokio::process::Command::new(launcher);
         command.args(words);
         child::shut_off(&mut command, true, &self.inherit, &self.env);
-        command.env(SIGN, &sign);
         let mut program = command.spawn().map_err(|error| not_begun(format!("the program cannot be started: {error}")))?;
         // Whatever way this ends, also by being dropped, nothing of it is left.
         let mut group = child::Group::of(&program, true);
@@ -164,10 +163,8 @@ impl Handler for CommandTool {
         let said = crate::redact::head(said.trim(), 2_000);
         match status.code() {
             Some(0) => {}
-            Some(NOT_RUN) if said.starts_with(&sign) => {
-                return Err(not_begun(said.replacen(&sign, "toolgate sandbox", 1)));
-            }
             Some(code) => return Err(Failure::business("command_failed", format!("the program ended with exit code {code}: {said}"))),
+            None if status.signal() == Some(NEVER_RAN.as_raw()) => return Err(not_begun(said)),
             None => return Err(Failure::business("command_failed", format!("the program was ended by a signal ({status}): {said}"))),
         }
         if out.1 {

@@ -77,6 +77,48 @@ fn a_call_that_nobody_ended_may_have_taken_evidence_away() {
 }
 
 #[test]
+fn what_is_under_way_holds_its_share_also_when_its_window_has_passed() {
+    let desk = Desk::new();
+    let clock = Arc::new(ManualClock::at(noon()));
+    let (started, end) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (begun, told) = (Arc::clone(&started), Arc::clone(&end));
+    let wait = Tool::dynamic("wait", "Waits.", json!({"type": "object"}), move |_, arguments| {
+        let (begun, told) = (Arc::clone(&begun), Arc::clone(&told));
+        async move {
+            if arguments["n"] == 1 {
+                begun.notify_one();
+                told.notified().await;
+            }
+            Ok(json!({}))
+        }
+    });
+    let limit = toolgate::policy::Limit::calls("two", ["wait"], 2).per(toolgate::policy::Per::Principal);
+    let agent = toolgate::Agent::builder("a").tool(wait.timeout(LONG)).policy(limit.within(SignedDuration::from_mins(1)));
+    let store = Arc::new(SqliteStore::open(desk.path()).unwrap());
+    let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).clock(clock.clone()).build().unwrap();
+    runtime().block_on(async {
+        let call = async |n: u32| {
+            let answer = gate.session("a", "al", &n.to_string()).call("wait", json!({ "n": n })).await;
+            answer.outcome.error().map(|error| error.code.to_string())
+        };
+        let first = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.session("a", "al", "1").call("wait", json!({"n": 1})).await }
+        });
+        tokio::time::timeout(LONG, started.notified()).await.unwrap();
+        assert_eq!(call(2).await, None);
+        // What has ended has left the window by now, and what is under way has not.
+        clock.advance(SignedDuration::from_mins(2));
+        assert_eq!(call(3).await, None);
+        assert_eq!(call(4).await.as_deref(), Some("two"));
+        end.notify_one();
+        assert!(first.await.unwrap().outcome.success().is_some());
+        clock.advance(SignedDuration::from_mins(2));
+        assert_eq!([call(5).await, call(6).await], [None, None]);
+    });
+}
+
+#[test]
 fn a_call_that_ends_its_own_process_is_seen_to_be_repeated() {
     let directory = tempfile::tempdir().unwrap();
     let started = Arc::new(tokio::sync::Notify::new());
