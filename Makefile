@@ -45,6 +45,7 @@ deny: ## Licences and advisories, for those who have cargo-deny
 deps:
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
-	@command -v python3 >/dev/null || (apt-get update -qq && apt-get install -y -qq python3 python3-venv)
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || (apt-get update -qq && apt-get install -y -qq python3 python3-venv)
+	@command -v git >/dev/null || (apt-get update -qq && apt-get install -y -qq git)
 	@command -v npm >/dev/null || (apt-get update -qq && apt-get install -y -qq npm) || true
 	@command -v cc >/dev/null || (apt-get update -qq && apt-get install -y -qq gcc libc6-dev)

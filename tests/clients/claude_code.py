@@ -331,9 +331,15 @@ def main():
     if not toolgate.is_file():
         sys.exit(f"{toolgate} is not there; build it first")
     try:
-        client, prefix = tried(install), isolation()
+        client = tried(install)
     except Skipped as reason:
         return skip("the real Claude Code client", reason)
+    try:
+        prefix = isolation()
+    except Skipped as reason:
+        # What a machine does not allow, nobody can install.
+        print(f"SKIPPED: the real Claude Code client: {reason}")
+        return None
     print(f"Claude Code {VERSION}, with a scripted model as a stand-in for the paid one", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  it was stopped"))
     with tempfile.TemporaryDirectory(prefix="toolgate-client-") as scratch:

@@ -78,11 +78,12 @@ impl Keys {
                         });
                         // A file must be there; who cannot be reached yet is asked again when a token comes.
                         let is_file = !is_address(&jwt.keys);
+                        let had = before.and_then(|before| before.issuer.as_ref()).is_some_and(|issuer| !issuer.is_empty());
                         match issuer.fetch().await {
                             Err(error) if is_file => return Err(io::Error::other(error)),
                             Err(error) => tracing::warn!(error, "{UNFETCHED}"),
                             // Who begins with none has none by mistake. Later they may have been withdrawn, and then nothing else holds.
-                            Ok(()) if is_file && before.is_none() && issuer.is_empty() => return Err(io::Error::other(NO_KEY)),
+                            Ok(()) if is_file && !had && issuer.is_empty() => return Err(io::Error::other(NO_KEY)),
                             Ok(()) => {}
                         }
                         issuer
@@ -268,8 +269,8 @@ impl Issuer {
                 keys.insert(jwk.common.key_id.clone().unwrap_or_default(), (key, algorithm));
             }
         }
-        if keys.is_empty() && !self.is_empty() {
-            tracing::warn!("{NO_KEY} any more");
+        if keys.is_empty() {
+            tracing::warn!("{NO_KEY}");
         }
         // Also where there are none: whoever withdraws the only one means it.
         *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal as Name};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, getrlimit, kill_process, pidfd_open,
@@ -24,11 +24,18 @@ use rustix::process::{
 /// started, also with what has left its group.
 pub const WORD: &str = "__toolgate_child";
 
+/// The same for a program whose words count: when it has ended, the rest is ended only where [`HEARD`] was told, too. Who still writes what
+/// the program has to say is not cut off.
+pub const HEARD_OUT: &str = "__toolgate_child_heard_out";
+/// Everything was heard that there was to hear.
+pub(crate) const HEARD: Signal = Signal::USR1;
+
 /// The word by which it knows that it is the last step.
 const LAST: &str = "__toolgate_child_begin";
 /// The variable that says how many files the program may have open, where whoever started it may have more than there were.
 pub const FILES: &str = "__TOOLGATE_CHILD_FILES";
-/// What ends it. Nothing else is heeded: a program may send it to its whole group, and a terminal what stops those in the background.
+/// What ends it, from whoever started it. Nothing else is heeded: a program may send it to its whole group, a terminal what stops those in
+/// the background, and a supervisor what is meant for the gateway to all of its processes.
 const ENDING: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
 /// How long those who were killed have to be gone.
 pub const GONE: Duration = Duration::from_secs(5);
@@ -52,10 +59,12 @@ pub(crate) fn enter_if_asked() {
             Err(why) => why,
         };
         cannot_start(&program, &why)
-    } else if word.as_deref() == Some(WORD.as_ref()) {
+    } else if let Some(kind) =
+        [(WORD, Kind::Served), (HEARD_OUT, Kind::Heard)].into_iter().find(|(known, _)| word.as_deref() == Some(known.as_ref()))
+    {
         let (Some(parent), words) = (words.next(), words.collect::<Vec<_>>()) else { std::process::exit(NOT_BEGUN) };
         let Some(program) = words.first() else { std::process::exit(NOT_BEGUN) };
-        match lead(&parent, LAST, &words, false) {
+        match lead(&parent, LAST, &words, kind.1) {
             Ok((status, _)) => code_of(status),
             Err(why) => cannot_start(program, &why),
         }
@@ -65,10 +74,25 @@ pub(crate) fn enter_if_asked() {
     std::process::exit(code);
 }
 
+/// What a process leads into.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A program that is there until it is told to end.
+    Served,
+    /// A program whose words count.
+    Heard,
+    /// The same, in a room that it may not get into.
+    Room,
+}
+
 /// Starts this program once more, with `next`, the number of this process and these words, and stays with it until it has ended, or
 /// whoever started this one, and nothing is left of it. Says how it ended, and whether it has told that it did not become the other
-/// program: where that `tells`, behind the number stands where.
-pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], tells: bool) -> Result<(Option<WaitStatus>, bool), String> {
+/// program: into a room, behind the number stands where to tell.
+pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -> Result<(Option<WaitStatus>, bool), String> {
+    // A signal that is held back from one thread comes to another.
+    if std::fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count() > 1 {
+        return Err("it has threads already: it must be led into first thing in `main`".to_owned());
+    }
     // Whoever started this may be gone already, and would not be missed.
     let parent = getppid().filter(|now| parent.to_str() == Some(number(*now).as_str())).ok_or("whoever started it is gone")?;
     if let Some(before) = std::env::var(FILES).ok().and_then(|files| files.parse().ok()) {
@@ -82,7 +106,7 @@ pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], tells: bool) 
     let mut command = Command::new("/proc/self/exe");
     command.arg(next).arg(number(getpid())).env_remove(FILES);
     let mut news = None;
-    let tell = if tells {
+    let tell = if kind == Kind::Room {
         let (hear, tell) = std::io::pipe().map_err(said)?;
         ioctl_fionbio(&hear, true).and_then(|()| fcntl_setfd(&tell, FdFlags::empty())).map_err(|error| error.to_string())?;
         command.arg(tell.as_raw_fd().to_string());
@@ -93,7 +117,7 @@ pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], tells: bool) 
     };
     let child = command.args(words).spawn().map_err(said)?;
     drop(tell);
-    Ok(accompany(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, news))
+    Ok(accompany(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, kind, news))
 }
 
 /// Where it is told that a program did not begin. Nothing of it is open any more when it begins.
@@ -184,13 +208,13 @@ fn cannot_start(program: &OsStr, why: &str) -> i32 {
 fn listen() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     SigSet::all().thread_block()?;
-    let heard: SigSet = ENDING.into_iter().chain([Name::SIGCHLD]).collect();
+    let heard: SigSet = ENDING.into_iter().chain([Name::SIGCHLD, Name::SIGUSR1]).collect();
     Ok(SignalFd::with_flags(&heard, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
 /// Stays until the program has ended, or whoever wanted it, and ends all that is left of it. Gives back how it ended, and whether it was
 /// told that it did not begin.
-fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
+fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
     // Its streams are its own: who closes one is heard to close it.
     if let Ok(nothing) = std::fs::File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&nothing);
@@ -198,7 +222,7 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, mut news: Option<
         let _ = rustix::stdio::dup2_stderr(&nothing);
     }
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
-    let (mut ended, mut never) = (None, false);
+    let (mut ended, mut never, mut heard) = (None, false, kind == Kind::Served);
     loop {
         // From the moment on that it begins, nobody can say otherwise.
         if let Some(known) = news.as_ref().and_then(did_not_begin) {
@@ -207,26 +231,26 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, mut news: Option<
         // First what was said, then who has ended: whoever ends in between is said again.
         let mut ends = false;
         while let Ok(Some(signal)) = told.read_signal() {
-            ends |= ENDING.iter().any(|name| signal.ssi_signo == *name as u32);
+            let is = |name: Name| signal.ssi_signo == name as u32 && i32::try_from(signal.ssi_pid) == Ok(parent.as_raw_nonzero().get());
+            ends |= ENDING.into_iter().any(is);
+            heard |= is(Name::SIGUSR1);
         }
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if Some(pid) == child {
                 ended = Some(status);
             }
         }
-        ends |= ended.is_some();
+        ends |= ended.is_some() && heard;
         // It may have been gone before it was watched.
         if ends || getppid() != Some(parent) {
             break;
         }
-        match &watched {
-            Some(gone) => {
-                let mut heard = vec![PollFd::new(gone, PollFlags::IN), PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN)];
-                heard.extend(news.as_ref().map(|news| PollFd::new(news, PollFlags::IN)));
-                let _ = poll(&mut heard, None);
-            }
-            None => std::thread::sleep(Duration::from_millis(200)),
-        }
+        let mut heeded = vec![PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN)];
+        heeded.extend(watched.iter().map(|gone| PollFd::new(gone, PollFlags::IN)));
+        heeded.extend(news.iter().map(|news| PollFd::new(news, PollFlags::IN)));
+        // Where nobody can be watched, it is looked now and then.
+        let now_and_then = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let _ = poll(&mut heeded, watched.is_none().then_some(&now_and_then));
     }
     let begun = Instant::now();
     // Whoever was a child of one that is killed comes up in the next round.

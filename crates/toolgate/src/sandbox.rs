@@ -345,7 +345,7 @@ pub fn enter_if_asked() {
     let word = words.next();
     if word.as_deref() == Some(OsStr::new(ASKED)) {
         // This one stays outside.
-        match lead::lead(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), true) {
+        match lead::lead(&words.next().unwrap_or_default(), ROOM, &words.collect::<Vec<_>>(), lead::Kind::Room) {
             Ok((status, false)) => lead::end_as(status),
             Ok((_, true)) => {}
             Err(why) => say(&why),

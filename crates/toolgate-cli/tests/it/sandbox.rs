@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use toolgate::hook::CommandHook;
 use toolgate::sandbox::Sandbox;
 use toolgate::{Agent, CommandTool, Effect, Session, Tool, Toolgate};
 
@@ -116,10 +117,32 @@ async fn what_a_program_comes_to() {
     }
     assert!(begun.exists(), "no child of the program was ever there");
     gone(&mark).await;
-    // What it leaves behind is not waited for, whatever it holds open.
+    // What it leaves behind is not waited for, unless that may still have something to say.
     room.seconds = 60;
-    assert_eq!(room.says(&format!("setsid -f bash -c 'exec -a {mark} sleep 100'; echo done")).await, "done");
+    let quiet = "< /dev/null > /dev/null 2>&1";
+    assert_eq!(room.says(&format!("setsid -f bash -c 'exec -a {mark} sleep 100' {quiet}; echo done")).await, "done");
     gone(&mark).await;
+    assert_eq!(room.says("exec > >(sleep 0.3; cat); echo said").await, "said");
+    assert_eq!(room.says("(sleep 0.3; echo later) & echo now").await, "now\nlater");
+    assert!(room.says("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3"));
+}
+
+#[tokio::test]
+async fn what_a_hook_has_to_say_is_heard_out() {
+    let tool = Tool::dynamic("run", "Runs.", json!({"type": "object"}), |_, _| async { Ok(json!("ran")) }).effect(Effect::Read);
+    // What filters its words is still at it when it ends; and one of them means its whole group, but not what leads into it.
+    let scripts = [
+        "exec > >(sleep 0.3; cat); echo '{\"decision\": \"deny\", \"reason\": \"not today\"}'",
+        "trap '' TERM; kill 0; sleep 0.3; echo 'not today' >&2; exit 2",
+    ];
+    for script in scripts {
+        let hook = CommandHook::new("h", "/bin/bash").arg("-c").arg(script).launcher(env!("CARGO_BIN_EXE_toolgate")).before();
+        let agent = Agent::builder("a").tool(tool.clone()).hook(hook).build().unwrap();
+        let session = Toolgate::builder().agent(agent).build().unwrap().session("a", "b", "c");
+        let answer = session.call("run", json!({})).await;
+        let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
+        assert_eq!((&*error.code, &*error.message), ("hook_denied", "not today"), "{script}");
+    }
 }
 
 #[tokio::test]

@@ -53,7 +53,8 @@ impl Reference {
         let mut reference = Self::of(text)?;
         for part in &mut reference.parts {
             if let Part::Variable(name) = part
-                && let Some(bare) = name.strip_prefix("env:")
+                // Behind a variable of that name, a default may stand.
+                && let Some(bare) = name.strip_prefix("env:").filter(|bare| !bare.starts_with('-'))
             {
                 *part = Part::Variable(bare.to_owned());
             }

@@ -147,19 +147,23 @@ impl CommandHook {
         let led = self.launcher.is_some();
         let mut command = Command::new(self.launcher.as_ref().unwrap_or(&self.program));
         if led {
-            command.arg(crate::lead::WORD).arg(std::process::id().to_string()).arg(&self.program);
+            command.arg(crate::lead::HEARD_OUT).arg(std::process::id().to_string()).arg(&self.program);
         }
         command.args(&self.args);
         child::shut_off(&mut command, led, &self.env, &self.set);
         let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
         // Whatever way this ends, also by being dropped, nothing of the hook's process group is left.
-        let mut group = child::Group::of(&program, led);
+        let group = child::Group::of(&program, led);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let text = json::canonical(input);
         let work = async {
-            let ((), stdout, stderr, status) = tokio::join!(child::feed(stdin, &text), drain(stdout), drain(stderr), program.wait());
+            let said = async {
+                let said = tokio::join!(drain(stdout), drain(stderr));
+                group.is_heard();
+                said
+            };
+            let ((), (stdout, stderr), status) = tokio::join!(child::feed(stdin, &text), said, group.wait(&mut program));
             let status = status.map_err(|e| fault(format!("cannot be waited for: {e}")))?;
-            group.ended(status);
             Ok::<_, HookFault>(Finished { status, stdout: stdout.map_err(&fault)?, stderr: stderr.map_err(&fault)? })
         };
         tokio::time::timeout(self.timeout, work)

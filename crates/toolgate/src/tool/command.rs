@@ -153,12 +153,15 @@ impl Handler for CommandTool {
         child::shut_off(&mut command, true, &self.inherit, &self.env);
         let mut program = command.spawn().map_err(|error| not_begun(format!("the program cannot be started: {error}")))?;
         // Whatever way this ends, also by being dropped, nothing of it is left.
-        let mut group = child::Group::of(&program, true);
+        let group = child::Group::of(&program, true);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
-        let feed = child::feed(stdin, arguments.bytes());
-        let ((), out, err, status) = tokio::join!(feed, drain(stdout, self.most), drain(stderr, 64 << 10), program.wait());
+        let said = async {
+            let said = tokio::join!(drain(stdout, self.most), drain(stderr, 64 << 10));
+            group.is_heard();
+            said
+        };
+        let ((), (out, err), status) = tokio::join!(child::feed(stdin, arguments.bytes()), said, group.wait(&mut program));
         let status = status.map_err(|error| Failure::business("command_failed", format!("the program cannot be waited for: {error}")))?;
-        group.ended(status);
         let said = crate::redact::without(&self.hidden, &String::from_utf8_lossy(&err.0));
         let said = crate::redact::head(said.trim(), 2_000);
         match status.code() {
