@@ -195,7 +195,7 @@ fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io
         all.push((one, Pins::open(Some(pins), one)?));
     }
     // What has changed since they were started may speak of the tools of others, and whoever accepts it has to know.
-    toolgate_mcp::look_for_shadows(&all);
+    toolgate_mcp::look_for_shadows(config, &all);
     let mut changes = Vec::new();
     for (_, pins) in all.iter().filter(|(one, _)| wanted.contains(&one.name.as_str())) {
         changes.extend(pins.show()?);
