@@ -127,10 +127,11 @@ fn is_letter(c: char) -> bool {
 }
 
 /// Looks through what is known of upstreams, without asking them, for tools whose words speak of another's: they are held back, and where
-/// they are already, that is said of them.
-pub fn look_for_shadows(config: &Config, all: &[(&Upstream, Pins)]) {
+/// they are already, that is said of them. With a name, only the tools of this one are looked at, and the others' names.
+pub fn look_for_shadows(config: &Config, all: &[(&Upstream, Pins)], only: Option<&str>) {
     let names = Names::of(config, all.iter().map(|(upstream, pins)| (*upstream, pins)));
-    all.iter().for_each(|(upstream, pins)| pins.hold_shadows(upstream, &names));
+    let wanted = all.iter().filter(|(upstream, _)| only.is_none_or(|only| only == upstream.name));
+    wanted.for_each(|(upstream, pins)| pins.hold_shadows(upstream, &names));
 }
 
 #[cfg(test)]
@@ -158,7 +159,7 @@ mod tests {
         all[1].1.note(theirs).unwrap();
         // Once is enough.
         for _ in 0..2 {
-            look_for_shadows(config, &all);
+            look_for_shadows(config, &all, None);
         }
         assert!(held(&all[1].1).is_empty());
         held(&all[0].1)
@@ -255,12 +256,12 @@ mod tests {
         let before = opened();
         before[0].1.note(&[tool("weather", "Tells the weather.")]).unwrap();
         before[1].1.note(&[tool("send_mail", "Sends.")]).unwrap();
-        look_for_shadows(&config, &before);
+        look_for_shadows(&config, &before, None);
         assert!(held(&before[0].1).is_empty());
         before[0].1.note(&[tool("weather", "After send_mail, this.")]).unwrap();
         // Whoever looks at what was written down finds it.
         let after = opened();
-        look_for_shadows(&config, &after);
+        look_for_shadows(&config, &after, None);
         let speaks = [("weather".to_owned(), vec!["send_mail".to_owned()])];
         assert_eq!(held(&after[0].1), speaks);
         assert!(after[0].1.changes()[0].before.is_some());
@@ -270,8 +271,20 @@ mod tests {
         // Who has seen that and accepts it is not asked again.
         after[0].1.show().unwrap();
         assert_eq!(after[0].1.accept(None).unwrap().tools, ["weather"]);
-        look_for_shadows(&config, &after);
+        look_for_shadows(&config, &after, None);
         assert!(held(&after[0].1).is_empty());
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_looked_through() {
+        let config = two("m_", "ask", "");
+        let all: Vec<(&Upstream, Pins)> = config.upstreams.iter().map(|one| (one, Pins::open(None, one).unwrap())).collect();
+        all[0].1.note(&[tool("weather", "After send_mail, this.")]).unwrap();
+        all[1].1.note(&[tool("send_mail", "Sends.")]).unwrap();
+        look_for_shadows(&config, &all, Some("m"));
+        assert!(held(&all[0].1).is_empty() && held(&all[1].1).is_empty());
+        look_for_shadows(&config, &all, Some("a"));
+        assert_eq!(held(&all[0].1), [("weather".to_owned(), vec!["send_mail".to_owned()])]);
     }
 
     /// Each of many names all of the others; what is held back is written down once.
@@ -285,7 +298,7 @@ mod tests {
         let speaks = |number: usize| tool(&format!("own_{number}"), &format!("Now {}other_{number}.", "m_none ".repeat(20)));
         all[0].1.note(&(0..many).map(speaks).collect::<Vec<_>>()).unwrap();
         all[1].1.note(&(0..many).map(|number| tool(&format!("other_{number}"), "Does.")).collect::<Vec<_>>()).unwrap();
-        look_for_shadows(&config, &all);
+        look_for_shadows(&config, &all, None);
         let held = held(&all[0].1);
         assert_eq!(held.len(), many);
         assert!(held.iter().all(|(tool, why)| *why == [tool.replace("own", "other")]), "{held:?}");
