@@ -70,10 +70,29 @@ pub(crate) fn and_lines(values: Vec<String>) -> Vec<String> {
     values.into_iter().chain(more).collect()
 }
 
-/// How much of a text that goes on holds nothing of these values but whole ones: what stands behind may be the beginning of one.
+/// How much of a text that goes on holds nothing of these values but whole ones: what stands behind may be the beginning of one. A whole one
+/// that reaches behind that stands there as well, or half of it would be told.
 pub(crate) fn before_beginning(values: &[String], text: &str) -> usize {
-    let known = values.iter().filter(|value| value.len() >= 4);
-    text.len() - known.map(|value| beginning(value, text, text.len())).max().unwrap_or(0)
+    let mut known: Vec<&String> = values.iter().filter(|value| value.len() >= 4).collect();
+    let cut = text.len() - known.iter().map(|value| beginning(value, text, text.len())).max().unwrap_or(0);
+    // As they are taken out: the longest first, and none out of what another has taken. What is left around the cut is looked at.
+    known.sort_by_key(|value| std::cmp::Reverse(value.len()));
+    let (mut from, mut to) = (0, text.len());
+    for value in known {
+        let begins = from;
+        for (at, whole) in text.get(begins..to).unwrap_or_default().match_indices(value.as_str()) {
+            let (start, end) = (begins + at, begins + at + whole.len());
+            if end <= cut {
+                from = end;
+            } else if start >= cut {
+                to = start;
+                break;
+            } else {
+                return start;
+            }
+        }
+    }
+    cut
 }
 
 /// The same without shorter values too, where one stands as a word or number of its own.
@@ -379,6 +398,27 @@ mod tests {
         let cases = [("key hunter2-lo", 4), ("key hunter2-long", 16), ("key hunt", 4), ("hunt-p", 0), ("n", 1), ("", 0), ("hhh", 2)];
         for (text, told) in cases {
             assert_eq!(before_beginning(&values, text), told, "{text}");
+        }
+        assert_eq!(before_beginning(&["abca".to_owned()], "key abca"), 4);
+    }
+
+    /// Wherever a text is cut, as much of it is taken out as of the whole.
+    #[test]
+    fn a_text_in_two_pieces_holds_no_more_than_in_one() {
+        let cases: [(&[&str], &str); 6] = [
+            (&["abca"], "key abca, abcabca, abcabcabca and abc"),
+            (&["aaaa"], "aaaaaaaaaaa and aaaa"),
+            (&["päss-wörd-p"], "it is päss-wörd-p, päss-wörd-päss-wörd-p"),
+            (&["hunter-one", "one-two-three"], "hunter-one-two-three hunter-one one-two-three-hunter-one-two"),
+            (&["abcd", "cdef", "abcd-cdef"], "abcdef cdefabcd abcd-cdef abcd-cdefabcdef"),
+            (&["secret-s", "s-sec", "tsec"], "secret-secret-s-secretsecret-s"),
+        ];
+        for (values, text) in cases {
+            let values: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
+            for (at, _) in text.char_indices() {
+                let (told, rest) = text.split_at(before_beginning(&values, text.get(..at).unwrap()));
+                assert_eq!(without(&values, told) + &without(&values, rest), without(&values, text), "{text}: {told}");
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use toolgate_mcp::{Change, Pins, Starting, Status, Suspicion, Upstreams};
 use super::ledger::{BOLD, DIM, GREEN, RED, Table, YELLOW, clean, counted};
 use super::serve::{Served, pins};
 use crate::place::{self, State};
+use crate::say::say;
 
 /// Look at the MCP servers behind the gateway: whether they answer, what they offer, and what has changed since somebody
 /// looked at it.
@@ -189,15 +190,21 @@ fn known<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c Ups
 }
 
 fn diff(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
-    let wanted: Vec<&str> = known(config, wanted)?.into_iter().map(|one| one.name.as_str()).collect();
+    let is_wanted = |one: &Upstream| wanted.is_none_or(|wanted| wanted == one.name);
+    known(config, wanted)?;
     let mut all: Vec<(&Upstream, Pins)> = Vec::new();
     for one in &config.upstreams {
-        all.push((one, Pins::open(Some(pins), one)?));
+        match Pins::open(Some(pins), one) {
+            Ok(pins) => all.push((one, pins)),
+            Err(error) if is_wanted(one) => return Err(error),
+            // Of the others the names alone are needed.
+            Err(error) => say(&format!("warning: whether a tool speaks of one of `{}` is not known: {error}", one.name)),
+        }
     }
     // What has changed since they were started may speak of the tools of others, and whoever accepts it has to know.
-    toolgate_mcp::look_for_shadows(&all);
+    toolgate_mcp::look_for_shadows(config, &all, wanted);
     let mut changes = Vec::new();
-    for (_, pins) in all.iter().filter(|(one, _)| wanted.contains(&one.name.as_str())) {
+    for (_, pins) in all.iter().filter(|(one, _)| is_wanted(one)) {
         changes.extend(pins.show()?);
     }
     let mut out = anstream::stdout().lock();

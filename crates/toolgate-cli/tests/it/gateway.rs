@@ -94,6 +94,24 @@ fn what_upstreams_offer_and_what_has_changed() {
 }
 
 #[test]
+fn the_spoiled_file_of_another_upstream_is_left_out() {
+    let project = project("undeclared = \"read\"\n[upstreams.gone]\ncommand = \"/nowhere/server\"\n");
+    project.run(&["upstream", "list"], "");
+    let known = crate::hook::walk(&project.path("")).into_iter().find(|path| path.ends_with("in.json")).unwrap();
+    let spoiled = known.with_file_name("gone.json");
+    std::fs::write(&spoiled, "{").unwrap();
+    let (code, stdout, stderr) = project.run(&["upstream", "diff", "in"], "");
+    assert!(code == 0 && stdout.contains("nothing is held back"), "{stdout}{stderr}");
+    assert!(stderr.contains("speaks of one of `gone` is not known") && stderr.contains("it is spoiled"), "{stderr}");
+    // Whoever asks for it is told that there is no answer.
+    for args in [&["upstream", "diff"][..], &["upstream", "diff", "gone"][..]] {
+        let (code, _, stderr) = project.run(args, "");
+        assert!(code == 2 && stderr.contains("it is spoiled"), "{stderr}");
+    }
+    assert_eq!(std::fs::read_to_string(&spoiled).unwrap(), "{");
+}
+
+#[test]
 fn nobody_is_asked_about_a_tool_that_is_held_back() {
     let project = project("undeclared = \"ask\"\n");
     let upstream = |verb: &[&str]| project.run(&[&["upstream", "--config", "toolgate.toml"][..], verb].concat(), "");

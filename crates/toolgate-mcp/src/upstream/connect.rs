@@ -238,20 +238,22 @@ mod tests {
 
     #[tokio::test]
     async fn no_secret_is_heard_in_two_pieces() {
-        let secret = "hünter2-öf-the-upstream";
-        let config = format!("[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n");
-        let upstream = Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
-        // Wherever the line is cut.
-        for before in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
-            let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(before));
-            let heard = Arc::new(Mutex::new(Vec::new()));
-            let (own, hears) = (upstream.clone(), Arc::clone(&heard));
-            let hear = Arc::new(move |piece: String| hears.lock().unwrap().push(own.without_secrets(&piece)));
-            listen(line.as_bytes(), upstream.clone(), hear).await;
-            let heard = heard.lock().unwrap().clone();
-            assert_eq!(heard.iter().rev().take(2).collect::<Vec<_>>(), ["last", "next"], "{before}");
-            let long = heard.get(..heard.len() - 2).unwrap().concat();
-            assert_eq!(long.trim_start_matches('x').replace(' ', ""), "[redacted]andmore", "{before}");
+        // The second ends as it begins.
+        for secret in ["hünter2-öf-the-upstream", "hünter2-öf-this-month"] {
+            let config = format!("[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n");
+            let upstream = Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
+            // Wherever the line is cut.
+            for before in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
+                let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(before));
+                let heard = Arc::new(Mutex::new(Vec::new()));
+                let (own, hears) = (upstream.clone(), Arc::clone(&heard));
+                let hear = Arc::new(move |piece: String| hears.lock().unwrap().push(own.without_secrets(&piece)));
+                listen(line.as_bytes(), upstream.clone(), hear).await;
+                let heard = heard.lock().unwrap().clone();
+                assert_eq!(heard.iter().rev().take(2).collect::<Vec<_>>(), ["last", "next"], "{before}");
+                let long = heard.get(..heard.len() - 2).unwrap().concat();
+                assert_eq!(long.trim_start_matches('x').replace(' ', ""), "[redacted]andmore", "{before}");
+            }
         }
     }
 }

@@ -62,7 +62,7 @@ impl Upstreams {
         let all = Self { links: Arc::new(links), updates };
         let settled = futures_util::future::join_all(all.links.values().map(|link| link.settled()));
         let _ = tokio::time::timeout(wait, settled).await;
-        all.look_for_shadows();
+        all.look_for_shadows(config);
         Ok(all)
     }
 
@@ -117,7 +117,7 @@ impl Upstreams {
         }
         let _ = tokio::time::timeout(wait, futures_util::future::join_all(fresh.iter().map(|link| link.settled()))).await;
         let all = Self { links: Arc::new(links), updates: self.updates.clone() };
-        all.look_for_shadows();
+        all.look_for_shadows(config);
         Ok(all)
     }
 
@@ -133,8 +133,8 @@ impl Upstreams {
     }
 
     /// Holds back tools whose words speak of another upstream's.
-    fn look_for_shadows(&self) {
-        let names = shadows::Names::of(self.links.values().map(|link| (&link.upstream, &link.pins)));
+    fn look_for_shadows(&self, config: &Config) {
+        let names = shadows::Names::of(config, self.links.values().map(|link| (&link.upstream, &link.pins)));
         self.links.values().for_each(|link| link.hold_shadows(&names));
     }
 }

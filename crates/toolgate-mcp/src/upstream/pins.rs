@@ -244,10 +244,10 @@ impl Pins {
         (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
-    /// The tools that were accepted, and when each was first seen.
-    pub(super) fn first_seen(&self) -> Vec<(String, Timestamp)> {
+    /// The tools that were ever seen, when each was for the first time, and whether one is accepted.
+    pub(super) fn seen(&self) -> BTreeMap<String, (Timestamp, bool)> {
         let known = self.lock();
-        known.tools.iter().filter(|(_, pin)| pin.accepted.is_some()).map(|(name, pin)| (name.clone(), pin.first)).collect()
+        known.tools.iter().map(|(name, pin)| (name.clone(), (pin.first, pin.accepted.is_some()))).collect()
     }
 
     /// What a tool looked like when it was accepted.

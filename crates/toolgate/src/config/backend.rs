@@ -110,6 +110,15 @@ impl Config {
         self
     }
 
+    /// The tools of an upstream that tables declare, as long as nothing is behind them: the name that the table gives to one, and what it
+    /// may be called there. The first of these that is there is meant.
+    pub fn declared_of<'c>(&'c self, upstream: &'c str) -> impl Iterator<Item = (&'c str, &'c [String])> {
+        self.agents.iter().flat_map(|declared| &declared.tools).filter_map(move |entry| match &entry.behind {
+            Some(Behind::Mcp { upstream: from, tools, .. }) if from == upstream => Some((entry.tool.spec().name(), tools.as_slice())),
+            _ => None,
+        })
+    }
+
     /// Puts a tool of an upstream behind one that is declared.
     fn connect(&mut self, entry: &mut Entry, upstream: &str, tool: &str, described: bool, timed: bool, backend: &dyn Backend) {
         // An upstream that is not there was told when the file was read.
@@ -149,11 +158,7 @@ impl Config {
                 continue;
             }
             let remotes = backend.tools(&upstream.name).unwrap_or_default();
-            let named = |remote: &Remote| match remote.name.starts_with(&upstream.prefix) {
-                true => remote.name.clone(),
-                false => format!("{}{}", upstream.prefix, remote.name),
-            };
-            let names: Vec<String> = remotes.iter().map(named).collect();
+            let names: Vec<String> = remotes.iter().map(|remote| upstream.undeclared_name(&remote.name)).collect();
             let mapped = crate::names::map_foreign(names.iter().map(String::as_str));
             for (legal, foreign) in &mapped.names {
                 let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };

@@ -177,6 +177,13 @@ impl Upstream {
         shape(self) == shape(other)
     }
 
+    /// What a tool of it is called where no table declares it: its name behind the prefix, unless it begins so already. Letters that are not
+    /// allowed are still in it.
+    #[must_use]
+    pub fn undeclared_name(&self, tool: &str) -> String {
+        if tool.starts_with(&self.prefix) { tool.to_owned() } else { format!("{}{tool}", self.prefix) }
+    }
+
     /// What it refers to and is not there, each thing once. What is there is not told.
     #[must_use]
     pub fn lacks(&self) -> Vec<String> {
