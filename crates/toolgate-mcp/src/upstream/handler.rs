@@ -182,7 +182,7 @@ impl RemoteTool {
         });
         let answer = answer.await;
         waiting.over = true;
-        answer.inspect(|_| self.link.answered()).map_err(|broken| self.broken(broken, standing.generation))
+        answer.inspect(|_| self.link.served()).map_err(|broken| self.broken(broken, standing.generation))
     }
 
     /// One request and its answer. Whoever is not waited for any more is told so.
@@ -214,7 +214,7 @@ impl RemoteTool {
         waiting.over = true;
         match answer {
             Ok(result) => {
-                self.link.answered();
+                self.link.served();
                 Ok(result)
             }
             Err(error) => Err(self.understand(error, true, generation)),

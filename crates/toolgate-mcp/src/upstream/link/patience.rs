@@ -15,6 +15,8 @@ const REST: Duration = Duration::from_secs(5);
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// So often in a row it is not asked what it offers, because calls are under way.
 const PASSED_OVER: u32 = 2;
+/// So often in a row it may refuse to say what it offers, while nothing else that it is asked comes to anything.
+const REFUSALS: u32 = 3;
 
 /// How long it is waited before it is started again, after so many tries in vain.
 pub(super) fn wait(tries: u32) -> Duration {
@@ -27,6 +29,12 @@ pub(super) fn is_due(passed_over: &mut u32, busy: bool) -> bool {
     let due = !busy || *passed_over >= PASSED_OVER;
     *passed_over = if due { 0 } else { *passed_over + 1 };
     due
+}
+
+/// Whether one that has refused so often in a row to say what it offers is started again. Not in the middle of a call, unless all before
+/// that have failed: the next time it is asked, that is over.
+const fn is_lost(refusals: u32, busy: bool, doubted: bool) -> bool {
+    refusals >= REFUSALS && (doubted || !busy)
 }
 
 impl Link {
@@ -45,10 +53,29 @@ impl Link {
         self.doubted.store(false, Ordering::Relaxed);
     }
 
+    /// It has done what it was asked.
+    pub(in crate::upstream) fn served(&self) {
+        self.refusals.store(0, Ordering::Relaxed);
+        self.answered();
+    }
+
+    /// It has said what it offers.
+    pub(super) fn told_all(&self) {
+        self.refusals.store(0, Ordering::Relaxed);
+        self.doubted.store(false, Ordering::Relaxed);
+    }
+
+    /// It has answered with an error when it was asked what it offers. Whether it is started again: behind some that answer everything so
+    /// there is nobody any more.
+    pub(super) fn refused(&self) -> bool {
+        let refusals = self.refusals.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        is_lost(refusals, self.is_busy(), self.doubted.swap(false, Ordering::Relaxed))
+    }
+
     /// It is there again, and nothing is held against it.
     pub(super) fn trust(&self) {
         self.failures.store(0, Ordering::Relaxed);
-        self.doubted.store(false, Ordering::Relaxed);
+        self.told_all();
         *lock(&self.rests_until) = None;
     }
 
@@ -75,6 +102,14 @@ mod tests {
         assert_eq!(waits.first(), Some(&WAITS.0));
         assert!(waits.windows(2).all(|two| two[1] == (two[0] * 2).min(WAITS.1)), "{waits:?}");
         assert_eq!((waits.last(), wait(u32::MAX)), (Some(&WAITS.1), WAITS.1));
+    }
+
+    #[test]
+    fn who_refuses_again_and_again_is_started_again_but_not_in_the_middle_of_a_call() {
+        let lost = |busy, doubted| (1..=4).map(|refusals| is_lost(refusals, busy, doubted)).collect::<Vec<_>>();
+        assert_eq!(lost(false, false), [false, false, true, true]);
+        assert_eq!(lost(true, false), [false; 4]);
+        assert_eq!(lost(true, true), [false, false, true, true]);
     }
 
     #[test]
