@@ -180,6 +180,9 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
                 };
             }
             let message = self.way.receive().await?;
+            if let Some(link) = self.link.upgrade() {
+                link.heard();
+            }
             self.word = match &message {
                 JsonRpcMessage::Notification(said) => Word::of(&said.notification),
                 _ => None,

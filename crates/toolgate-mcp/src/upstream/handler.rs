@@ -102,6 +102,7 @@ impl RemoteTool {
             let asked = async {
                 let standing = link.standing().ok_or_else(|| self.away())?;
                 self.check_definition()?;
+                link.may_take(ctx.time_left().unwrap_or(link.upstream.timeout));
                 match standing.straight.as_ref().filter(|_| self.plain) {
                     Some(straight) => self.straight(&standing, straight, &given, line, ctx).await,
                     None => self.once(&standing, &given, line, ctx).await,
@@ -174,11 +175,14 @@ impl RemoteTool {
             meta,
         };
         let mut waiting = Unanswered { link: &self.link, over: false, cancelled: ctx.cancelled() };
-        let answer = straight.call(&params, |word| match word {
-            // A client that does not keep up misses some of it.
-            Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
-            Word::Lists => self.link.lists_changed(),
-            Word::Resource(uri) => self.link.updated(uri),
+        let answer = straight.call(&params, |word| {
+            self.link.heard();
+            match word {
+                // A client that does not keep up misses some of it.
+                Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
+                Word::Lists => self.link.lists_changed(),
+                Word::Resource(uri) => self.link.updated(uri),
+            }
         });
         let answer = answer.await;
         waiting.over = true;

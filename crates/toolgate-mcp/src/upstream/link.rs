@@ -145,6 +145,7 @@ pub(crate) struct Link {
     doubted: AtomicBool,
     /// How often in a row it has refused to say what it offers, and has done nothing else that it was asked.
     refusals: AtomicU32,
+    silence: patience::Silence,
     rests_until: Mutex<Option<tokio::time::Instant>>,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
@@ -160,6 +161,7 @@ impl Link {
         let offer = Offer { tools: pins.accepted().unwrap_or_default(), ..Offer::default() };
         let link = Arc::new(Self {
             seats: Semaphore::new(upstream.concurrency),
+            silence: patience::Silence::new(upstream.timeout),
             upstream,
             pins,
             routes: Routes::default(),
