@@ -447,7 +447,7 @@ impl Door {
 }
 
 /// What is asked now, if anything.
-async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
+pub(crate) async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
     match asking {
         Some(asking) => asking.await,
         None => std::future::pending().await,
