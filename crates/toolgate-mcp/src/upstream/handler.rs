@@ -203,13 +203,13 @@ impl RemoteTool {
         let _other = line.is_none().then(|| self.link.routes.other());
         let send = peer.send_request_with_option(request, options);
         let asked = Asked::default();
-        let handle = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
-        let handle = handle.map_err(|error| self.understand(error, false, generation))?;
+        let opened = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
+        let (handle, route) = opened.map_err(|error| self.understand(error, false, generation))?;
         let mut waiting = Waiting {
             peer: peer.clone(),
             link: Arc::clone(&self.link),
             id: handle.id.clone(),
-            routed: line.is_some(),
+            route,
             over: false,
             cancelled: ctx.cancelled().clone(),
             asked,
@@ -290,7 +290,8 @@ struct Waiting {
     peer: Peer<RoleClient>,
     link: Arc<Link>,
     id: RequestId,
-    routed: bool,
+    /// Where what is said of it goes to somebody.
+    route: Option<u64>,
     over: bool,
     /// The client has hung up: that is not the upstream's fault.
     cancelled: CancellationToken,
@@ -300,13 +301,16 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if self.over && !self.routed {
+        if self.over && self.route.is_none() {
             return;
         }
-        let (peer, link, id, over) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone(), self.over);
+        let (peer, link, id) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone());
+        let (route, over) = (self.route, self.over);
         let at_fault = !self.cancelled.is_cancelled() && !self.asked.is_open();
         tokio::spawn(async move {
-            link.routes.close(&id).await;
+            if let Some(route) = route {
+                link.routes.close(&id, route).await;
+            }
             if !over {
                 if at_fault {
                     link.failed();
