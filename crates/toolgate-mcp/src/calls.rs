@@ -172,7 +172,7 @@ impl Door {
     }
 
     /// From which level on a client wants to hear of what goes on; `None` is nothing, which is what a newer one wants unless it says so.
-    fn level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
+    pub(crate) fn level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
         match client.modern {
             true => client.meta.log_level(),
             false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),

@@ -25,7 +25,7 @@ impl Door {
         let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is away", None))?;
         let client = Client::of(context);
         let (line, mut heard) = mpsc::channel(WORDS);
-        let mut asked = pin!(link.asked(link.ask(peer, request, line)));
+        let mut asked = pin!(link.asked(link.ask(peer, request, line, self.level(&client))));
         let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
         // Its time goes on while the client is told something, however long that takes.
         let mut telling = None;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientRequest, CreateMessageRequestParams, CreateMessageResult,
     ElicitRequestParams, ElicitResult, InputRequests, InputResponses, ListRootsResult, LoggingLevel, LoggingMessageNotificationParam,
-    ProgressNotificationParam, ProgressToken, RequestId, ServerResult,
+    ProgressNotificationParam, ProgressToken, RequestId, RequestMetaObject, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::{ErrorData, RoleClient, ServiceError};
@@ -16,7 +16,7 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use super::link::Link;
+use super::link::{Link, is_modern};
 
 /// Who asks, and what it calls how far the answer is.
 pub(crate) type Asker = (Peer<RoleClient>, ProgressToken);
@@ -257,15 +257,23 @@ impl Drop for Waited {
 }
 
 impl Link {
-    /// Asks something that is no call, and tells whoever asks what is said on the way to the answer.
+    /// Asks something that is no call, and tells whoever asks what is said on the way to the answer. One of 2026-07-28 is told with it from
+    /// which level on that is wanted to be heard.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         peer: Peer<RoleClient>,
         request: ClientRequest,
         line: mpsc::Sender<FromUpstream>,
+        level: Option<LoggingLevel>,
     ) -> Result<ServerResult, ServiceError> {
         let line = ToClient { to: line, asked: Asked::default() };
-        let send = peer.send_request_with_option(request, PeerRequestOptions::no_options());
+        let mut options = PeerRequestOptions::no_options();
+        if let Some(level) = level.filter(|_| is_modern(&peer)) {
+            let mut meta = RequestMetaObject::default();
+            meta.set_log_level(level);
+            options = options.with_meta(meta);
+        }
+        let send = peer.send_request_with_option(request, options);
         let opened = self.routes.open_to(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone()));
         let (handle, route) = opened.await?;
         let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), route, over: false };
