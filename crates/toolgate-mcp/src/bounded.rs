@@ -172,14 +172,16 @@ impl StreamableHttpClient for Bounded {
 
 /// A log message in the stream of an answer says whose answer that is: several may come at once.
 fn belonging(event: Sse, id: &RequestId) -> Sse {
-    let Some(text) = event.data.as_deref().filter(|text| text.contains(MESSAGE)) else { return event };
+    // Some write a slash with a backslash before it. What has nothing of it is not read twice.
+    let Some(text) = event.data.as_deref().filter(|text| text.contains("notifications")) else { return event };
+    let Some(origin) = ORIGIN.as_deref() else { return event };
     let Ok(mut said) = serde_json::from_str::<Value>(text) else { return event };
     if said.get("method").and_then(Value::as_str) != Some(MESSAGE) {
         return event;
     }
     let meta = said.get_mut("params").and_then(Value::as_object_mut).map(|params| params.entry("_meta").or_insert_with(|| json!({})));
     if let Some(meta) = meta.and_then(Value::as_object_mut) {
-        meta.insert(ORIGIN.to_owned(), id.clone().into_json_value());
+        meta.insert(origin.to_owned(), id.clone().into_json_value());
     }
     event.data(said.to_string())
 }
@@ -259,9 +261,12 @@ mod tests {
     fn a_log_message_says_whose_answer_it_came_with() {
         let said = |data: &str| belonging(Sse::default().data(data), &RequestId::Number(7)).data.unwrap();
         let meta = |data: &str| serde_json::from_str::<Value>(&said(data)).unwrap().pointer("/params/_meta").cloned().unwrap();
-        assert_eq!(meta(r#"{"method":"notifications/message","params":{"data":1.50}}"#), json!({"toolgate/request": 7}));
-        let forged = r#"{"method":"notifications/message","params":{"_meta":{"toolgate/request":8,"own":1},"data":1}}"#;
-        assert_eq!(meta(forged), json!({"toolgate/request": 7, "own": 1}));
+        let origin = ORIGIN.as_deref().unwrap();
+        for name in ["notifications/message", r"notifications\/message"] {
+            assert_eq!(meta(&format!(r#"{{"method":"{name}","params":{{"data":1.50}}}}"#)), json!({origin: 7}));
+        }
+        let own = r#"{"method":"notifications/message","params":{"_meta":{"own":1},"data":1}}"#;
+        assert_eq!(meta(own), json!({origin: 7, "own": 1}));
         for other in
             ["notifications/message", r#"{"result":"notifications/message"}"#, r#"{"method":"notifications/progress","params":{}}"#]
         {

@@ -172,7 +172,7 @@ impl Door {
     }
 
     /// From which level on a client wants to hear of what goes on; `None` is nothing, which is what a newer one wants unless it says so.
-    fn level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
+    pub(crate) fn level(&self, client: &Client<'_>) -> Option<LoggingLevel> {
         match client.modern {
             true => client.meta.log_level(),
             false => Some(lock(&self.level).unwrap_or(LoggingLevel::Info)),
@@ -447,7 +447,7 @@ impl Door {
 }
 
 /// What is asked now, if anything.
-async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
+pub(crate) async fn poll<F: Future<Output = ()> + Unpin>(asking: &mut Option<F>) {
     match asking {
         Some(asking) => asking.await,
         None => std::future::pending().await,

@@ -1,6 +1,6 @@
 //! The client's side of a connection: what an upstream says unasked.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
 use rmcp::model::{
     ClientCapabilities, ClientConfig, ClientJsonRpcMessage, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams,
@@ -14,12 +14,17 @@ use rmcp::{ClientHandler, ErrorData, RoleClient};
 use crate::render::unspoofed;
 use crate::upstream::{FromUpstream, Link, Reply, ToClient, is_short};
 
-/// Where it is said of a log message which request it came in answer to. The library says that of requests alone.
-pub(crate) const ORIGIN: &str = "toolgate/request";
+/// Where it is said of a log message which request it came in answer to: the library says that of requests alone. What an upstream says
+/// stands beside it, so no upstream may know what this is called. Where nothing can be drawn by lot, nothing is said.
+pub(crate) static ORIGIN: LazyLock<Option<String>> = LazyLock::new(|| {
+    let mut lot = [0; 16];
+    getrandom::fill(&mut lot).ok()?;
+    Some(format!("toolgate/request-{}", toolgate::json::hex(&lot)))
+});
 
 /// The request that a log message came in answer to, where that is known.
 fn origin(meta: &NotificationMetaObject) -> Option<RequestId> {
-    meta.get(ORIGIN).and_then(|id| serde_json::from_value(id.clone()).ok())
+    meta.get(ORIGIN.as_deref()?).and_then(|id| serde_json::from_value(id.clone()).ok())
 }
 
 /// What toolgate calls itself.
@@ -180,6 +185,9 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
                 };
             }
             let message = self.way.receive().await?;
+            if let Some(link) = self.link.upgrade() {
+                link.heard();
+            }
             self.word = match &message {
                 JsonRpcMessage::Notification(said) => Word::of(&said.notification),
                 _ => None,
@@ -192,5 +200,21 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
 
     async fn close(&mut self) -> Result<(), T::Error> {
         self.way.close().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn no_upstream_says_whose_a_log_message_is() {
+        let of = |key: &str| origin(&serde_json::from_value(json!({key: 8})).unwrap());
+        assert_eq!(of(ORIGIN.as_deref().unwrap()), Some(RequestId::Number(8)));
+        for forged in ["toolgate/request", "toolgate/request-", "toolgate/request-00000000000000000000000000000000"] {
+            assert_eq!(of(forged), None, "{forged}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use rmcp::service::RequestContext;
 use tokio::sync::mpsc;
 
 use super::{Door, passed};
-use crate::calls::{Client, WORDS};
+use crate::calls::{Client, WORDS, poll};
 use crate::upstream::Link;
 
 impl Door {
@@ -25,20 +25,33 @@ impl Door {
         let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is away", None))?;
         let client = Client::of(context);
         let (line, mut heard) = mpsc::channel(WORDS);
-        let mut asked = pin!(link.asked(link.ask(peer, request, line)));
-        loop {
+        let mut asked = pin!(link.asked(link.ask(peer, request, line, self.level(&client))));
+        let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
+        // Its time goes on while the client is told something, however long that takes.
+        let mut telling = None;
+        let answer = loop {
+            let busy = telling.is_some();
             tokio::select! {
                 biased;
-                () = context.ct.cancelled() => return Err(ErrorData::invalid_request("the request was cancelled", None)),
-                Some(said) = heard.recv() => self.hear(said, &client).await,
-                answer = &mut asked => {
-                    // What was said in the same breath as the answer was said before it.
-                    while let Ok(said) = heard.try_recv() {
-                        self.hear(said, &client).await;
-                    }
-                    return answer.map_err(passed);
-                }
+                () = context.ct.cancelled() => return Err(cancelled()),
+                answer = &mut asked => break answer,
+                () = poll(&mut telling), if busy => telling = None,
+                Some(said) = heard.recv(), if !busy => telling = Some(Box::pin(self.hear(said, &client))),
             }
+        };
+        // What was said in the same breath as the answer was said before it.
+        let told = async {
+            if let Some(telling) = telling {
+                telling.await;
+            }
+            while let Ok(said) = heard.try_recv() {
+                self.hear(said, &client).await;
+            }
+        };
+        tokio::select! {
+            () = context.ct.cancelled() => return Err(cancelled()),
+            () = told => {}
         }
+        answer.map_err(passed)
     }
 }

@@ -102,6 +102,7 @@ impl RemoteTool {
             let asked = async {
                 let standing = link.standing().ok_or_else(|| self.away())?;
                 self.check_definition()?;
+                link.may_take(ctx.time_left().unwrap_or(link.upstream.timeout));
                 match standing.straight.as_ref().filter(|_| self.plain) {
                     Some(straight) => self.straight(&standing, straight, &given, line, ctx).await,
                     None => self.once(&standing, &given, line, ctx).await,
@@ -174,15 +175,18 @@ impl RemoteTool {
             meta,
         };
         let mut waiting = Unanswered { link: &self.link, over: false, cancelled: ctx.cancelled() };
-        let answer = straight.call(&params, |word| match word {
-            // A client that does not keep up misses some of it.
-            Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
-            Word::Lists => self.link.lists_changed(),
-            Word::Resource(uri) => self.link.updated(uri),
+        let answer = straight.call(&params, |word| {
+            self.link.heard();
+            match word {
+                // A client that does not keep up misses some of it.
+                Word::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
+                Word::Lists => self.link.lists_changed(),
+                Word::Resource(uri) => self.link.updated(uri),
+            }
         });
         let answer = answer.await;
         waiting.over = true;
-        answer.inspect(|_| self.link.answered()).map_err(|broken| self.broken(broken, standing.generation))
+        answer.inspect(|_| self.link.served()).map_err(|broken| self.broken(broken, standing.generation))
     }
 
     /// One request and its answer. Whoever is not waited for any more is told so.
@@ -199,13 +203,13 @@ impl RemoteTool {
         let _other = line.is_none().then(|| self.link.routes.other());
         let send = peer.send_request_with_option(request, options);
         let asked = Asked::default();
-        let handle = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
-        let handle = handle.map_err(|error| self.understand(error, false, generation))?;
+        let opened = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
+        let (handle, route) = opened.map_err(|error| self.understand(error, false, generation))?;
         let mut waiting = Waiting {
             peer: peer.clone(),
             link: Arc::clone(&self.link),
             id: handle.id.clone(),
-            routed: line.is_some(),
+            route,
             over: false,
             cancelled: ctx.cancelled().clone(),
             asked,
@@ -214,7 +218,7 @@ impl RemoteTool {
         waiting.over = true;
         match answer {
             Ok(result) => {
-                self.link.answered();
+                self.link.served();
                 Ok(result)
             }
             Err(error) => Err(self.understand(error, true, generation)),
@@ -286,7 +290,8 @@ struct Waiting {
     peer: Peer<RoleClient>,
     link: Arc<Link>,
     id: RequestId,
-    routed: bool,
+    /// Where what is said of it goes to somebody.
+    route: Option<u64>,
     over: bool,
     /// The client has hung up: that is not the upstream's fault.
     cancelled: CancellationToken,
@@ -296,13 +301,16 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if self.over && !self.routed {
+        if self.over && self.route.is_none() {
             return;
         }
-        let (peer, link, id, over) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone(), self.over);
+        let (peer, link, id) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone());
+        let (route, over) = (self.route, self.over);
         let at_fault = !self.cancelled.is_cancelled() && !self.asked.is_open();
         tokio::spawn(async move {
-            link.routes.close(&id).await;
+            if let Some(route) = route {
+                link.routes.close(&id, route).await;
+            }
             if !over {
                 if at_fault {
                     link.failed();

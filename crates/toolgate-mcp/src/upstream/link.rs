@@ -143,6 +143,9 @@ pub(crate) struct Link {
     answers: AtomicU64,
     /// It has failed again and again, and has not answered since.
     doubted: AtomicBool,
+    /// How often in a row it has refused to say what it offers, and has done nothing else that it was asked.
+    refusals: AtomicU32,
+    silence: patience::Silence,
     rests_until: Mutex<Option<tokio::time::Instant>>,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
@@ -158,6 +161,7 @@ impl Link {
         let offer = Offer { tools: pins.accepted().unwrap_or_default(), ..Offer::default() };
         let link = Arc::new(Self {
             seats: Semaphore::new(upstream.concurrency),
+            silence: patience::Silence::new(upstream.timeout),
             upstream,
             pins,
             routes: Routes::default(),
@@ -178,6 +182,7 @@ impl Link {
             failures: AtomicU32::new(0),
             answers: AtomicU64::new(0),
             doubted: AtomicBool::new(false),
+            refusals: AtomicU32::new(0),
             rests_until: Mutex::default(),
             lacks: AtomicBool::new(false),
             retry: Notify::new(),

@@ -257,6 +257,7 @@ impl Link {
             // Who is turned away does not keep all others from it.
             (_, Some(Trouble::Status(_)), _) => {}
             (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => self.failed(),
+            (Ok(_), ..) => self.served(),
             _ => self.answered(),
         }
         said

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientRequest, CreateMessageRequestParams, CreateMessageResult,
     ElicitRequestParams, ElicitResult, InputRequests, InputResponses, ListRootsResult, LoggingLevel, LoggingMessageNotificationParam,
-    ProgressNotificationParam, ProgressToken, RequestId, ServerResult,
+    ProgressNotificationParam, ProgressToken, RequestId, RequestMetaObject, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use rmcp::{ErrorData, RoleClient, ServiceError};
@@ -16,7 +16,7 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use super::link::Link;
+use super::link::{Link, is_modern};
 
 /// Who asks, and what it calls how far the answer is.
 pub(crate) type Asker = (Peer<RoleClient>, ProgressToken);
@@ -142,6 +142,8 @@ pub(crate) struct Line {
 
 /// What is under way, and who hears of it.
 struct Route {
+    /// Tells it from others of the same name: names begin anew with each connection.
+    number: u64,
     token: ProgressToken,
     line: ToClient,
     is_call: bool,
@@ -154,6 +156,7 @@ pub(super) struct Routes {
     calls: tokio::sync::Mutex<HashMap<RequestId, Route>>,
     /// Questions under way that have no line to a client.
     others: AtomicUsize,
+    next: AtomicU64,
 }
 
 /// A question without a line to its client, for as long as it is under way.
@@ -166,17 +169,18 @@ impl Drop for Other<'_> {
 }
 
 impl Routes {
+    /// Sends a request, and says by which number its route is closed, where it has one.
     pub(super) async fn open<T, E>(
         &self,
         line: Option<&Line>,
         asked: &Asked,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
-    ) -> Result<T, E> {
-        match line {
-            Some(line) => self.open_to(ToClient { to: line.to_client.clone(), asked: asked.clone() }, true, send, id).await,
-            None => send.await,
-        }
+    ) -> Result<(T, Option<u64>), E> {
+        let Some(line) = line else { return Ok((send.await?, None)) };
+        let line = ToClient { to: line.to_client.clone(), asked: asked.clone() };
+        let (sent, number) = self.open_to(line, true, send, id).await?;
+        Ok((sent, Some(number)))
     }
 
     async fn open_to<T, E>(
@@ -185,12 +189,13 @@ impl Routes {
         is_call: bool,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
-    ) -> Result<T, E> {
+    ) -> Result<(T, u64), E> {
         let mut calls = self.calls.lock().await;
         let sent = send.await?;
         let (id, token) = id(&sent);
-        calls.insert(id, Route { token, line, is_call });
-        Ok(sent)
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        calls.insert(id, Route { number, token, line, is_call });
+        Ok((sent, number))
     }
 
     /// Something is asked for somebody who cannot be asked back.
@@ -199,12 +204,18 @@ impl Routes {
         Other(&self.others)
     }
 
-    pub(super) async fn close(&self, id: &RequestId) {
-        self.calls.lock().await.remove(id);
+    pub(super) async fn close(&self, id: &RequestId, number: u64) {
+        let mut calls = self.calls.lock().await;
+        if calls.get(id).is_some_and(|route| route.number == number) {
+            calls.remove(id);
+        }
     }
 
     pub(super) async fn by_token(&self, token: &ProgressToken) -> Option<ToClient> {
-        self.calls.lock().await.values().find(|route| route.token == *token).map(|route| route.line.clone())
+        let calls = self.calls.lock().await;
+        // One of a connection that is gone may be left.
+        let newest = calls.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
+        newest.map(|route| route.line.clone())
     }
 
     /// Whom a request of the upstream is for: who asked what it came in answer to; else the only call there is, while nothing else is asked.
@@ -226,15 +237,17 @@ struct Waited {
     link: Arc<Link>,
     peer: Peer<RoleClient>,
     id: RequestId,
+    route: u64,
     over: bool,
 }
 
 impl Drop for Waited {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let (link, peer, id, over) = (Arc::clone(&self.link), self.peer.clone(), self.id.clone(), self.over);
+        let (link, peer, id) = (Arc::clone(&self.link), self.peer.clone(), self.id.clone());
+        let (route, over) = (self.route, self.over);
         runtime.spawn(async move {
-            link.routes.close(&id).await;
+            link.routes.close(&id, route).await;
             if !over {
                 let gone = CancelledNotificationParam::new(Some(id), Some("nobody waits for it any more".to_owned()));
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
@@ -244,19 +257,52 @@ impl Drop for Waited {
 }
 
 impl Link {
-    /// Asks something that is no call, and tells whoever asks what is said on the way to the answer.
+    /// Asks something that is no call, and tells whoever asks what is said on the way to the answer. One of 2026-07-28 is told with it from
+    /// which level on that is wanted to be heard.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         peer: Peer<RoleClient>,
         request: ClientRequest,
         line: mpsc::Sender<FromUpstream>,
+        level: Option<LoggingLevel>,
     ) -> Result<ServerResult, ServiceError> {
         let line = ToClient { to: line, asked: Asked::default() };
-        let send = peer.send_request_with_option(request, PeerRequestOptions::no_options());
-        let handle = self.routes.open_to(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await?;
-        let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), over: false };
+        let mut options = PeerRequestOptions::no_options();
+        if let Some(level) = level.filter(|_| is_modern(&peer)) {
+            let mut meta = RequestMetaObject::default();
+            meta.set_log_level(level);
+            options = options.with_meta(meta);
+        }
+        let send = peer.send_request_with_option(request, options);
+        let opened = self.routes.open_to(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone()));
+        let (handle, route) = opened.await?;
+        let mut waited = Waited { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), route, over: false };
         let answer = handle.await_response().await;
         waited.over = true;
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_over_closes_no_later_route_of_the_same_name() {
+        let (routes, id) = (Routes::default(), RequestId::Number(1));
+        let open = async || {
+            let (to, heard) = mpsc::channel(1);
+            let line = ToClient { to, asked: Asked::default() };
+            let opened = routes.open_to(line, true, async { Ok::<_, ErrorData>(()) }, |_| (id.clone(), ProgressToken(id.clone())));
+            (opened.await.unwrap().1, heard)
+        };
+        let (before, _) = open().await;
+        let (after, mut heard) = open().await;
+        routes.close(&id, before).await;
+        let line = routes.of(Some(&id)).await.unwrap();
+        assert!(line.try_send(FromUpstream::Progress(ProgressNotificationParam::new(ProgressToken(id.clone()), 1.0))).is_ok());
+        assert!(heard.try_recv().is_ok());
+        routes.close(&id, after).await;
+        assert!(routes.of(Some(&id)).await.is_none());
     }
 }

@@ -1,6 +1,7 @@
 //! What is said between a question and its answer, in both directions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -100,7 +101,7 @@ async fn a_log_message_within_an_answer_is_for_whose_answer_that_is() {
 }
 
 /// A server of an earlier revision with a prompt and a resource. It says how far it is with either, and with a completion, and is through
-/// when it is let.
+/// when it is let; or it says so without end, until it hears that nobody waits any more.
 async fn slow(let_go: Arc<Semaphore>) -> String {
     listen(move |mut stream| {
         let let_go = Arc::clone(&let_go);
@@ -119,9 +120,20 @@ async fn slow(let_go: Arc<Semaphore>) -> String {
                 let word = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
                 let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": done});
                 let _ = stream.write_all(answer("200 OK", "text/event-stream", &format!("data: {word}\n\n")).as_bytes()).await;
+                if asked["params"]["arguments"]["who"] == "endless" {
+                    let params = json!({"progressToken": token, "progress": 2, "message": "x".repeat(60 << 10)});
+                    let word = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
+                    while !let_go.is_closed() && stream.write_all(format!("data: {word}\n\n").as_bytes()).await.is_ok() {
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    return;
+                }
                 let_go.acquire().await.unwrap().forget();
                 let _ = stream.write_all(format!("data: {done}\n\n").as_bytes()).await;
                 return;
+            }
+            if method == "notifications/cancelled" {
+                let_go.close();
             }
             let mut own = about();
             own["capabilities"] = json!({"tools": {}, "prompts": {}, "resources": {}, "completions": {}});
@@ -130,7 +142,10 @@ async fn slow(let_go: Arc<Semaphore>) -> String {
                 "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
                 "initialize" => result(&asked, own),
                 "ping" => result(&asked, json!({})),
-                "tools/list" => result(&asked, json!({"tools": [{"name": "talk", "inputSchema": {"type": "object"}}]})),
+                "tools/list" => {
+                    result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}))
+                }
+                "tools/call" => result(&asked, json!({"content": [{"type": "text", "text": "done"}]})),
                 "prompts/list" => result(&asked, json!({"prompts": [{"name": "hello", "arguments": [{"name": "who"}]}]})),
                 "resources/list" => result(&asked, json!({"resources": [{"uri": "x://a", "name": "a"}]})),
                 "resources/templates/list" => result(&asked, json!({"resourceTemplates": []})),
@@ -187,6 +202,29 @@ async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
         let answer = newer.hear(|said| said["id"] == json!(1)).await;
         assert_eq!(answer.pointer(place), Some(&json!(found)), "{method}: {answer}");
     }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_read_holds_no_seat_beyond_its_time() {
+    let let_go = Arc::new(Semaphore::new(0));
+    let address = slow(Arc::clone(&let_go)).await;
+    let upstream = format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\nconcurrency = 1\ntimeout = \"2s\"\n");
+    let gate = Gate::open(&upstream).await;
+    let other = gate.client();
+    until("there are prompts", async || other.ask("prompts/list", json!({})).await.1["result"]["prompts"][0]["name"] == "x_hello").await;
+    let (_serving, mut ask, mut told) = gate.streams(None);
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    let params = json!({"name": "x_hello", "arguments": {"who": "endless"}, "_meta": {"progressToken": "far"}});
+    let prompt = json!({"jsonrpc": "2.0", "id": 1, "method": "prompts/get", "params": params});
+    ask.write_all(format!("{hello}\n{ready}\n{prompt}\n").as_bytes()).await.unwrap();
+    while !told.next_line().await.unwrap().unwrap().contains("notifications/progress") {}
+    // It reads nothing any more, and the upstream says more than waits for it.
+    until("the upstream hears that nobody waits any more", async || let_go.is_closed()).await;
+    assert_eq!(other.in_session("s").code("x_talk", json!({})).await, "ok");
+    drop((ask, told));
     gate.end().await;
 }
 

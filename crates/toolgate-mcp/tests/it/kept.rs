@@ -25,7 +25,7 @@ struct Mirror {
 
 impl ServerHandler for Mirror {
     fn get_info(&self) -> ServerConfig {
-        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().enable_prompts().build())
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
@@ -48,6 +48,15 @@ impl ServerHandler for Mirror {
     async fn call_tool(&self, _: CallToolRequestParams, cx: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
         Ok(CallToolResult::structured(json!({"seen": cx.meta})).into())
     }
+
+    async fn list_prompts(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListPromptsResult, ErrorData> {
+        Ok(ListPromptsResult::with_all_items(vec![Prompt::new("look", Some("Looks."), None)]))
+    }
+
+    async fn get_prompt(&self, _: GetPromptRequestParams, cx: RequestContext<RoleServer>) -> Result<GetPromptResponse, ErrorData> {
+        let seen = PromptMessage::new_text(Role::User, json!(cx.meta).to_string());
+        Ok(GetPromptResponse::Complete(GetPromptResult::new(vec![seen])))
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,6 +77,13 @@ async fn an_upstream_sees_the_metadata_of_a_call_without_what_is_for_toolgate() 
             assert_eq!(seen["own"], json!({"a": [1, "b"]}), "{modern}: {said}");
             assert!(seen.as_object().unwrap().keys().all(|key| !key.starts_with("toolgate/")), "{modern}: {said}");
         }
+        // From which level on something is wanted to be heard, one of 2026-07-28 is told with every request.
+        let prompt = json!({"name": "look", "_meta": {"own": 1, "io.modelcontextprotocol/logLevel": "debug"}});
+        let said = gate.client().in_session("s").ask("prompts/get", prompt).await.1;
+        let seen = said["result"]["messages"][0]["content"]["text"].as_str().unwrap_or_else(|| panic!("{said}"));
+        let seen: Value = serde_json::from_str(seen).unwrap();
+        let level = if modern { json!("debug") } else { Value::Null };
+        assert_eq!((&seen["own"], &seen["io.modelcontextprotocol/logLevel"]), (&json!(1), &level), "{modern}: {said}");
         gate.end().await;
     }
 }

@@ -119,15 +119,41 @@ async fn who_answers_with_an_error_is_there() {
     assert_eq!(code("before").await, "ok");
     moody.says("tools/list", json!({"error": {"code": -32603, "message": "not now"}}));
     let asked = moody.times("tools/list");
-    for times in 1..=3 {
+    for times in 1..=5 {
         moody.announce.notify_one();
         until("it is asked what it offers", async || moody.times("tools/list") >= asked + times).await;
+        assert_eq!(code(&format!("meanwhile{times}")).await, "ok");
     }
-    assert_eq!(code("meanwhile").await, "ok");
     moody.says("tools/list", json!({"result": {"tools": [tool("talk"), tool("late")]}}));
     moody.announce.notify_one();
     until("the change is seen", async || gate.gateway.health()[0].tools == 2).await;
     assert_eq!((gate.gateway.health()[0].starts, moody.times("initialize")), (1, 1));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_answers_everything_with_an_error_is_started_again() {
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[upstreams.m]\n{upstream}")).await;
+    let terminated = json!({"error": {"code": -32603, "message": "Session terminated"}});
+    let well = moody.known("tools/call").unwrap();
+    moody.says("tools/call", terminated.clone());
+    moody.says("tools/list", terminated);
+    let mut calls = 0;
+    until("it is started again", async || {
+        calls += 1;
+        assert_ne!(gate.client().in_session(&format!("s{calls}")).code("talk", json!({})).await, "ok");
+        moody.announce.notify_one();
+        gate.gateway.health()[0].starts > 1
+    })
+    .await;
+    moody.says("tools/call", well);
+    moody.says("tools/list", json!({"result": {"tools": [tool("talk")]}}));
+    until("it is there again", async || {
+        calls += 1;
+        gate.client().in_session(&format!("s{calls}")).code("talk", json!({})).await == "ok"
+    })
+    .await;
     gate.end().await;
 }
 

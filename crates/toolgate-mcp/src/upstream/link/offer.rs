@@ -86,9 +86,10 @@ impl Link {
         }
     }
 
-    /// Asks what it offers. One that answers with an error is there, and what was known of it holds until it is asked again. One that
-    /// answers calls meanwhile may have no time for questions, nor has one that does one thing after the other and is at a call; and one
-    /// answer may be lost among what a talkative one says. One that answers nothing, asked twice, is ill.
+    /// Asks what it offers. One that answers with an error is there, unless that is all that it ever says, and what was known of it holds
+    /// until it is asked again. One that answers calls meanwhile may have no time for questions, nor has one that does one thing after the
+    /// other and is at a call; and one answer may be lost among what a talkative one says. One that answers nothing, asked twice, is ill; so
+    /// is one at calls that has said nothing at all for longer than any of them may take, whoever gave up on it.
     pub(super) async fn list_or_work(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
         let before = self.answers.load(Ordering::Relaxed);
         let mut unheard = String::new();
@@ -96,11 +97,13 @@ impl Link {
             let behind_calls = last && self.is_busy();
             unheard = match self.list(peer).await {
                 Ok(()) => {
-                    self.doubted.store(false, Ordering::Relaxed);
+                    self.told_all();
                     return Ok(());
                 }
                 Err(Unlisted::Refused(why)) => {
-                    self.doubted.store(false, Ordering::Relaxed);
+                    if self.refused() {
+                        return Err(format!("{ill}: {why}"));
+                    }
                     let why = self.upstream.without_secrets(&why);
                     tracing::warn!(upstream = self.upstream.name, why, "an upstream does not say what it offers");
                     return Ok(());
@@ -108,7 +111,7 @@ impl Link {
                 Err(Unlisted::Over(why)) => return Err(format!("{ill}: {why}")),
                 Err(Unlisted::Unheard(why)) => why,
             };
-            let waits = behind_calls && !self.doubted.load(Ordering::Relaxed);
+            let waits = behind_calls && !self.doubted.load(Ordering::Relaxed) && !self.silence.is_too_long();
             if waits || self.answers.load(Ordering::Relaxed) != before {
                 // That something has changed is still to be seen.
                 if self.told.load(Ordering::Relaxed) {

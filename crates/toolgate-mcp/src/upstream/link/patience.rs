@@ -1,11 +1,13 @@
 //! How long an upstream is waited for: before it is started again, while it is busy, and where it fails again and again.
 
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use toolgate::Timestamp;
 
-use super::Link;
+use super::{Link, PULSE};
 use crate::gateway::lock;
 
 /// So many failures in a row, and it is left alone for a while.
@@ -15,6 +17,8 @@ const REST: Duration = Duration::from_secs(5);
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// So often in a row it is not asked what it offers, because calls are under way.
 const PASSED_OVER: u32 = 2;
+/// So often in a row it may refuse to say what it offers, while nothing else that it is asked comes to anything.
+const REFUSALS: u32 = 3;
 
 /// How long it is waited before it is started again, after so many tries in vain.
 pub(super) fn wait(tries: u32) -> Duration {
@@ -29,26 +33,91 @@ pub(super) fn is_due(passed_over: &mut u32, busy: bool) -> bool {
     due
 }
 
+/// Whether one that has refused so often in a row to say what it offers is started again. Not in the middle of a call, unless all before
+/// that have failed: the next time it is asked, that is over.
+const fn is_lost(refusals: u32, busy: bool, doubted: bool) -> bool {
+    refusals >= REFUSALS && (doubted || !busy)
+}
+
+/// When an upstream was last heard, and the longest time that anything had that it was asked since it is there.
+pub(super) struct Silence(Mutex<(Instant, Duration)>);
+
+impl Silence {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self(Mutex::new((Instant::now(), timeout)))
+    }
+
+    fn begin(&self, timeout: Duration) {
+        *lock(&self.0) = (Instant::now(), timeout);
+    }
+
+    fn end(&self) {
+        lock(&self.0).0 = Instant::now();
+    }
+
+    fn may_last(&self, time: Duration) {
+        let mut own = lock(&self.0);
+        own.1 = own.1.max(time);
+    }
+
+    /// Whether it has lasted longer than anything may take, and than it lasts between two questions while nothing is under way.
+    pub(super) fn is_too_long(&self) -> bool {
+        let (last, longest) = *lock(&self.0);
+        last.elapsed() > longest.saturating_add(PULSE)
+    }
+}
+
 impl Link {
+    /// It has said something, whatever it was.
+    pub(crate) fn heard(&self) {
+        self.silence.end();
+    }
+
+    /// It is asked something that may take so long.
+    pub(in crate::upstream) fn may_take(&self, time: Duration) {
+        self.silence.may_last(time);
+    }
+
     /// Whether it is to be left alone for now; since when, and for how long.
     pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration)> {
         let until = (*lock(&self.rests_until))?;
-        let rest = until.checked_duration_since(tokio::time::Instant::now()).filter(|rest| !rest.is_zero())?;
+        let rest = until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())?;
         let now = Timestamp::now();
         Some((now.checked_sub(REST.saturating_sub(rest)).unwrap_or(now), rest))
     }
 
     /// It has answered, whatever it said.
     pub(in crate::upstream) fn answered(&self) {
+        self.heard();
         self.answers.fetch_add(1, Ordering::Relaxed);
         self.failures.store(0, Ordering::Relaxed);
         self.doubted.store(false, Ordering::Relaxed);
     }
 
+    /// It has done what it was asked.
+    pub(in crate::upstream) fn served(&self) {
+        self.refusals.store(0, Ordering::Relaxed);
+        self.answered();
+    }
+
+    /// It has said what it offers.
+    pub(super) fn told_all(&self) {
+        self.refusals.store(0, Ordering::Relaxed);
+        self.doubted.store(false, Ordering::Relaxed);
+    }
+
+    /// It has answered with an error when it was asked what it offers. Whether it is started again: behind some that answer everything so
+    /// there is nobody any more.
+    pub(super) fn refused(&self) -> bool {
+        let refusals = self.refusals.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        is_lost(refusals, self.is_busy(), self.doubted.swap(false, Ordering::Relaxed))
+    }
+
     /// It is there again, and nothing is held against it.
     pub(super) fn trust(&self) {
         self.failures.store(0, Ordering::Relaxed);
-        self.doubted.store(false, Ordering::Relaxed);
+        self.told_all();
+        self.silence.begin(self.upstream.timeout);
         *lock(&self.rests_until) = None;
     }
 
@@ -57,7 +126,7 @@ impl Link {
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
             self.failures.store(0, Ordering::Relaxed);
             self.doubted.store(true, Ordering::Relaxed);
-            *lock(&self.rests_until) = tokio::time::Instant::now().checked_add(REST);
+            *lock(&self.rests_until) = Instant::now().checked_add(REST);
             tracing::warn!(upstream = self.upstream.name, "an upstream is left alone for a while");
             // Whether it is there at all, its list tells.
             self.relist.notify_one();
@@ -75,6 +144,37 @@ mod tests {
         assert_eq!(waits.first(), Some(&WAITS.0));
         assert!(waits.windows(2).all(|two| two[1] == (two[0] * 2).min(WAITS.1)), "{waits:?}");
         assert_eq!((waits.last(), wait(u32::MAX)), (Some(&WAITS.1), WAITS.1));
+    }
+
+    #[test]
+    fn who_refuses_again_and_again_is_started_again_but_not_in_the_middle_of_a_call() {
+        let lost = |busy, doubted| (1..=4).map(|refusals| is_lost(refusals, busy, doubted)).collect::<Vec<_>>();
+        assert_eq!(lost(false, false), [false, false, true, true]);
+        assert_eq!(lost(true, false), [false; 4]);
+        assert_eq!(lost(true, true), [false, false, true, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_for_longer_than_anything_may_take_is_silent() {
+        let second = Duration::from_secs(1);
+        let silence = Silence::new(second * 60);
+        tokio::time::advance(second * 60 + PULSE).await;
+        assert!(!silence.is_too_long());
+        tokio::time::advance(second).await;
+        assert!(silence.is_too_long());
+        // A word is enough.
+        silence.end();
+        assert!(!silence.is_too_long());
+        // What may take longer is waited for, and nothing less for it.
+        silence.may_last(second * 600);
+        silence.may_last(second);
+        tokio::time::advance(second * 600 + PULSE).await;
+        assert!(!silence.is_too_long());
+        tokio::time::advance(second).await;
+        assert!(silence.is_too_long());
+        silence.begin(second * 60);
+        tokio::time::advance(second * 61 + PULSE).await;
+        assert!(silence.is_too_long());
     }
 
     #[test]
