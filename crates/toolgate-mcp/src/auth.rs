@@ -78,7 +78,7 @@ impl Keys {
                         });
                         // A file must be there; who cannot be reached yet is asked again when a token comes.
                         let is_file = !is_address(&jwt.keys);
-                        let had = before.and_then(|before| before.issuer.as_ref()).is_some_and(|issuer| !issuer.is_empty());
+                        let had = before.is_some_and(|before| before.issuer.is_some());
                         match issuer.fetch().await {
                             Err(error) if is_file => return Err(io::Error::other(error)),
                             Err(error) => tracing::warn!(error, "{UNFETCHED}"),

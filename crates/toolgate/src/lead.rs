@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{PipeReader, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal as Name};
@@ -34,8 +34,8 @@ pub(crate) const HEARD: Signal = Signal::USR1;
 const LAST: &str = "__toolgate_child_begin";
 /// The variable that says how many files the program may have open, where whoever started it may have more than there were.
 pub const FILES: &str = "__TOOLGATE_CHILD_FILES";
-/// What ends it, from whoever started it. Nothing else is heeded: a program may send it to its whole group, a terminal what stops those in
-/// the background, and a supervisor what is meant for the gateway to all of its processes.
+/// What ends it, with the program, whoever says so: of several that say it at once, only one is heard of. Nothing else is heeded: a program
+/// may send it to its whole group, and a terminal what stops those in the background.
 const ENDING: [Name; 4] = [Name::SIGTERM, Name::SIGINT, Name::SIGHUP, Name::SIGQUIT];
 /// How long those who were killed have to be gone.
 pub const GONE: Duration = Duration::from_secs(5);
@@ -102,6 +102,7 @@ pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -
     crate::sandbox::close_inherited()?;
     let said = |error: std::io::Error| error.to_string();
     let told = listen().map_err(said)?;
+    let nothing = File::options().read(true).write(true).open("/dev/null").map_err(said)?;
     // By way of this program once more: what is held back from this process would be held back from its child.
     let mut command = Command::new("/proc/self/exe");
     command.arg(next).arg(number(getpid())).env_remove(FILES);
@@ -117,6 +118,10 @@ pub(crate) fn lead(parent: &OsStr, next: &str, words: &[OsString], kind: Kind) -
     };
     let child = command.args(words).spawn().map_err(said)?;
     drop(tell);
+    // Its streams are its own: who closes one is heard to close it.
+    let _ = rustix::stdio::dup2_stdin(&nothing);
+    let _ = rustix::stdio::dup2_stdout(&nothing);
+    let _ = rustix::stdio::dup2_stderr(&nothing);
     Ok(accompany(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, kind, news))
 }
 
@@ -135,6 +140,13 @@ impl Tell {
     pub(crate) fn did_not_begin(mut self) {
         // Whoever does not hear it takes it for a program that failed.
         let _ = self.0.write_all(b"!");
+    }
+}
+
+/// Tells what leads into a program that everything was heard.
+pub(crate) fn is_heard(leader: &Child) {
+    if let Some(id) = i32::try_from(leader.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(id, HEARD);
     }
 }
 
@@ -215,12 +227,6 @@ fn listen() -> std::io::Result<SignalFd> {
 /// Stays until the program has ended, or whoever wanted it, and ends all that is left of it. Gives back how it ended, and whether it was
 /// told that it did not begin.
 fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut news: Option<PipeReader>) -> (Option<WaitStatus>, bool) {
-    // Its streams are its own: who closes one is heard to close it.
-    if let Ok(nothing) = std::fs::File::options().read(true).write(true).open("/dev/null") {
-        let _ = rustix::stdio::dup2_stdin(&nothing);
-        let _ = rustix::stdio::dup2_stdout(&nothing);
-        let _ = rustix::stdio::dup2_stderr(&nothing);
-    }
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
     let (mut ended, mut never, mut heard) = (None, false, kind == Kind::Served);
     loop {
@@ -231,9 +237,8 @@ fn accompany(child: Option<Pid>, parent: Pid, told: &SignalFd, kind: Kind, mut n
         // First what was said, then who has ended: whoever ends in between is said again.
         let mut ends = false;
         while let Ok(Some(signal)) = told.read_signal() {
-            let is = |name: Name| signal.ssi_signo == name as u32 && i32::try_from(signal.ssi_pid) == Ok(parent.as_raw_nonzero().get());
-            ends |= ENDING.into_iter().any(is);
-            heard |= is(Name::SIGUSR1);
+            ends |= ENDING.iter().any(|name| signal.ssi_signo == *name as u32);
+            heard |= signal.ssi_signo == Name::SIGUSR1 as u32;
         }
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if Some(pid) == child {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
@@ -288,10 +288,17 @@ fn refuse(mut rules: Rules, with: i32) -> Result<(), String> {
 /// There is no room at all, and why.
 pub fn try_out(launcher: &std::path::Path) -> Result<Option<String>, String> {
     let words = Sandbox::default().words("true".into(), []).map_err(|error| error.to_string())?;
-    let output = Command::new(launcher).args(words).env(TELL, "1").output();
-    let output = output.map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    match (output.status.success(), said.is_empty()) {
+    let told = |error: std::io::Error| error.to_string();
+    let mut command = Command::new(launcher);
+    command.args(words).env(TELL, "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut program = command.spawn().map_err(told)?;
+    let mut said = Vec::new();
+    let heard = program.stderr.take().map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut said));
+    lead::is_heard(&program);
+    let status = program.wait().map_err(told)?;
+    heard.map_err(told)?;
+    let said = String::from_utf8_lossy(&said).trim().to_owned();
+    match (status.success(), said.is_empty()) {
         (true, true) if rustix::process::getuid().is_root() => {
             Ok(Some("the kernel does not count root's processes, so `processes` holds for other users only".to_owned()))
         }

@@ -99,6 +99,8 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: Telling) -> io::Re
 async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: InForce) -> io::Result<ExitCode> {
     // Whoever says that it serves can be told to end.
     let mut ending = Ending::new()?;
+    // Where whoever started it did not want to hear who ends, nobody started from here would hear of it either.
+    let _ends = signal(SignalKind::child())?;
     // Nor does it end because it is told too early to read its file again: it does so once it serves.
     let hang_up = signal(SignalKind::hangup())?;
     if let Some(notice) = &found.notice {

@@ -130,10 +130,10 @@ async fn what_a_program_comes_to() {
 #[tokio::test]
 async fn what_a_hook_has_to_say_is_heard_out() {
     let tool = Tool::dynamic("run", "Runs.", json!({"type": "object"}), |_, _| async { Ok(json!("ran")) }).effect(Effect::Read);
-    // What filters its words is still at it when it ends; and one of them means its whole group, but not what leads into it.
+    // What filters its words, or says them in its place, is still at it when it ends.
     let scripts = [
         "exec > >(sleep 0.3; cat); echo '{\"decision\": \"deny\", \"reason\": \"not today\"}'",
-        "trap '' TERM; kill 0; sleep 0.3; echo 'not today' >&2; exit 2",
+        "(sleep 0.3; echo 'not today' >&2) & exit 2",
     ];
     for script in scripts {
         let hook = CommandHook::new("h", "/bin/bash").arg("-c").arg(script).launcher(env!("CARGO_BIN_EXE_toolgate")).before();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 
@@ -151,7 +152,12 @@ impl Handler for CommandTool {
         let mut command = tokio::process::Command::new(launcher);
         command.args(words);
         child::shut_off(&mut command, true, &self.inherit, &self.env);
-        let mut program = command.spawn().map_err(|error| not_begun(format!("the program cannot be started: {error}")))?;
+        let mut program = command.spawn().map_err(|error| {
+            let message = format!("the program cannot be started: {error}");
+            // What else goes wrong may go wrong when it has begun.
+            let never = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ArgumentListTooLong);
+            if never { not_begun(message) } else { Failure::of(code::INTERNAL_FAULT, message).effects(Effects::Unknown) }
+        })?;
         // Whatever way this ends, also by being dropped, nothing of it is left.
         let group = child::Group::of(&program, true);
         let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
