@@ -24,7 +24,7 @@ use rustix::process::{
 /// started, also with what has left its group.
 pub const WORD: &str = "__toolgate_child";
 
-/// The same for a program whose words count: when it has ended, the rest is ended only where [`HEARD`] was told, too. Who still writes what
+/// The same for a program whose words count: when it has ended, the rest is ended only where `SIGUSR1` was told, too. Who still writes what
 /// the program has to say is not cut off.
 pub const HEARD_OUT: &str = "__toolgate_child_heard_out";
 /// Everything was heard that there was to hear.
