@@ -1,6 +1,6 @@
 //! What a request takes of what all requests share.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::Value;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::batch::asks;
 use crate::gateway::lock;
@@ -40,6 +40,59 @@ impl<'h> Held<'h> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+/// Seats of requests: so many for all. Where several may come in, one of them takes no more than half: whoever asks for what takes long
+/// keeps nobody else away.
+pub(crate) struct Seats {
+    free: Arc<Semaphore>,
+    all: usize,
+    /// How many each principal has; who has none is not in it.
+    own: Arc<Mutex<HashMap<String, usize>>>,
+}
+
+impl Seats {
+    pub(crate) fn new(all: usize) -> Self {
+        let all = all.min(Semaphore::MAX_PERMITS);
+        Self { free: Arc::new(Semaphore::new(all)), all, own: Arc::default() }
+    }
+
+    /// The most that one principal may have.
+    pub(crate) fn most(&self, is_shared: bool) -> usize {
+        if is_shared { (self.all / 2).max(1) } else { self.all }
+    }
+
+    /// So many for a principal: all of them, or none.
+    pub(crate) fn take(&self, principal: &str, many: u32, is_shared: bool) -> Option<Seat> {
+        let mut own = lock(&self.own);
+        let taken = own.get(principal).copied().unwrap_or_default() + many as usize;
+        if taken > self.most(is_shared) {
+            return None;
+        }
+        let free = Arc::clone(&self.free).try_acquire_many_owned(many).ok()?;
+        own.insert(principal.to_owned(), taken);
+        Some(Seat { _free: free, own: Arc::clone(&self.own), principal: principal.to_owned(), many: many as usize })
+    }
+}
+
+/// What one request has taken, until this is dropped.
+pub(crate) struct Seat {
+    _free: OwnedSemaphorePermit,
+    own: Arc<Mutex<HashMap<String, usize>>>,
+    principal: String,
+    many: usize,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut own = lock(&self.own);
+        if let Some(taken) = own.get_mut(&self.principal) {
+            *taken = taken.saturating_sub(self.many);
+            if *taken == 0 {
+                own.remove(&self.principal);
+            }
+        }
     }
 }
 
@@ -107,7 +160,7 @@ impl Drop for Names {
 /// An answer with the seat that it takes, and the requests that it is for.
 pub(crate) struct Seated {
     pub(crate) body: BoxBody<Bytes, Infallible>,
-    pub(crate) _seat: Arc<OwnedSemaphorePermit>,
+    pub(crate) _seat: Arc<Seat>,
     pub(crate) unanswered: Option<Unanswered>,
 }
 
@@ -132,5 +185,30 @@ impl Body for Seated {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_several_takes_half_of_the_seats_and_who_has_none_is_forgotten() {
+        let seats = Seats::new(5);
+        let has = |who: &str| lock(&seats.own).get(who).copied();
+        assert_eq!((seats.most(true), seats.most(false), Seats::new(1).most(true)), (2, 5, 1));
+        let (one, two) = (seats.take("ann", 1, true).unwrap(), seats.take("ann", 1, true).unwrap());
+        assert!(seats.take("ann", 1, true).is_none() && seats.take("bob", 3, true).is_none());
+        let both = seats.take("bob", 2, true).unwrap();
+        assert_eq!((has("ann"), has("bob")), (Some(2), Some(2)));
+        // Nobody has more than there are.
+        assert!(seats.take("cat", 2, true).is_none() && has("cat").is_none());
+        let last = seats.take("cat", 1, true).unwrap();
+        drop((one, both));
+        assert_eq!((has("ann"), has("bob"), seats.free.available_permits()), (Some(1), None, 3));
+        drop((two, last));
+        assert!(lock(&seats.own).is_empty());
+        // Where nobody needs a token there is only one.
+        assert!(seats.take("local", 5, false).is_some());
     }
 }

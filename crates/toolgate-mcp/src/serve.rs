@@ -28,7 +28,7 @@ use crate::identity::{self, Asked, Caller};
 use crate::lines::bounds;
 use crate::misread::Glimpse;
 use crate::raw::{self, Message, Read};
-use crate::seat::{Held, Open, Seated};
+use crate::seat::{Held, Open, Seated, Seats};
 use crate::straight::Straight;
 
 mod listen;
@@ -56,7 +56,7 @@ pub(crate) struct Http {
     pub(crate) mcp: StreamableHttpService<Door, Returning>,
     /// Of older clients.
     sessions: Arc<Returning>,
-    seats: Arc<Semaphore>,
+    seats: Seats,
     /// Who is refused takes no seat, and waits until it is written down.
     turns: Semaphore,
     waiting: Arc<Semaphore>,
@@ -83,7 +83,7 @@ impl Http {
             .with_cancellation_token(gateway.0.closed.child_token());
         let (doors, sessions) = (gateway.clone(), Arc::new(Returning::new(gateway.clone())));
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
-        let seats = Arc::new(Semaphore::new(settings.concurrency.min(Semaphore::MAX_PERMITS)));
+        let seats = Seats::new(settings.concurrency);
         let door = Door::new(gateway.clone(), None);
         let (turns, waiting) = (Semaphore::new(refused::TURNS), Arc::new(Semaphore::new(refused::WAITING)));
         let arriving = AtomicUsize::new(0);
@@ -125,9 +125,10 @@ impl Http {
         let caller = self.let_in(&running, &parts).await?;
         self.hold_rate(&running, &caller, 1)?;
         // Who is still talking takes no seat: it might go on for long.
+        let is_shared = !running.keys.is_open();
         let seats = |many: u32| {
-            let full = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
-            Arc::clone(&self.seats).try_acquire_many_owned(many).map_err(full)
+            let full = || refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
+            self.seats.take(&caller.principal, many, is_shared).ok_or_else(full)
         };
         match words.as_slice() {
             ["metrics"] => {
@@ -171,7 +172,7 @@ impl Http {
                 };
                 drop(text);
                 let many = batch.as_ref().map_or(1, Batch::len);
-                let room = running.settings.rate.map_or(u64::MAX, |rate| u64::from(rate.calls)).min(running.settings.concurrency as u64);
+                let room = running.settings.rate.map_or(u64::MAX, |rate| u64::from(rate.calls)).min(self.seats.most(is_shared) as u64);
                 if u64::from(many) > room {
                     let why = format!("no more than {room} messages are taken at once");
                     let messages = batch.map(Batch::into_messages).unwrap_or_default();

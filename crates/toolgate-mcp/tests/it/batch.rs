@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::security::digest;
 use crate::support::{Gate, lines, until, with_fixture};
 
 const ACCEPT: &str = "application/json, text/event-stream";
@@ -255,6 +256,40 @@ async fn each_call_that_comes_while_there_is_no_room_has_its_row() {
     for sleeper in sleepers {
         sleeper.abort();
     }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_half_of_the_seats_leaves_the_others_to_others() {
+    let home = tempfile::tempdir().unwrap();
+    let begun = home.path().join("begun");
+    let fixture = with_fixture(&format!("undeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}", json!(begun)));
+    let token = |principal: &str| format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(principal));
+    let tokens = token("ann") + &token("bob");
+    let gate = Gate::open(&format!("{fixture}[tools.calc]\nkind = \"builtin\"\n\n[gateway]\nconcurrency = 4\n{tokens}")).await;
+    let sleeper = |session: &str| {
+        let client = gate.client().with_token("ann").in_session(session);
+        tokio::spawn(async move { client.call("sleep", json!({"ms": 600_000})).await })
+    };
+    let sleepers = [sleeper("a"), sleeper("b")];
+    until("half of the seats are taken", async || lines(&begun) == 2).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let one = |id: u64| call(id, "calc", json!({"expression": "1"}));
+    for (messages, status, many) in [(one(1), 503, 1), (json!([one(1), one(2)]), 503, 3), (json!([one(1), one(2), one(3)]), 400, 6)] {
+        let request = http.post(format!("{}/mcp", gate.url)).header("accept", ACCEPT).bearer_auth("ann");
+        let answer = request.json(&messages).send().await.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.headers().contains_key("retry-after")), (status, status == 503), "{messages}");
+        assert_eq!(rows(&gate), many, "{messages}");
+    }
+    // For somebody else there is room.
+    assert_eq!(gate.client().with_token("bob").code("calc", json!({"expression": "1"})).await, "ok");
+    for sleeper in sleepers {
+        sleeper.abort();
+    }
+    // What is given back may be taken again.
+    let client = gate.client().with_token("ann").in_session("c");
+    until("a seat is free", async || client.ask("tools/call", json!({"name": "calc", "arguments": {"expression": "2"}})).await.0 == 200)
+        .await;
     gate.end().await;
 }
 
