@@ -1,0 +1,399 @@
+//! Tokens that somebody else signs, and the keys that they are signed with.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use jsonwebtoken::errors::ErrorKind;
+use jsonwebtoken::jwk::{JwkSet, PublicKeyUse};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation};
+use serde_json::Value;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
+use toolgate::config::Jwt;
+
+use super::{NotLetIn, is_address};
+use crate::gateway::lock;
+use crate::identity::{Caller, Proof};
+
+/// How often keys are fetched at most, however many tokens are signed by unknown ones.
+const SOONEST: Duration = Duration::from_secs(30);
+/// How often, while there are none.
+const RETRY: Duration = Duration::from_secs(1);
+/// How old they may become.
+const OLDEST: Duration = Duration::from_secs(10 * 60);
+/// How long somebody waits for what another one fetches.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How many keys of one name a token is held against.
+const MOST: usize = 16;
+/// What is told where they cannot be had, or are none.
+pub(super) const UNFETCHED: &str = "the keys for tokens cannot be fetched";
+pub(super) const NO_KEY: &str = "there is no key for tokens that can be used";
+/// Ways of signing that only the one who signs can do.
+const ALGORITHMS: [Algorithm; 9] = [
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::PS384,
+    Algorithm::PS512,
+    Algorithm::ES256,
+    Algorithm::ES384,
+    Algorithm::EdDSA,
+];
+
+/// A key, and the one way of signing that it is for, where it says so.
+struct Key {
+    key: DecodingKey,
+    algorithm: Option<Algorithm>,
+}
+
+impl Key {
+    fn fits(&self, algorithm: Algorithm) -> bool {
+        self.algorithm.is_none_or(|own| own == algorithm) && self.key.family() == algorithm.family()
+    }
+}
+
+/// Keys by their names, of which several may have the same, or none.
+type Ring = HashMap<String, Vec<Key>>;
+
+/// Who signs tokens, and with what.
+pub(super) struct Issuer {
+    pub(super) jwt: Jwt,
+    keys: RwLock<Arc<Ring>>,
+    /// When they were last fetched, or begun to be.
+    fetched: Mutex<Option<Instant>>,
+    /// One fetches; the others wait for what it brings.
+    fetching: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Issuer {
+    pub(super) fn new(jwt: Jwt) -> Self {
+        Self { jwt, keys: RwLock::default(), fetched: Mutex::default(), fetching: Arc::default() }
+    }
+
+    /// Who comes with a token.
+    pub(super) async fn caller(self: &Arc<Self>, token: &str) -> Result<Caller, NotLetIn> {
+        let header = jsonwebtoken::decode_header(token).map_err(|_| NotLetIn::Invalid("the token cannot be read"))?;
+        if !ALGORITHMS.contains(&header.alg) {
+            return Err(NotLetIn::Invalid("the token is not signed as it must be"));
+        }
+        // What must be understood is not understood here (RFC 7515, 4.1.11).
+        if header.crit.is_some() {
+            return Err(NotLetIn::Invalid("the token says something that must be understood, and is not"));
+        }
+        let kid = header.kid.unwrap_or_default();
+        let known = self.keys();
+        let mut claims = self.claims(&known, token, &kid, header.alg);
+        if claims.is_none() {
+            // A key may have been replaced, also by one of the same name or without any. Only who comes with what no key has signed waits
+            // for that, and only now and then; where none is known at all, more often.
+            let turn = self.turn().await?;
+            let age = if self.is_empty() { RETRY } else { SOONEST };
+            if Arc::ptr_eq(&known, &self.keys()) && self.is_due(age) {
+                self.fetch_in(turn).await;
+            }
+            let renewed = self.keys();
+            if !Arc::ptr_eq(&known, &renewed) {
+                claims = self.claims(&renewed, token, &kid, header.alg);
+            }
+        }
+        let claims = claims.ok_or(NotLetIn::Invalid("the token is signed by nobody who is known"))??;
+        if self.is_due(OLDEST) {
+            let own = Arc::clone(self);
+            tokio::spawn(async move { own.fetch_again().await });
+        }
+        self.named(&claims)
+    }
+
+    /// What a token says, where it holds; `None` where none of these keys has signed it.
+    fn claims(&self, keys: &Ring, token: &str, kid: &str, algorithm: Algorithm) -> Option<Result<Value, NotLetIn>> {
+        let mut validation = Validation::new(algorithm);
+        validation.set_audience(&[&self.jwt.audience]);
+        validation.set_issuer(&[&self.jwt.issuer]);
+        validation.set_required_spec_claims(&["exp", "aud", "iss"]);
+        validation.validate_nbf = true;
+        validation.leeway = 30;
+        // Who names no key means the only one.
+        let named = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
+        named.iter().filter(|key| key.fits(algorithm)).take(MOST).find_map(|key| {
+            match jsonwebtoken::decode::<Value>(token, &key.key, &validation) {
+                Ok(token) => Some(Ok(token.claims)),
+                Err(error) => match error.kind() {
+                    ErrorKind::InvalidSignature => None,
+                    ErrorKind::ExpiredSignature => Some(Err(NotLetIn::Invalid("the token has expired"))),
+                    ErrorKind::InvalidAudience => Some(Err(NotLetIn::Invalid("the token is for somebody else"))),
+                    ErrorKind::InvalidIssuer => Some(Err(NotLetIn::Invalid("the token is from somebody else"))),
+                    _ => Some(Err(NotLetIn::Invalid("the token does not hold"))),
+                },
+            }
+        })
+    }
+
+    /// Who that is, by what the token says.
+    fn named(&self, claims: &Value) -> Result<Caller, NotLetIn> {
+        let claim = |name: &str| claims.get(name);
+        let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
+        let principal = principal.ok_or(NotLetIn::Invalid("the token does not say who comes"))?.to_owned();
+        // A claim that is not understood would be one that does not hold.
+        let session = match self.jwt.session.as_deref().and_then(claim) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(name)) => Some(name.clone()),
+            Some(Value::Number(name)) => Some(name.to_string()),
+            Some(_) => return Err(NotLetIn::Invalid("the token names a session that is no text")),
+        };
+        // Where the claim is asked for and is not there, there are none.
+        let agents = self.jwt.agents.as_deref().map(|name| match claim(name) {
+            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
+            _ => Vec::new(),
+        });
+        Ok(Caller { principal, agents, session, proof: Proof::Issuer(self.jwt.issuer.clone()) })
+    }
+
+    fn keys(&self) -> Arc<Ring> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.keys().is_empty()
+    }
+
+    /// Whether keys are to be fetched; whoever is told so fetches them.
+    fn is_due(&self, age: Duration) -> bool {
+        let mut fetched = lock(&self.fetched);
+        let due = fetched.is_none_or(|at| at.elapsed() > age);
+        if due {
+            *fetched = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Waits until nobody fetches.
+    async fn turn(&self) -> Result<OwnedMutexGuard<()>, NotLetIn> {
+        let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.fetching).lock_owned()).await;
+        turn.map_err(|_| NotLetIn::Invalid("the keys for tokens cannot be had now"))
+    }
+
+    /// Fetches them for all who wait. It goes on whoever waits for it: others would not get them because one hangs up.
+    async fn fetch_in(self: &Arc<Self>, turn: OwnedMutexGuard<()>) {
+        let own = Arc::clone(self);
+        let fetching = tokio::spawn(async move {
+            own.fetch_again().await;
+            drop(turn);
+        });
+        let _ = fetching.await;
+    }
+
+    /// Fetches them, and leaves them as they were where they cannot be had.
+    async fn fetch_again(&self) {
+        if let Err(error) = self.fetch().await {
+            tracing::warn!(error, "{UNFETCHED}");
+        }
+    }
+
+    pub(super) async fn fetch(&self) -> Result<(), String> {
+        *lock(&self.fetched) = Some(Instant::now());
+        let read = self.read().await;
+        // Those who have waited do not wait for another try.
+        *lock(&self.fetched) = Some(Instant::now());
+        let set: JwkSet = serde_json::from_str(&read?).map_err(|error| format!("the keys for tokens cannot be read: {error}"))?;
+        let mut keys = Ring::new();
+        for jwk in &set.keys {
+            // What is for something else, or for a way of signing that is not known here, signs no token.
+            if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
+                continue;
+            }
+            let Ok(algorithm) = jwk.common.key_algorithm.map(Algorithm::try_from).transpose() else { continue };
+            if let Ok(key) = DecodingKey::from_jwk(jwk) {
+                keys.entry(jwk.common.key_id.clone().unwrap_or_default()).or_default().push(Key { key, algorithm });
+            }
+        }
+        if keys.is_empty() {
+            tracing::warn!("{NO_KEY}");
+        }
+        // Also where there are none: whoever withdraws the only one means it.
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        Ok(())
+    }
+
+    /// The set as it is published.
+    async fn read(&self) -> Result<String, String> {
+        if !is_address(&self.jwt.keys) {
+            return std::fs::read_to_string(&self.jwt.keys).map_err(|error| format!("{}: {error}", self.jwt.keys));
+        }
+        // What stands in the address may be nobody else's.
+        let said = |error: reqwest::Error| format!("the keys for tokens: {}", error.without_url());
+        let request = crate::http::client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
+        let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
+        let bytes = crate::bounded::whole(answer).await.map_err(said)?.ok_or("the keys for tokens are too large")?;
+        String::from_utf8(bytes).map_err(|_| "the keys for tokens are no text".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jsonwebtoken::{EncodingKey, Header};
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    include!("../../tests/it/keys.rs");
+
+    type Pair = (&'static str, &'static str, &'static str);
+
+    fn issuer(keys: String) -> Arc<Issuer> {
+        let (issuer, audience, principal) = ("i".to_owned(), "a".to_owned(), "sub".to_owned());
+        Arc::new(Issuer::new(Jwt { issuer, audience, keys, principal, session: None, agents: None }))
+    }
+
+    /// Who publishes keys in a file.
+    struct Signer {
+        home: tempfile::TempDir,
+        issuer: Arc<Issuer>,
+    }
+
+    impl Signer {
+        fn new() -> Self {
+            let home = tempfile::tempdir().unwrap();
+            let issuer = issuer(home.path().join("keys.json").display().to_string());
+            Self { home, issuer }
+        }
+
+        fn publish(&self, keys: &[Value]) {
+            std::fs::write(self.home.path().join("keys.json"), json!({"keys": keys}).to_string()).unwrap();
+        }
+
+        async fn lets_in(&self, token: &str) -> bool {
+            self.issuer.caller(token).await.is_ok()
+        }
+    }
+
+    fn public(kid: Option<&str>, pair: Pair) -> Value {
+        let mut key = json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "x": pair.1, "y": pair.2});
+        if let Some(kid) = kid {
+            key["kid"] = json!(kid);
+        }
+        key
+    }
+
+    fn signed(kid: Option<&str>, pair: Pair) -> String {
+        let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
+        let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
+        jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(pair.0.as_bytes()).unwrap()).unwrap()
+    }
+
+    async fn later(than: Duration) {
+        tokio::time::advance(than + Duration::from_secs(1)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_was_withdrawn_signs_nothing_any_more() {
+        let signer = Signer::new();
+        let (one, token) = (Some("one"), signed(Some("one"), ONE));
+        for others in [vec![], vec![public(Some("two"), TWO)]] {
+            signer.publish(&[public(one, ONE)]);
+            signer.issuer.fetch().await.unwrap();
+            // Nobody is locked out by what is no set of keys.
+            std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
+            assert!(signer.issuer.fetch().await.is_err() && signer.lets_in(&token).await, "{others:?}");
+            signer.publish(&others);
+            assert!(signer.lets_in(&token).await, "they are not old: {others:?}");
+            later(OLDEST).await;
+            let refused = async {
+                while signer.lets_in(&token).await {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), refused).await.unwrap_or_else(|_| panic!("it still holds: {others:?}"));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_may_be_replaced_by_one_of_the_same_name_or_without_any() {
+        for kid in [None, Some("same")] {
+            let signer = Signer::new();
+            let (first, second) = (signed(kid, ONE), signed(kid, TWO));
+            signer.publish(&[public(kid, ONE)]);
+            signer.issuer.fetch().await.unwrap();
+            assert!(signer.lets_in(&first).await && !signer.lets_in(&second).await, "{kid:?}");
+            later(SOONEST).await;
+            signer.publish(&[public(kid, TWO)]);
+            assert!(signer.lets_in(&second).await, "{kid:?}");
+            assert!(!signer.lets_in(&first).await, "it is not published any more: {kid:?}");
+            // However many are signed by nobody, they are not fetched sooner for it; who is known comes in meanwhile.
+            later(SOONEST).await;
+            assert!(!signer.lets_in(&first).await, "{kid:?}");
+            signer.publish(&[public(kid, ONE)]);
+            for _ in 0..20 {
+                assert!(!signer.lets_in(&first).await && signer.lets_in(&second).await, "{kid:?}");
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+            later(Duration::from_secs(10)).await;
+            assert!(signer.lets_in(&first).await, "{kid:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn several_keys_may_have_the_same_name_or_none() {
+        // Of another kind; nobody signs with it here.
+        let other = |kid: Option<&str>| {
+            let mut key = json!({"kty": "OKP", "crv": "Ed25519", "x": ONE.1});
+            if let Some(kid) = kid {
+                key["kid"] = json!(kid);
+            }
+            key
+        };
+        for kid in [None, Some("same")] {
+            let signer = Signer::new();
+            signer.publish(&[public(kid, ONE), public(kid, TWO), other(kid)]);
+            signer.issuer.fetch().await.unwrap();
+            assert!(signer.lets_in(&signed(kid, ONE)).await && signer.lets_in(&signed(kid, TWO)).await, "{kid:?}");
+            assert!(!signer.lets_in(&signed(Some("other"), ONE)).await, "{kid:?}");
+            // Who has expired has, whichever key it was.
+            let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": 1});
+            let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
+            let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(TWO.0.as_bytes()).unwrap()).unwrap();
+            assert_eq!(signer.issuer.caller(&token).await, Err(NotLetIn::Invalid("the token has expired")), "{kid:?}");
+        }
+    }
+
+    /// Whoever comes with what no key has signed, and hangs up, takes no new key away from others.
+    #[tokio::test]
+    async fn keys_are_fetched_also_for_who_hangs_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let issuer = issuer(format!("http://{}/keys", listener.local_addr().unwrap()));
+        let (asked, mut asks) = tokio::sync::mpsc::unbounded_channel();
+        let gone = Arc::new(tokio::sync::Notify::new());
+        let hung_up = Arc::clone(&gone);
+        tokio::spawn(async move {
+            for pair in [ONE, TWO, TWO] {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                asked.send(()).unwrap();
+                if pair == TWO {
+                    hung_up.notified().await;
+                }
+                let said = json!({"keys": [public(None, pair)]}).to_string();
+                let said = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{said}", said.len());
+                stream.write_all(said.as_bytes()).await.unwrap();
+            }
+        });
+        issuer.fetch().await.unwrap();
+        asks.recv().await.unwrap();
+        *lock(&issuer.fetched) = None;
+        let (own, token) = (Arc::clone(&issuer), signed(None, TWO));
+        let comes = tokio::spawn(async move { own.caller(&token).await });
+        asks.recv().await.unwrap();
+        comes.abort();
+        assert!(comes.await.is_err());
+        gone.notify_one();
+        // Nobody else may fetch them so soon.
+        assert!(issuer.caller(&signed(None, TWO)).await.is_ok());
+    }
+}
