@@ -22,6 +22,8 @@ const SOONEST: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(1);
 /// How old they may become.
 const OLDEST: Duration = Duration::from_secs(10 * 60);
+/// How old, where nobody has come meanwhile: nobody is believed then until they were asked for again.
+const IDLE: Duration = Duration::from_secs(2 * 10 * 60);
 /// How long somebody waits for what another one fetches.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How many keys of one name a token is held against.
@@ -63,13 +65,15 @@ pub(super) struct Issuer {
     keys: RwLock<Arc<Ring>>,
     /// When they were last fetched, or begun to be.
     fetched: Mutex<Option<Instant>>,
+    /// When a fetch was last over, however it went.
+    asked: Mutex<Option<Instant>>,
     /// One fetches; the others wait for what it brings.
     fetching: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Issuer {
     pub(super) fn new(jwt: Jwt) -> Self {
-        Self { jwt, keys: RwLock::default(), fetched: Mutex::default(), fetching: Arc::default() }
+        Self { jwt, keys: RwLock::default(), fetched: Mutex::default(), asked: Mutex::default(), fetching: Arc::default() }
     }
 
     /// Who comes with a token.
@@ -81,6 +85,13 @@ impl Issuer {
         // What must be understood is not understood here (RFC 7515, 4.1.11).
         if header.crit.is_some() {
             return Err(NotLetIn::Invalid("the token says something that must be understood, and is not"));
+        }
+        if self.is_stale() {
+            let turn = self.turn().await?;
+            // Where somebody was before, it is done.
+            if self.is_stale() {
+                self.fetch_in(turn).await;
+            }
         }
         let kid = header.kid.unwrap_or_default();
         let known = self.keys();
@@ -169,6 +180,11 @@ impl Issuer {
         due
     }
 
+    /// Whether it is so long ago that somebody asked for keys that none of them is believed until somebody does.
+    fn is_stale(&self) -> bool {
+        lock(&self.asked).is_some_and(|at| at.elapsed() > IDLE)
+    }
+
     /// Waits until nobody fetches.
     async fn turn(&self) -> Result<OwnedMutexGuard<()>, NotLetIn> {
         let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.fetching).lock_owned()).await;
@@ -194,10 +210,17 @@ impl Issuer {
 
     pub(super) async fn fetch(&self) -> Result<(), String> {
         *lock(&self.fetched) = Some(Instant::now());
-        let read = self.read().await;
+        let replaced = self.replace().await;
         // Those who have waited do not wait for another try.
         *lock(&self.fetched) = Some(Instant::now());
-        let set: JwkSet = serde_json::from_str(&read?).map_err(|error| format!("the keys for tokens cannot be read: {error}"))?;
+        *lock(&self.asked) = Some(Instant::now());
+        replaced
+    }
+
+    /// Puts what is published in the place of what was known.
+    async fn replace(&self) -> Result<(), String> {
+        let text = self.read().await?;
+        let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the keys for tokens cannot be read: {error}"))?;
         let mut keys = Ring::new();
         for jwk in &set.keys {
             // What is for something else, or for a way of signing that is not known here, signs no token.
@@ -309,6 +332,24 @@ mod tests {
             };
             tokio::time::timeout(Duration::from_secs(60), refused).await.unwrap_or_else(|_| panic!("it still holds: {others:?}"));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_comes_in_after_a_long_silence_with_a_key_that_was_withdrawn_meanwhile() {
+        let signer = Signer::new();
+        let (first, second) = (signed(Some("one"), ONE), signed(Some("two"), TWO));
+        signer.publish(&[public(Some("one"), ONE)]);
+        signer.issuer.fetch().await.unwrap();
+        later(IDLE).await;
+        signer.publish(&[public(Some("two"), TWO)]);
+        // Neither the first, nor whoever comes beside.
+        assert_eq!(tokio::join!(signer.lets_in(&first), signer.lets_in(&first), signer.lets_in(&second)), (false, false, true));
+        // Where they cannot be had, what was known counts, and nobody waits for them again and again.
+        std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
+        later(IDLE).await;
+        assert!(signer.lets_in(&second).await);
+        signer.publish(&[]);
+        assert!(signer.lets_in(&second).await);
     }
 
     #[tokio::test(start_paused = true)]
