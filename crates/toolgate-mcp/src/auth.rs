@@ -131,6 +131,7 @@ mod tests {
             issuer: issuer.to_owned(),
             audience: String::new(),
             keys: String::new(),
+            resource: None,
             principal: "sub".to_owned(),
             session: None,
             agents: None,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
@@ -20,7 +20,6 @@ use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, Stream
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::auth::NotLetIn;
 use crate::batch::{self, Batch};
 use crate::door::{AGENT, Door};
 use crate::gateway::{Gateway, Running, lock};
@@ -33,6 +32,7 @@ use crate::straight::Straight;
 
 mod listen;
 mod refused;
+mod resource;
 mod returning;
 mod sessions;
 
@@ -116,13 +116,13 @@ impl Http {
                 });
             }
             ["openapi.json"] => return Ok(json_answer(StatusCode::OK, &crate::api::description())),
-            [".well-known", "oauth-protected-resource", ..] => return Ok(self.resource_metadata(&running, &parts)),
+            [".well-known", "oauth-protected-resource", place @ ..] => return Ok(resource::metadata(&running, &parts, place)),
             _ => {}
         }
         if self.gateway.0.stop.is_cancelled() {
             return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "this is ending", Some(5)));
         }
-        let caller = self.let_in(&running, &parts).await?;
+        let caller = self.let_in(&running, &parts, &words).await?;
         self.hold_rate(&running, &caller, 1)?;
         // Who is still talking takes no seat: it might go on for long.
         let is_shared = !running.keys.is_open();
@@ -304,24 +304,9 @@ impl Http {
         Ok(())
     }
 
-    async fn let_in(&self, running: &Running, parts: &Parts) -> Result<Caller, Box<Answer>> {
+    async fn let_in(&self, running: &Running, parts: &Parts, words: &[&str]) -> Result<Caller, Box<Answer>> {
         let found = running.keys.caller(&parts.headers, self.gateway.principal()).await;
-        found.map_err(|why| {
-            let (said, error) = match why {
-                NotLetIn::Missing => ("a token is needed", ""),
-                NotLetIn::Invalid(why) => (why, ", error=\"invalid_token\""),
-            };
-            let mut answer = refusal(StatusCode::UNAUTHORIZED, said, None);
-            let metadata = running
-                .settings
-                .jwt
-                .as_ref()
-                .map(|_| format!(" resource_metadata=\"{}/.well-known/oauth-protected-resource\"{error}", base(running, parts)));
-            if let Ok(value) = format!("Bearer{}", metadata.unwrap_or_default()).parse() {
-                answer.headers_mut().insert(WWW_AUTHENTICATE, value);
-            }
-            answer
-        })
+        found.map_err(|why| resource::challenge(running, parts, words, why))
     }
 
     /// So many more requests of a caller: all of them, or none.
@@ -385,18 +370,6 @@ impl Http {
         let collected = tokio::time::timeout(PATIENCE, collect).await;
         collected.map_err(|_| refusal(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive", None))?
     }
-
-    /// RFC 9728.
-    fn resource_metadata(&self, running: &Running, parts: &Parts) -> Answer {
-        match &running.settings.jwt {
-            None => *refusal(StatusCode::NOT_FOUND, "no token of anybody else is taken here", None),
-            Some(jwt) => json_answer(
-                StatusCode::OK,
-                &json!({"resource": jwt.audience, "authorization_servers": [jwt.issuer], "bearer_methods_supported": ["header"],
-                    "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", base(running, parts))}),
-            ),
-        }
-    }
 }
 
 /// When a principal has asked, as far as it still counts.
@@ -417,12 +390,6 @@ fn is_newer(headers: &HeaderMap) -> bool {
 fn own_origins(address: SocketAddr) -> impl Iterator<Item = String> {
     let port = address.port();
     ["localhost", "127.0.0.1", "[::1]"].into_iter().map(move |host| format!("http://{host}:{port}"))
-}
-
-/// How a client calls this place.
-fn base(running: &Running, parts: &Parts) -> String {
-    let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    format!("{}://{host}", if running.settings.tls.is_some() { "https" } else { "http" })
 }
 
 fn body(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {

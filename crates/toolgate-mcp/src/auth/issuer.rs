@@ -269,7 +269,7 @@ mod tests {
 
     fn issuer(keys: String) -> Arc<Issuer> {
         let (issuer, audience, principal) = ("i".to_owned(), "a".to_owned(), "sub".to_owned());
-        Arc::new(Issuer::new(Jwt { issuer, audience, keys, principal, session: None, agents: None }))
+        Arc::new(Issuer::new(Jwt { issuer, audience, keys, resource: None, principal, session: None, agents: None }))
     }
 
     /// Who publishes keys in a file.

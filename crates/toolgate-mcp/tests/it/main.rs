@@ -5,6 +5,7 @@
 mod batch;
 mod between;
 mod bombs;
+mod called;
 mod crowd;
 mod door;
 mod ending;

@@ -100,7 +100,7 @@ async fn who_names_no_agent_learns_only_of_its_own() {
 }
 
 /// Keys for tokens: one to sign with, and the set that says so.
-fn signer(kid: &str) -> (EncodingKey, Value) {
+pub(crate) fn signer(kid: &str) -> (EncodingKey, Value) {
     // Fixed keys of P-256, made for this test.
     let (private, x, y) = match kid {
         "one" => (ONE.0, ONE.1, ONE.2),
@@ -196,7 +196,7 @@ async fn signed_tokens_hold_only_as_a_whole() {
     // RFC 9728: where tokens are to be had.
     let answer = reqwest::Client::new().post(format!("{}/mcp", gate.url)).body("{}").send().await.unwrap();
     let challenge = answer.headers()["www-authenticate"].to_str().unwrap().to_owned();
-    assert!(challenge.contains("resource_metadata=\"http://"), "{challenge}");
+    assert!(challenge.contains("resource_metadata=\"https://gate.example/.well-known/oauth-protected-resource/mcp\""), "{challenge}");
     let metadata: Value = reqwest::get(format!("{}/.well-known/oauth-protected-resource", gate.url)).await.unwrap().json().await.unwrap();
     assert_eq!(
         (metadata["resource"].as_str(), metadata["authorization_servers"][0].as_str()),

@@ -71,6 +71,8 @@ pub struct Jwt {
     pub audience: String,
     /// Where the keys are: an address, or a file.
     pub keys: String,
+    /// The address by which clients call `/mcp`, where the audience is not that.
+    pub resource: Option<String>,
     /// The claim that says who comes.
     pub principal: String,
     /// The claim that names the conversation.
@@ -196,7 +198,21 @@ fn jwt(table: &Table<'_>, reader: &Reader<'_>) -> Option<Jwt> {
         true => keys,
         false => reader.beside.join(keys).display().to_string(),
     });
+    let resource = text("resource");
+    if let Some(resource) = resource.as_ref().filter(|resource| !is_place(resource)) {
+        let problem = Problem::new(format!("`{}` is no address by which clients call this", crate::names::shown(resource)));
+        table.wrong("resource", problem.help("like `resource = \"https://gate.example.com/mcp\"`"));
+    }
     let (principal, session, agents) = (text("principal").unwrap_or_else(|| "sub".to_owned()), text("session"), text("agents"));
     table.finish("`jwt`");
-    Some(Jwt { issuer: issuer?, audience: audience?, keys: keys?, principal, session, agents })
+    Some(Jwt { issuer: issuer?, audience: audience?, keys: keys?, resource, principal, session, agents })
+}
+
+/// Whether that is an address with a host and perhaps a path, as the schema for editors has it.
+fn is_place(text: &str) -> bool {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    rest.is_some_and(|rest| {
+        rest.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '[')
+            && rest.chars().all(|c| c.is_ascii_alphanumeric() || "[]:./_~%-".contains(c))
+    })
 }

@@ -341,6 +341,7 @@ fn gateway() -> Value {
     let jwt = object(
         json!({
             "issuer": {"type": "string"}, "audience": {"type": "string"}, "keys": {"type": "string", "description": "Where the keys are: an address, or a file."},
+            "resource": {"type": "string", "pattern": "^https?://[A-Za-z0-9\\[][A-Za-z0-9\\[\\]:./_~%-]*$", "examples": ["https://gate.example.com/mcp"], "description": "The address by which clients call `/mcp`; the audience unless said, where that is one."},
             "principal": {"type": "string", "description": "The claim that says who comes; `sub` unless said."},
             "session": {"type": "string", "description": "The claim that names the conversation."},
             "agents": {"type": "string", "description": "The claim that lists the agents."},

@@ -113,6 +113,7 @@ fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
         json!({"tools": {"get": tool}})
     };
     let upstream = |prefix: &str| json!({"upstreams": {"git": {"command": "mcp-server-git", "prefix": prefix}}});
+    let signed = |resource: &str| json!({"gateway": {"jwt": {"issuer": "i", "audience": "a", "keys": "keys.json", "resource": resource}}});
     let spent = |money: f64| json!({"limits": {"session": {"money": money}}});
     let proved = json!({"proved_by": "look", "same": {"id": "/to"}, "field": "/owner"});
     let cases = [
@@ -155,6 +156,13 @@ fn what_the_reader_refuses_the_schema_refuses_and_the_other_way_round() {
         (json!({"gateway": {"concurrency": 1}}), true),
         (json!({"gateway": {"otlp": {"endpoint": "127.0.0.1:4318"}}}), false),
         (json!({"gateway": {"otlp": {"endpoint": "http://127.0.0.1:4318"}}}), true),
+        (signed("https://gate.example.com/mcp"), true),
+        (signed("http://[::1]:7070/mcp"), true),
+        (signed("api://gate"), false),
+        (signed("https:///mcp"), false),
+        (signed("https://gate.example.com/mcp?a=b"), false),
+        (signed("https://gate.example.com/mcp#a"), false),
+        (signed("https://gate.example.com/ mcp"), false),
         (upstream("Git"), false),
         (upstream(""), true),
         (json!({"lint": [{"allow": "overlap", "reason": " "}]}), false),
