@@ -31,6 +31,7 @@ use crate::seat::{Held, Open, Seated, Seats};
 use crate::straight::Straight;
 
 mod listen;
+mod pages;
 mod refused;
 mod resource;
 mod returning;
@@ -92,19 +93,27 @@ impl Http {
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
-        match self.route(request).await {
+        let page = self.page(request.headers());
+        let mut answer = match self.route(request).await {
             Ok(answer) => answer,
             Err(refused) => {
                 self.gateway.0.metrics.turned_away();
                 *refused
             }
+        };
+        if let Some(page) = page {
+            pages::show(&mut answer, page);
         }
+        answer
     }
 
     async fn route(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Box<Answer>> {
         let running = self.gateway.running();
         let (mut parts, body) = request.into_parts();
         self.check_headers(&parts)?;
+        if let Some(answer) = pages::preflight(&parts) {
+            return Ok(answer);
+        }
         let path = parts.uri.path().to_owned();
         let words: Vec<&str> = path.split('/').filter(|word| !word.is_empty()).collect();
         match words.as_slice() {
@@ -294,12 +303,8 @@ impl Http {
         if !known {
             return Err(refusal(StatusCode::FORBIDDEN, "this is not called by that name", None));
         }
-        if let Some(origin) = parts.headers.get(ORIGIN) {
-            let of = |text: &str| url::Url::parse(text).ok().map(|url| url.origin()).filter(url::Origin::is_tuple);
-            let origin = origin.to_str().ok().and_then(of);
-            if origin.is_none() || !self.mcp.config.allowed_origins.iter().any(|known| of(known) == origin) {
-                return Err(refusal(StatusCode::FORBIDDEN, "web pages from there may not talk to this", None));
-            }
+        if parts.headers.get(ORIGIN).is_some_and(|origin| !self.admits(origin)) {
+            return Err(refusal(StatusCode::FORBIDDEN, "web pages from there may not talk to this", None));
         }
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! How the gateway is called by those who do not know it yet: addresses, web pages, and who watches.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::entering::plain;
-use crate::security::signer;
+use crate::entering::{EITHER, plain};
+use crate::security::{digest, signer};
 use crate::support::Gate;
 
 const CALC: &str = "[tools.calc]\nkind = \"builtin\"\n";
@@ -52,4 +53,58 @@ async fn who_needs_a_token_is_told_where_by_the_address_that_it_calls() {
         }
         gate.end().await;
     }
+}
+
+const OPEN: &str = "access-control-allow-origin";
+
+/// The names in a header.
+fn listed(answer: &reqwest::Response, header: &str) -> Vec<String> {
+    let values = answer.headers().get_all(header).iter().flat_map(|value| value.to_str().unwrap().split(','));
+    values.map(|name| name.trim().to_ascii_lowercase()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_may_come_is_let_in_by_its_browser() {
+    let token = format!("[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n", digest("ann-token"));
+    let gate = Gate::open(&format!("{CALC}[gateway]\norigins = [\"https://app.example:443\"]\n{token}")).await;
+    let url = format!("{}/mcp", gate.url);
+    let from = |method: Method, origin: &str| plain().request(method, &url).header("origin", origin);
+    let preflight = |origin: &str| {
+        let names = "authorization,content-type,mcp-method,Mcp-Param-City, x-other, mcp-param-b@d";
+        let asked = from(Method::OPTIONS, origin).header("access-control-request-method", "POST");
+        asked.header("access-control-request-headers", names).send()
+    };
+    // Browsers ask without a token.
+    let said = preflight("https://app.example").await.unwrap();
+    assert_eq!((said.status().as_u16(), listed(&said, OPEN)), (204, vec!["https://app.example".to_owned()]));
+    assert_eq!(listed(&said, "vary"), ["origin"]);
+    assert_eq!(listed(&said, "access-control-allow-methods"), ["get", "post", "delete"]);
+    let known = "content-type authorization accept last-event-id mcp-protocol-version mcp-session-id mcp-method mcp-name toolgate-session";
+    let mut wanted: Vec<&str> = known.split(' ').collect();
+    wanted.push("mcp-param-city");
+    assert_eq!(listed(&said, "access-control-allow-headers"), wanted);
+    assert!(!said.headers().contains_key("access-control-allow-credentials"), "{said:?}");
+    // What comes of it is shown to that page, a refusal too.
+    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "page", "version": "1"}}});
+    for (token, status) in [("ann-token", 200), ("nobody", 401)] {
+        let asked = from(Method::POST, "https://app.example").header("accept", EITHER).bearer_auth(token);
+        let answer = asked.json(&hello).send().await.unwrap();
+        assert_eq!((answer.status().as_u16(), listed(&answer, OPEN)), (status, vec!["https://app.example".to_owned()]));
+        assert_eq!(listed(&answer, "access-control-expose-headers"), ["mcp-session-id", "www-authenticate", "retry-after"]);
+        assert!(listed(&answer, "vary").contains(&"origin".to_owned()), "{answer:?}");
+        assert_eq!(answer.headers().contains_key("mcp-session-id"), status == 200, "{answer:?}");
+    }
+    // No other page sees anything, and who is no page is answered as before.
+    for origin in ["https://evil.example", "http://app.example", "null"] {
+        for said in [preflight(origin).await.unwrap(), from(Method::POST, origin).json(&hello).send().await.unwrap()] {
+            let open = said.headers().keys().any(|name| name.as_str().starts_with("access-control-"));
+            assert_eq!((said.status().as_u16(), open), (403, false), "{origin}: {said:?}");
+        }
+    }
+    let said = plain().post(&url).header("accept", EITHER).bearer_auth("ann-token").json(&hello).send().await.unwrap();
+    assert!(said.status().is_success() && !said.headers().contains_key(OPEN), "{said:?}");
+    let said = from(Method::OPTIONS, "https://app.example").send().await.unwrap();
+    assert_eq!(said.status().as_u16(), 401, "it does not ask what it may do: {said:?}");
+    gate.end().await;
 }
