@@ -140,13 +140,7 @@ impl Http {
             self.seats.take(&caller.principal, many, is_shared).ok_or_else(full)
         };
         match words.as_slice() {
-            ["metrics"] => {
-                let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
-                answer
-                    .headers_mut()
-                    .insert(CONTENT_TYPE, http::HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8"));
-                Ok(answer)
-            }
+            ["metrics"] => self.metrics(&caller),
             ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
             ["mcp", rest @ ..] => {
                 let Some(asked) = Asked::of(rest) else {
@@ -312,6 +306,17 @@ impl Http {
     async fn let_in(&self, running: &Running, parts: &Parts, words: &[&str]) -> Result<Caller, Box<Answer>> {
         let found = running.keys.caller(&parts.headers, self.gateway.principal()).await;
         found.map_err(|why| resource::challenge(running, parts, words, why))
+    }
+
+    /// What is counted, of all agents and upstreams: for whom none is kept back.
+    fn metrics(&self, caller: &Caller) -> Result<Answer, Box<Answer>> {
+        if caller.agents.is_some() {
+            return Err(refusal(StatusCode::FORBIDDEN, "this tells of all agents; come with a token that is not for some of them", None));
+        }
+        let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
+        Ok(answer)
     }
 
     /// So many more requests of a caller: all of them, or none.

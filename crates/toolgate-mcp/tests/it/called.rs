@@ -108,3 +108,22 @@ async fn a_page_that_may_come_is_let_in_by_its_browser() {
     assert_eq!(said.status().as_u16(), 401, "it does not ask what it may do: {said:?}");
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_for_some_agents_learns_nothing_of_the_others_from_the_numbers() {
+    let token = |principal: &str, more: &str| {
+        format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n{more}", digest(principal))
+    };
+    let agents = "[agents.front_desk.tools.calc]\nkind = \"builtin\"\n[agents.vault.tools.calc]\nkind = \"builtin\"\n";
+    let tokens = token("operator", "") + &token("clerk", "agents = [\"front_desk\"]\n");
+    let gate = Gate::open(&format!("{agents}{tokens}")).await;
+    let mut vault = gate.client().with_token("operator");
+    vault.url = format!("{}/mcp/vault", gate.url);
+    assert_eq!(vault.code("calc", json!({"expression": "1"})).await, "ok");
+    for (who, status) in [("operator", 200), ("clerk", 403)] {
+        let said = plain().get(format!("{}/metrics", gate.url)).bearer_auth(who).send().await.unwrap();
+        assert_eq!(said.status().as_u16(), status, "{who}");
+        assert_eq!(said.text().await.unwrap().contains("vault"), status == 200, "{who}");
+    }
+    gate.end().await;
+}
