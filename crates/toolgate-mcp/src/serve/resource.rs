@@ -64,15 +64,11 @@ pub(super) fn metadata(running: &Running, parts: &Parts, words: &[&str]) -> Answ
     };
     let place = Place::of(running, jwt, parts);
     let own: Vec<&str> = place.path.split('/').filter(|word| !word.is_empty()).collect();
-    let resource = match words {
-        [] => Some(place.named),
-        words => words.strip_prefix(own.as_slice()).and_then(behind).map(|rest| format!("{}{}{rest}", place.origin, place.path)),
-    };
-    // Clients do not believe who calls itself otherwise than they do.
-    let Some(resource) = resource else {
+    if !words.is_empty() && words.strip_prefix(own.as_slice()).and_then(behind).is_none() {
         return *refusal(StatusCode::NOT_FOUND, "there is nothing of that name", None);
-    };
-    let about = json!({"resource": resource, "authorization_servers": [jwt.issuer], "bearer_methods_supported": ["header"],
+    }
+    // One token is for all that stands below it: clients ask their issuer for one by this very name.
+    let about = json!({"resource": place.named, "authorization_servers": [jwt.issuer], "bearer_methods_supported": ["header"],
         "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", place.origin)});
     json_answer(StatusCode::OK, &about)
 }

@@ -16,7 +16,7 @@ async fn who_needs_a_token_is_told_where_by_the_address_that_it_calls() {
     std::fs::write(&keys, json!({"keys": [signer("one").1]}).to_string()).unwrap();
     let (mcp, own) = ("https://gate.example/mcp", "OWN/mcp");
     let behind = "resource = \"https://example.com/gate/mcp\"";
-    for (audience, more, path, root, resource) in [
+    for (audience, more, path, root, address) in [
         (mcp, "", "/mcp", mcp, mcp),
         (mcp, "", "/mcp/support", mcp, "https://gate.example/mcp/support"),
         (mcp, "", "/mcp/support/s%2F1", mcp, "https://gate.example/mcp/support/s%2F1"),
@@ -30,11 +30,11 @@ async fn who_needs_a_token_is_told_where_by_the_address_that_it_calls() {
     ] {
         let jwt = format!("issuer = \"https://login.example/\"\naudience = \"{audience}\"\nkeys = {}\n{more}\n", json!(keys));
         let gate = Gate::open(&format!("{CALC}[gateway.jwt]\n{jwt}")).await;
-        let (root, resource) = (root.replace("OWN", &gate.url), resource.replace("OWN", &gate.url));
+        let (root, address) = (root.replace("OWN", &gate.url), address.replace("OWN", &gate.url));
         let refused = plain().post(format!("{}{path}", gate.url)).body("{}").send().await.unwrap();
-        assert_eq!(refused.status().as_u16(), 401, "{resource}");
+        assert_eq!(refused.status().as_u16(), 401, "{address}");
         // As a client makes it of what it calls (RFC 9728, 3.1).
-        let called = url::Url::parse(&resource).unwrap();
+        let called = url::Url::parse(&address).unwrap();
         let place = format!("/.well-known/oauth-protected-resource{}", called.path());
         let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
         assert_eq!(challenge, format!("Bearer resource_metadata=\"{}{place}\"", called.origin().ascii_serialization()));
@@ -42,10 +42,11 @@ async fn who_needs_a_token_is_told_where_by_the_address_that_it_calls() {
             let answer = plain().get(format!("{}{place}", gate.url)).send().await.unwrap();
             (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
         };
+        // And a token is for the whole, whatever it is that a client calls.
         let (status, said) = about(&place).await;
-        assert_eq!((status, &said["resource"]), (200, &json!(resource)), "{said}");
+        assert_eq!((status, &said["resource"]), (200, &json!(root)), "{said}");
         assert_eq!(said["authorization_servers"], json!(["https://login.example/"]), "{said}");
-        assert_eq!(about("/.well-known/oauth-protected-resource").await.1["resource"], json!(root), "{resource}");
+        assert_eq!(about("/.well-known/oauth-protected-resource").await.1["resource"], json!(root), "{address}");
         // What is called otherwise is not this.
         for other in ["/other", "/mcpx", "/gate", "/mcp/a/b/c", "/gate/mcp/a/b/c"] {
             let (status, said) = about(&format!("/.well-known/oauth-protected-resource{other}")).await;
