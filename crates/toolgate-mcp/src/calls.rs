@@ -338,8 +338,10 @@ impl Door {
             && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
         let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
         let approval = running.gate.approval(id).await.ok().flatten();
-        let named = approval.as_ref().is_some_and(|approval| !approval.approvers.is_empty());
-        let by = if named { CLIENT.to_owned() } else { format!("the client of {}", key.principal) };
+        let effect = running.gate.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(Spec::effect);
+        // Who may answer goes by what the tool is by now.
+        let Some(approval) = approval.filter(|approval| is_left_to_client(approval, effect)) else { return Ok(refused.into()) };
+        let by = if approval.approvers.is_empty() { format!("the client of {}", key.principal) } else { CLIENT.to_owned() };
         // Whoever closes the question has not refused: it can still be answered elsewhere, and the call stands as it stood.
         let counts = (yes || no) && matches!(running.gate.answer_approval(id, yes, &by).await, Ok(true));
         if !counts {
