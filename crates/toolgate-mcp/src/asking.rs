@@ -172,16 +172,26 @@ async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Q
     Ok(responses)
 }
 
+/// Whether a client can ask its user this: forms and addresses are two things, and one that names neither knows forms.
+pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapabilities) -> bool {
+    let Some(can) = &capabilities.elicitation else { return false };
+    match params {
+        ElicitRequestParams::FormElicitationParams { .. } => can.form.is_some() || can.url.is_none(),
+        ElicitRequestParams::UrlElicitationParams { .. } => can.url.is_some(),
+        _ => false,
+    }
+}
+
 /// Whether a client can be asked this.
 pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilities) -> bool {
     let can = |request: &InputRequest| match request {
-        InputRequest::Elicitation(_) => capabilities.elicitation.is_some(),
+        InputRequest::Elicitation(asked) => can_elicit(&asked.params, capabilities),
         InputRequest::CreateMessage(_) => capabilities.sampling.is_some(),
         InputRequest::ListRoots(_) => capabilities.roots.is_some(),
         _ => false,
     };
     match question {
-        FromUpstream::Elicit(..) => capabilities.elicitation.is_some(),
+        FromUpstream::Elicit(params, _) => can_elicit(params, capabilities),
         FromUpstream::Sample(..) => capabilities.sampling.is_some(),
         FromUpstream::Roots(_) => capabilities.roots.is_some(),
         FromUpstream::Inputs(requests, _) => requests.values().all(can),
@@ -215,7 +225,26 @@ pub(crate) fn reply(asked: FromUpstream, said: Value) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn who_can_lead_its_user_somewhere_need_not_know_forms() {
+        let form = json!({"mode": "form", "message": "Who?", "requestedSchema": {"type": "object", "properties": {}}});
+        let address = json!({"mode": "url", "message": "There.", "url": "https://a.example/", "elicitationId": "1"});
+        let [form, address] = [form, address].map(|params| serde_json::from_value::<ElicitRequestParams>(params).unwrap());
+        for (capabilities, can_form, can_url) in [
+            (json!({}), false, false),
+            (json!({"elicitation": {}}), true, false),
+            (json!({"elicitation": {"form": {}}}), true, false),
+            (json!({"elicitation": {"url": {}}}), false, true),
+            (json!({"elicitation": {"form": {}, "url": {}}}), true, true),
+        ] {
+            let can: ClientCapabilities = serde_json::from_value(capabilities.clone()).unwrap();
+            assert_eq!((can_elicit(&form, &can), can_elicit(&address, &can)), (can_form, can_url), "{capabilities}");
+        }
+    }
 
     #[test]
     fn what_may_destroy_something_is_left_to_a_client_only_where_all_say_so() {

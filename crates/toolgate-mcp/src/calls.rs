@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use toolgate::{Agent, Answer, Arguments, Call, SessionKey, Spec, code};
 
 use self::client::lacking;
-use crate::asking::{CLIENT, ask, can_answer, decline, elicit, is_left_to_client, question, reply};
+use crate::asking::{CLIENT, ask, can_answer, can_elicit, decline, elicit, is_left_to_client, question, reply};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
@@ -288,9 +288,9 @@ impl Door {
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return Ok(refused.into()) };
         let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return Ok(refused.into()) };
-        let can_ask = client.capabilities.as_ref().is_some_and(|capabilities| capabilities.elicitation.is_some());
         let effect = spec.map(Spec::effect);
-        let Some(params) = question(&approval).filter(|_| can_ask && is_left_to_client(&approval, effect)) else {
+        let can_ask = |params: &ElicitRequestParams| client.capabilities.as_ref().is_some_and(|can| can_elicit(params, can));
+        let Some(params) = question(&approval).filter(|params| can_ask(params) && is_left_to_client(&approval, effect)) else {
             return Ok(refused.into());
         };
         if client.modern {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::entering::{Older, plain};
-use crate::support::{Gate, with_fixture};
+use crate::support::{Gate, fixture, with_fixture};
 
 const ASKED: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
     [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
@@ -37,5 +37,42 @@ async fn who_may_answer_goes_by_what_the_tool_is_when_the_answer_comes() {
         assert!(gate.gateway.gate().answer_approval(approval(&result), true, "lead").await.unwrap(), "{result}");
     }
     drop(older);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_knows_no_forms_is_sent_none() {
+    let home = tempfile::tempdir().unwrap();
+    let marks = home.path().join("marks");
+    let curious = format!(
+        "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\"]\nprefix = \"\"\nundeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}\n",
+        json!(fixture()),
+        json!(marks)
+    );
+    let asked = ASKED.replace("count", "echo").replace("\"fix\"", "\"ill\"");
+    let gate = Gate::open(&(curious + &asked)).await;
+    let echo = json!({"name": "echo", "arguments": {"text": "x"}});
+    // Its upstream's question is refused, too, and it is told what became of the call.
+    let mark = |key: &str| json!({"name": "mark", "arguments": {"key": key, "how": "asks"}});
+    let told = || std::fs::read_to_string(&marks).unwrap().lines().last().unwrap_or_default().to_owned();
+    for (can, is_asked) in [(json!({"url": {}}), false), (json!({"form": {}, "url": {}}), true)] {
+        let capabilities = json!({"elicitation": can});
+        let newer = gate.client().in_session(&can.to_string().replace([' ', '"'], "")).who_can(capabilities.clone());
+        for (call, key) in [(echo.clone(), "toolgate_approval"), (mark("newer"), "input")] {
+            let (_, said) = newer.ask("tools/call", call.clone()).await;
+            assert_eq!(said["result"]["inputRequests"][key].is_object(), is_asked, "{can}: {said}");
+        }
+        if is_asked {
+            continue;
+        }
+        assert_eq!(told(), "null");
+        let refused = newer.call("echo", json!({"text": "x"})).await;
+        assert!(!approval(&refused).is_empty());
+        let mut older = Older::greet(&plain(), &gate.url, capabilities).await;
+        assert!(!approval(&older.ask("tools/call", echo.clone()).await["result"]).is_empty());
+        let done = older.ask("tools/call", mark("older")).await;
+        assert_eq!((&done["result"]["structuredContent"], told().as_str()), (&json!({"done": true}), "null"), "{done}");
+        drop(older);
+    }
     gate.end().await;
 }
