@@ -308,8 +308,11 @@ impl Door {
         }
         let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
         let said = tokio::select! {
-            said = tokio::time::timeout(PATIENCE, Box::pin(elicit(params, peer, &self.questions))) => said,
+            biased;
+            // It is refused until somebody has answered, and nobody waits for that when the gateway ends: nothing new would be begun.
+            () = self.gateway.0.stop.cancelled() => return Ok(refused.into()),
             () = client.gone.cancelled() => return Ok(refused.into()),
+            said = tokio::time::timeout(PATIENCE, Box::pin(elicit(params, peer, &self.questions))) => said,
         };
         let Ok(Ok(said)) = said else { return Ok(refused.into()) };
         self.decide(key, request, &waits.id, &said, refused, client).await

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use crate::entering::{Older, plain};
 use crate::faults::config;
 use crate::returning::{Session, listen};
-use crate::support::{Gate, children, fixture, lines, processes, until};
+use crate::support::{Gate, children, fixture, lines, processes, until, with_fixture};
 
 /// What a client is told of a call that is under way when the gateway is told to end.
 async fn told(effect: &str, in_session: bool, is_replaced: bool) -> String {
@@ -59,4 +60,23 @@ async fn ending_lets_calls_of_a_session_end() {
     for effect in ["read", "write"] {
         assert_eq!(told(effect, true, false).await, "Slept for 1000 milliseconds.", "{effect}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_waits_for_nobody_who_is_asked_to_approve() {
+    let rules = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+        [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(&(with_fixture("") + rules)).await;
+    let mut older = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
+    let call = older.begin("tools/call", &json!({"name": "count", "arguments": {}}));
+    older.ears.hear(|said| said["method"] == "elicitation/create").await;
+    let gateway = gate.gateway.clone();
+    let ending = tokio::spawn(async move { gateway.end().await });
+    // It is told how it can be approved otherwise.
+    let answer = older.answer_to(call).await;
+    let error = &answer["result"]["_meta"]["toolgate/error"];
+    assert_eq!((&error["code"], error["approval"]["id"].is_string()), (&json!("approval_required"), true), "{answer}");
+    ending.await.unwrap();
+    drop(older);
+    gate.end().await;
 }
