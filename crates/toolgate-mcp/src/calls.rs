@@ -419,8 +419,6 @@ impl Door {
             FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
         };
         let task = underway.task.apart();
-        // Nobody waits for its client when the gateway ends.
-        drop(lock(&underway.counted).take());
         let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), digest, task, ..underway }));
         let state = self.gateway.0.parked.park(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))

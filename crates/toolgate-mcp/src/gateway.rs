@@ -117,7 +117,8 @@ impl Gateway {
     /// The configuration does not load, or the gate does not hold.
     pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
         let config: Reader = Arc::new(config);
-        let (metrics, parked) = (Metrics::new(), Parked::new()?);
+        let stop = CancellationToken::new();
+        let (metrics, parked) = (Metrics::new(), Parked::new(stop.clone())?);
         let read = config()?;
         let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
         let workspaces = Arc::<Workspaces>::default();
@@ -143,7 +144,7 @@ impl Gateway {
             subscriptions: Subscriptions::default(),
             canary: Mutex::default(),
             tries: Mutex::default(),
-            stop: CancellationToken::new(),
+            stop,
             closed: CancellationToken::new(),
             listeners: TaskTracker::new(),
             underway: tokio::sync::watch::Sender::new(0),
@@ -362,6 +363,11 @@ impl Gateway {
     /// Ends it: nothing new is begun, and what was started for it is gone.
     pub async fn end(&self) {
         self.0.stop.cancel();
+        // Who waits for a client waits in vain by now. Each is under way again until it is settled, and written down.
+        for underway in self.0.parked.take_all() {
+            *lock(&underway.counted) = Some(self.count());
+            tokio::spawn(underway.take_back());
+        }
         self.quiet(LAST).await;
         // What is said is heard before the line is cut.
         self.0.listeners.close();

@@ -80,3 +80,18 @@ async fn ending_waits_for_nobody_who_is_asked_to_approve() {
     drop(older);
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_waits_for_its_client_has_its_row_when_the_gateway_ends() {
+    let own = json!(fixture());
+    let config = format!("[upstreams.ill]\ncommand = {own}\nargs = [\"--ill\"]\nprefix = \"\"\nundeclared = \"read\"\n");
+    let gate = Gate::open(&config).await;
+    let client = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
+    let asked = client.call("mark", json!({"key": "a", "how": "asks"})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    gate.gateway.end().await;
+    // There by now, and by what became of it, not by what becomes of an upstream that ends.
+    let rows = gate.gateway.gate().session("default", "local", "s").rows().await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.code()).collect::<Vec<_>>(), [Some("cancelled")]);
+    gate.end().await;
+}
