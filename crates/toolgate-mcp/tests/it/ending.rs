@@ -1,9 +1,12 @@
 //! A gateway that is told to end: whoever has a call under way hears its answer, and nothing is left of it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
+use tokio::sync::Semaphore;
 
+use crate::between::slow;
 use crate::entering::{Older, plain};
 use crate::faults::config;
 use crate::returning::{Session, listen};
@@ -93,5 +96,43 @@ async fn a_call_that_waits_for_its_client_has_its_row_when_the_gateway_ends() {
     // There by now, and by what became of it, not by what becomes of an upstream that ends.
     let rows = gate.gateway.gate().session("default", "local", "s").rows().await.unwrap();
     assert_eq!(rows.iter().map(|row| row.code()).collect::<Vec<_>>(), [Some("cancelled")]);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_lets_prompts_resources_and_completions_end() {
+    let let_go = Arc::new(Semaphore::new(0));
+    let address = slow(Arc::clone(&let_go)).await;
+    let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n")).await;
+    let client = gate.client();
+    for list in ["prompts", "resources"] {
+        let there =
+            async || client.ask(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty());
+        until(&format!("there are {list}"), there).await;
+    }
+    let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "who", "value": "h"}});
+    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
+    let mut asked = Vec::new();
+    for (method, mut params, place, found) in [
+        ("prompts/get", json!({"name": "x_hello"}), "/result/messages/0/content/text", "hello"),
+        ("resources/read", json!({"uri": "toolgate://x/x://a"}), "/result/contents/0/text", "here"),
+        ("completion/complete", completion, "/result/completion/values/0", "hello"),
+    ] {
+        params["_meta"] = json!({"progressToken": method});
+        let id = older.begin(method, &params);
+        older.ears.hear(|said| said["method"] == "notifications/progress" && said["params"]["progressToken"] == method).await;
+        asked.push((id, place, found));
+    }
+    let gateway = gate.gateway.clone();
+    let ending = tokio::spawn(async move { gateway.end().await });
+    // Longer than those have who only listen.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let_go.add_permits(asked.len());
+    for (id, place, found) in asked {
+        let answer = older.answer_to(id).await;
+        assert_eq!(answer.pointer(place), Some(&json!(found)), "{answer}");
+    }
+    ending.await.unwrap();
+    drop(older);
     gate.end().await;
 }
