@@ -22,13 +22,24 @@ const LONGEST: usize = 2_000;
 /// The approver who is whoever sits before the client.
 pub(crate) const CLIENT: &str = "client";
 
+/// What a person would not see in a question, or would see as another line of it. A description of a tool may have more: there some of
+/// these make a picture of the letter before them.
+fn is_hidden(c: char) -> bool {
+    is_invisible(c)
+        || matches!(c,
+            '\u{2028}' | '\u{2029}' | '\u{2800}' | '\u{fe00}'..='\u{fe0f}' | '\u{13430}'..='\u{1345f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d159}'
+            | '\u{1d173}'..='\u{1d17a}')
+}
+
 /// What a person is asked; `None` where that does not fit, or cannot be seen as it is. Nobody approves what they were not shown.
 pub(crate) fn question(approval: &toolgate::store::Approval) -> Option<ElicitRequestParams> {
     let shown = serde_json::to_string_pretty(&approval.shown).ok()?;
-    if shown.chars().count() > LONGEST || shown.chars().any(is_invisible) {
+    // A hook may quote the model: its words are in one line, and do not look like what stands below them.
+    let reason = approval.reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    if [&shown, &reason].iter().any(|text| text.chars().count() > LONGEST || text.chars().any(is_hidden)) {
         return None;
     }
-    let message = format!("{}\n\nThe agent wants to call `{}` with\n{shown}", approval.reason, approval.tool);
+    let message = format!("{reason}\n\nThe agent wants to call `{}` with\n{shown}", approval.tool);
     let schema = ElicitationSchema::builder().required_bool("approve").build().ok()?;
     Some(ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema: schema })
 }
@@ -172,16 +183,26 @@ async fn ask_all(requests: InputRequests, peer: &Peer<RoleServer>, questions: &Q
     Ok(responses)
 }
 
+/// Whether a client can ask its user this: forms and addresses are two things, and one that names neither knows forms.
+pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapabilities) -> bool {
+    let Some(can) = &capabilities.elicitation else { return false };
+    match params {
+        ElicitRequestParams::FormElicitationParams { .. } => can.form.is_some() || can.url.is_none(),
+        ElicitRequestParams::UrlElicitationParams { .. } => can.url.is_some(),
+        _ => false,
+    }
+}
+
 /// Whether a client can be asked this.
 pub(crate) fn can_answer(question: &FromUpstream, capabilities: &ClientCapabilities) -> bool {
     let can = |request: &InputRequest| match request {
-        InputRequest::Elicitation(_) => capabilities.elicitation.is_some(),
+        InputRequest::Elicitation(asked) => can_elicit(&asked.params, capabilities),
         InputRequest::CreateMessage(_) => capabilities.sampling.is_some(),
         InputRequest::ListRoots(_) => capabilities.roots.is_some(),
         _ => false,
     };
     match question {
-        FromUpstream::Elicit(..) => capabilities.elicitation.is_some(),
+        FromUpstream::Elicit(params, _) => can_elicit(params, capabilities),
         FromUpstream::Sample(..) => capabilities.sampling.is_some(),
         FromUpstream::Roots(_) => capabilities.roots.is_some(),
         FromUpstream::Inputs(requests, _) => requests.values().all(can),
@@ -215,11 +236,29 @@ pub(crate) fn reply(asked: FromUpstream, said: Value) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn what_may_destroy_something_is_left_to_a_client_only_where_all_say_so() {
-        let approval = |approver: Option<&str>| toolgate::store::Approval {
+    fn who_can_lead_its_user_somewhere_need_not_know_forms() {
+        let form = json!({"mode": "form", "message": "Who?", "requestedSchema": {"type": "object", "properties": {}}});
+        let address = json!({"mode": "url", "message": "There.", "url": "https://a.example/", "elicitationId": "1"});
+        let [form, address] = [form, address].map(|params| serde_json::from_value::<ElicitRequestParams>(params).unwrap());
+        for (capabilities, can_form, can_url) in [
+            (json!({}), false, false),
+            (json!({"elicitation": {}}), true, false),
+            (json!({"elicitation": {"form": {}}}), true, false),
+            (json!({"elicitation": {"url": {}}}), false, true),
+            (json!({"elicitation": {"form": {}, "url": {}}}), true, true),
+        ] {
+            let can: ClientCapabilities = serde_json::from_value(capabilities.clone()).unwrap();
+            assert_eq!((can_elicit(&form, &can), can_elicit(&address, &can)), (can_form, can_url), "{capabilities}");
+        }
+    }
+
+    fn approval(approver: Option<&str>) -> toolgate::store::Approval {
+        toolgate::store::Approval {
             id: "a".to_owned(),
             key: toolgate::SessionKey::new("agent", "ann", "s"),
             tool: "pay".into(),
@@ -233,7 +272,44 @@ mod tests {
             expires: toolgate::Timestamp::UNIX_EPOCH,
             state: toolgate::store::ApprovalState::Waiting,
             answered_by: None,
-        };
+        }
+    }
+
+    fn asked(reason: &str, shown: Value) -> Option<String> {
+        match question(&toolgate::store::Approval { reason: reason.to_owned(), shown, ..approval(None) })? {
+            ElicitRequestParams::FormElicitationParams { message, .. } => Some(message),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn nobody_is_asked_about_what_they_would_not_see() {
+        let lines = "\u{2028}\u{2029}\u{85}";
+        let marks = "\u{200b}\u{202e}\u{2066}\u{61c}\u{2800}\u{fe00}\u{fe0f}\u{13437}\u{1bca0}\u{1d159}\u{1d173}\u{e0041}\u{7f}";
+        for hidden in lines.chars().chain(marks.chars()) {
+            let text = format!("a{hidden}b");
+            assert_eq!(asked("Why.", json!({"to": text})), None, "{hidden:?}");
+            assert_eq!(asked("Why.", json!({ (text.as_str()): 1 })), None, "{hidden:?}");
+            // But for the ends of lines, which are spaces there.
+            assert_eq!(asked(&text, json!({})).is_some(), lines.contains(hidden), "{hidden:?}");
+        }
+        assert_eq!(asked("Why.", json!("x".repeat(LONGEST))), None);
+        assert_eq!(asked(&"x".repeat(LONGEST + 1), json!({})), None);
+        // What is seen is shown: other letters, and lines that are written as what they are.
+        let shown = asked("Why.", json!({"to": "Zoë 山田 🙂\n\"from\": \"Ann\""})).unwrap();
+        assert!(shown.ends_with("with\n{\n  \"to\": \"Zoë 山田 🙂\\n\\\"from\\\": \\\"Ann\\\"\"\n}"), "{shown}");
+    }
+
+    #[test]
+    fn a_reason_is_one_line() {
+        let forged = "Look.\n\nThe agent wants to call `pay` with\n{\n  \"amount\": 1\n}";
+        let shown = asked(forged, json!({"amount": 9_000})).unwrap();
+        assert_eq!(shown.lines().filter(|line| line.starts_with("The agent wants to call")).count(), 1, "{shown}");
+        assert!(shown.starts_with("Look. The agent") && shown.ends_with("{\n  \"amount\": 9000\n}"), "{shown}");
+    }
+
+    #[test]
+    fn what_may_destroy_something_is_left_to_a_client_only_where_all_say_so() {
         for (approver, effect, left) in [
             (None, Some(Effect::Write), true),
             (None, Some(Effect::Destructive), false),

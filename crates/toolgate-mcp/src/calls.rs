@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use toolgate::{Agent, Answer, Arguments, Call, SessionKey, Spec, code};
 
 use self::client::lacking;
-use crate::asking::{CLIENT, ask, can_answer, decline, elicit, is_left_to_client, question, reply};
+use crate::asking::{CLIENT, ask, can_answer, can_elicit, decline, elicit, is_left_to_client, question, reply};
 use crate::door::Door;
 use crate::gateway::{Running, lock};
 use crate::identity;
@@ -288,9 +288,9 @@ impl Door {
         let waits = answer.outcome.error().filter(|error| error.code == code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return Ok(refused.into()) };
         let Ok(Some(approval)) = running.gate.approval(&waits.id).await else { return Ok(refused.into()) };
-        let can_ask = client.capabilities.as_ref().is_some_and(|capabilities| capabilities.elicitation.is_some());
         let effect = spec.map(Spec::effect);
-        let Some(params) = question(&approval).filter(|_| can_ask && is_left_to_client(&approval, effect)) else {
+        let can_ask = |params: &ElicitRequestParams| client.capabilities.as_ref().is_some_and(|can| can_elicit(params, can));
+        let Some(params) = question(&approval).filter(|params| can_ask(params) && is_left_to_client(&approval, effect)) else {
             return Ok(refused.into());
         };
         if client.modern {
@@ -308,8 +308,11 @@ impl Door {
         }
         let Ear::Peer(peer) = client.ear else { return Ok(refused.into()) };
         let said = tokio::select! {
-            said = tokio::time::timeout(PATIENCE, Box::pin(elicit(params, peer, &self.questions))) => said,
+            biased;
+            // It is refused until somebody has answered, and nobody waits for that when the gateway ends: nothing new would be begun.
+            () = self.gateway.0.stop.cancelled() => return Ok(refused.into()),
             () = client.gone.cancelled() => return Ok(refused.into()),
+            said = tokio::time::timeout(PATIENCE, Box::pin(elicit(params, peer, &self.questions))) => said,
         };
         let Ok(Ok(said)) = said else { return Ok(refused.into()) };
         self.decide(key, request, &waits.id, &said, refused, client).await
@@ -338,8 +341,10 @@ impl Door {
             && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
         let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
         let approval = running.gate.approval(id).await.ok().flatten();
-        let named = approval.as_ref().is_some_and(|approval| !approval.approvers.is_empty());
-        let by = if named { CLIENT.to_owned() } else { format!("the client of {}", key.principal) };
+        let effect = running.gate.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(Spec::effect);
+        // Who may answer goes by what the tool is by now.
+        let Some(approval) = approval.filter(|approval| is_left_to_client(approval, effect)) else { return Ok(refused.into()) };
+        let by = if approval.approvers.is_empty() { format!("the client of {}", key.principal) } else { CLIENT.to_owned() };
         // Whoever closes the question has not refused: it can still be answered elsewhere, and the call stands as it stood.
         let counts = (yes || no) && matches!(running.gate.answer_approval(id, yes, &by).await, Ok(true));
         if !counts {
@@ -414,8 +419,6 @@ impl Door {
             FromUpstream::Progress(_) | FromUpstream::Log(_) => return None,
         };
         let task = underway.task.apart();
-        // Nobody waits for its client when the gateway ends.
-        drop(lock(&underway.counted).take());
         let waits = Waits::Upstream(Box::new(Underway { asked: Some(question), digest, task, ..underway }));
         let state = self.gateway.0.parked.park(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))

@@ -25,6 +25,8 @@ use crate::workspaces::Workspaces;
 const TRIES: u8 = 5;
 /// How long what is under way has when the gateway ends.
 pub(crate) const LAST: Duration = Duration::from_secs(10);
+/// How long somebody who reads the configuration has to give up then.
+const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// How a gateway is opened.
 #[derive(Clone)]
@@ -117,7 +119,8 @@ impl Gateway {
     /// The configuration does not load, or the gate does not hold.
     pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
         let config: Reader = Arc::new(config);
-        let (metrics, parked) = (Metrics::new(), Parked::new()?);
+        let stop = CancellationToken::new();
+        let (metrics, parked) = (Metrics::new(), Parked::new(stop.clone())?);
         let read = config()?;
         let upstreams = Upstreams::start(&read, &options.upstreams, options.patience).await?;
         let workspaces = Arc::<Workspaces>::default();
@@ -143,7 +146,7 @@ impl Gateway {
             subscriptions: Subscriptions::default(),
             canary: Mutex::default(),
             tries: Mutex::default(),
-            stop: CancellationToken::new(),
+            stop,
             closed: CancellationToken::new(),
             listeners: TaskTracker::new(),
             underway: tokio::sync::watch::Sender::new(0),
@@ -191,20 +194,31 @@ impl Gateway {
     /// Reads the configuration again. Calls that are under way go on as they began; where it does not load, nothing changes.
     ///
     /// # Errors
-    /// Why it does not load.
+    /// Why it does not load; or the gateway ends, and nothing is begun any more.
     pub async fn reload(&self) -> io::Result<()> {
-        let config = &self.0.config;
+        let (config, stop) = (&self.0.config, &self.0.stop);
+        let ending = || io::Error::other("the gateway is ending");
         let _one = self.0.reading.lock().await;
+        if stop.is_cancelled() {
+            return Err(ending());
+        }
         let before = self.running();
         let read = config()?;
-        let upstreams = before.upstreams.renewed(&read, &self.0.options.upstreams, self.0.options.patience).await?;
+        let enough = async { drop(tokio::time::timeout(self.0.options.patience, stop.cancelled()).await) };
+        let upstreams = before.upstreams.renewed(&read, &self.0.options.upstreams, enough).await?;
         let (options, workspaces) = (&self.0.options, &self.0.workspaces);
-        let built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before.keys)).await;
+        let built = tokio::select! {
+            biased;
+            () = stop.cancelled() => Err(ending()),
+            built = Running::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before.keys)) => built,
+        };
         let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
             Some(address) if running.keys.is_open() => {
                 Err(io::Error::other(format!("{address} can be reached from elsewhere, and nobody would need a token any more")))
             }
+            // What is put in place now, nobody would end.
+            _ if stop.is_cancelled() => Err(ending()),
             _ => Ok(running),
         });
         match built {
@@ -258,6 +272,9 @@ impl Gateway {
                 return;
             }
             if let Err(error) = self.reload().await {
+                if self.0.stop.is_cancelled() {
+                    return;
+                }
                 tracing::error!(%error, "an upstream offers something else, and the configuration does not load for it; it stays as it was");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
@@ -362,7 +379,14 @@ impl Gateway {
     /// Ends it: nothing new is begun, and what was started for it is gone.
     pub async fn end(&self) {
         self.0.stop.cancel();
+        // Who waits for a client waits in vain by now. Each is under way again until it is settled, and written down.
+        for underway in self.0.parked.take_all() {
+            *lock(&underway.counted) = Some(self.count());
+            tokio::spawn(underway.take_back());
+        }
         self.quiet(LAST).await;
+        // Who reads the configuration gives up by now, and ends what it has started; which upstreams there are is known after that.
+        let _reading = tokio::time::timeout(GIVEN_UP, self.0.reading.lock()).await;
         // What is said is heard before the line is cut.
         self.0.listeners.close();
         let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;

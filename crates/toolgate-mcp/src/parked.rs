@@ -103,6 +103,14 @@ pub(crate) struct Underway {
     pub(crate) counted: Arc<Mutex<Option<Counted>>>,
 }
 
+impl Underway {
+    /// Takes it back, and waits until it is over: until then whoever has asked for something is not told anything else.
+    pub(crate) async fn take_back(self) {
+        self.cancel.cancel();
+        drop(self.task.await);
+    }
+}
+
 impl Entry {
     /// Whether nothing waits any more.
     fn is_over(&self) -> bool {
@@ -127,19 +135,22 @@ struct Entry {
 
 pub(crate) struct Parked {
     secret: [u8; 32],
+    /// Nobody comes back any more.
+    stop: CancellationToken,
     calls: Mutex<HashMap<String, Entry>>,
 }
 
 impl Parked {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// For as long as somebody comes back.
+    pub(crate) fn new(stop: CancellationToken) -> io::Result<Self> {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
-        Ok(Self { secret, calls: Mutex::default() })
+        Ok(Self { secret, stop, calls: Mutex::default() })
     }
 
     /// Whether one more call of a principal can wait.
     pub(crate) fn has_room(&self, key: &SessionKey) -> bool {
-        make_room(&mut lock(&self.calls), key)
+        !self.stop.is_cancelled() && make_room(&mut lock(&self.calls), key)
     }
 
     /// Parks a call. What comes back is for its client only, and is good for one answer.
@@ -148,8 +159,13 @@ impl Parked {
         getrandom::fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
         let mut calls = lock(&self.calls);
-        if !make_room(&mut calls, key) {
+        // Looked at while it is held: what is put there after that would be found by nobody.
+        if self.stop.is_cancelled() || !make_room(&mut calls, key) {
             return None;
+        }
+        // Nobody waits for its client when the gateway ends.
+        if let Waits::Upstream(underway) = &waits {
+            drop(lock(&underway.counted).take());
         }
         let signed = format!("{nonce}.{}", hex(&self.sign(&nonce, key)));
         calls.insert(nonce, Entry { key: key.clone(), since: Instant::now(), waits: Some(waits) });
@@ -174,6 +190,16 @@ impl Parked {
         let found = calls.iter().filter(|(_, entry)| fits(entry) && entry.since.elapsed() < LIFE).max_by_key(|(_, entry)| entry.since);
         let nonce = found.map(|(nonce, _)| nonce.clone())?;
         calls.remove(&nonce)?.waits.take()
+    }
+
+    /// Takes all calls back of which something was asked, once nobody comes back for them.
+    pub(crate) fn take_all(&self) -> Vec<Underway> {
+        let calls = std::mem::take(&mut *lock(&self.calls));
+        let underway = |mut entry: Entry| match entry.waits.take() {
+            Some(Waits::Upstream(underway)) => Some(*underway),
+            Some(Waits::Approval { .. }) | None => None,
+        };
+        calls.into_values().filter_map(underway).collect()
     }
 
     fn mac(&self, nonce: &str, key: &SessionKey) -> Option<Hmac<Sha256>> {

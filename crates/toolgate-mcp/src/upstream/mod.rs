@@ -86,8 +86,8 @@ impl Upstreams {
         self.links.values()
     }
 
-    /// Takes over what is the same in another configuration, so that a reload ends no call.
-    pub(crate) async fn renewed(&self, config: &Config, starting: &Starting, wait: Duration) -> std::io::Result<Self> {
+    /// Takes over what is the same in another configuration, so that a reload ends no call. What is new is waited for until `enough`.
+    pub(crate) async fn renewed(&self, config: &Config, starting: &Starting, enough: impl Future<Output = ()>) -> std::io::Result<Self> {
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
             let same = self.links.get(&upstream.name).filter(|link| link.is_for(upstream));
@@ -115,7 +115,10 @@ impl Upstreams {
             };
             links.insert(upstream.name.clone(), link);
         }
-        let _ = tokio::time::timeout(wait, futures_util::future::join_all(fresh.iter().map(|link| link.settled()))).await;
+        tokio::select! {
+            _ = futures_util::future::join_all(fresh.iter().map(|link| link.settled())) => {}
+            () = enough => {}
+        }
         let all = Self { links: Arc::new(links), updates: self.updates.clone() };
         all.look_for_shadows(config);
         Ok(all)

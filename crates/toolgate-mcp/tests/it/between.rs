@@ -102,7 +102,7 @@ async fn a_log_message_within_an_answer_is_for_whose_answer_that_is() {
 
 /// A server of an earlier revision with a prompt and a resource. It says how far it is with either, and with a completion, and is through
 /// when it is let; or it says so without end, until it hears that nobody waits any more.
-async fn slow(let_go: Arc<Semaphore>) -> String {
+pub(crate) async fn slow(let_go: Arc<Semaphore>) -> String {
     listen(move |mut stream| {
         let let_go = Arc::clone(&let_go);
         async move {

@@ -1,12 +1,16 @@
 //! A gateway that is told to end: whoever has a call under way hears its answer, and nothing is left of it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
+use tokio::sync::Semaphore;
 
-use crate::faults::config;
+use crate::between::slow;
+use crate::entering::{Older, plain};
+use crate::faults::{config, script};
 use crate::returning::{Session, listen};
-use crate::support::{Gate, children, fixture, lines, processes, until};
+use crate::support::{Gate, children, fixture, lines, processes, until, with_fixture};
 
 /// What a client is told of a call that is under way when the gateway is told to end.
 async fn told(effect: &str, in_session: bool, is_replaced: bool) -> String {
@@ -59,4 +63,95 @@ async fn ending_lets_calls_of_a_session_end() {
     for effect in ["read", "write"] {
         assert_eq!(told(effect, true, false).await, "Slept for 1000 milliseconds.", "{effect}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_waits_for_nobody_who_is_asked_to_approve() {
+    let rules = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+        [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(&(with_fixture("") + rules)).await;
+    let mut older = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
+    let call = older.begin("tools/call", &json!({"name": "count", "arguments": {}}));
+    older.ears.hear(|said| said["method"] == "elicitation/create").await;
+    let gateway = gate.gateway.clone();
+    let ending = tokio::spawn(async move { gateway.end().await });
+    // It is told how it can be approved otherwise.
+    let answer = older.answer_to(call).await;
+    let error = &answer["result"]["_meta"]["toolgate/error"];
+    assert_eq!((&error["code"], error["approval"]["id"].is_string()), (&json!("approval_required"), true), "{answer}");
+    ending.await.unwrap();
+    drop(older);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_waits_for_its_client_has_its_row_when_the_gateway_ends() {
+    let own = json!(fixture());
+    let config = format!("[upstreams.ill]\ncommand = {own}\nargs = [\"--ill\"]\nprefix = \"\"\nundeclared = \"read\"\n");
+    let gate = Gate::open(&config).await;
+    let client = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
+    let asked = client.call("mark", json!({"key": "a", "how": "asks"})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    gate.gateway.end().await;
+    // There by now, and by what became of it, not by what becomes of an upstream that ends.
+    let rows = gate.gateway.gate().session("default", "local", "s").rows().await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.code()).collect::<Vec<_>>(), [Some("cancelled")]);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_lets_prompts_resources_and_completions_end() {
+    let let_go = Arc::new(Semaphore::new(0));
+    let address = slow(Arc::clone(&let_go)).await;
+    let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n")).await;
+    let client = gate.client();
+    for list in ["prompts", "resources"] {
+        let there =
+            async || client.ask(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty());
+        until(&format!("there are {list}"), there).await;
+    }
+    let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "who", "value": "h"}});
+    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
+    let mut asked = Vec::new();
+    for (method, mut params, place, found) in [
+        ("prompts/get", json!({"name": "x_hello"}), "/result/messages/0/content/text", "hello"),
+        ("resources/read", json!({"uri": "toolgate://x/x://a"}), "/result/contents/0/text", "here"),
+        ("completion/complete", completion, "/result/completion/values/0", "hello"),
+    ] {
+        params["_meta"] = json!({"progressToken": method});
+        let id = older.begin(method, &params);
+        older.ears.hear(|said| said["method"] == "notifications/progress" && said["params"]["progressToken"] == method).await;
+        asked.push((id, place, found));
+    }
+    let gateway = gate.gateway.clone();
+    let ending = tokio::spawn(async move { gateway.end().await });
+    // Longer than those have who only listen.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let_go.add_permits(asked.len());
+    for (id, place, found) in asked {
+        let answer = older.answer_to(id).await;
+        assert_eq!(answer.pointer(place), Some(&json!(found)), "{answer}");
+    }
+    ending.await.unwrap();
+    drop(older);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_reads_the_configuration_while_the_gateway_ends_leaves_nothing_behind() {
+    let home = tempfile::tempdir().unwrap();
+    let silent = script(home.path(), "silent.sh", "sleep 600");
+    let calc = "[tools.calc]\nkind = \"builtin\"\n";
+    let gate = Gate::open(calc).await;
+    let more = format!("{calc}[upstreams.silent]\ncommand = {silent}\nargs = [\"--tools\", \"85\"]\n");
+    std::fs::write(gate.home.path().join("toolgate.toml"), more).unwrap();
+    let gateway = gate.gateway.clone();
+    let reading = tokio::spawn(async move { gateway.reload().await });
+    until("it is started", async || !processes(85).is_empty()).await;
+    gate.gateway.end().await;
+    // What it has started meanwhile is not put in place where nobody would end it, and nothing more is started.
+    assert!(reading.await.unwrap().is_err());
+    assert!(gate.gateway.reload().await.is_err());
+    until("nothing of it is left", async || processes(85).is_empty()).await;
+    gate.end().await;
 }

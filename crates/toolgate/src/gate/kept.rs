@@ -22,8 +22,7 @@ use crate::ledger::{Gate, Latency};
 use crate::names::shown;
 use crate::outcome::Answer;
 use crate::policy::Facts;
-use crate::registry::Agent;
-use crate::store::{StoreError, Taken};
+use crate::store::{Intent, StoreError, Taken};
 use crate::tool::Failure;
 
 /// A call that was admitted, and that its client runs. What came of it is told with [`Toolgate::report_kept`], here or in
@@ -71,6 +70,23 @@ impl Parked {
             stamp: trail.stamp,
         };
         serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "the call cannot be kept"))
+    }
+
+    /// The call goes on as what it was when it was admitted. The arguments that it was admitted with.
+    fn go_on(self, taken: &Taken, now: Timestamp, trail: &mut Trail) -> Value {
+        trail.id = taken.intent.call;
+        trail.tool = Arc::clone(&taken.intent.tool);
+        trail.started = self.started;
+        trail.turn = self.turn;
+        trail.stop_reason = self.stop_reason;
+        trail.config = self.config;
+        trail.asked = self.asked;
+        trail.stamp = self.stamp;
+        trail.facts = self.facts;
+        trail.facts.claimed.clone_from(&taken.used);
+        let away = now.duration_since(self.admitted).as_nanos();
+        trail.resume(self.latency, u64::try_from(away).unwrap_or_default());
+        self.arguments
     }
 }
 
@@ -132,21 +148,45 @@ impl Toolgate {
                 return self.refuse_unadmitted(not_taken_down(&error), call, &otherwise, trail).await;
             }
         };
-        match (taken, agent) {
-            (Some(taken), Some(agent)) => match self.unpark(call, taken, &agent, trail) {
-                Ok((mut passed, mut trail)) => {
-                    let as_admitted = told.as_ref().is_some_and(|told| told.digest() == passed.permit.arguments().digest());
-                    if !as_admitted {
-                        trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
-                        passed.ran = Some(Otherwise::new(told.as_ref(), &result));
-                    }
-                    let result = if as_admitted { result } else { Err(other_than_admitted()) };
-                    self.settle(passed, Ran::ended(result, Txn::default()), trail).await
-                }
-                Err((stop, trail)) => self.refuse_unadmitted(stop, call, &Otherwise::new(told.as_ref(), &result), trail).await,
-            },
-            _ => self.refuse_unadmitted(never_admitted(&call.tool), call, &Otherwise::new(told.as_ref(), &result), trail).await,
+        let otherwise = || Otherwise::new(told.as_ref(), &result);
+        let Some(taken) = taken else {
+            return self.refuse_unadmitted(never_admitted(&call.tool), call, &otherwise(), trail).await;
+        };
+        let Ok(parked) = serde_json::from_slice::<Parked>(&taken.pass) else {
+            let error = ToolError::of(code::INTERNAL_FAULT, "what was kept of the call cannot be read").with_effects(Effects::Unknown);
+            return self.refuse_unadmitted(Stop::new(error), call, &otherwise(), trail).await;
+        };
+        let arguments = parked.go_on(&taken, self.now(), &mut trail);
+        let arguments = Judged::new(&taken.intent.tool, arguments).with_digest(|digest| self.0.redactor.keyed(digest));
+        trail.digest = Some(arguments.digest());
+        let as_admitted = told.as_ref().is_some_and(|told| told.digest() == arguments.digest());
+        if !as_admitted {
+            trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
         }
+        let Some((agent, tool)) = agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.intent.tool)?))) else {
+            // What of them is secret, only their tool knew.
+            let known = taken.intent.row.as_ref().map(|row| Arc::clone(&row.arguments));
+            trail.arguments = known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
+            // Of an agent that is gone nobody knows how to read what it says that it ran.
+            let is_other = !as_admitted && agent.is_some();
+            let seen = agent.as_ref().and_then(|agent| seen::blindly(agent, &otherwise()));
+            return self.end_blindly(gone(&taken.intent, is_other, &result), &taken.intent, seen, trail).await;
+        };
+        trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
+        let passed = Passed {
+            agent: Arc::clone(agent),
+            permit: Granted::ToSettle { arguments, tool: Arc::clone(tool) },
+            version: 0,
+            state: None,
+            hold: None,
+            remaining: Remaining::default(),
+            recallable: !taken.intent.recall.is_empty(),
+            key: call.key.clone(),
+            reported: true,
+            ran: (!as_admitted).then(otherwise),
+        };
+        let result = if as_admitted { result } else { Err(other_than_admitted()) };
+        self.settle(Box::new(passed), Ran::ended(result, Txn::default()), trail).await
     }
 
     /// A client says that it ran what nobody let through: it proves nothing, and may have written and changed what it names all the same.
@@ -182,52 +222,6 @@ impl Toolgate {
         };
         Some(told)
     }
-
-    /// The pass again, as it was when the call was admitted.
-    #[expect(clippy::type_complexity, reason = "a pass with its trail, or the trail back")]
-    fn unpark(
-        &self,
-        call: &Call,
-        taken: Taken,
-        agent: &Arc<Agent>,
-        mut trail: Box<Trail>,
-    ) -> Result<(Box<Passed>, Box<Trail>), (Stop, Box<Trail>)> {
-        let Taken { intent, pass, used } = taken;
-        let Some(tool) = agent.tools.get(&intent.tool).filter(|tool| *tool.spec.name == *call.tool) else {
-            return Err((never_admitted(&call.tool), trail));
-        };
-        let Ok(parked) = serde_json::from_slice::<Parked>(&pass) else {
-            let error = ToolError::of(code::INTERNAL_FAULT, "what was kept of the call cannot be read").with_effects(Effects::Unknown);
-            return Err((Stop::new(error), trail));
-        };
-        let arguments = Judged::new(&tool.spec.name, parked.arguments).with_digest(|digest| self.0.redactor.keyed(digest));
-        trail.id = intent.call;
-        trail.started = parked.started;
-        trail.turn = parked.turn;
-        trail.stop_reason = parked.stop_reason;
-        trail.config = parked.config;
-        trail.asked = parked.asked;
-        trail.stamp = parked.stamp;
-        trail.digest = Some(arguments.digest());
-        trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
-        trail.facts = parked.facts;
-        trail.facts.claimed = used;
-        let away = self.now().duration_since(parked.admitted).as_nanos();
-        trail.resume(parked.latency, u64::try_from(away).unwrap_or_default());
-        let passed = Passed {
-            agent: Arc::clone(agent),
-            permit: Granted::ToSettle { arguments, tool: Arc::clone(tool) },
-            version: 0,
-            state: None,
-            hold: None,
-            remaining: Remaining::default(),
-            recallable: !intent.recall.is_empty(),
-            key: call.key.clone(),
-            reported: true,
-            ran: None,
-        };
-        Ok((Box::new(passed), trail))
-    }
 }
 
 /// A client speaks of a call that nobody let through, or of one that it has spoken of before.
@@ -243,7 +237,25 @@ fn not_taken_down(error: &StoreError) -> Stop {
     Stop::at(Gate::Settle, ToolError::of(code::STORE_UNAVAILABLE, message).with_effects(Effects::Unknown))
 }
 
+const OTHER: &str = "what was run is not what was admitted: its arguments were changed in between; it proves nothing";
+
 fn other_than_admitted() -> Failure {
-    let message = "what was run is not what was admitted: its arguments were changed in between; it proves nothing";
-    Failure::of(code::NOT_AS_ADMITTED, message).effects(Effects::Done)
+    Failure::of(code::NOT_AS_ADMITTED, OTHER).effects(Effects::Done)
+}
+
+/// The tool of an admitted call is not there any more: that it was run stands, and what it left as far as the client says so.
+fn gone(intent: &Intent, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
+    if is_other {
+        return ToolError::of(code::NOT_AS_ADMITTED, OTHER).with_effects(Effects::Done);
+    }
+    let effects = match result {
+        _ if !intent.effect => Effects::None,
+        Ok(_) => Effects::Done,
+        Err(failure) => failure.declared_effects().unwrap_or(Effects::Unknown),
+    };
+    let message = format!(
+        "`{}` was admitted and is not there any more: that it was run is written down, what came of it cannot be looked at and proves nothing",
+        intent.tool
+    );
+    ToolError::of(code::UNKNOWN_TOOL, message).with_effects(effects)
 }

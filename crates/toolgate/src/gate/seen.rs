@@ -93,6 +93,18 @@ pub(super) fn unadmitted(agent: &Agent, tool: &Registered, otherwise: &Otherwise
     Some(Box::new(seen))
 }
 
+/// What a client has run whose tool is not there any more: nobody knows whether what that says can be trusted.
+pub(super) fn blindly(agent: &Agent, otherwise: &Otherwise) -> Option<Box<Seen>> {
+    agent.watched.as_ref()?;
+    let mut seen = Seen::new(&agent.name);
+    match &otherwise.ran {
+        Some(ran) => seen.write(ran, &|_, _| false),
+        None => seen.lose(),
+    }
+    seen.distrust(&otherwise.said, true);
+    Some(Box::new(seen))
+}
+
 /// What a call that has ended wrote, and what its answer says. What an untrusted tool says when it fails is read by the model as well.
 pub(super) fn seen(passed: &Passed, (outcome, whole): (&Outcome, Option<&Value>), settle: Settle, txn: &Txn) -> Option<Box<Seen>> {
     let sources = passed.agent.watched.as_ref()?;

@@ -25,7 +25,7 @@ use crate::policy::{Ask, Facts};
 use crate::progress::Ended;
 use crate::registry::Registered;
 use crate::session::{Changes, Revoked};
-use crate::store::{Conflict, Finish, Settle, StoreError};
+use crate::store::{Conflict, Finish, Intent, Settle, StoreError};
 use crate::tool::Effect;
 use crate::values::{Carrier, Seen};
 
@@ -248,7 +248,14 @@ impl Toolgate {
     pub(super) async fn refuse_with(&self, stop: Stop, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, trail: Box<Trail>) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
         let end = End { decision: Decision::Refused, ..End::failed(*stop.error, gate) };
-        self.conclude(end, seen, revoked, trail).await
+        self.conclude(end, seen, revoked, false, trail).await
+    }
+
+    /// A call that was let through ends, of which nobody knows any more what it was.
+    pub(super) async fn end_blindly(&self, error: ToolError, intent: &Intent, seen: Option<Box<Seen>>, trail: Box<Trail>) -> Answer {
+        let end = End::failed(error, Gate::Run);
+        let revoked = if end.settle == Settle::Released { Vec::new() } else { intent.revokes.clone() };
+        self.conclude(end, seen, revoked, !intent.recall.is_empty(), trail).await
     }
 
     /// A call that was made before ends with what it came to then.
@@ -286,11 +293,11 @@ impl Toolgate {
             whole: None,
             result: None,
         };
-        self.conclude(end, seen, Vec::new(), trail).await
+        self.conclude(end, seen, Vec::new(), false, trail).await
     }
 
-    /// Records an end that changes nothing here.
-    async fn conclude(&self, end: End, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, mut trail: Box<Trail>) -> Answer {
+    /// Records an end that changes nothing here. A later call may want to know what one came to that is `recallable`.
+    async fn conclude(&self, end: End, seen: Option<Box<Seen>>, revoked: Vec<Revoked>, recallable: bool, mut trail: Box<Trail>) -> Answer {
         trail.at(Gate::Record);
         let row = self.row(&end, &mut trail);
         // A poll that keeps being refused is not getting anywhere; that it loops is no result of its own.
@@ -304,7 +311,7 @@ impl Toolgate {
             seen,
             logs: Vec::new(),
             settle: end.settle,
-            outcome: None,
+            outcome: recallable.then(|| end.outcome.clone()),
             spent: None,
             outputs: Vec::new(),
             durable: self.registered(&trail).is_none_or(|tool| tool.spec.effect != Effect::Read),

@@ -1,0 +1,78 @@
+//! Who is asked, and whose answer counts.
+
+use serde_json::{Value, json};
+
+use crate::entering::{Older, plain};
+use crate::support::{Gate, fixture, with_fixture};
+
+const ASKED: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+    [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+
+/// The approval that a refused call waits for.
+fn approval(result: &Value) -> &str {
+    let error = &result["_meta"]["toolgate/error"];
+    assert_eq!(error["code"], "approval_required", "{result}");
+    error["approval"]["id"].as_str().unwrap_or_else(|| panic!("{result}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_answer_goes_by_what_the_tool_is_when_the_answer_comes() {
+    let gate = Gate::open(&(with_fixture("") + ASKED)).await;
+    let yes = json!({"action": "accept", "content": {"approve": true}});
+    let mut older = Older::greet(&plain(), &gate.url, json!({"elicitation": {}})).await;
+    let call = older.begin("tools/call", &json!({"name": "count", "arguments": {}}));
+    let question = older.ears.hear(|said| said["method"] == "elicitation/create").await;
+    let newer = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
+    let asked = newer.call("count", json!({})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    // From here on it may destroy something.
+    gate.reload(&(with_fixture("") + &ASKED.replace("effect = \"write\"\n", ""))).await.unwrap();
+    older.say(&json!({"jsonrpc": "2.0", "id": question["id"], "result": yes}));
+    let of_older = older.answer_to(call).await["result"].clone();
+    let answer = json!({"toolgate_approval": yes});
+    let back = json!({"name": "count", "arguments": {}, "requestState": asked["requestState"], "inputResponses": answer});
+    let of_newer = newer.ask("tools/call", back).await.1["result"].clone();
+    for result in [of_older, of_newer] {
+        // It still waits for whoever may.
+        assert!(gate.gateway.gate().answer_approval(approval(&result), true, "lead").await.unwrap(), "{result}");
+    }
+    drop(older);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_knows_no_forms_is_sent_none() {
+    let home = tempfile::tempdir().unwrap();
+    let marks = home.path().join("marks");
+    let curious = format!(
+        "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\"]\nprefix = \"\"\nundeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}\n",
+        json!(fixture()),
+        json!(marks)
+    );
+    let asked = ASKED.replace("count", "echo").replace("\"fix\"", "\"ill\"");
+    let gate = Gate::open(&(curious + &asked)).await;
+    let echo = json!({"name": "echo", "arguments": {"text": "x"}});
+    // Its upstream's question is refused, too, and it is told what became of the call.
+    let mark = |key: &str| json!({"name": "mark", "arguments": {"key": key, "how": "asks"}});
+    let told = || std::fs::read_to_string(&marks).unwrap().lines().last().unwrap_or_default().to_owned();
+    for (can, is_asked) in [(json!({"url": {}}), false), (json!({"form": {}, "url": {}}), true)] {
+        let capabilities = json!({"elicitation": can});
+        let newer = gate.client().in_session(&can.to_string().replace([' ', '"'], "")).who_can(capabilities.clone());
+        for (call, key) in [(echo.clone(), "toolgate_approval"), (mark("newer"), "input")] {
+            let (_, said) = newer.ask("tools/call", call.clone()).await;
+            assert_eq!(said["result"]["inputRequests"][key].is_object(), is_asked, "{can}: {said}");
+        }
+        if is_asked {
+            continue;
+        }
+        assert_eq!(told(), "null");
+        let refused = newer.call("echo", json!({"text": "x"})).await;
+        assert!(!approval(&refused).is_empty());
+        let mut older = Older::greet(&plain(), &gate.url, capabilities).await;
+        assert!(!approval(&older.ask("tools/call", echo.clone()).await["result"]).is_empty());
+        let done = older.ask("tools/call", mark("older")).await;
+        assert_eq!((&done["result"]["structuredContent"], told().as_str()), (&json!({"done": true}), "null"), "{done}");
+        drop(older);
+    }
+    gate.end().await;
+}
