@@ -9,7 +9,7 @@ use http::HeaderMap;
 use jsonwebtoken::jwk::{JwkSet, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::Value;
-use toolgate::config::{Gateway as Settings, Jwt, Token};
+use toolgate::config::{CANARY_PRINCIPAL, Gateway as Settings, Jwt, Token};
 use toolgate::json::Digest;
 
 use crate::gateway::lock;
@@ -201,6 +201,9 @@ impl Issuer {
         let claim = |name: &str| claims.claims.get(name);
         let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
         let principal = principal.ok_or(NotLetIn::Invalid("the token does not say who comes"))?.to_owned();
+        if principal == CANARY_PRINCIPAL {
+            return Err(NotLetIn::Invalid("the token names somebody whom nobody can be"));
+        }
         // A claim that is not understood would be one that does not hold.
         let session = match self.jwt.session.as_deref().and_then(claim) {
             None | Some(Value::Null) => None,
