@@ -22,6 +22,7 @@ test-run: ## What `make run` shows is what it should show
 	TOOLGATE_STATE=target/refund-desk/state target/debug/refund-agent target/debug/toolgate examples/refund-desk/toolgate.toml --once > target/run.log
 	grep "7 calls ran, 7 were refused" target/run.log
 	grep "claude mcp add --transport http desk http://127.0.0.1:" target/run.log
+	TOOLGATE_STATE=target/refund-desk/state python3 tests/refund_desk.py target/debug/toolgate target/run.log target/refund-desk/ledger.db target/refund-desk/desk.db
 	TOOLGATE_STATE=target/refund-desk/state target/debug/toolgate audit verify --store target/refund-desk/ledger.db
 
 test-clients: deps ## Clients that other people wrote, where they can be installed

@@ -7,7 +7,7 @@ interface and nothing else, with a dummy key, in a fresh home; its model is the 
 hooks are those that `toolgate init --for claude-code` writes.
 
 Where the client cannot be installed, or a namespace cannot be made, it says SKIPPED and why, and ends with 0; with
-TOOLGATE_REQUIRE_CLIENTS set it is tried three times to install it, and either is a failure. It ends with 1 if anything
+TOOLGATE_REQUIRE_CLIENTS=1 it is tried three times to install it, and either is a failure. It ends with 1 if anything
 was not as it should be.
 """
 

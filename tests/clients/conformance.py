@@ -9,7 +9,7 @@ succeeds without the gateway must succeed through it.
 Behind it: the suite plays servers. The gateway is what connects to them, and this script is its client.
 
 The suite, and a Node.js that it runs on, are installed from npm into target/clients. Where that cannot be done it says
-SKIPPED and why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS set it is tried three times, and is a failure then. It
+SKIPPED and why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS=1 it is tried three times, and is a failure then. It
 ends with 1 if anything was not as it should be.
 """
 

@@ -7,7 +7,7 @@ Each client makes the same calls: some succeed, some are refused by the gateway,
 same in each. Afterwards the ledger must be whole, with a row for every call and no other, and no process may be left.
 
 Clients and servers are installed from npm and PyPI into target/clients. Where that cannot be done it says SKIPPED and
-why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS set it is tried three times, and is a failure then. It ends with 1
+why, and ends with 0; with TOOLGATE_REQUIRE_CLIENTS=1 it is tried three times, and is a failure then. It ends with 1
 if anything was not as it should be.
 """
 

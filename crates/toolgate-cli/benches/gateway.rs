@@ -246,36 +246,55 @@ fn gateway(home: &Path, upstream: &Server) -> Server {
     Server::start(&mut command)
 }
 
-/// A proxy of FastMCP, where it can be had.
-fn fastmcp(home: &Path, upstream: &Server) -> Option<Server> {
-    let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/clients/bench-fastmcp");
+/// What stands in `target/bench.json` after a whole run, for whoever reads it.
+const NAMED: [&str; 7] = [
+    "gateway_added_p50",
+    "gateway_added_p99",
+    "gateway_calls_c1",
+    "gateway_calls_c8",
+    "gateway_calls_c32",
+    "gateway_vs_fastmcp",
+    "gateway_rss_10k_sessions",
+];
+/// Those of them, and beside them, that take FastMCP.
+const BESIDE: [&str; 2] = ["gateway_vs_fastmcp", "gateway_vs_fastmcp_fresh"];
+
+/// FastMCP as the tests with clients of others have it.
+fn release() -> &'static str {
+    let tests = include_str!("../../../tests/clients/gateway.py");
+    tests.split('"').find(|word| word.starts_with("fastmcp==")).expect("the tests pin it")
+}
+
+/// A Python that has FastMCP, where it can be had.
+fn fastmcp() -> Option<PathBuf> {
+    let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/clients").join(format!("bench-{}", release()));
     let python = venv.join("bin/python");
     if !python.exists() {
         let made = Command::new("python3").args(["-m", "venv"]).arg(&venv).status().is_ok_and(|status| status.success())
-            && Command::new(venv.join("bin/pip")).args(["install", "-q", "fastmcp==2.14.5"]).status().is_ok_and(|status| status.success());
+            && Command::new(&python).args(["-m", "pip", "install", "-q", release()]).status().is_ok_and(|status| status.success());
         if !made {
             let _ = std::fs::remove_dir_all(&venv);
+            let required = std::env::var("TOOLGATE_REQUIRE_CLIENTS").is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
+            assert!(!required, "FastMCP cannot be installed, and has to be there");
+            eprintln!("SKIPPED: FastMCP cannot be installed");
             return None;
         }
     }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let script = home.join("proxy.py");
-    let text = format!(
-        "from fastmcp import FastMCP, Client\nimport logging\nlogging.disable(logging.CRITICAL)\nprint('http://127.0.0.1:{port}/mcp', flush=True)\n\
-         FastMCP.as_proxy('http://{}/mcp', name='proxy').run(transport='http', host='127.0.0.1', port={port}, log_level='critical', show_banner=False)\n",
-        upstream.address
-    );
-    std::fs::write(&script, text).unwrap();
+    Some(python)
+}
+
+/// A proxy of FastMCP, with a session at the upstream for each request (`fresh`) or one for all of them (`shared`).
+fn proxy(python: &Path, upstream: &Server, sessions: &str) -> Server {
     let mut command = Command::new(python);
-    command.arg(script).stderr(Stdio::null());
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/proxy.py")).arg(format!("http://{}/mcp", upstream.address)).arg(sessions);
     let server = Server::start(&mut command);
-    for _ in 0..100 {
+    for _ in 0..300 {
         if std::net::TcpStream::connect(&server.address).is_ok() {
-            return Some(server);
+            return server;
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    None
+    panic!("the FastMCP proxy does not listen");
 }
 
 /// The disk itself: what it takes to write 4 KiB and sync them, in microseconds. The file is written over, as the log of the ledger is.
@@ -323,8 +342,30 @@ fn main() {
     assert!(fixture.exists(), "cargo build --release --package toolgate-mcp --example fixture");
     let direct = Server::start(Command::new(&fixture).args(["--listen", "127.0.0.1:0"]));
     let gateway = gateway(home.path(), &direct);
-    let lines = runtime.block_on(measure(home.path(), &direct, &gateway));
+    // `cargo bench --bench gateway -- added` measures just that.
+    if std::env::args().nth(1).as_deref() == Some("added") {
+        write(runtime.block_on(added(home.path(), &direct, &gateway)));
+        return;
+    }
+    let python = fastmcp();
+    let lines = runtime.block_on(measure(home.path(), &direct, &gateway, python.as_deref()));
+    let measured: Vec<String> = lines.iter().map(|line| line.name.clone()).collect();
     write(lines);
+    if python.is_none() {
+        BESIDE.into_iter().for_each(report::forget);
+    }
+    check(&measured, python.is_some());
+}
+
+/// All that others read is there, is a number, and is of this run.
+fn check(measured: &[String], with_fastmcp: bool) {
+    let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bench.json")).unwrap();
+    let all: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap();
+    for name in NAMED.into_iter().filter(|name| with_fastmcp || !BESIDE.contains(name)) {
+        assert!(measured.iter().any(|measured| measured == name), "`{name}` was not measured");
+        let value = all.iter().find(|line| line["name"] == name).and_then(|line| line["value"].as_f64());
+        assert!(value.is_some(), "target/bench.json has no `{name}`");
+    }
 }
 
 /// What is added to a call that is made alone.
@@ -350,12 +391,26 @@ async fn added(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
     lines
 }
 
-async fn measure(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+/// How many times as many calls go through the gateway as through a FastMCP proxy before the same upstream, in the same run.
+async fn beside_fastmcp(python: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
+    // With a session for each request, and so many at once, each of them takes seconds.
+    let fresh = throughput(&proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
+    let shared = throughput(&proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
+    let own = throughput(gateway, 32, "echo", true, 5.0).await;
+    let versus = |name: &str, peer: f64, sessions: &str| {
+        assert!(peer > 0.0, "no call went through the FastMCP proxy");
+        let note = format!("{own:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}", release());
+        let line = line(name, own / peer, "×", peer, &note);
+        Line { ratio: line.value, ..line }
+    };
+    let of_all = "one session at the upstream for all";
+    let of_each = "a session at the upstream for each request";
+    let (peer, sessions) = if shared >= fresh { (shared, of_all) } else { (fresh, of_each) };
+    vec![versus("gateway_vs_fastmcp", peer, sessions), versus("gateway_vs_fastmcp_fresh", fresh, of_each)]
+}
+
+async fn measure(home: &Path, direct: &Server, gateway: &Server, python: Option<&Path>) -> Vec<Line> {
     let mut lines = added(home, direct, gateway).await;
-    // `cargo bench --bench gateway -- added` measures just that.
-    if std::env::args().nth(1).as_deref() == Some("added") {
-        return lines;
-    }
     for connections in [1, 8, 32] {
         let floor = throughput(direct, connections, "echo", false, 3.0).await;
         let before = gateway.uses().0;
@@ -369,23 +424,8 @@ async fn measure(home: &Path, direct: &Server, gateway: &Server) -> Vec<Line> {
             &format!("reads, {cpu:.0} µs of processor a call; floor: the direct connection"),
         ));
     }
-    match fastmcp(home, direct) {
-        None => {
-            eprintln!("SKIPPED: FastMCP cannot be installed");
-            report::forget("gateway_vs_fastmcp");
-        }
-        Some(proxy) => {
-            // It begins a session for each call: with so many, each of them takes seconds.
-            let peer = throughput(&proxy, 32, "echo", true, 30.0).await;
-            let own = throughput(gateway, 32, "echo", true, 5.0).await;
-            lines.push(line(
-                "gateway_vs_fastmcp",
-                own,
-                "calls/s",
-                peer,
-                "32 connections, revision 2025-06-18; floor: a FastMCP proxy before the same upstream",
-            ));
-        }
+    if let Some(python) = python {
+        lines.extend(beside_fastmcp(python, direct, gateway).await);
     }
     let before = gateway.uses().1;
     let mut connection = Connection::open(&gateway.address).await;

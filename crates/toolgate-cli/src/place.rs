@@ -459,10 +459,11 @@ pub(crate) fn user() -> String {
     name_of(rustix::process::getuid().as_raw())
 }
 
-/// A user's name; the number where there is none.
+/// A user's name; the number where there is none, or none that anybody can have.
 pub(crate) fn name_of(uid: u32) -> String {
     let number = uid.to_string();
     let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let line = known.lines().find(|line| line.split(':').nth(2) == Some(&*number));
-    line.and_then(|line| line.split(':').next()).map_or_else(|| format!("uid-{uid}"), str::to_owned)
+    let name = line.and_then(|line| line.split(':').next()).filter(|name| *name != toolgate::config::CANARY_PRINCIPAL);
+    name.map_or_else(|| format!("uid-{uid}"), str::to_owned)
 }

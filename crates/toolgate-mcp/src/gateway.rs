@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rmcp::RoleServer;
 use rmcp::service::Peer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use toolgate::config::{Config, Exposed, Gateway as Settings};
+use toolgate::config::{CANARY_PRINCIPAL, Config, Exposed, Gateway as Settings};
 use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
 
 use crate::auth::Keys;
@@ -68,13 +68,14 @@ pub(crate) struct Inner {
     peers: Mutex<Vec<Peer<RoleServer>>>,
     pub(crate) changes: tokio::sync::watch::Sender<u64>,
     pub(crate) parked: Parked,
-    pub(crate) idle: Mutex<HashMap<(String, String), (String, std::time::Instant)>>,
+    pub(crate) idle: Mutex<HashMap<(String, String), (String, Instant)>>,
     pub(crate) metrics: Metrics,
     /// Where it is listened at.
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
     /// Who wants to hear of which resource.
     pub(crate) subscriptions: Subscriptions,
-    pub(crate) canary: Mutex<Option<(Timestamp, Result<(), String>)>>,
+    /// When the canary was tried last, and what came of it.
+    pub(crate) canary: Mutex<Option<(Instant, Result<(), String>)>>,
     /// How often it was asked what became of a call.
     tries: Mutex<HashMap<CallId, u8>>,
     /// Nothing new is begun.
@@ -118,6 +119,9 @@ impl Gateway {
     /// # Errors
     /// The configuration does not load, or the gate does not hold.
     pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: Options) -> io::Result<Self> {
+        if options.principal == CANARY_PRINCIPAL {
+            return Err(io::Error::other(format!("nobody is called `{CANARY_PRINCIPAL}` but who tries whether the gate holds")));
+        }
         let config: Reader = Arc::new(config);
         let stop = CancellationToken::new();
         let (metrics, parked) = (Metrics::new(), Parked::new(stop.clone())?);
@@ -432,7 +436,7 @@ impl Running {
             builder = builder.redact(pattern).map_err(io::Error::other)?;
         }
         let known = agents.iter().flat_map(|agent| agent.tools().map(|spec| (agent.name().to_owned(), spec.name().to_owned())));
-        metrics.know(known.chain([(CANARY.to_owned(), "canary".to_owned())]).collect());
+        metrics.know(known.chain([(CANARY.to_owned(), CANARY.to_owned())]).collect());
         let heard = metrics.clone();
         builder = builder.on_event(move |event| heard.hear(event));
         let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build()?;

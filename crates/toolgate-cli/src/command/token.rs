@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde_json::json;
+use toolgate::config::CANARY_PRINCIPAL;
 use toolgate::json::{Digest, hex};
 
 use super::ledger::{BOLD, DIM};
@@ -27,6 +28,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if args.principal.trim().is_empty() {
         return Err(io::Error::other("say who comes with it, as in `toolgate token ci`"));
+    }
+    if args.principal == CANARY_PRINCIPAL {
+        return Err(io::Error::other(format!("nobody is called `{CANARY_PRINCIPAL}` but who tries for a gateway whether it holds")));
     }
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;

@@ -275,6 +275,8 @@ fn a_token_is_shown_once_and_known_by_its_digest() {
     let digest: String = Sha256::digest(told["token"].as_str().unwrap().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(told["sha256"], json!(digest));
     assert_ne!(project.run(&["token", "ci", "--json"], "").1, stdout);
+    let (code, _, stderr) = project.run(&["token", "(canary)"], "");
+    assert!(code == 2 && stderr.contains("nobody is called `(canary)`"), "{stderr}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
-use toolgate::config::Jwt;
+use toolgate::config::{CANARY_PRINCIPAL, Jwt};
 
 use super::{NotLetIn, is_address};
 use crate::gateway::lock;
@@ -146,6 +146,9 @@ impl Issuer {
         let claim = |name: &str| claims.get(name);
         let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
         let principal = principal.ok_or(NotLetIn::Invalid("the token does not say who comes"))?.to_owned();
+        if principal == CANARY_PRINCIPAL {
+            return Err(NotLetIn::Invalid("the token names somebody whom nobody can be"));
+        }
         // A claim that is not understood would be one that does not hold.
         let session = match self.jwt.session.as_deref().and_then(claim) {
             None | Some(Value::Null) => None,

@@ -2,6 +2,7 @@
 //! left of it.
 
 mod living;
+mod wrong;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::CANARY_PRINCIPAL;
 use super::file::Reader;
 use super::read::Table;
 use super::reference::Reference;
@@ -169,6 +170,10 @@ fn token(table: &Table<'_>, reader: &Reader<'_>) -> Option<Token> {
         }
     }
     let principal = table.text("principal").map(str::to_owned);
+    if principal.as_deref() == Some(CANARY_PRINCIPAL) {
+        let problem = Problem::new(format!("nobody is called `{CANARY_PRINCIPAL}` but who tries for toolgate whether the gate holds"));
+        table.wrong("principal", problem.help("call whoever comes with this token otherwise"));
+    }
     let sha256 = table.text("sha256").map(str::to_ascii_lowercase);
     if sha256.as_ref().is_some_and(|digest| digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit())) {
         table.wrong(

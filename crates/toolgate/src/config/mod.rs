@@ -57,6 +57,13 @@ use crate::policy::{Place, Policy, Problem, Severity};
 /// How the names of rules begin that toolgate itself adds.
 pub const BUILT_IN: &str = "toolgate:";
 
+/// The agent of the call that a gateway has refused, to know that its gate holds; its only tool is called so, too. No configuration has
+/// an agent of this name.
+pub const CANARY: &str = "toolgate-canary";
+
+/// Who makes that call. Nobody else is called so: what stops a person does not stop it.
+pub const CANARY_PRINCIPAL: &str = "(canary)";
+
 /// What a policy is attached to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {

@@ -1,6 +1,7 @@
 //! Reading one agent.
 
 use super::{Declared, Entry, Reader, rate};
+use crate::config::CANARY;
 use crate::config::read::Table;
 use crate::config::rule;
 use crate::config::tool::read_tool;
@@ -15,6 +16,12 @@ const FOR_FILES: [&str; 3] = ["read_file", "write_file", "list_files"];
 
 impl Reader<'_> {
     pub(super) fn agent(&self, name: String, table: &Table<'_>) -> Declared {
+        if name == CANARY {
+            let problem =
+                Problem::new(format!("`{CANARY}` is toolgate's own agent, with which a gateway finds out whether its gate holds"));
+            // At the top a key says it, and elsewhere the table itself.
+            table.wrong("name", problem.help("call yours otherwise"));
+        }
         let principals: Option<Vec<String>> = table.names("principals").map(|names| names.into_iter().map(str::to_owned).collect());
         let max_output = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok());
         let dialect = table.word("dialect", &[("standard", Dialect::Standard), ("bucket", Dialect::Bucket)]);
