@@ -28,6 +28,7 @@ use crate::client::Ears;
 use crate::gateway::lock;
 
 pub(super) use offer::remote;
+pub(super) use patience::Fault;
 
 /// A token that was fetched within this time has not run out: who does not take it does not want it.
 const TOKEN: Duration = Duration::from_secs(2);
@@ -138,7 +139,7 @@ pub(crate) struct Link {
     /// The last connection that has lost the thread.
     again: watch::Sender<u64>,
     pub(super) starts: AtomicU32,
-    failures: AtomicU32,
+    breaker: patience::Breaker,
     /// How often it has answered.
     answers: AtomicU64,
     /// It has failed again and again, and has not answered since.
@@ -146,7 +147,6 @@ pub(crate) struct Link {
     /// How often in a row it has refused to say what it offers, and has done nothing else that it was asked.
     refusals: AtomicU32,
     silence: patience::Silence,
-    rests_until: Mutex<Option<tokio::time::Instant>>,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
     /// What it lacked is there.
@@ -179,11 +179,10 @@ impl Link {
             relist: Notify::new(),
             again: watch::Sender::new(0),
             starts: AtomicU32::new(0),
-            failures: AtomicU32::new(0),
+            breaker: patience::Breaker::default(),
             answers: AtomicU64::new(0),
             doubted: AtomicBool::new(false),
             refusals: AtomicU32::new(0),
-            rests_until: Mutex::default(),
             lacks: AtomicBool::new(false),
             retry: Notify::new(),
             last_words: Mutex::default(),

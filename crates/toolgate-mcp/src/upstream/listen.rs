@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::handler::Trouble;
-use super::link::{Link, is_modern};
+use super::link::{Fault, Link, is_modern};
 use crate::gateway::lock;
 
 /// The most that a list of an upstream may hold, in entries, pages and bytes.
@@ -256,7 +256,14 @@ impl Link {
             (_, Some(Trouble::Lost), Some(generation)) => self.lost(generation),
             // Who is turned away does not keep all others from it.
             (_, Some(Trouble::Status(_)), _) => {}
-            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => self.failed(),
+            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.failed(generation, Fault::Late),
+            // Whose only stream is over is started again by whoever watches it.
+            (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed), _, Some(generation)) => {
+                self.failed(generation, Fault::Broken);
+            }
+            // Nobody was there to begin with.
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => {}
             (Ok(_), ..) => self.served(),
             _ => self.answered(),
         }

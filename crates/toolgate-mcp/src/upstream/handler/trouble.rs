@@ -9,7 +9,11 @@ use toolgate::{Effects, Failure};
 use super::RemoteTool;
 use crate::bounded::{LONGEST, TOO_LONG};
 use crate::sse::SseError;
+use crate::upstream::link::Fault;
 use crate::upstream::straight::Broken;
+
+/// After how many milliseconds one that is connected to anew is there, if all goes well.
+const ANEW: u64 = 500;
 
 impl RemoteTool {
     /// What went wrong on the straight way.
@@ -17,7 +21,7 @@ impl RemoteTool {
         let (name, link) = (&self.link.upstream.name, &self.link);
         let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
         let unheard = |why: &str| {
-            link.failed();
+            link.failed(generation, Fault::Broken);
             tell(why);
             Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached"))
         };
@@ -47,7 +51,7 @@ impl RemoteTool {
     fn renewed(&self, generation: u64) -> Failure {
         self.link.lost(generation);
         let message = format!("the upstream `{}` does not take its token any more; another one is fetched", self.link.upstream.name);
-        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500)
+        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW)
     }
 
     /// It has answered, and nobody has read that to its end.
@@ -87,21 +91,29 @@ impl RemoteTool {
                     Trouble::Lost => self.link.lost(generation),
                     // One whose call it turns away does not keep all others from it.
                     Trouble::Status(_) => {}
-                    _ => self.link.failed(),
+                    _ => self.link.failed(generation, Fault::Broken),
                 }
                 let failure = match trouble {
                     Trouble::Status(status) => Failure::http(status, ""),
+                    Trouble::Lost => {
+                        Failure::transient("upstream_unavailable", format!("the upstream `{name}` does not know its session any more"))
+                            .retry_after_ms(ANEW)
+                    }
                     _ => Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached")),
                 };
                 // A request that was refused at the door, or that found nobody, was not carried out.
                 if matches!(trouble, Trouble::Unclear) { failure } else { failure.effects(Effects::None) }
             }
             ServiceError::TransportClosed => {
-                self.link.failed();
-                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` hung up in the middle of the call")))
+                // Each answer over HTTP comes by itself, and breaks off by itself.
+                if !self.link.has_one_stream() {
+                    self.link.failed(generation, Fault::Broken);
+                }
+                let message = format!("the upstream `{name}` hung up in the middle of the call");
+                effects(Failure::transient("upstream_unavailable", message).retry_after_ms(ANEW))
             }
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
-                self.link.failed();
+                self.link.failed(generation, Fault::Late);
                 effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not answer")))
             }
             other => {
