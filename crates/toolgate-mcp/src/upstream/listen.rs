@@ -251,11 +251,11 @@ impl Link {
         };
         match (&said, trouble, generation) {
             // It is connected to anew, with a new token.
-            (_, Some(Trouble::Status(401)), Some(generation)) if self.may_renew() => self.lost(generation),
+            (_, Some(Trouble::Status(401, _)), Some(generation)) if self.may_renew() => self.lost(generation),
             // Or anew, because it does not know its session any more.
             (_, Some(Trouble::Lost), Some(generation)) => self.lost(generation),
             // Who is turned away does not keep all others from it.
-            (_, Some(Trouble::Status(_)), _) => {}
+            (_, Some(Trouble::Status(..)), _) => {}
             (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.failed(generation, Fault::Late),
             // Whose only stream is over is started again by whoever watches it.
             (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}

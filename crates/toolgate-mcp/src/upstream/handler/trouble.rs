@@ -32,11 +32,11 @@ impl RemoteTool {
             }
             // A request that was refused at the door, or that found nobody, was not carried out.
             Broken::Nobody(why) => unheard(&why).effects(Effects::None),
-            Broken::Status(401) if self.link.may_renew() => self.renewed(generation),
+            Broken::Status(401, _) if self.link.may_renew() => self.renewed(generation),
             // One whose call it turns away does not keep all others from it.
-            Broken::Status(status) => {
+            Broken::Status(status, wait) => {
                 tell(&format!("it answers with HTTP {status}"));
-                Failure::http(status, "").effects(Effects::None)
+                turned_away(status, wait)
             }
             Broken::Unclear(why) => unheard(&why),
             Broken::TooLong => self.too_long(),
@@ -79,7 +79,7 @@ impl RemoteTool {
             }
             ServiceError::TransportSend(why) => {
                 let trouble = Trouble::of(&why);
-                if matches!(trouble, Trouble::Status(401)) && self.link.may_renew() {
+                if matches!(trouble, Trouble::Status(401, _)) && self.link.may_renew() {
                     return self.renewed(generation);
                 }
                 if matches!(trouble, Trouble::Unread) {
@@ -90,11 +90,11 @@ impl RemoteTool {
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
                     // One whose call it turns away does not keep all others from it.
-                    Trouble::Status(_) => {}
+                    Trouble::Status(..) => {}
                     _ => self.link.failed(generation, Fault::Broken),
                 }
                 let failure = match trouble {
-                    Trouble::Status(status) => Failure::http(status, ""),
+                    Trouble::Status(status, wait) => turned_away(status, wait),
                     Trouble::Lost => {
                         Failure::transient("upstream_unavailable", format!("the upstream `{name}` does not know its session any more"))
                             .retry_after_ms(ANEW)
@@ -151,6 +151,15 @@ impl RemoteTool {
     }
 }
 
+/// A request that was refused at the door was not carried out, and is not repeated before its time.
+fn turned_away(status: u16, wait: Option<u64>) -> Failure {
+    let failure = Failure::http(status, "").effects(Effects::None);
+    match wait {
+        Some(ms) => failure.retry_after_ms(ms),
+        None => failure,
+    }
+}
+
 /// Why a request did not get through.
 #[derive(Clone, Copy)]
 pub(in crate::upstream) enum Trouble {
@@ -158,8 +167,8 @@ pub(in crate::upstream) enum Trouble {
     Lost,
     /// Nobody was there.
     Nobody,
-    /// It was turned away.
-    Status(u16),
+    /// It was turned away, and is to wait for so many milliseconds, where that is said.
+    Status(u16, Option<u64>),
     /// It has answered, and nobody understands it.
     Unread,
     /// It may have been heard.
@@ -174,7 +183,9 @@ impl Trouble {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
                 Some(StreamableHttpError::SessionExpired) => return Self::Lost,
                 // Refused at the door.
-                Some(StreamableHttpError::HttpStatus(error)) if refuses(error.status) => return Self::Status(error.status),
+                Some(StreamableHttpError::HttpStatus(error)) if refuses(error.status) => {
+                    return Self::Status(error.status, error.retry_after.as_deref().and_then(crate::http::wait_ms));
+                }
                 Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
                     return Self::Unread;
                 }
@@ -182,8 +193,8 @@ impl Trouble {
             }
             match error.downcast_ref::<SseError>() {
                 // Where it wants its posts is the address of a session.
-                Some(SseError::Status(404)) => return Self::Lost,
-                Some(SseError::Status(status)) if refuses(*status) => return Self::Status(*status),
+                Some(SseError::Status(404, _)) => return Self::Lost,
+                Some(SseError::Status(status, wait)) if refuses(*status) => return Self::Status(*status, *wait),
                 Some(SseError::Nobody(_)) => return Self::Nobody,
                 _ => {}
             }

@@ -78,7 +78,7 @@ impl Link {
             ServiceError::TransportSend(cause) => match Trouble::of(cause) {
                 // It is connected to anew.
                 Trouble::Lost => Unlisted::Over(why),
-                Trouble::Status(401) if self.may_renew() => Unlisted::Over(why),
+                Trouble::Status(401, _) if self.may_renew() => Unlisted::Over(why),
                 _ => Unlisted::Unheard(why),
             },
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::Unheard(why),

@@ -116,44 +116,69 @@ async fn a_token_that_has_run_out_is_fetched_anew_also_where_no_tool_is_called()
     }
 }
 
-/// A server that turns some calls away: of an earlier revision, or of the newest.
-async fn picky(modern: bool) -> String {
-    listen(move |mut stream| async move {
-        let Some((head, asked)) = request(&mut stream).await else { return };
-        let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
-        let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
-        let with = |mut said: Value| {
-            said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
-            result(&asked, said)
-        };
-        let said = match asked["method"].as_str().unwrap_or_default() {
-            "server/discover" if modern => with(
-                json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
-            ),
-            "server/discover" => answer("404 No", "text/html", "<p>"),
-            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-            "initialize" => {
-                let mut about = about();
-                about["capabilities"] = can;
-                result(&asked, about)
-            }
-            "ping" => result(&asked, json!({})),
-            "tools/list" => with(tools()),
-            "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
-            "prompts/get" => answer("403 No", "text/html", "<p>"),
-            "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
-            "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
-            _ => answer("202 Accepted", "text/plain", ""),
-        };
-        let _ = stream.write_all(said.as_bytes()).await;
+/// A server that turns some calls away: of an earlier revision, or of the newest. It counts those that come too early.
+async fn picky(modern: bool, early: Arc<AtomicUsize>) -> String {
+    listen(move |mut stream| {
+        let early = Arc::clone(&early);
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
+            let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
+            let with = |mut said: Value| {
+                said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
+                result(&asked, said)
+            };
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" if modern => with(
+                    json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+                ),
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "initialize" => {
+                    let mut about = about();
+                    about["capabilities"] = can;
+                    result(&asked, about)
+                }
+                "ping" => result(&asked, json!({})),
+                "tools/list" => with(tools()),
+                "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
+                "prompts/get" => answer("403 No", "text/html", "<p>"),
+                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
+                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "eve") => {
+                    early.fetch_add(1, Ordering::SeqCst);
+                    answer("429 Too Many\r\nretry-after: 7", "text/html", "<p>")
+                }
+                "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_says_when_it_may_be_asked_again_is_not_asked_before() {
+    for modern in [false, true] {
+        let early = Arc::new(AtomicUsize::new(0));
+        let address = picky(modern, Arc::clone(&early)).await;
+        let gate = Gate::open(&format!(
+            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n\
+             [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
+        ))
+        .await;
+        let said = gate.client().call("talk", json!({"who": "eve"})).await["_meta"]["toolgate/error"].clone();
+        assert_eq!((&said["code"], &said["effects"]), (&json!("upstream_unavailable"), &json!("none")), "{modern}: {said}");
+        assert_eq!((&said["isRetryable"], &said["retryAfterMs"]), (&json!(true), &json!(7_000)), "{modern}: {said}");
+        assert_eq!(early.load(Ordering::SeqCst), 1, "{modern}: it was not asked again at once");
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_is_turned_away_by_an_upstream_keeps_nobody_else_from_it() {
     for modern in [false, true] {
-        let address = picky(modern).await;
+        let address = picky(modern, Arc::default()).await;
         let gate = Gate::open(&format!(
             "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nprompts = true\n\
              [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
