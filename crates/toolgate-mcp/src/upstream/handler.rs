@@ -24,7 +24,7 @@ use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
 use crate::render;
 
-pub(super) use trouble::Trouble;
+pub(super) use trouble::{Trouble, is_strange};
 
 /// How often an upstream may ask back before it is through.
 const ROUNDS: usize = 10;
@@ -193,7 +193,7 @@ impl RemoteTool {
         });
         let answer = answer.await;
         waiting.over = true;
-        answer.inspect(|_| self.link.served()).map_err(|broken| self.broken(broken, standing.generation))
+        answer.inspect(|_| self.link.served()).map_err(|broken| self.broken(broken, standing))
     }
 
     /// One request and its answer. Whoever is not waited for any more is told so.
@@ -211,7 +211,7 @@ impl RemoteTool {
         let send = peer.send_request_with_option(request, options);
         let asked = Asked::default();
         let opened = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
-        let (handle, route) = opened.map_err(|error| self.understand(error, false, generation))?;
+        let (handle, route) = opened.map_err(|error| self.understand(error, false, standing))?;
         let mut waiting = Waiting {
             peer: peer.clone(),
             link: Arc::clone(&self.link),
@@ -229,7 +229,7 @@ impl RemoteTool {
                 self.link.served();
                 Ok(result)
             }
-            Err(error) => Err(self.understand(error, true, generation)),
+            Err(error) => Err(self.understand(error, true, standing)),
         }
     }
 

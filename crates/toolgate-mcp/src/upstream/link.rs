@@ -140,6 +140,7 @@ pub(crate) struct Link {
     again: watch::Sender<u64>,
     pub(super) starts: AtomicU32,
     breaker: patience::Breaker,
+    doubt: Mutex<Option<patience::Doubt>>,
     /// How often it has answered.
     answers: AtomicU64,
     /// It has failed again and again, and has not answered since.
@@ -180,6 +181,7 @@ impl Link {
             again: watch::Sender::new(0),
             starts: AtomicU32::new(0),
             breaker: patience::Breaker::default(),
+            doubt: Mutex::default(),
             answers: AtomicU64::new(0),
             doubted: AtomicBool::new(false),
             refusals: AtomicU32::new(0),

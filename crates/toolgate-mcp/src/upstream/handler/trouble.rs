@@ -9,7 +9,7 @@ use toolgate::{Effects, Failure};
 use super::RemoteTool;
 use crate::bounded::{LONGEST, TOO_LONG};
 use crate::sse::SseError;
-use crate::upstream::link::Fault;
+use crate::upstream::link::{Fault, Standing, is_modern};
 use crate::upstream::straight::Broken;
 
 /// After how many milliseconds one that is connected to anew is there, if all goes well.
@@ -17,8 +17,8 @@ const ANEW: u64 = 500;
 
 impl RemoteTool {
     /// What went wrong on the straight way.
-    pub(super) fn broken(&self, broken: Broken, generation: u64) -> Failure {
-        let (name, link) = (&self.link.upstream.name, &self.link);
+    pub(super) fn broken(&self, broken: Broken, standing: &Standing) -> Failure {
+        let (name, link, generation) = (&self.link.upstream.name, &self.link, standing.generation);
         let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
         let unheard = |why: &str| {
             link.failed(generation, Fault::Broken);
@@ -36,7 +36,7 @@ impl RemoteTool {
             // One whose call it turns away does not keep all others from it.
             Broken::Status(status, wait) => {
                 tell(&format!("it answers with HTTP {status}"));
-                turned_away(status, wait)
+                self.turned_away(status, wait, standing)
             }
             Broken::Unclear(why) => unheard(&why),
             Broken::TooLong => self.too_long(),
@@ -44,6 +44,22 @@ impl RemoteTool {
                 link.answered();
                 self.unread(&why)
             }
+        }
+    }
+
+    /// A request that was refused at the door, by a status alone: it was not carried out, and is not repeated before its time.
+    fn turned_away(&self, status: u16, wait: Option<u64>, standing: &Standing) -> Failure {
+        if is_strange(status) && is_modern(&standing.peer) && self.link.may_be_another(standing.generation) {
+            let message = format!(
+                "the upstream `{}` does not understand requests of its revision any more; it is looked at anew",
+                self.link.upstream.name
+            );
+            return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW);
+        }
+        let failure = Failure::http(status, "").effects(Effects::None);
+        match wait {
+            Some(ms) => failure.retry_after_ms(ms),
+            None => failure,
         }
     }
 
@@ -68,8 +84,8 @@ impl RemoteTool {
     }
 
     /// What went wrong between here and there.
-    pub(super) fn understand(&self, error: ServiceError, sent: bool, generation: u64) -> Failure {
-        let name = &self.link.upstream.name;
+    pub(super) fn understand(&self, error: ServiceError, sent: bool, standing: &Standing) -> Failure {
+        let (name, generation) = (&self.link.upstream.name, standing.generation);
         let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
         match error {
             ServiceError::McpError(error) if error.code == TOO_LONG => self.too_long(),
@@ -94,7 +110,7 @@ impl RemoteTool {
                     _ => self.link.failed(generation, Fault::Broken),
                 }
                 let failure = match trouble {
-                    Trouble::Status(status, wait) => turned_away(status, wait),
+                    Trouble::Status(status, wait) => self.turned_away(status, wait, standing),
                     Trouble::Lost => {
                         Failure::transient("upstream_unavailable", format!("the upstream `{name}` does not know its session any more"))
                             .retry_after_ms(ANEW)
@@ -151,13 +167,9 @@ impl RemoteTool {
     }
 }
 
-/// A request that was refused at the door was not carried out, and is not repeated before its time.
-fn turned_away(status: u16, wait: Option<u64>) -> Failure {
-    let failure = Failure::http(status, "").effects(Effects::None);
-    match wait {
-        Some(ms) => failure.retry_after_ms(ms),
-        None => failure,
-    }
+/// Whether an upstream of 2026-07-28 may turn a request away so because it is of an earlier revision by now.
+pub(in crate::upstream) const fn is_strange(status: u16) -> bool {
+    matches!(status, 400 | 404 | 405 | 406)
 }
 
 /// Why a request did not get through.

@@ -9,9 +9,9 @@ use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
 use toolgate::config::Remote;
 
-use super::{Link, Offer, Status};
+use super::{Link, Offer, Status, is_modern};
 use crate::gateway::lock;
-use crate::upstream::handler::Trouble;
+use crate::upstream::handler::{Trouble, is_strange};
 use crate::upstream::listen::pages;
 use crate::upstream::shadows::Names;
 
@@ -41,7 +41,7 @@ impl Link {
             let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
             let tools = if capabilities.tools.is_some() {
                 let found = pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await;
-                listed(found.map_err(|error| self.unlisted(&error))?)?
+                listed(found.map_err(|error| self.unlisted(&error, is_modern(peer)))?)?
             } else {
                 Vec::new()
             };
@@ -71,7 +71,7 @@ impl Link {
         Ok(())
     }
 
-    fn unlisted(&self, error: &ServiceError) -> Unlisted {
+    fn unlisted(&self, error: &ServiceError, modern: bool) -> Unlisted {
         let why = crate::upstream::plain::question(error);
         match error {
             ServiceError::TransportClosed => Unlisted::Over(why),
@@ -79,6 +79,8 @@ impl Link {
                 // It is connected to anew.
                 Trouble::Lost => Unlisted::Over(why),
                 Trouble::Status(401, _) if self.may_renew() => Unlisted::Over(why),
+                // Whoever it is now, it does not know what every one of its revision knows.
+                Trouble::Status(status, _) if modern && is_strange(status) => Unlisted::Over(why),
                 _ => Unlisted::Unheard(why),
             },
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::Unheard(why),

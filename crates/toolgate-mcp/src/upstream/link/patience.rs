@@ -16,6 +16,8 @@ const PATIENCE: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
 /// What was under way at the same time breaks off within this time.
 const AT_ONCE: Duration = Duration::from_secs(1);
+/// For so long after it was doubted an upstream that has said what it offers is believed to mean what it turns away.
+const MEANT: Duration = Duration::from_secs(5);
 /// The shortest and the longest wait before it is started again.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// So often in a row it is not asked what it offers, because calls are under way.
@@ -68,6 +70,13 @@ impl Silence {
         let (last, longest) = *lock(&self.0);
         last.elapsed() > longest.saturating_add(PULSE)
     }
+}
+
+/// An upstream has turned a request away as one of its revision does not.
+pub(super) struct Doubt {
+    since: Instant,
+    /// It has said since what it offers.
+    told: bool,
 }
 
 /// How an upstream has failed.
@@ -185,6 +194,9 @@ impl Link {
         self.refusals.store(0, Ordering::Relaxed);
         self.doubted.store(false, Ordering::Relaxed);
         self.breaker.told_all();
+        if let Some(doubt) = &mut *lock(&self.doubt) {
+            doubt.told = true;
+        }
     }
 
     /// It has answered with an error when it was asked what it offers. Whether it is started again: behind some that answer everything so
@@ -198,6 +210,7 @@ impl Link {
     pub(super) fn trust(&self) {
         self.told_all();
         self.breaker.trust();
+        *lock(&self.doubt) = None;
         self.silence.begin(self.upstream.timeout);
     }
 
@@ -207,6 +220,22 @@ impl Link {
             Reach::Command { .. } => true,
             Reach::Url { sse, .. } => *sse,
         }
+    }
+
+    /// Whether one that has turned a request away, and not with an answer to it, may be of an earlier revision by now, as after it was started
+    /// anew. It is asked what it offers: that tells.
+    pub(in crate::upstream) fn may_be_another(&self, generation: u64) -> bool {
+        // It is connected to anew already.
+        if self.standing().is_none_or(|standing| standing.generation != generation) {
+            return true;
+        }
+        let mut doubt = lock(&self.doubt);
+        if let Some(doubt) = doubt.as_ref().filter(|doubt| doubt.since.elapsed() < MEANT) {
+            return !doubt.told;
+        }
+        *doubt = Some(Doubt { since: Instant::now(), told: false });
+        self.relist.notify_one();
+        true
     }
 
     /// It has not answered over this connection. After some of these it is left alone for a while, and asked whether it is there at all.
