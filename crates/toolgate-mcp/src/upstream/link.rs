@@ -126,6 +126,9 @@ pub(crate) struct Link {
     offer: Mutex<Arc<Offer>>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
+    /// It says that something has, and nothing has.
+    pub(crate) claimed: watch::Sender<u64>,
+    claims: patience::Claims,
     /// Resources that have changed, of whatever upstream.
     pub(super) updates: Updates,
     /// Resources that somebody wants to hear of.
@@ -172,6 +175,8 @@ impl Link {
             away_since: Mutex::new(Timestamp::now()),
             offer: Mutex::new(Arc::new(offer)),
             changed: watch::Sender::new(0),
+            claimed: watch::Sender::new(0),
+            claims: patience::Claims::default(),
             updates,
             wanted: Mutex::default(),
             resubscribe: Notify::new(),

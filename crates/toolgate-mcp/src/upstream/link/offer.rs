@@ -62,11 +62,14 @@ impl Link {
             Ok::<_, Unlisted>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
         });
         let (tools, offer) = asked.await.map_err(|_| Unlisted::Unheard(format!("not within {limit:?}")))??;
-        self.pins.note(&tools).map_err(Unlisted::Over)?;
+        let held = self.pins.note(&tools).map_err(Unlisted::Over)?;
         let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
         let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
-        if self.told.swap(false, Ordering::Relaxed) || before != offer {
+        let told = self.told.swap(false, Ordering::Relaxed);
+        if held || before != offer {
             self.changed.send_modify(|times| *times += 1);
+        } else if told && self.claims.may_pass() {
+            self.claimed.send_modify(|times| *times += 1);
         }
         Ok(())
     }

@@ -16,6 +16,9 @@ const PATIENCE: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
 /// What was under way at the same time breaks off within this time.
 const AT_ONCE: Duration = Duration::from_secs(1);
+/// So often in such a while it may say of lists that are as before that they have changed.
+const CLAIMS: u32 = 10;
+const WHILE: Duration = Duration::from_secs(60);
 /// For so long after it was doubted an upstream that has said what it offers is believed to mean what it turns away.
 const MEANT: Duration = Duration::from_secs(5);
 /// The shortest and the longest wait before it is started again.
@@ -69,6 +72,20 @@ impl Silence {
     pub(super) fn is_too_long(&self) -> bool {
         let (last, longest) = *lock(&self.0);
         last.elapsed() > longest.saturating_add(PULSE)
+    }
+}
+
+/// How often in a while an upstream has said of lists that were as before that they have changed.
+#[derive(Default)]
+pub(super) struct Claims(Mutex<Option<(Instant, u32)>>);
+
+impl Claims {
+    /// Whether its clients are told so, too: not without end.
+    pub(super) fn may_pass(&self) -> bool {
+        let mut own = lock(&self.0);
+        let (since, times) = own.filter(|(since, _)| since.elapsed() < WHILE).unwrap_or((Instant::now(), 0));
+        *own = Some((since, times.saturating_add(1)));
+        times < CLAIMS
     }
 }
 
@@ -328,6 +345,15 @@ mod tests {
         assert_eq!(breaker.rests(), Some((REST, false)));
         breaker.trust();
         assert_eq!(breaker.rests(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_without_end_that_something_has_changed_is_heard_now_and_then() {
+        let claims = Claims::default();
+        for _ in 0..2 {
+            assert_eq!((0..50).filter(|_| claims.may_pass()).count(), 10);
+            tokio::time::advance(WHILE).await;
+        }
     }
 
     #[test]
