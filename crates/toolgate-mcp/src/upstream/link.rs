@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use rmcp::RoleClient;
-use rmcp::model::{ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
+use rmcp::model::{LoggingLevel, ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -134,6 +134,8 @@ pub(crate) struct Link {
     /// Resources that somebody wants to hear of.
     pub(crate) wanted: Mutex<Wanted>,
     pub(super) resubscribe: Notify,
+    /// From which level on log messages were wanted last.
+    pub(crate) level: Mutex<Option<LoggingLevel>>,
     /// One after the other tells it so.
     pub(super) heeding: tokio::sync::Mutex<()>,
     /// It says itself that something has changed.
@@ -180,6 +182,7 @@ impl Link {
             updates,
             wanted: Mutex::default(),
             resubscribe: Notify::new(),
+            level: Mutex::default(),
             heeding: tokio::sync::Mutex::default(),
             told: AtomicBool::new(false),
             relist: Notify::new(),
@@ -333,6 +336,7 @@ impl Link {
         // What is asked takes its time, and nothing else waits for it.
         let mut asking: Asking<'_> = None;
         let mut changes = Box::pin(async {
+            self.say_level(peer).await;
             self.subscribe_again(peer).await;
             self.hear_changes(peer).await;
         });

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use rmcp::model::{PaginatedRequestParams, ServerNotification, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams};
+use rmcp::model::{
+    PaginatedRequestParams, ServerNotification, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams,
+};
 use rmcp::service::{Peer, Subscription};
 use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
@@ -121,6 +123,13 @@ pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceE
 }
 
 impl Link {
+    /// Who knew from which level on log messages are wanted is told so again. One of 2026-07-28 is told with each request.
+    pub(super) async fn say_level(&self, peer: &Peer<RoleClient>) {
+        let level = *lock(&self.level);
+        let Some(level) = level.filter(|_| !is_modern(peer) && self.offer().capabilities.logging.is_some()) else { return };
+        let _ = tokio::time::timeout(Duration::from_secs(5), peer.set_level(SetLevelRequestParams::new(level))).await;
+    }
+
     /// What was wanted of the connection before is wanted of this one.
     pub(super) async fn subscribe_again(&self, peer: &Peer<RoleClient>) {
         let modern = is_modern(peer);

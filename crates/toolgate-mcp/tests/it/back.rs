@@ -1,4 +1,5 @@
-//! An upstream is lost with calls under way, and comes back: reads are answered all the same, and no effect is repeated.
+//! An upstream is lost with calls under way, and comes back: reads are answered all the same, no effect is repeated, and what it was told it
+//! is told again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::entering::{Older, plain};
 use crate::old::{about, answer, listen, request, result};
 use crate::support::{Gate, fixture, kill, lines, until};
 
@@ -182,4 +184,67 @@ async fn reads_under_way_when_a_program_dies_are_answered_by_the_next_one() {
     until("all are under way", async || lines(&path) == MANY + 1).await;
     assert_eq!(kill(87), 1);
     all_is_well(gate, under_way, || marks(&path)).await;
+}
+
+/// A server of an earlier revision that says what goes on to whoever wanted that in this session, and which one it is.
+async fn talkative(life: Arc<AtomicUsize>, told: Arc<Mutex<BTreeMap<usize, Value>>>) -> String {
+    listen(move |mut stream| {
+        let (life, told) = (life.load(Ordering::SeqCst), Arc::clone(&told));
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let session = format!("mcp-session-id: life-{life}");
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "initialize" => {
+                    let mut own = about();
+                    own["capabilities"]["logging"] = json!({});
+                    result(&asked, own).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
+                }
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                _ if !head.contains(&session) => answer("404 Not Found", "text/plain", ""),
+                "ping" => result(&asked, json!({})),
+                "logging/setLevel" => {
+                    told.lock().unwrap().insert(life, asked["params"]["level"].clone());
+                    result(&asked, json!({}))
+                }
+                "tools/list" => {
+                    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+                    result(&asked, json!({"tools": [{"name": "look", "description": "Looks.", "inputSchema": schema}]}))
+                }
+                "tools/call" => {
+                    let params = json!({"level": "debug", "data": life});
+                    let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
+                    let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
+                    match told.lock().unwrap().get(&life) == Some(&json!("debug")) {
+                        true => answer("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n")),
+                        false => answer("200 OK", "application/json", &done.to_string()),
+                    }
+                }
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_connected_to_anew_is_told_again_which_log_messages_are_wanted() {
+    let (life, told) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<BTreeMap<usize, Value>>>::default());
+    let address = talkative(Arc::clone(&life), Arc::clone(&told)).await;
+    let gate = Gate::open(&format!("[upstreams.t]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let mut client = Older::greet(&plain(), &gate.url, json!({})).await;
+    assert!(client.ask("logging/setLevel", json!({"level": "debug"})).await.get("result").is_some());
+    for round in 0..2 {
+        life.store(round, Ordering::SeqCst);
+        for turn in 0..2 {
+            // The first one notices that it is somebody else.
+            let said = client.ask("tools/call", json!({"name": "look", "arguments": {"n": 2 * round + turn}})).await;
+            assert_eq!(said["result"]["content"][0]["text"], "done", "{round}: {said}");
+            until("it is told", async || told.lock().unwrap().contains_key(&round)).await;
+        }
+        client.ears.hear(|said| said["method"] == "notifications/message" && said["params"]["data"] == json!(round)).await;
+    }
+    drop(client);
+    gate.end().await;
 }
