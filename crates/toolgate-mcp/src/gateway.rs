@@ -230,8 +230,8 @@ impl Gateway {
         }
     }
 
-    /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there. Of one that only says
-    /// so clients are told, and that is all.
+    /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there. Of one that only
+    /// says so clients are told, and that is all.
     async fn follow_upstreams(self) {
         let mut heard = 0;
         loop {

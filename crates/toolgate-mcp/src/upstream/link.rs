@@ -145,6 +145,7 @@ pub(crate) struct Link {
     again: watch::Sender<u64>,
     pub(super) starts: AtomicU32,
     breaker: patience::Breaker,
+    /// Whether it may be of another revision by now.
     doubt: Mutex<Option<patience::Doubt>>,
     /// How often it has answered.
     answers: AtomicU64,

@@ -181,8 +181,8 @@ impl Pins {
         crate::gateway::lock(&self.known)
     }
 
-    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back. Whether that is something
-    /// else than before.
+    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back. Whether that is
+    /// something else than before.
     ///
     /// # Errors
     /// It has offered more than anybody keeps.

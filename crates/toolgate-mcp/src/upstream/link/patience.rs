@@ -183,8 +183,8 @@ impl Link {
         self.silence.may_last(time);
     }
 
-    /// Whether it is to be left alone for now; since when, for how long at most, and whether it may be for less. Where nobody is there, that is
-    /// what there is to say.
+    /// Whether it is to be left alone for now; since when, for how long at most, and whether it may be for less. Where nobody is there,
+    /// that is what there is to say.
     pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration, bool)> {
         let (left, hopeful) = self.breaker.rests()?;
         self.standing()?;
@@ -239,8 +239,8 @@ impl Link {
         }
     }
 
-    /// Whether one that has turned a request away, and not with an answer to it, may be of an earlier revision by now, as after it was started
-    /// anew. It is asked what it offers: that tells.
+    /// Whether one that has turned a request away, and not with an answer to it, may be of an earlier revision by now, as after it was
+    /// started anew. It is asked what it offers: that tells.
     pub(in crate::upstream) fn may_be_another(&self, generation: u64) -> bool {
         // It is connected to anew already.
         if self.standing().is_none_or(|standing| standing.generation != generation) {
