@@ -381,7 +381,9 @@ impl ServerHandler for Door {
         let running = self.gateway.running();
         let (_, agent) = self.agent(&running, &context)?;
         *lock(&self.level) = Some(request.level);
-        let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.offer().capabilities.logging.is_some());
+        // Whoever is away, or is started again, is told when it is there.
+        let all = running.shared.get(&agent).into_iter().flatten().inspect(|link| *lock(&link.level) = Some(request.level));
+        let links = all.filter(|link| link.offer().capabilities.logging.is_some());
         let tell = |link: &Arc<crate::upstream::Link>| {
             let (link, request) = (Arc::clone(link), request.clone());
             async move {

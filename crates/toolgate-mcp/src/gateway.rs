@@ -248,16 +248,20 @@ impl Gateway {
         }
     }
 
-    /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there.
+    /// Reads the configuration again when an upstream offers something else: rules are read for the tools that are there. Of one that only
+    /// says so clients are told, and that is all.
     async fn follow_upstreams(self) {
+        let mut heard = 0;
         loop {
             let mut replaced = self.0.changes.subscribe();
             let running = self.running();
-            let mut watches: Vec<_> = running.upstreams.links().map(|link| link.changed.subscribe()).collect();
+            let both = |link: &Arc<Link>| [link.changed.subscribe(), link.claimed.subscribe()];
+            let mut watches: Vec<_> = running.upstreams.links().flat_map(both).collect();
+            let claimed: u64 = running.upstreams.links().map(|link| *link.claimed.borrow()).sum();
             // What has changed since these rules were read was not seen by them.
             let missed = running.upstreams.links().any(|link| running.seen.get(&link.upstream.name) != Some(&*link.changed.borrow()));
             drop(running);
-            if !missed {
+            if !missed && claimed == heard {
                 let changed = watches.iter_mut().map(|watch| Box::pin(async move { drop(watch.changed().await) }));
                 let any = async {
                     match changed.len() {
@@ -268,14 +272,18 @@ impl Gateway {
                 tokio::select! {
                     () = any => {}
                     // Others are watched from now on.
-                    _ = replaced.changed() => continue,
+                    _ = replaced.changed() => {}
                     () = self.0.stop.cancelled() => return,
                 }
+                continue;
             }
             if self.0.stop.is_cancelled() {
                 return;
             }
-            if let Err(error) = self.reload().await {
+            heard = claimed;
+            if !missed {
+                self.tell_changed().await;
+            } else if let Err(error) = self.reload().await {
                 if self.0.stop.is_cancelled() {
                     return;
                 }

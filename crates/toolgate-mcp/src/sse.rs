@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Url};
 use rmcp::RoleClient;
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
@@ -25,9 +25,9 @@ pub(crate) struct SseTransport {
 /// It did not get through.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SseError {
-    /// It was answered with this status.
+    /// It was answered with this status, and is to wait for so many milliseconds, where that is said.
     #[error("it answered with status {0}")]
-    Status(u16),
+    Status(u16, Option<u64>),
     /// Nobody was there.
     #[error("it cannot be reached: {0}")]
     Nobody(String),
@@ -98,7 +98,10 @@ impl Transport<RoleClient> for SseTransport {
             })?;
             match answer.status().is_success() {
                 true => Ok(()),
-                false => Err(SseError::Status(answer.status().as_u16())),
+                false => {
+                    let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(crate::http::wait_ms);
+                    Err(SseError::Status(answer.status().as_u16(), wait))
+                }
             }
         }
     }

@@ -196,8 +196,7 @@ impl Handler for Runner {
         let ready = self.ready(arguments.value())?;
         let (answer, first) = self.send(ready).await?;
         let status = answer.status();
-        let retry_after =
-            answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(|value| value.parse::<u64>().ok());
+        let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(wait_ms);
         let (text, more) = read(answer, self.tool.most).await?;
         if !status.is_success() {
             let said = String::from_utf8_lossy(&text);
@@ -210,8 +209,8 @@ impl Handler for Runner {
             } else {
                 failure
             };
-            return Err(match retry_after {
-                Some(seconds) => failure.retry_after_ms(seconds.saturating_mul(1_000)),
+            return Err(match wait {
+                Some(ms) => failure.retry_after_ms(ms),
                 None => failure,
             });
         }
@@ -225,6 +224,11 @@ impl Handler for Runner {
         };
         Ok(toolgate::without_contract(&value).unwrap_or(value))
     }
+}
+
+/// After how many milliseconds a service wants to be asked again, where it says so in seconds (`Retry-After`).
+pub(crate) fn wait_ms(said: &str) -> Option<u64> {
+    said.trim().parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1_000))
 }
 
 /// What an answer says, and whether it says more than that.

@@ -17,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
 
-use super::link::{Link, Standing, Status, is_modern};
+use super::link::{Fault, Link, Standing, Status, is_modern};
 use super::route::{Asked, FromUpstream, Line, Reply};
 use super::said::{blurts, value_of, words};
 use super::straight::{Params, Straight, Word};
 use crate::client::own_name;
 use crate::render;
 
-pub(super) use trouble::Trouble;
+pub(super) use trouble::{Trouble, is_strange};
 
 /// How often an upstream may ask back before it is through.
 const ROUNDS: usize = 10;
@@ -84,9 +84,16 @@ impl RemoteTool {
 
     async fn call(&self, ctx: &Ctx, arguments: &Judged, line: Option<&Line>) -> Result<CallToolResult, Failure> {
         let link = &self.link;
-        if let Some((since, rest)) = link.rests() {
-            let (name, since, ms) = (&link.upstream.name, shown(since), in_ms(rest));
-            let message = format!("the upstream `{name}` has failed again and again, and is left alone since {since}, for another {ms} ms");
+        if let Some((since, rest, hopeful)) = link.rests() {
+            let (name, since) = (&link.upstream.name, shown(since));
+            // It is asked whether it is there, and may be taken back at once.
+            let ms = in_ms(if hopeful { rest.min(TRYING) } else { rest });
+            let message = match hopeful {
+                true => format!("the upstream `{name}` has failed again and again, and is asked since {since} whether it is there"),
+                false => {
+                    format!("the upstream `{name}` has failed again and again, and is left alone since {since}, for another {ms} ms")
+                }
+            };
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
         }
         // Whoever waits for a seat has not been sent.
@@ -174,7 +181,7 @@ impl RemoteTool {
             request_state: given.state.as_deref(),
             meta,
         };
-        let mut waiting = Unanswered { link: &self.link, over: false, cancelled: ctx.cancelled() };
+        let mut waiting = Unanswered { link: &self.link, generation: standing.generation, over: false, cancelled: ctx.cancelled() };
         let answer = straight.call(&params, |word| {
             self.link.heard();
             match word {
@@ -186,7 +193,7 @@ impl RemoteTool {
         });
         let answer = answer.await;
         waiting.over = true;
-        answer.inspect(|_| self.link.served()).map_err(|broken| self.broken(broken, standing.generation))
+        answer.inspect(|_| self.link.served()).map_err(|broken| self.broken(broken, standing))
     }
 
     /// One request and its answer. Whoever is not waited for any more is told so.
@@ -204,10 +211,11 @@ impl RemoteTool {
         let send = peer.send_request_with_option(request, options);
         let asked = Asked::default();
         let opened = self.link.routes.open(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
-        let (handle, route) = opened.map_err(|error| self.understand(error, false, generation))?;
+        let (handle, route) = opened.map_err(|error| self.understand(error, false, standing))?;
         let mut waiting = Waiting {
             peer: peer.clone(),
             link: Arc::clone(&self.link),
+            generation,
             id: handle.id.clone(),
             route,
             over: false,
@@ -221,7 +229,7 @@ impl RemoteTool {
                 self.link.served();
                 Ok(result)
             }
-            Err(error) => Err(self.understand(error, true, generation)),
+            Err(error) => Err(self.understand(error, true, standing)),
         }
     }
 
@@ -273,6 +281,8 @@ struct Given<'g> {
 /// A request of which nothing is heard. Where nobody but the upstream is to blame, it counts against it.
 struct Unanswered<'u> {
     link: &'u Link,
+    /// Over which connection.
+    generation: u64,
     over: bool,
     cancelled: &'u CancellationToken,
 }
@@ -280,7 +290,7 @@ struct Unanswered<'u> {
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         if !self.over && !self.cancelled.is_cancelled() {
-            self.link.failed();
+            self.link.failed(self.generation, Fault::Late);
         }
     }
 }
@@ -289,6 +299,8 @@ impl Drop for Unanswered<'_> {
 struct Waiting {
     peer: Peer<RoleClient>,
     link: Arc<Link>,
+    /// Over which connection.
+    generation: u64,
     id: RequestId,
     /// Where what is said of it goes to somebody.
     route: Option<u64>,
@@ -305,7 +317,7 @@ impl Drop for Waiting {
             return;
         }
         let (peer, link, id) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone());
-        let (route, over) = (self.route, self.over);
+        let (route, over, generation) = (self.route, self.over, self.generation);
         let at_fault = !self.cancelled.is_cancelled() && !self.asked.is_open();
         tokio::spawn(async move {
             if let Some(route) = route {
@@ -313,7 +325,7 @@ impl Drop for Waiting {
             }
             if !over {
                 if at_fault {
-                    link.failed();
+                    link.failed(generation, Fault::Late);
                 }
                 let gone = CancelledNotificationParam::new(Some(id), Some("nobody waits for it any more".to_owned()));
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;

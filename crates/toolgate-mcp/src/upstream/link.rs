@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use rmcp::RoleClient;
-use rmcp::model::{ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
+use rmcp::model::{LoggingLevel, ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -28,6 +28,7 @@ use crate::client::Ears;
 use crate::gateway::lock;
 
 pub(super) use offer::remote;
+pub(super) use patience::Fault;
 
 /// A token that was fetched within this time has not run out: who does not take it does not want it.
 const TOKEN: Duration = Duration::from_secs(2);
@@ -125,11 +126,16 @@ pub(crate) struct Link {
     offer: Mutex<Arc<Offer>>,
     /// Something that it offers has changed.
     pub(crate) changed: watch::Sender<u64>,
+    /// It says that something has, and nothing has.
+    pub(crate) claimed: watch::Sender<u64>,
+    claims: patience::Claims,
     /// Resources that have changed, of whatever upstream.
     pub(super) updates: Updates,
     /// Resources that somebody wants to hear of.
     pub(crate) wanted: Mutex<Wanted>,
     pub(super) resubscribe: Notify,
+    /// From which level on log messages were wanted last.
+    pub(crate) level: Mutex<Option<LoggingLevel>>,
     /// One after the other tells it so.
     pub(super) heeding: tokio::sync::Mutex<()>,
     /// It says itself that something has changed.
@@ -138,7 +144,9 @@ pub(crate) struct Link {
     /// The last connection that has lost the thread.
     again: watch::Sender<u64>,
     pub(super) starts: AtomicU32,
-    failures: AtomicU32,
+    breaker: patience::Breaker,
+    /// Whether it may be of another revision by now.
+    doubt: Mutex<Option<patience::Doubt>>,
     /// How often it has answered.
     answers: AtomicU64,
     /// It has failed again and again, and has not answered since.
@@ -146,7 +154,6 @@ pub(crate) struct Link {
     /// How often in a row it has refused to say what it offers, and has done nothing else that it was asked.
     refusals: AtomicU32,
     silence: patience::Silence,
-    rests_until: Mutex<Option<tokio::time::Instant>>,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
     /// What it lacked is there.
@@ -171,19 +178,22 @@ impl Link {
             away_since: Mutex::new(Timestamp::now()),
             offer: Mutex::new(Arc::new(offer)),
             changed: watch::Sender::new(0),
+            claimed: watch::Sender::new(0),
+            claims: patience::Claims::default(),
             updates,
             wanted: Mutex::default(),
             resubscribe: Notify::new(),
+            level: Mutex::default(),
             heeding: tokio::sync::Mutex::default(),
             told: AtomicBool::new(false),
             relist: Notify::new(),
             again: watch::Sender::new(0),
             starts: AtomicU32::new(0),
-            failures: AtomicU32::new(0),
+            breaker: patience::Breaker::default(),
+            doubt: Mutex::default(),
             answers: AtomicU64::new(0),
             doubted: AtomicBool::new(false),
             refusals: AtomicU32::new(0),
-            rests_until: Mutex::default(),
             lacks: AtomicBool::new(false),
             retry: Notify::new(),
             last_words: Mutex::default(),
@@ -327,6 +337,7 @@ impl Link {
         // What is asked takes its time, and nothing else waits for it.
         let mut asking: Asking<'_> = None;
         let mut changes = Box::pin(async {
+            self.say_level(peer).await;
             self.subscribe_again(peer).await;
             self.hear_changes(peer).await;
         });

@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use rmcp::model::{PaginatedRequestParams, ServerNotification, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams};
+use rmcp::model::{
+    PaginatedRequestParams, ServerNotification, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams,
+};
 use rmcp::service::{Peer, Subscription};
 use rmcp::{ErrorData, RoleClient, ServiceError};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::handler::Trouble;
-use super::link::{Link, is_modern};
+use super::link::{Fault, Link, is_modern};
 use crate::gateway::lock;
 
 /// The most that a list of an upstream may hold, in entries, pages and bytes.
@@ -121,6 +123,13 @@ pub(super) async fn pages<T: Serialize, L, F: Future<Output = Result<L, ServiceE
 }
 
 impl Link {
+    /// Who knew from which level on log messages are wanted is told so again. One of 2026-07-28 is told with each request.
+    pub(super) async fn say_level(&self, peer: &Peer<RoleClient>) {
+        let level = *lock(&self.level);
+        let Some(level) = level.filter(|_| !is_modern(peer) && self.offer().capabilities.logging.is_some()) else { return };
+        let _ = tokio::time::timeout(Duration::from_secs(5), peer.set_level(SetLevelRequestParams::new(level))).await;
+    }
+
     /// What was wanted of the connection before is wanted of this one.
     pub(super) async fn subscribe_again(&self, peer: &Peer<RoleClient>) {
         let modern = is_modern(peer);
@@ -251,12 +260,19 @@ impl Link {
         };
         match (&said, trouble, generation) {
             // It is connected to anew, with a new token.
-            (_, Some(Trouble::Status(401)), Some(generation)) if self.may_renew() => self.lost(generation),
+            (_, Some(Trouble::Status(401, _)), Some(generation)) if self.may_renew() => self.lost(generation),
             // Or anew, because it does not know its session any more.
             (_, Some(Trouble::Lost), Some(generation)) => self.lost(generation),
             // Who is turned away does not keep all others from it.
-            (_, Some(Trouble::Status(_)), _) => {}
-            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => self.failed(),
+            (_, Some(Trouble::Status(..)), _) => {}
+            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.failed(generation, Fault::Late),
+            // Whose only stream is over is started again by whoever watches it.
+            (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed), _, Some(generation)) => {
+                self.failed(generation, Fault::Broken);
+            }
+            // Nobody was there to begin with.
+            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => {}
             (Ok(_), ..) => self.served(),
             _ => self.answered(),
         }

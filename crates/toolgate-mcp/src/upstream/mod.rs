@@ -107,6 +107,8 @@ impl Upstreams {
                     if let Some(before) = self.links.get(&upstream.name) {
                         let wanted = crate::gateway::lock(&before.wanted).clone();
                         *crate::gateway::lock(&link.wanted) = wanted;
+                        let level = *crate::gateway::lock(&before.level);
+                        *crate::gateway::lock(&link.level) = level;
                     }
                     fresh.push(Arc::clone(&link));
                     link

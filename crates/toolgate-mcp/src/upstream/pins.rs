@@ -121,6 +121,11 @@ fn changes(known: &Known) -> Vec<Change> {
     known.tools.iter().filter_map(one).collect()
 }
 
+/// What is held back, as it looks now.
+fn held(known: &Known) -> Vec<(String, Tool)> {
+    known.tools.iter().filter_map(|(name, pin)| Some((name.clone(), pin.seen.clone()?))).collect()
+}
+
 /// Everything about a tool that a model or a client goes by.
 pub(super) fn digest(tool: &Tool) -> Digest {
     let mut written = serde_json::to_value(tool).unwrap_or_default();
@@ -176,12 +181,14 @@ impl Pins {
         crate::gateway::lock(&self.known)
     }
 
-    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back.
+    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back. Whether that is
+    /// something else than before.
     ///
     /// # Errors
     /// It has offered more than anybody keeps.
-    pub(super) fn note(&self, tools: &[Tool]) -> Result<(), String> {
+    pub(super) fn note(&self, tools: &[Tool]) -> Result<bool, String> {
         let mut known = self.lock();
+        let before = held(&known);
         if !known.has_room_for(tools) {
             return Err(format!("since it was first seen it has offered more than {MOST_TOOLS} tools, or {MOST_BYTES} bytes of them"));
         }
@@ -210,7 +217,7 @@ impl Pins {
             known.tools.insert(name, pin);
         }
         self.keep(&known);
-        Ok(())
+        Ok(held(&known) != before)
     }
 
     /// Holds back what speaks of another upstream's tool, though nobody has changed it; of what is held back already, that is said. All of

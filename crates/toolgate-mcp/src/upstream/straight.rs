@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -89,8 +89,8 @@ pub(super) enum Broken {
     Refused(ErrorData),
     /// Nobody was there, and nothing was sent.
     Nobody(String),
-    /// It was turned away.
-    Status(u16),
+    /// It was turned away, and is to wait for so many milliseconds, where that is said.
+    Status(u16, Option<u64>),
     /// The answer is longer than any may be.
     TooLong,
     /// The answer cannot be understood.
@@ -324,9 +324,10 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
         }
         return Err(Broken::Unclear("it broke off in the middle of its answer".to_owned()));
     }
+    let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(crate::http::wait_ms);
     let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
     let refused = || match turned_away {
-        true => Broken::Status(status.as_u16()),
+        true => Broken::Status(status.as_u16(), wait),
         false if status.is_success() => Broken::Unread("it answers with something that is no message".to_owned()),
         false => Broken::Unclear(format!("it answers with HTTP {}", status.as_u16())),
     };

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests fail loudly")]
 
 mod asked;
+mod back;
 mod batch;
 mod between;
 mod bombs;

@@ -366,7 +366,10 @@ async fn what_breaks_is_told_from_what_was_done() {
         let error = &said["_meta"]["toolgate/error"];
         let (found, left) = (error["code"].as_str().unwrap_or("ok"), error.get("effects").cloned().unwrap_or_default());
         assert_eq!((found, &left), (code, &effects), "{tool}: {:.600}", said.to_string());
-        assert_eq!(ran.load(Ordering::SeqCst), asked, "{tool} was asked for once");
+        // Who says with such a status alone that nothing was done may be of another revision by now: it is asked for its tools, and again.
+        let (again, times) = (matches!(tool, "nameless" | "lost"), ran.load(Ordering::SeqCst));
+        assert!(times == asked || (again && times <= asked + 2), "{tool} was asked for once: {times} {asked}");
+        asked = times;
     }
     gate.end().await;
 }

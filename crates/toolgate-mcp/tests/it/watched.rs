@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use toolgate_mcp::Status;
 
+use crate::entering::{Older, plain};
 use crate::faults::{config, script, status_of};
 use crate::old::{about, answer, listen, request, result};
 use crate::support::{Gate, until};
@@ -199,6 +200,24 @@ async fn a_list_that_is_not_told_is_what_it_was() {
         until("the change is seen", async || listed("resources/list", "resources", "uri").await == [uri]).await;
         assert_eq!(listed("prompts/list", "prompts", "name").await, prompts, "{code}");
     }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_only_says_that_something_has_changed_is_passed_on_and_has_nothing_read_again() {
+    let (moody, upstream) = Moody::serve().await;
+    let text = format!("[upstreams.m]\n{upstream}");
+    let gate = Gate::open(&text).await;
+    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
+    // Whatever stands there by now is in force once it is read again.
+    std::fs::write(gate.home.path().join("toolgate.toml"), format!("{text}[tools.calc]\nkind = \"builtin\"\n")).unwrap();
+    moody.announce.notify_one();
+    older.ears.hear(|said| said["method"] == "notifications/tools/list_changed").await;
+    assert_eq!(gate.client().tools().await, ["talk"]);
+    moody.says("tools/list", json!({"result": {"tools": [tool("talk"), tool("late")]}}));
+    moody.announce.notify_one();
+    until("the change is seen", async || gate.client().tools().await.len() == 3).await;
+    drop(older);
     gate.end().await;
 }
 

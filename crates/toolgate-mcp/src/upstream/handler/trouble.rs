@@ -9,15 +9,19 @@ use toolgate::{Effects, Failure};
 use super::RemoteTool;
 use crate::bounded::{LONGEST, TOO_LONG};
 use crate::sse::SseError;
+use crate::upstream::link::{Fault, Standing, is_modern};
 use crate::upstream::straight::Broken;
+
+/// After how many milliseconds one that is connected to anew is there, if all goes well.
+const ANEW: u64 = 500;
 
 impl RemoteTool {
     /// What went wrong on the straight way.
-    pub(super) fn broken(&self, broken: Broken, generation: u64) -> Failure {
-        let (name, link) = (&self.link.upstream.name, &self.link);
+    pub(super) fn broken(&self, broken: Broken, standing: &Standing) -> Failure {
+        let (name, link, generation) = (&self.link.upstream.name, &self.link, standing.generation);
         let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.without_secrets(why), "a call did not get through");
         let unheard = |why: &str| {
-            link.failed();
+            link.failed(generation, Fault::Broken);
             tell(why);
             Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached"))
         };
@@ -28,11 +32,11 @@ impl RemoteTool {
             }
             // A request that was refused at the door, or that found nobody, was not carried out.
             Broken::Nobody(why) => unheard(&why).effects(Effects::None),
-            Broken::Status(401) if self.link.may_renew() => self.renewed(generation),
+            Broken::Status(401, _) if self.link.may_renew() => self.renewed(generation),
             // One whose call it turns away does not keep all others from it.
-            Broken::Status(status) => {
+            Broken::Status(status, wait) => {
                 tell(&format!("it answers with HTTP {status}"));
-                Failure::http(status, "").effects(Effects::None)
+                self.turned_away(status, wait, standing)
             }
             Broken::Unclear(why) => unheard(&why),
             Broken::TooLong => self.too_long(),
@@ -43,11 +47,27 @@ impl RemoteTool {
         }
     }
 
+    /// A request that was refused at the door, by a status alone: it was not carried out, and is not repeated before its time.
+    fn turned_away(&self, status: u16, wait: Option<u64>, standing: &Standing) -> Failure {
+        if is_strange(status) && is_modern(&standing.peer) && self.link.may_be_another(standing.generation) {
+            let message = format!(
+                "the upstream `{}` does not understand requests of its revision any more; it is looked at anew",
+                self.link.upstream.name
+            );
+            return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW);
+        }
+        let failure = Failure::http(status, "").effects(Effects::None);
+        match wait {
+            Some(ms) => failure.retry_after_ms(ms),
+            None => failure,
+        }
+    }
+
     /// It is connected to anew, with a new token.
     fn renewed(&self, generation: u64) -> Failure {
         self.link.lost(generation);
         let message = format!("the upstream `{}` does not take its token any more; another one is fetched", self.link.upstream.name);
-        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(500)
+        Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW)
     }
 
     /// It has answered, and nobody has read that to its end.
@@ -64,8 +84,8 @@ impl RemoteTool {
     }
 
     /// What went wrong between here and there.
-    pub(super) fn understand(&self, error: ServiceError, sent: bool, generation: u64) -> Failure {
-        let name = &self.link.upstream.name;
+    pub(super) fn understand(&self, error: ServiceError, sent: bool, standing: &Standing) -> Failure {
+        let (name, generation) = (&self.link.upstream.name, standing.generation);
         let effects = |failure: Failure| if sent { failure } else { failure.effects(Effects::None) };
         match error {
             ServiceError::McpError(error) if error.code == TOO_LONG => self.too_long(),
@@ -75,7 +95,7 @@ impl RemoteTool {
             }
             ServiceError::TransportSend(why) => {
                 let trouble = Trouble::of(&why);
-                if matches!(trouble, Trouble::Status(401)) && self.link.may_renew() {
+                if matches!(trouble, Trouble::Status(401, _)) && self.link.may_renew() {
                     return self.renewed(generation);
                 }
                 if matches!(trouble, Trouble::Unread) {
@@ -86,22 +106,30 @@ impl RemoteTool {
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
                     // One whose call it turns away does not keep all others from it.
-                    Trouble::Status(_) => {}
-                    _ => self.link.failed(),
+                    Trouble::Status(..) => {}
+                    _ => self.link.failed(generation, Fault::Broken),
                 }
                 let failure = match trouble {
-                    Trouble::Status(status) => Failure::http(status, ""),
+                    Trouble::Status(status, wait) => self.turned_away(status, wait, standing),
+                    Trouble::Lost => {
+                        Failure::transient("upstream_unavailable", format!("the upstream `{name}` does not know its session any more"))
+                            .retry_after_ms(ANEW)
+                    }
                     _ => Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached")),
                 };
                 // A request that was refused at the door, or that found nobody, was not carried out.
                 if matches!(trouble, Trouble::Unclear) { failure } else { failure.effects(Effects::None) }
             }
             ServiceError::TransportClosed => {
-                self.link.failed();
-                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` hung up in the middle of the call")))
+                // Each answer over HTTP comes by itself, and breaks off by itself.
+                if !self.link.has_one_stream() {
+                    self.link.failed(generation, Fault::Broken);
+                }
+                let message = format!("the upstream `{name}` hung up in the middle of the call");
+                effects(Failure::transient("upstream_unavailable", message).retry_after_ms(ANEW))
             }
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
-                self.link.failed();
+                self.link.failed(generation, Fault::Late);
                 effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not answer")))
             }
             other => {
@@ -139,6 +167,11 @@ impl RemoteTool {
     }
 }
 
+/// Whether an upstream of 2026-07-28 may turn a request away so because it is of an earlier revision by now.
+pub(in crate::upstream) const fn is_strange(status: u16) -> bool {
+    matches!(status, 400 | 404 | 405 | 406)
+}
+
 /// Why a request did not get through.
 #[derive(Clone, Copy)]
 pub(in crate::upstream) enum Trouble {
@@ -146,8 +179,8 @@ pub(in crate::upstream) enum Trouble {
     Lost,
     /// Nobody was there.
     Nobody,
-    /// It was turned away.
-    Status(u16),
+    /// It was turned away, and is to wait for so many milliseconds, where that is said.
+    Status(u16, Option<u64>),
     /// It has answered, and nobody understands it.
     Unread,
     /// It may have been heard.
@@ -162,7 +195,9 @@ impl Trouble {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
                 Some(StreamableHttpError::SessionExpired) => return Self::Lost,
                 // Refused at the door.
-                Some(StreamableHttpError::HttpStatus(error)) if refuses(error.status) => return Self::Status(error.status),
+                Some(StreamableHttpError::HttpStatus(error)) if refuses(error.status) => {
+                    return Self::Status(error.status, error.retry_after.as_deref().and_then(crate::http::wait_ms));
+                }
                 Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
                     return Self::Unread;
                 }
@@ -170,8 +205,8 @@ impl Trouble {
             }
             match error.downcast_ref::<SseError>() {
                 // Where it wants its posts is the address of a session.
-                Some(SseError::Status(404)) => return Self::Lost,
-                Some(SseError::Status(status)) if refuses(*status) => return Self::Status(*status),
+                Some(SseError::Status(404, _)) => return Self::Lost,
+                Some(SseError::Status(status, wait)) if refuses(*status) => return Self::Status(*status, *wait),
                 Some(SseError::Nobody(_)) => return Self::Nobody,
                 _ => {}
             }

@@ -9,9 +9,9 @@ use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
 use toolgate::config::Remote;
 
-use super::{Link, Offer, Status};
+use super::{Link, Offer, Status, is_modern};
 use crate::gateway::lock;
-use crate::upstream::handler::Trouble;
+use crate::upstream::handler::{Trouble, is_strange};
 use crate::upstream::listen::pages;
 use crate::upstream::shadows::Names;
 
@@ -41,7 +41,7 @@ impl Link {
             let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
             let tools = if capabilities.tools.is_some() {
                 let found = pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await;
-                listed(found.map_err(|error| self.unlisted(&error))?)?
+                listed(found.map_err(|error| self.unlisted(&error, is_modern(peer)))?)?
             } else {
                 Vec::new()
             };
@@ -62,23 +62,28 @@ impl Link {
             Ok::<_, Unlisted>((tools, Offer { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
         });
         let (tools, offer) = asked.await.map_err(|_| Unlisted::Unheard(format!("not within {limit:?}")))??;
-        self.pins.note(&tools).map_err(Unlisted::Over)?;
+        let held = self.pins.note(&tools).map_err(Unlisted::Over)?;
         let offer = Arc::new(Offer { tools: self.pins.accepted().unwrap_or_default(), ..offer });
         let before = std::mem::replace(&mut *lock(&self.offer), Arc::clone(&offer));
-        if self.told.swap(false, Ordering::Relaxed) || before != offer {
+        let told = self.told.swap(false, Ordering::Relaxed);
+        if held || before != offer {
             self.changed.send_modify(|times| *times += 1);
+        } else if told && self.claims.may_pass() {
+            self.claimed.send_modify(|times| *times += 1);
         }
         Ok(())
     }
 
-    fn unlisted(&self, error: &ServiceError) -> Unlisted {
+    fn unlisted(&self, error: &ServiceError, modern: bool) -> Unlisted {
         let why = crate::upstream::plain::question(error);
         match error {
             ServiceError::TransportClosed => Unlisted::Over(why),
             ServiceError::TransportSend(cause) => match Trouble::of(cause) {
                 // It is connected to anew.
                 Trouble::Lost => Unlisted::Over(why),
-                Trouble::Status(401) if self.may_renew() => Unlisted::Over(why),
+                Trouble::Status(401, _) if self.may_renew() => Unlisted::Over(why),
+                // Whoever it is now, it does not know what every one of its revision knows.
+                Trouble::Status(status, _) if modern && is_strange(status) => Unlisted::Over(why),
                 _ => Unlisted::Unheard(why),
             },
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::Unheard(why),

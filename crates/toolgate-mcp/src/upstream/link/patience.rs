@@ -1,11 +1,12 @@
 //! How long an upstream is waited for: before it is started again, while it is busy, and where it fails again and again.
 
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use toolgate::Timestamp;
+use toolgate::config::Reach;
 
 use super::{Link, PULSE};
 use crate::gateway::lock;
@@ -13,6 +14,13 @@ use crate::gateway::lock;
 /// So many failures in a row, and it is left alone for a while.
 const PATIENCE: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
+/// What was under way at the same time breaks off within this time.
+const AT_ONCE: Duration = Duration::from_secs(1);
+/// So often in such a while it may say of lists that are as before that they have changed.
+const CLAIMS: u32 = 10;
+const WHILE: Duration = Duration::from_secs(60);
+/// For so long after it was doubted an upstream that has said what it offers is believed to mean what it turns away.
+const MEANT: Duration = Duration::from_secs(5);
 /// The shortest and the longest wait before it is started again.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// So often in a row it is not asked what it offers, because calls are under way.
@@ -67,6 +75,103 @@ impl Silence {
     }
 }
 
+/// How often in a while an upstream has said of lists that were as before that they have changed.
+#[derive(Default)]
+pub(super) struct Claims(Mutex<Option<(Instant, u32)>>);
+
+impl Claims {
+    /// Whether its clients are told so, too: not without end.
+    pub(super) fn may_pass(&self) -> bool {
+        let mut own = lock(&self.0);
+        let (since, times) = own.filter(|(since, _)| since.elapsed() < WHILE).unwrap_or((Instant::now(), 0));
+        *own = Some((since, times.saturating_add(1)));
+        times < CLAIMS
+    }
+}
+
+/// An upstream has turned a request away as one of its revision does not.
+pub(super) struct Doubt {
+    since: Instant,
+    /// It has said since what it offers.
+    told: bool,
+}
+
+/// How an upstream has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::upstream) enum Fault {
+    /// It has said nothing within its time.
+    Late,
+    /// Nobody was there, or the answer broke off.
+    Broken,
+}
+
+/// How often in a row an upstream has failed, and what has come of that.
+#[derive(Default)]
+pub(super) struct Breaker {
+    failures: AtomicU32,
+    /// It was late in one of these.
+    late: AtomicBool,
+    /// It was taken back because it has said what it offers, and has answered nothing else since.
+    forgiven: AtomicBool,
+    rest: Mutex<Rest>,
+}
+
+/// Whether it is left alone.
+#[derive(Default)]
+struct Rest {
+    until: Option<Instant>,
+    /// Or until it says what it offers, where that is sooner.
+    hopeful: bool,
+    /// When it was taken back for that.
+    forgiven: Option<Instant>,
+}
+
+impl Breaker {
+    fn answered(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+        self.late.store(false, Ordering::Relaxed);
+        self.forgiven.store(false, Ordering::Relaxed);
+    }
+
+    /// It is there again, and nothing is held against it.
+    fn trust(&self) {
+        self.answered();
+        *lock(&self.rest) = Rest::default();
+    }
+
+    /// It has said what it offers. Who was cut off is there; who was late may be so again, however quickly it says that.
+    fn told_all(&self) {
+        let mut rest = lock(&self.rest);
+        if rest.hopeful && rest.until.take().is_some() && !self.forgiven.swap(true, Ordering::Relaxed) {
+            rest.forgiven = Some(Instant::now());
+        }
+    }
+
+    /// Whether that is once too often, so that it is left alone. Who goes on to answer no call is not taken back again for saying what it
+    /// offers.
+    fn failed(&self, fault: Fault) -> bool {
+        if fault == Fault::Late {
+            self.late.store(true, Ordering::Relaxed);
+        }
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < PATIENCE {
+            return false;
+        }
+        self.failures.store(0, Ordering::Relaxed);
+        let mut rest = lock(&self.rest);
+        let again = self.forgiven.load(Ordering::Relaxed) && rest.forgiven.is_some_and(|at| at.elapsed() >= AT_ONCE);
+        rest.hopeful = !self.late.swap(false, Ordering::Relaxed) && !again;
+        rest.until = Instant::now().checked_add(REST);
+        true
+    }
+
+    /// For how long it is left alone, at most, and whether it may be for less.
+    fn rests(&self) -> Option<(Duration, bool)> {
+        let rest = lock(&self.rest);
+        let left = rest.until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        Some((left, rest.hopeful))
+    }
+}
+
 impl Link {
     /// It has said something, whatever it was.
     pub(crate) fn heard(&self) {
@@ -78,19 +183,20 @@ impl Link {
         self.silence.may_last(time);
     }
 
-    /// Whether it is to be left alone for now; since when, and for how long.
-    pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration)> {
-        let until = (*lock(&self.rests_until))?;
-        let rest = until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())?;
+    /// Whether it is to be left alone for now; since when, for how long at most, and whether it may be for less. Where nobody is there,
+    /// that is what there is to say.
+    pub(in crate::upstream) fn rests(&self) -> Option<(Timestamp, Duration, bool)> {
+        let (left, hopeful) = self.breaker.rests()?;
+        self.standing()?;
         let now = Timestamp::now();
-        Some((now.checked_sub(REST.saturating_sub(rest)).unwrap_or(now), rest))
+        Some((now.checked_sub(REST.saturating_sub(left)).unwrap_or(now), left, hopeful))
     }
 
     /// It has answered, whatever it said.
     pub(in crate::upstream) fn answered(&self) {
         self.heard();
         self.answers.fetch_add(1, Ordering::Relaxed);
-        self.failures.store(0, Ordering::Relaxed);
+        self.breaker.answered();
         self.doubted.store(false, Ordering::Relaxed);
     }
 
@@ -104,6 +210,10 @@ impl Link {
     pub(super) fn told_all(&self) {
         self.refusals.store(0, Ordering::Relaxed);
         self.doubted.store(false, Ordering::Relaxed);
+        self.breaker.told_all();
+        if let Some(doubt) = &mut *lock(&self.doubt) {
+            doubt.told = true;
+        }
     }
 
     /// It has answered with an error when it was asked what it offers. Whether it is started again: behind some that answer everything so
@@ -115,18 +225,44 @@ impl Link {
 
     /// It is there again, and nothing is held against it.
     pub(super) fn trust(&self) {
-        self.failures.store(0, Ordering::Relaxed);
         self.told_all();
+        self.breaker.trust();
+        *lock(&self.doubt) = None;
         self.silence.begin(self.upstream.timeout);
-        *lock(&self.rests_until) = None;
     }
 
-    /// It has not answered. After some of these it is left alone for a while, and asked whether it is there at all.
-    pub(in crate::upstream) fn failed(&self) {
-        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
-            self.failures.store(0, Ordering::Relaxed);
+    /// Whether all that it says comes over one stream: that this is over is seen by whoever watches it, once for all calls.
+    pub(in crate::upstream) fn has_one_stream(&self) -> bool {
+        match &self.upstream.reach {
+            Reach::Command { .. } => true,
+            Reach::Url { sse, .. } => *sse,
+        }
+    }
+
+    /// Whether one that has turned a request away, and not with an answer to it, may be of an earlier revision by now, as after it was
+    /// started anew. It is asked what it offers: that tells.
+    pub(in crate::upstream) fn may_be_another(&self, generation: u64) -> bool {
+        // It is connected to anew already.
+        if self.standing().is_none_or(|standing| standing.generation != generation) {
+            return true;
+        }
+        let mut doubt = lock(&self.doubt);
+        if let Some(doubt) = doubt.as_ref().filter(|doubt| doubt.since.elapsed() < MEANT) {
+            return !doubt.told;
+        }
+        *doubt = Some(Doubt { since: Instant::now(), told: false });
+        self.relist.notify_one();
+        true
+    }
+
+    /// It has not answered over this connection. After some of these it is left alone for a while, and asked whether it is there at all.
+    pub(in crate::upstream) fn failed(&self, generation: u64, fault: Fault) {
+        // Who is there by now has not failed; and where nobody is, it is connected to anew without that.
+        if self.standing().is_none_or(|standing| standing.generation != generation) {
+            return;
+        }
+        if self.breaker.failed(fault) {
             self.doubted.store(true, Ordering::Relaxed);
-            *lock(&self.rests_until) = Instant::now().checked_add(REST);
             tracing::warn!(upstream = self.upstream.name, "an upstream is left alone for a while");
             // Whether it is there at all, its list tells.
             self.relist.notify_one();
@@ -175,6 +311,49 @@ mod tests {
         silence.begin(second * 60);
         tokio::time::advance(second * 61 + PULSE).await;
         assert!(silence.is_too_long());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_cut_off_is_taken_back_for_what_it_offers_unless_that_goes_on_and_who_was_late_is_not() {
+        let breaker = Breaker::default();
+        let fail = |fault: Fault| (0..PATIENCE).map(|_| breaker.failed(fault)).collect::<Vec<_>>();
+        assert_eq!(fail(Fault::Broken), [false, false, false, false, true]);
+        assert_eq!(breaker.rests(), Some((REST, true)));
+        breaker.told_all();
+        assert_eq!(breaker.rests(), None);
+        // More of what was cut off with these.
+        fail(Fault::Broken);
+        breaker.told_all();
+        assert_eq!(breaker.rests(), None);
+        // It says so again, and answers nothing.
+        tokio::time::advance(AT_ONCE).await;
+        fail(Fault::Broken);
+        breaker.told_all();
+        assert_eq!(breaker.rests(), Some((REST, false)));
+        tokio::time::advance(REST).await;
+        assert_eq!(breaker.rests(), None);
+        // One answer is enough to be believed.
+        breaker.answered();
+        fail(Fault::Broken);
+        breaker.told_all();
+        assert_eq!(breaker.rests(), None);
+        // One that was late among those that broke off.
+        breaker.answered();
+        breaker.failed(Fault::Late);
+        fail(Fault::Broken);
+        breaker.told_all();
+        assert_eq!(breaker.rests(), Some((REST, false)));
+        breaker.trust();
+        assert_eq!(breaker.rests(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_without_end_that_something_has_changed_is_heard_now_and_then() {
+        let claims = Claims::default();
+        for _ in 0..2 {
+            assert_eq!((0..50).filter(|_| claims.may_pass()).count(), 10);
+            tokio::time::advance(WHILE).await;
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Upstreams that turn the gateway away: tokens that run out, and calls that they do not let in.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -116,44 +116,139 @@ async fn a_token_that_has_run_out_is_fetched_anew_also_where_no_tool_is_called()
     }
 }
 
-/// A server that turns some calls away: of an earlier revision, or of the newest.
-async fn picky(modern: bool) -> String {
-    listen(move |mut stream| async move {
-        let Some((head, asked)) = request(&mut stream).await else { return };
-        let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
-        let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
-        let with = |mut said: Value| {
-            said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
-            result(&asked, said)
-        };
-        let said = match asked["method"].as_str().unwrap_or_default() {
-            "server/discover" if modern => with(
-                json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
-            ),
-            "server/discover" => answer("404 No", "text/html", "<p>"),
-            "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-            "initialize" => {
-                let mut about = about();
-                about["capabilities"] = can;
-                result(&asked, about)
-            }
-            "ping" => result(&asked, json!({})),
-            "tools/list" => with(tools()),
-            "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
-            "prompts/get" => answer("403 No", "text/html", "<p>"),
-            "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
-            "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
-            _ => answer("202 Accepted", "text/plain", ""),
-        };
-        let _ = stream.write_all(said.as_bytes()).await;
+/// A server that turns some calls away: of an earlier revision, or of the newest. It counts those that come too early.
+async fn picky(modern: bool, early: Arc<AtomicUsize>) -> String {
+    listen(move |mut stream| {
+        let early = Arc::clone(&early);
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
+            let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
+            let with = |mut said: Value| {
+                said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
+                result(&asked, said)
+            };
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" if modern => with(
+                    json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+                ),
+                "server/discover" => answer("404 No", "text/html", "<p>"),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                "initialize" => {
+                    let mut about = about();
+                    about["capabilities"] = can;
+                    result(&asked, about)
+                }
+                "ping" => result(&asked, json!({})),
+                "tools/list" => with(tools()),
+                "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
+                "prompts/get" => answer("403 No", "text/html", "<p>"),
+                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
+                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "eve") => {
+                    early.fetch_add(1, Ordering::SeqCst);
+                    answer("429 Too Many\r\nretry-after: 7", "text/html", "<p>")
+                }
+                "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+/// A server of 2026-07-28 that is of an earlier revision from some moment on, and says so as the servers of the TypeScript SDK do, or with
+/// a status alone. It counts calls that are carried out.
+async fn downgraded(older: Arc<AtomicBool>, status: &'static str, ran: Arc<AtomicUsize>) -> String {
+    listen(move |mut stream| {
+        let (older, ran) = (older.load(Ordering::SeqCst), Arc::clone(&ran));
+        async move {
+            let Some((head, asked)) = request(&mut stream).await else { return };
+            let own = json!({"name": "host", "version": "1"});
+            let with = |mut said: Value| {
+                let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
+                said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
+                result(&asked, said)
+            };
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "initialize" if older => result(&asked, about()).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1),
+                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+                _ if older && !head.contains("mcp-session-id: one") => match status.starts_with("400") {
+                    true => {
+                        let error = json!({"code": -32000, "message": "Bad Request: Server not initialized"});
+                        answer(status, "application/json", &json!({"jsonrpc": "2.0", "id": null, "error": error}).to_string())
+                    }
+                    false => answer(status, "text/plain", "no"),
+                },
+                "server/discover" => with(json!({
+                    "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own,
+                    "_meta": {"io.modelcontextprotocol/serverInfo": own},
+                })),
+                "tools/list" => with(tools()),
+                "tools/call" => {
+                    ran.fetch_add(1, Ordering::SeqCst);
+                    with(json!({"content": [{"type": "text", "text": "done"}]}))
+                }
+                "ping" => result(&asked, json!({})),
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_with_an_earlier_revision_is_noticed_by_the_next_call() {
+    for status in ["400 Bad Request", "404 Not Found", "405 Method Not Allowed", "406 Not Acceptable"] {
+        let (older, ran) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let address = downgraded(Arc::clone(&older), status, Arc::clone(&ran)).await;
+        let gate = Gate::open(&format!(
+            "[upstreams.host]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n\
+             [tools.talk]\nkind = \"mcp\"\nupstream = \"host\"\neffect = \"write\"\npolicy = \"open\"\n"
+        ))
+        .await;
+        assert_eq!(gate.client().in_session("before").code("talk", json!({})).await, "ok", "{status}");
+        older.store(true, Ordering::SeqCst);
+        // A call that was turned away has done nothing, and may be made again.
+        let mut turn = 0;
+        let begun = Instant::now();
+        until("it is understood", async || {
+            turn += 1;
+            let error = gate.client().in_session(&format!("s{turn}")).call("talk", json!({})).await["_meta"]["toolgate/error"].clone();
+            assert!(error.is_null() || (error["errorCategory"] == "TRANSIENT" && error["effects"] == "none"), "{status}: {error}");
+            error.is_null()
+        })
+        .await;
+        // Sooner than it would be asked by itself whether it is there.
+        assert!(begun.elapsed() < Duration::from_secs(25), "{status}: {:?}", begun.elapsed());
+        assert_eq!(ran.load(Ordering::SeqCst), 2, "{status}");
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_when_it_may_be_asked_again_is_not_asked_before() {
+    for modern in [false, true] {
+        let early = Arc::new(AtomicUsize::new(0));
+        let address = picky(modern, Arc::clone(&early)).await;
+        let gate = Gate::open(&format!(
+            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n\
+             [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
+        ))
+        .await;
+        let said = gate.client().call("talk", json!({"who": "eve"})).await["_meta"]["toolgate/error"].clone();
+        assert_eq!((&said["code"], &said["effects"]), (&json!("upstream_unavailable"), &json!("none")), "{modern}: {said}");
+        assert_eq!((&said["isRetryable"], &said["retryAfterMs"]), (&json!(true), &json!(7_000)), "{modern}: {said}");
+        assert_eq!(early.load(Ordering::SeqCst), 1, "{modern}: it was not asked again at once");
+        gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_is_turned_away_by_an_upstream_keeps_nobody_else_from_it() {
     for modern in [false, true] {
-        let address = picky(modern).await;
+        let address = picky(modern, Arc::default()).await;
         let gate = Gate::open(&format!(
             "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nprompts = true\n\
              [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
