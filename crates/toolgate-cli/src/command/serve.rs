@@ -153,7 +153,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone(), hang_up));
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.watched(), hang_up));
     let ended = if args.stdio {
         crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -261,7 +261,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
         for (file, was) in &mut files {
             *was = stamp(file);
         }
-        let now = served.find().map(|found| with_pins(found.looked_at));
+        let now = served.find().map(|found| with_pins(found.watched()));
         match gateway.reload().await {
             // What tools look like has changed, or somebody has accepted it.
             Ok(()) if only_pins => {

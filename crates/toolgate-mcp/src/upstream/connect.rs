@@ -89,7 +89,7 @@ pub(super) async fn connect(
 ) -> Result<Connection, String> {
     match &upstream.reach {
         Reach::Command { program, args, env, inherit, directory } => {
-            let words = args.iter().map(Reference::resolve).collect::<Result<Vec<_>, _>>()?;
+            let words = args.iter().map(Reference::take).collect::<Result<Vec<_>, _>>()?;
             // A name is looked for where all programs are; a path stays the same wherever it is started.
             let program = if program.components().count() > 1 {
                 std::path::absolute(program).unwrap_or_else(|_| program.clone())
@@ -108,7 +108,7 @@ pub(super) async fn connect(
             let seen = UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));
             command.envs(seen.filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
             for (name, value) in env {
-                command.env(name, value.resolve()?);
+                command.env(name, value.take()?);
             }
             // What leads into it gives back what was taken for clients.
             let files = launcher.and_then(|_| crate::files::before());
@@ -139,18 +139,18 @@ pub(super) async fn connect(
             }
         }
         Reach::Url { url, headers, credentials, sse } => {
-            let url = url.resolve()?;
+            let url = url.take()?;
             let client = crate::http::client().map_err(|error| error.to_string())?;
             let mut custom = HashMap::new();
             for (name, value) in headers {
                 let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is no header"))?;
-                let mut value = HeaderValue::from_str(&value.resolve()?).map_err(|_| format!("`{name}` cannot be sent"))?;
+                let mut value = HeaderValue::from_str(&value.take()?).map_err(|_| format!("`{name}` cannot be sent"))?;
                 value.set_sensitive(true);
                 custom.insert(name, value);
             }
             let token = match credentials {
                 Credentials::None => None,
-                Credentials::Bearer(token) => Some(token.resolve()?),
+                Credentials::Bearer(token) => Some(token.take()?),
                 Credentials::Client { source, client_id, client_secret, scope } => {
                     let token = Asking { source, client_id, client_secret, scope: scope.as_deref() }.token(&client, &url).await?;
                     upstream.was_given(&token);

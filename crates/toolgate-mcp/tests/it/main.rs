@@ -20,6 +20,7 @@ mod oauth;
 mod old;
 mod resources;
 mod returning;
+mod rotated;
 mod security;
 mod smuggled;
 mod spoken;

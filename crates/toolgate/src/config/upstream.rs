@@ -149,7 +149,7 @@ impl Upstream {
         }
     }
 
-    /// Whether another one is reached and treated in the same way.
+    /// Whether another one, as it would be now, is reached and treated in the same way as this one is, with what it has taken of files.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let shape = |upstream: &Self| {
@@ -170,11 +170,12 @@ impl Upstream {
                     format!("{:?} {sse} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
                 }
             };
-            let values: Vec<_> = upstream.references().into_iter().map(Reference::resolve).collect();
             let treated = (upstream.prefix.clone(), upstream.undeclared, upstream.prompts, upstream.resources);
-            (reach, values, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone(), treated)
+            (reach, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone(), treated)
         };
-        shape(self) == shape(other)
+        let (own, theirs) = (self.references(), other.references());
+        let still = own.len() == theirs.len() && own.iter().zip(theirs).all(|(own, theirs)| own.is_still(theirs));
+        still && shape(self) == shape(other)
     }
 
     /// What a tool of it is called where no table declares it: its name behind the prefix, unless it begins so already. Letters that are not

@@ -1,7 +1,7 @@
 //! Files of servers as clients have them.
 
 use serde_json::{Value, json};
-use toolgate::config::{Reach, Undeclared, Upstream, mcp_servers};
+use toolgate::config::{Config, Reach, Undeclared, Upstream, mcp_servers};
 
 /// What a server of such a file comes to, in one line.
 fn said(upstream: &Upstream) -> String {
@@ -96,4 +96,39 @@ fn some_servers_are_left_out_and_some_are_none() {
         assert_eq!(found(server.clone()), Err(why.to_owned()), "{server}");
     }
     assert_eq!(mcp_servers("{}").map(|found| found.len()), Err("it has no `mcpServers`".to_owned()));
+}
+
+#[test]
+fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
+    let home = tempfile::tempdir().unwrap();
+    let key = home.path().join("key");
+    let text = format!(
+        "[upstreams.a]\ncommand = \"a\"\nenv = {{ KEY = {{ file = {} }} }}\n[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = \"keys.json\"\n",
+        json!(key)
+    );
+    let read = || Config::parse("toolgate.toml", &text).upstreams.remove(0);
+    std::fs::write(&key, "first-key-of-ours\n").unwrap();
+    let used = read();
+    let Reach::Command { env, .. } = &used.reach else { panic!("{used:?}") };
+    // Nobody has been given it yet: whatever is there is what it will be.
+    assert!(used.is_same(&read()));
+    assert_eq!(env[0].1.take().unwrap(), "first-key-of-ours");
+    assert!(used.is_same(&read()));
+    std::fs::write(&key, "second-key-of-ours\n").unwrap();
+    assert!(!used.is_same(&read()));
+    let said = "first-key-of-ours, second-key-of-ours";
+    assert_eq!(used.without_secrets(said), "[redacted], [redacted]");
+    assert_eq!(used.said_without_secrets(json!({"said": said})), json!({"said": "[redacted], [redacted]"}));
+    assert!(!format!("{used:?}").contains("key-of-ours"), "{used:?}");
+    // It may be written at this moment.
+    std::fs::remove_file(&key).unwrap();
+    assert!(used.is_same(&read()));
+    assert_eq!(used.without_secrets(said), "[redacted], second-key-of-ours");
+    // Another file that is not there is another one.
+    let other = Config::parse("toolgate.toml", &text.replace("/key\"", "/another\"")).upstreams.remove(0);
+    assert!(!used.is_same(&other));
+    // What values are taken from is looked at again, and is no part of what is accepted.
+    let config = Config::parse("toolgate.toml", &text);
+    assert_eq!(config.taken_from(), [key, "keys.json".into()]);
+    assert!(config.files().is_empty());
 }
