@@ -205,7 +205,10 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
         });
         if !health.held.is_empty() {
             let held = counted(health.held.len() as u64, "tool");
-            say(&format!("    {held} held back; look at it with `toolgate upstream diff`"));
+            say(&match health.unwritten() {
+                Some(why) => format!("    {held} held back: what new ones look like cannot be written down: {why}"),
+                None => format!("    {held} held back; look at it with `toolgate upstream diff`"),
+            });
         }
     }
     Ok(())

@@ -28,4 +28,5 @@ mod straight;
 mod support;
 mod taken_back;
 mod tricks;
+mod unwritten;
 mod watched;
