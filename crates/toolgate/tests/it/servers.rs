@@ -132,3 +132,47 @@ fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
     assert_eq!(config.taken_from(), [key, "keys.json".into()]);
     assert!(config.files().is_empty());
 }
+
+#[test]
+fn two_servers_that_would_have_one_name_are_an_error() {
+    // The first 32 letters are the same.
+    let names = ["a-server-with-a-rather-long-name-one", "a-server-with-a-rather-long-name-two"];
+    let of = |names: &[&str], more: Value| {
+        let servers: serde_json::Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!({"command": name}))).collect();
+        let mut servers = Value::Object(servers);
+        servers[names[0]].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        mcp_servers(&json!({"mcpServers": servers}).to_string()).map(|found| found.into_iter().map(|one| one.name).collect::<Vec<_>>())
+    };
+    let short = "a-server-with-a-rather-long-name";
+    let why = |name: &str| Err(format!("`{name}` cannot be told from another server by its name"));
+    assert_eq!(of(&names, json!({})), why(names[1]));
+    assert_eq!(of(&[names[0], short], json!({})), why(names[0]));
+    assert_eq!(of(&["Git.Hub", "git_hub"], json!({})), why("Git.Hub"));
+    assert_eq!(of(&names[..1], json!({})), Ok(vec![short.to_owned()]));
+    // One that is left out is in nobody's way.
+    assert_eq!(of(&names, json!({"disabled": true})), Ok(vec![short.to_owned()]));
+}
+
+#[test]
+fn of_two_files_with_a_server_of_one_name_both_are_named_unless_they_mean_the_same() {
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str, server: Value| {
+        std::fs::write(home.path().join(name), json!({"mcpServers": {"git": server, name: {"command": "x"}}}).to_string()).unwrap();
+    };
+    file("one", json!({"command": "mcp-git", "args": ["here"]}));
+    let read = |more: &str| {
+        let name = home.path().join("toolgate.toml").display().to_string();
+        let config = Config::parse(&name, &format!("mcp_servers = [\"one\", \"two\"]\n{more}"));
+        let names: Vec<String> = config.upstreams.iter().map(|one| one.name.clone()).collect();
+        (config.problems().iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), names)
+    };
+    let all = ["git", "one", "two"].map(str::to_owned).to_vec();
+    file("two", json!({"command": "mcp-git", "args": ["here"]}));
+    assert_eq!(read(""), (Vec::new(), all.clone()));
+    file("two", json!({"command": "mcp-git", "args": ["there"]}));
+    let [one, two] = ["one", "two"].map(|name| home.path().join(name).display().to_string());
+    let why = format!("{one} and {two} have a server `git` each, and they are not the same");
+    assert_eq!(read(""), (vec![why], all.clone()));
+    // What the file itself says of it counts.
+    assert_eq!(read("[upstreams.git]\ncommand = \"another\"\n"), (Vec::new(), all));
+}
