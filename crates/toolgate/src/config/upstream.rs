@@ -69,8 +69,9 @@ pub enum Reach {
         headers: Vec<(String, Reference)>,
         /// How toolgate says who it is.
         credentials: Credentials,
-        /// With the transport of 2024-11-05: one stream of events, and a second address to post to.
-        sse: bool,
+        /// Whether with the transport of 2024-11-05: one stream of events, and a second address to post to. Where nothing is said, that is
+        /// tried where no post is taken.
+        sse: Option<bool>,
     },
 }
 
@@ -171,7 +172,7 @@ impl Upstream {
                         Credentials::Bearer(_) => "bearer".to_owned(),
                         Credentials::Client { source, scope, .. } => format!("{source:?} {scope:?}"),
                     };
-                    format!("{:?} {sse} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                    format!("{:?} {sse:?} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
                 }
             };
             let treated = (upstream.prefix.clone(), upstream.undeclared, upstream.prompts, upstream.resources);
@@ -333,7 +334,7 @@ impl Reader<'_> {
             }
             (false, None) => Some(Credentials::None),
         };
-        let sse = table.word("transport", &[("http", false), ("sse", true)]).unwrap_or(false);
+        let sse = table.word("transport", &[("http", false), ("sse", true)]);
         Some(Reach::Url { url: url?, headers, credentials: credentials?, sse })
     }
 

@@ -17,7 +17,12 @@ fn said(upstream: &Upstream) -> String {
         }
         Reach::Url { url, headers, sse, .. } => {
             let headers: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.resolve().unwrap())).collect();
-            format!("{} {headers:?} {}", url.resolve().unwrap(), if *sse { "sse" } else { "http" })
+            let transport = match sse {
+                Some(true) => "sse",
+                Some(false) => "http",
+                None => "either",
+            };
+            format!("{} {headers:?} {transport}", url.resolve().unwrap())
         }
     }
 }
@@ -43,7 +48,7 @@ fn servers_are_read_as_clients_read_them() {
         ),
         (
             json!({"url": "https://x/${env:NO_SUCH_ROOM:-r}", "headers": {"K": "${env:PATH}"}}),
-            format!("https://x/r {:?} http", [format!("K: {path}")]),
+            format!("https://x/r {:?} either", [format!("K: {path}")]),
         ),
         // What is missing is named, and keeps nobody else away.
         (json!({"command": "${NO_SUCH_ROOM}/x"}), missing.clone()),
@@ -54,12 +59,12 @@ fn servers_are_read_as_clients_read_them() {
         (json!({"url": "https://x/${env:NO_SUCH_ROOM}"}), missing.clone()),
         (json!({"url": "https://x", "headers": {"K": "${NO_SUCH_ROOM}"}}), missing.clone()),
         // Addresses, by the names that they have.
-        (json!({"url": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
+        (json!({"url": "https://x/mcp"}), "https://x/mcp [] either".to_owned()),
         (json!({"type": "http", "url": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
         (json!({"type": "sse", "url": "https://x/sse"}), "https://x/sse [] sse".to_owned()),
         (json!({"transport": "sse", "url": "https://x/sse"}), "https://x/sse [] sse".to_owned()),
-        (json!({"serverUrl": "https://x/mcp", "headers": {"K": "v"}}), "https://x/mcp [\"K: v\"] http".to_owned()),
-        (json!({"httpUrl": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
+        (json!({"serverUrl": "https://x/mcp", "headers": {"K": "v"}}), "https://x/mcp [\"K: v\"] either".to_owned()),
+        (json!({"httpUrl": "https://x/mcp"}), "https://x/mcp [] either".to_owned()),
         (json!({"disabled": false, "command": "uvx"}), "uvx [] [] None".to_owned()),
     ];
     for key in ["mcpServers", "servers", "mcpServersBehindToolgate"] {

@@ -89,7 +89,7 @@ fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), Stri
         return Ok((Reach::Command { program, args, env: pairs("env")?, inherit: Vec::new(), directory }, places));
     }
     let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("it has neither `command` nor `url`")?;
-    let sse = text("type").or_else(|| text("transport")) == Some("sse");
+    let sse = text("type").or_else(|| text("transport")).map(|transport| transport == "sse");
     let url = Reference::of_client(url)?;
     Ok((Reach::Url { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))
 }
