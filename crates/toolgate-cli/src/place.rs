@@ -321,6 +321,8 @@ pub(crate) struct InForce {
     pub(crate) notice: Option<String>,
     /// Every path that was looked at, and how it was: while none of them changes, nothing else holds.
     pub(crate) looked_at: Vec<(PathBuf, Option<Stamp>)>,
+    /// The files that values are taken from: what holds is the same when they change, and what they hold is not.
+    values: Vec<(PathBuf, Option<Stamp>)>,
     /// When reading began.
     pub(crate) since: SystemTime,
 }
@@ -429,6 +431,11 @@ impl InForce {
         self.config.retention.filter(|_| named.as_ref() == Some(&self.store) && self.config.sound().is_ok())
     }
 
+    /// Every path whose change somebody takes up who stays.
+    pub(crate) fn watched(&self) -> Vec<(PathBuf, Option<Stamp>)> {
+        self.looked_at.iter().chain(&self.values).cloned().collect()
+    }
+
     fn of(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &State) -> io::Result<Self> {
         files.extend(config.files().iter().cloned());
         // A flag counts for more than the environment, and that for more than a file.
@@ -438,8 +445,9 @@ impl InForce {
         if let Some(path) = files.iter().map(PathBuf::as_path).chain([&*store, state.path()]).find(unsaid) {
             return Err(io::Error::other(format!("{}: its path is no text, so nobody could be kept away from it", path.display())));
         }
-        let looked_at = files.iter().map(|path| (path.clone(), stamp(path))).collect();
-        Ok(Self { config, files, store, notice, looked_at, since: SystemTime::UNIX_EPOCH })
+        let stamped = |paths: &[PathBuf]| paths.iter().map(|path| (path.clone(), stamp(path))).collect();
+        let (looked_at, values) = (stamped(&files), stamped(config.taken_from()));
+        Ok(Self { config, files, store, notice, looked_at, values, since: SystemTime::UNIX_EPOCH })
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) fn own_name() -> Implementation {
 }
 
 /// Hears an upstream, and passes on what belongs to a call.
+#[derive(Clone)]
 pub(crate) struct Ears(Weak<Link>);
 
 impl Ears {

@@ -312,11 +312,11 @@ fn gateway(args: &Args, found: &mut Findings) -> io::Result<()> {
                         }
                         Status::Up { .. } => {
                             let held = counted(one.held.len() as u64, "tool");
-                            found.say(
-                                "upstream",
-                                Health::Note,
-                                format!("{}: {held} held back; look with `toolgate upstream diff`", one.name),
-                            );
+                            let (health, why) = match one.unwritten() {
+                                Some(why) => (Health::Ill, format!(": what new ones look like cannot be written down: {why}")),
+                                None => (Health::Note, "; look with `toolgate upstream diff`".to_owned()),
+                            };
+                            found.say("upstream", health, format!("{}: {held} held back{why}", one.name));
                         }
                         Status::Starting => found.say("upstream", Health::Ill, format!("{}: it does not answer", one.name)),
                         Status::Down { why, .. } => found.say("upstream", Health::Ill, format!("{}: {why}", one.name)),

@@ -153,7 +153,7 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
         let gateway = gateway.clone();
         async move { gateway.watch(Duration::from_secs(60)).await }
     });
-    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.looked_at.clone(), hang_up));
+    let keeper = tokio::spawn(keep_current(gateway.clone(), Arc::clone(&served), found.watched(), hang_up));
     let ended = if args.stdio {
         crate::note("toolgate serves on standard streams");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -205,7 +205,10 @@ fn report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io::Result<()> {
         });
         if !health.held.is_empty() {
             let held = counted(health.held.len() as u64, "tool");
-            say(&format!("    {held} held back; look at it with `toolgate upstream diff`"));
+            say(&match health.unwritten() {
+                Some(why) => format!("    {held} held back: what new ones look like cannot be written down: {why}"),
+                None => format!("    {held} held back; look at it with `toolgate upstream diff`"),
+            });
         }
     }
     Ok(())
@@ -261,7 +264,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
         for (file, was) in &mut files {
             *was = stamp(file);
         }
-        let now = served.find().map(|found| with_pins(found.looked_at));
+        let now = served.find().map(|found| with_pins(found.watched()));
         match gateway.reload().await {
             // What tools look like has changed, or somebody has accepted it.
             Ok(()) if only_pins => {

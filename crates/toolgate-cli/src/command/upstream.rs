@@ -174,6 +174,7 @@ fn why(change: &Change) -> String {
         Suspicion::Invisible { part } => format!("letters that nobody sees in its {part}"),
         Suspicion::Instruction { part, words } => format!("words meant for the model in its {part}: “{}”", clean(words)),
         Suspicion::Shadow { tool } => format!("it speaks of `{}`, a tool of another upstream", clean(tool)),
+        Suspicion::Unwritten { why } => format!("it is new, and what it looks like cannot be written down: {}", clean(why)),
     };
     change.why.iter().map(one).collect::<Vec<_>>().join("; ")
 }

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 
+use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
 use crate::gateway::{Served, call, until};
@@ -144,4 +145,28 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
             assert!(!found || path.ends_with("project/key"), "{}", path.display());
         }
     }
+}
+
+#[test]
+fn a_secret_that_changes_is_taken_up_by_itself_and_neither_is_told() {
+    let (first, second) = ("first-key-of-ours", "second-key-of-ours");
+    let project = Project::new();
+    let own = std::process::Command::cargo_bin("toolgate").unwrap().get_program().to_str().unwrap().to_owned();
+    // It says what it was given, and serves.
+    let inner = format!("#!/bin/sh\necho \"$KEY\" >> seen\necho \"the key is $KEY\" >&2\nexec {own} serve --stdio --config inner.toml\n");
+    project.write("project/inner", &inner);
+    std::fs::set_permissions(project.path("project/inner"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    project.write("project/inner.toml", crate::gateway::INNER);
+    project.write("project/key", first);
+    let config =
+        "store = \"ledger.db\"\n[upstreams.in]\ncommand = \"./inner\"\nenv = { KEY = { file = \"key\" } }\nundeclared = \"read\"\n";
+    project.write("project/toolgate.toml", config);
+    let served = Served::start_with(&project, &[("RUST_LOG", "trace")], &["-vv"]);
+    let told = |times: usize| served.said.lock().unwrap().matches("the key is [redacted]").count() >= times;
+    let seen = || project.read("project/seen").lines().next_back().unwrap_or_default().to_owned();
+    until("it was started", || seen() == first && told(1));
+    project.write("project/key", second);
+    until("it was started with the other one", || seen() == second && told(2));
+    let logs = served.said.lock().unwrap().clone();
+    assert!(!logs.contains("key-of-ours"), "{logs}");
 }

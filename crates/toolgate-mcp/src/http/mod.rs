@@ -86,7 +86,7 @@ impl Runner {
                 Failure::business("internal_fault", format!("the header `{name}` cannot be sent: {why}")).effects(Effects::None)
             };
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|error| missing(error.to_string()))?;
-            let mut value = HeaderValue::from_str(&value.resolve().map_err(missing)?)
+            let mut value = HeaderValue::from_str(&value.take().map_err(missing)?)
                 .map_err(|_| missing("its value is no text for a header".to_owned()))?;
             value.set_sensitive(true);
             headers.insert(name, value);

@@ -11,6 +11,7 @@ use super::oauth::Asking;
 use super::straight::Straight;
 use crate::bounded::{Bounded, LONGEST};
 use crate::client::Ears;
+use crate::sse::SseTransport;
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
@@ -89,7 +90,7 @@ pub(super) async fn connect(
 ) -> Result<Connection, String> {
     match &upstream.reach {
         Reach::Command { program, args, env, inherit, directory } => {
-            let words = args.iter().map(Reference::resolve).collect::<Result<Vec<_>, _>>()?;
+            let words = args.iter().map(Reference::take).collect::<Result<Vec<_>, _>>()?;
             // A name is looked for where all programs are; a path stays the same wherever it is started.
             let program = if program.components().count() > 1 {
                 std::path::absolute(program).unwrap_or_else(|_| program.clone())
@@ -108,7 +109,7 @@ pub(super) async fn connect(
             let seen = UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));
             command.envs(seen.filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
             for (name, value) in env {
-                command.env(name, value.resolve()?);
+                command.env(name, value.take()?);
             }
             // What leads into it gives back what was taken for clients.
             let files = launcher.and_then(|_| crate::files::before());
@@ -139,47 +140,90 @@ pub(super) async fn connect(
             }
         }
         Reach::Url { url, headers, credentials, sse } => {
-            let url = url.resolve()?;
-            let client = crate::http::client().map_err(|error| error.to_string())?;
-            let mut custom = HashMap::new();
-            for (name, value) in headers {
-                let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is no header"))?;
-                let mut value = HeaderValue::from_str(&value.resolve()?).map_err(|_| format!("`{name}` cannot be sent"))?;
-                value.set_sensitive(true);
-                custom.insert(name, value);
+            let address = Address::of(upstream, url, headers, credentials).await?;
+            if *sse == Some(true) {
+                return greet_old(handler, address.events().await?).await;
             }
-            let token = match credentials {
-                Credentials::None => None,
-                Credentials::Bearer(token) => Some(token.resolve()?),
-                Credentials::Client { source, client_id, client_secret, scope } => {
-                    let token = Asking { source, client_id, client_secret, scope: scope.as_deref() }.token(&client, &url).await?;
-                    upstream.was_given(&token);
-                    Some(token)
-                }
+            let most = upstream.concurrency.saturating_add(BESIDE);
+            let (status, why) = match address.clone().greet(handler.clone(), most, probing).await {
+                Ok(connection) => return Ok(connection),
+                Err(refused) => refused,
             };
-            if *sse {
-                let transport = handler.in_order(crate::sse::SseTransport::open(client, &url, custom, token).await?);
-                let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize)
-                    .await
-                    .map_err(|error| super::plain::hello(&error))?;
-                return Ok(Connection { service, child: None, straight: None });
+            match (sse, status) {
+                // As the protocol has it for clients: whoever takes no post may be of the transport before, and says so where it is asked.
+                (None, Some(400 | 404 | 405)) if !probing => match address.events().await {
+                    Ok(events) => greet_old(handler, events).await,
+                    Err(_) => Err(why),
+                },
+                (Some(_), Some(404 | 405)) => Err(format!("{why}, or say `transport = \"sse\"` (`type` where clients keep it)")),
+                _ => Err(why),
             }
-            let straight = Straight::new(&url, custom.clone(), token.as_deref());
-            let mut config = StreamableHttpClientTransportConfig::with_uri(url)
-                .custom_headers(custom)
-                .max_concurrent_requests(upstream.concurrency.saturating_add(BESIDE))
-                // A lost session is begun anew by whoever supervises, who knows what may be repeated.
-                .reinit_on_expired_session(false);
-            if let Some(token) = token {
-                config = config.auth_header(token);
-            }
-            let transport = handler.in_order(StreamableHttpClientTransport::with_client(Bounded(client), config));
-            let service =
-                serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await.map_err(|error| super::plain::hello(&error))?;
-            let straight = straight.filter(|_| is_modern(service.peer()));
-            Ok(Connection { service, child: None, straight })
         }
     }
+}
+
+/// Where an upstream is over HTTP, and what goes along with each request.
+#[derive(Clone)]
+struct Address {
+    client: reqwest::Client,
+    url: String,
+    headers: HashMap<HeaderName, HeaderValue>,
+    token: Option<String>,
+}
+
+impl Address {
+    async fn of(upstream: &Upstream, url: &Reference, headers: &[(String, Reference)], credentials: &Credentials) -> Result<Self, String> {
+        let url = url.take()?;
+        let client = crate::http::client().map_err(|error| error.to_string())?;
+        let mut custom = HashMap::new();
+        for (name, value) in headers {
+            let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is no header"))?;
+            let mut value = HeaderValue::from_str(&value.take()?).map_err(|_| format!("`{name}` cannot be sent"))?;
+            value.set_sensitive(true);
+            custom.insert(name, value);
+        }
+        let token = match credentials {
+            Credentials::None => None,
+            Credentials::Bearer(token) => Some(token.take()?),
+            Credentials::Client { source, client_id, client_secret, scope } => {
+                let token = Asking { source, client_id, client_secret, scope: scope.as_deref() }.token(&client, &url).await?;
+                upstream.was_given(&token);
+                Some(token)
+            }
+        };
+        Ok(Self { client, url, headers: custom, token })
+    }
+
+    /// Says hello over streamable HTTP. Where that fails, with which status, and why.
+    async fn greet(self, handler: Ears, most: usize, probing: bool) -> Result<Connection, (Option<u16>, String)> {
+        let straight = Straight::new(&self.url, self.headers.clone(), self.token.as_deref());
+        let mut config = StreamableHttpClientTransportConfig::with_uri(self.url)
+            .custom_headers(self.headers)
+            .max_concurrent_requests(most)
+            // A lost session is begun anew by whoever supervises, who knows what may be repeated.
+            .reinit_on_expired_session(false);
+        if let Some(token) = self.token {
+            config = config.auth_header(token);
+        }
+        let transport = handler.in_order(StreamableHttpClientTransport::with_client(Bounded(self.client), config));
+        let service = serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await;
+        let service = service.map_err(|error| (super::plain::status(&error), super::plain::hello(&error)))?;
+        let straight = straight.filter(|_| is_modern(service.peer()));
+        Ok(Connection { service, child: None, straight })
+    }
+
+    /// The stream of events of the transport before that.
+    async fn events(self) -> Result<SseTransport, String> {
+        SseTransport::open(self.client, &self.url, self.headers, self.token).await
+    }
+}
+
+/// Says hello over the transport of 2024-11-05.
+async fn greet_old(handler: Ears, events: SseTransport) -> Result<Connection, String> {
+    let transport = handler.in_order(events);
+    let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize).await;
+    let service = service.map_err(|error| super::plain::hello(&error))?;
+    Ok(Connection { service, child: None, straight: None })
 }
 
 /// Both eras: `server/discover` first, `initialize` for those who do not know it.

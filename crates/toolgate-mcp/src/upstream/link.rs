@@ -206,7 +206,7 @@ impl Link {
 
     /// Whether it is the one that a configuration speaks of.
     pub(super) fn is_for(&self, upstream: &Upstream) -> bool {
-        // References are compared by what they come to.
+        // References are compared by what they come to, and by what was taken of them when it was connected to.
         self.upstream.is_same(upstream)
     }
 

@@ -30,6 +30,17 @@ pub use scan::Suspicion;
 pub(crate) use scan::{is_invisible, is_plain};
 pub use shadows::look_for_shadows;
 
+impl Health {
+    /// Why what its new tools look like cannot be written down, where that is so: they are held back, and nobody can accept them.
+    #[must_use]
+    pub fn unwritten(&self) -> Option<&str> {
+        self.held.iter().flat_map(|change| &change.why).find_map(|why| match why {
+            Suspicion::Unwritten { why } => Some(why.as_str()),
+            _ => None,
+        })
+    }
+}
+
 /// All upstreams of a configuration.
 #[derive(Clone)]
 pub struct Upstreams {

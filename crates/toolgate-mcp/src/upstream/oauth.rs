@@ -22,7 +22,7 @@ pub(super) struct Asking<'a> {
 impl Asking<'_> {
     /// A token for an upstream.
     pub(super) async fn token(&self, client: &Client, upstream: &str) -> Result<String, String> {
-        let (id, secret) = (self.client_id.resolve()?, self.client_secret.resolve()?);
+        let (id, secret) = (self.client_id.take()?, self.client_secret.take()?);
         self.fetch(client, upstream, &id, &secret).await.map_err(|why| format!("no token: {why}"))
     }
 

@@ -79,6 +79,8 @@ pub struct Pins {
     known: Mutex<Known>,
     /// How the file was when it was read.
     stamp: Mutex<Option<(std::time::SystemTime, u64)>>,
+    /// New tools that would be accepted if they could be written down, and why they cannot be.
+    unwritten: Mutex<(String, Vec<Tool>)>,
 }
 
 /// A tool that is held back, and why.
@@ -107,8 +109,11 @@ pub struct Accepted {
     pub unseen: Vec<String>,
 }
 
+fn written(tool: &Tool) -> Value {
+    serde_json::to_value(tool).unwrap_or_default()
+}
+
 fn changes(known: &Known) -> Vec<Change> {
-    let written = |tool: &Tool| serde_json::to_value(tool).unwrap_or_default();
     let one = |(name, pin): (&String, &Pin)| {
         Some(Change {
             upstream: known.upstream.clone(),
@@ -145,7 +150,7 @@ impl Pins {
     pub fn open(directory: Option<&Path>, upstream: &Upstream) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
         let known = Known { upstream: upstream.name.clone(), tools: BTreeMap::new() };
-        let pins = Self { file, known: Mutex::new(known), stamp: Mutex::default() };
+        let pins = Self { file, known: Mutex::new(known), stamp: Mutex::default(), unwritten: Mutex::default() };
         pins.read()?;
         Ok(pins)
     }
@@ -181,8 +186,8 @@ impl Pins {
         crate::gateway::lock(&self.known)
     }
 
-    /// Takes note of what an upstream offers now. What is new and harmless is accepted; what has changed is held back. Whether that is
-    /// something else than before.
+    /// Takes note of what an upstream offers now. What is new and harmless is accepted once it is written down; what has changed is held
+    /// back. Whether that is something else than before.
     ///
     /// # Errors
     /// It has offered more than anybody keeps.
@@ -192,6 +197,7 @@ impl Pins {
         if !known.has_room_for(tools) {
             return Err(format!("since it was first seen it has offered more than {MOST_TOOLS} tools, or {MOST_BYTES} bytes of them"));
         }
+        let mut fresh = Vec::new();
         for tool in tools {
             let name = tool.name.to_string();
             let found = known.tools.get(&name);
@@ -203,6 +209,7 @@ impl Pins {
                 None => {
                     let why = scan(tool);
                     let (accepted, seen) = if why.is_empty() { (Some(tool.clone()), None) } else { (None, Some(tool.clone())) };
+                    fresh.extend(accepted.clone());
                     Pin {
                         accepted,
                         seen,
@@ -216,8 +223,26 @@ impl Pins {
             };
             known.tools.insert(name, pin);
         }
-        self.keep(&known);
+        let kept = self.keep(&known);
+        let mut unwritten = crate::gateway::lock(&self.unwritten);
+        *unwritten = match kept {
+            Ok(()) => <(String, Vec<Tool>)>::default(),
+            // Nobody has ever seen them, then: they are as new the next time.
+            Err(why) => {
+                fresh.iter().for_each(|tool| drop(known.tools.remove(&*tool.name)));
+                (why, fresh)
+            }
+        };
         Ok(held(&known) != before)
+    }
+
+    /// Tries again to write down what could not be.
+    pub(super) fn note_again(&self) {
+        let waiting = crate::gateway::lock(&self.unwritten).1.clone();
+        // Where it has offered too much meanwhile, that is told when it is asked.
+        if !waiting.is_empty() {
+            let _ = self.note(&waiting);
+        }
     }
 
     /// Holds back what speaks of another upstream's tool, though nobody has changed it; of what is held back already, that is said. All of
@@ -240,8 +265,9 @@ impl Pins {
             }
             found = true;
         }
+        // What is not written down is looked for again after the next start.
         if found {
-            self.keep(&known);
+            let _ = self.keep(&known);
         }
     }
 
@@ -287,7 +313,17 @@ impl Pins {
     /// What is held back.
     #[must_use]
     pub fn changes(&self) -> Vec<Change> {
-        changes(&self.lock())
+        let known = self.lock();
+        let unwritten = crate::gateway::lock(&self.unwritten);
+        let (why, tools) = &*unwritten;
+        let waiting = tools.iter().map(|tool| Change {
+            upstream: known.upstream.clone(),
+            tool: tool.name.to_string(),
+            before: None,
+            now: written(tool),
+            why: vec![Suspicion::Unwritten { why: why.clone() }],
+        });
+        changes(&known).into_iter().chain(waiting).collect()
     }
 
     /// Accepts tools as they look now: one, or all. Says which.
@@ -328,10 +364,13 @@ impl Pins {
         Ok(changes)
     }
 
-    fn keep(&self, known: &Known) {
-        if let Err(error) = self.write(known) {
-            tracing::error!(%error, "what tools look like cannot be written down");
-        }
+    /// Writes it down; else says why that cannot be done.
+    fn keep(&self, known: &Known) -> Result<(), String> {
+        self.write(known).map_err(|error| {
+            let file = self.file.as_deref().unwrap_or(Path::new("")).display();
+            tracing::error!(%error, %file, "what tools look like cannot be written down");
+            format!("{file}: {error}")
+        })
     }
 
     fn write(&self, known: &Known) -> io::Result<()> {
@@ -359,6 +398,48 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Else anything could stand in its place after the next start.
+    #[test]
+    fn what_is_new_is_accepted_once_it_is_written_down() {
+        let home = tempfile::tempdir().unwrap();
+        let place = home.path().join("pins");
+        let upstream = toolgate::config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0);
+        let tool = |name: &str, description: &str| -> Tool {
+            serde_json::from_value(json!({"name": name, "description": description, "inputSchema": {"type": "object"}})).unwrap()
+        };
+        let names = |pins: &Pins| pins.accepted().unwrap_or_default().iter().map(|tool| tool.name.to_string()).collect::<Vec<_>>();
+        let pins = Pins::open(Some(&place), &upstream).unwrap();
+        pins.note(&[tool("old", "Is there.")]).unwrap();
+        // No directory can be made where there is a file.
+        let aside = home.path().join("aside");
+        std::fs::rename(&place, &aside).unwrap();
+        std::fs::write(&place, "").unwrap();
+        let offered = [tool("old", "Is there."), tool("new", "Has come.")];
+        for _ in 0..2 {
+            pins.note(&offered).unwrap();
+            assert_eq!(names(&pins), ["old"]);
+            let changes = pins.changes();
+            let [Change { tool, before: None, why, .. }] = &changes[..] else { panic!("{changes:?}") };
+            assert!(tool == "new" && matches!(&why[..], [Suspicion::Unwritten { why }] if why.contains("a.json")), "{why:?}");
+            assert!(!pins.holds("new", pins.digest_of("new")) && pins.holds("old", pins.digest_of("old")));
+        }
+        // What has changed is held back for that.
+        pins.note(&[tool("old", "Is another one."), tool("new", "Has come.")]).unwrap();
+        assert!(!pins.holds("old", pins.digest_of("old")));
+        pins.note(&offered).unwrap();
+        std::fs::remove_file(&place).unwrap();
+        std::fs::rename(&aside, &place).unwrap();
+        pins.note_again();
+        assert!(pins.changes().is_empty());
+        // As it is for whoever opens them next.
+        for pins in [pins, Pins::open(Some(&place), &upstream).unwrap()] {
+            assert_eq!(names(&pins), ["new", "old"]);
+            pins.note(&[tool("new", "Is another one.")]).unwrap();
+            assert_eq!(pins.changes().len(), 1);
+            pins.note(&offered).unwrap();
+        }
+    }
 
     /// Whatever a model or a client goes by.
     #[test]

@@ -23,6 +23,22 @@ pub(super) fn hello(error: &ClientInitializeError) -> String {
     }
 }
 
+/// With which status it was turned away, where it was over HTTP.
+pub(super) fn status(error: &ClientInitializeError) -> Option<u16> {
+    let mut cause: Option<&(dyn Error + 'static)> = match error {
+        ClientInitializeError::TransportError { error, .. } => Some(error),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return status(fallback),
+        _ => None,
+    };
+    while let Some(error) = cause {
+        if let Some(StreamableHttpError::HttpStatus(error)) = error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+            return Some(error.status);
+        }
+        cause = error.source();
+    }
+    None
+}
+
 /// Why it did not answer.
 pub(super) fn question(error: &ServiceError) -> String {
     match error {

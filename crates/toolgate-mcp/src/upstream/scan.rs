@@ -27,6 +27,11 @@ pub enum Suspicion {
         /// Which.
         tool: String,
     },
+    /// It is new, and what it looks like cannot be written down: after the next start anything could stand in its place.
+    Unwritten {
+        /// Why not.
+        why: String,
+    },
 }
 
 /// What is never needed to say what a tool does.

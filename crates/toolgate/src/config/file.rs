@@ -68,7 +68,7 @@ pub struct Config {
     pub(super) problems: Vec<Problem>,
     files: Vec<PathBuf>,
     /// All that it goes by.
-    goes_by: Vec<PathBuf>,
+    goes_by: workspace::GoesBy,
     tells_store: bool,
     tells_retention: bool,
     pub(super) silences: Vec<Silence>,
@@ -185,7 +185,7 @@ impl Config {
             agents: Vec::new(),
             problems: Vec::new(),
             files: Vec::new(),
-            goes_by: Vec::new(),
+            goes_by: workspace::GoesBy::default(),
             tells_store: false,
             tells_retention: false,
             silences: Vec::new(),
@@ -464,8 +464,8 @@ pub(super) struct Reader<'r> {
     pub(super) beside: &'r Path,
     /// Files that are included.
     pub(super) files: RefCell<Vec<PathBuf>>,
-    /// Files that values are taken from.
-    pub(super) referenced: RefCell<Vec<PathBuf>>,
+    /// Files that are not included.
+    pub(super) referenced: RefCell<workspace::Referenced>,
     /// Agents that the gateway names, and where.
     pub(super) named_agents: RefCell<Vec<(String, Place)>>,
     /// Upstreams that agents name, and where.

@@ -21,7 +21,7 @@ impl Reader<'_> {
     /// Files among the words of a program: a script that it runs, say. Relative ones may be meant from either place.
     pub(super) fn named_in(&self, words: &[&str]) {
         let places = words.iter().flat_map(|word| [PathBuf::from(word), self.beside.join(word)]);
-        self.referenced.borrow_mut().extend(places.filter(|place| place.is_file()));
+        self.referenced.borrow_mut().words.extend(places.filter(|place| place.is_file()));
     }
 
     /// A program that is asked before tools, after them, or both.

@@ -21,7 +21,8 @@ pub struct Reference {
 enum Part {
     Text(String),
     Variable(String),
-    File(PathBuf),
+    /// A file, and what was taken from it to be used.
+    File(PathBuf, Given),
 }
 
 impl fmt::Debug for Reference {
@@ -75,20 +76,57 @@ impl Reference {
                 let missing = || format!("the environment has no `{}`", crate::names::shown(name));
                 std::env::var(name).ok().or_else(|| otherwise.map(str::to_owned)).ok_or_else(missing)
             }
-            Part::File(path) => super::text::text_of_named(path)
+            Part::File(path, _) => super::text::text_of_named(path)
                 .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
                 .map_err(|error| format!("{}: {error}", path.display())),
         };
         self.parts.iter().map(one).collect()
     }
 
-    /// What stands elsewhere in it: nobody may see that.
+    /// The value as it is now, for somebody who is given it: what a file held then is known from now on, whatever it holds later. That is
+    /// kept in memory alone, and never shown.
+    ///
+    /// # Errors
+    /// What is missing, without saying what is there.
+    pub fn take(&self) -> Result<String, String> {
+        let value = self.resolve()?;
+        if let Some((_, taken)) = self.file() {
+            taken.add(&value);
+        }
+        Ok(value)
+    }
+
+    /// The file that it is the content of. The environment of a process does not change, a file does.
+    fn file(&self) -> Option<(&PathBuf, &Given)> {
+        match self.parts.as_slice() {
+            [Part::File(path, taken)] => Some((path, taken)),
+            _ => None,
+        }
+    }
+
+    /// Whether another one comes now to what was last taken of this one, or to what this one comes to where nothing was. A file that cannot
+    /// be read now may be written at this moment, and changes nothing.
+    pub(super) fn is_still(&self, other: &Self) -> bool {
+        let last = self.file().and_then(|(_, taken)| taken.all().pop());
+        match (last.map_or_else(|| self.resolve(), Ok), other.resolve()) {
+            (Ok(_), Err(_)) => self.file().zip(other.file()).is_some_and(|((own, _), (theirs, _))| own == theirs),
+            (own, theirs) => own == theirs,
+        }
+    }
+
+    /// The value as it is now, and as it was when it was taken.
+    pub(super) fn values(&self) -> Vec<String> {
+        let taken = self.file().map(|(_, taken)| taken.all()).unwrap_or_default();
+        taken.into_iter().chain(self.resolve().ok()).collect()
+    }
+
+    /// What stands elsewhere in it, or stood there when it was taken: nobody may see that.
     pub(super) fn hidden(&self) -> impl Iterator<Item = String> {
         let one = |part: &Part| match part {
-            Part::Text(_) => None,
-            other => Self { parts: vec![other.clone()], place: None }.resolve().ok(),
+            Part::Text(_) => Vec::new(),
+            other => Self { parts: vec![other.clone()], place: None }.values(),
         };
-        self.parts.iter().filter_map(one)
+        self.parts.iter().flat_map(one)
     }
 
     pub(super) fn at(self, place: Place) -> Self {
@@ -99,7 +137,7 @@ impl Reference {
     pub(super) fn problem(&self) -> Option<Problem> {
         let why = self.resolve().err()?;
         let help = match self.parts.first() {
-            Some(Part::File(_)) => "a path is relative to this file",
+            Some(Part::File(..)) => "a path is relative to this file",
             _ => "set it where toolgate is started, or use `{ file = \"…\" }`",
         };
         Some(Problem { place: self.place.clone(), ..Problem::new(why).help(help) })
@@ -109,7 +147,8 @@ impl Reference {
 /// How many secrets that were given later are known: a call that is under way may have been made with an earlier one.
 const MOST: usize = 8;
 
-/// Secrets that stand nowhere and are given by somebody when they are needed, the latest of them. They are never shown.
+/// Secrets that were given to somebody, the latest of them: those that stand nowhere, and those that stood in a file then. They are never
+/// shown.
 #[derive(Clone, Default)]
 pub(super) struct Given(Arc<Mutex<VecDeque<String>>>);
 
@@ -136,7 +175,7 @@ impl Given {
 
 /// A text without these values: each as a whole, and what of it stands elsewhere or behind a scheme.
 pub(super) fn without_values<'a>(references: impl IntoIterator<Item = &'a Reference>, text: &str) -> String {
-    let of = |reference: &'a Reference| reference.hidden().chain(reference.resolve().into_iter().flat_map(and_behind_scheme));
+    let of = |reference: &'a Reference| reference.hidden().chain(reference.values().into_iter().flat_map(and_behind_scheme));
     crate::redact::without(references.into_iter().flat_map(of), text)
 }
 
@@ -158,8 +197,8 @@ impl Reader<'_> {
                 table.wrong(key, Problem::new("a reference names a `file`").help("like `{ file = \"/run/secrets/key\" }`"));
                 return None;
             };
-            self.referenced.borrow_mut().push(path.clone());
-            return Some(Reference { parts: vec![Part::File(path)], place: Some(table.place_of(key)) });
+            self.referenced.borrow_mut().values.push(path.clone());
+            return Some(Reference { parts: vec![Part::File(path, Given::default())], place: Some(table.place_of(key)) });
         }
         match Reference::of(table.text(key)?) {
             Ok(reference) => Some(reference.at(table.place_of(key))),

@@ -1,8 +1,10 @@
 //! MCP servers that tools come from.
 
 mod secrets;
+mod servers;
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::file::Reader;
@@ -10,6 +12,8 @@ use super::read::Table;
 use super::reference::{Given, Reference};
 use crate::error::{Category, Effects};
 use crate::policy::{Place, Problem};
+
+pub use servers::{BEHIND_TOOLGATE, mcp_servers};
 
 /// An MCP server that toolgate is a client of.
 #[derive(Debug, Clone)]
@@ -65,8 +69,9 @@ pub enum Reach {
         headers: Vec<(String, Reference)>,
         /// How toolgate says who it is.
         credentials: Credentials,
-        /// With the transport of 2024-11-05: one stream of events, and a second address to post to.
-        sse: bool,
+        /// Whether with the transport of 2024-11-05: one stream of events, and a second address to post to. Where nothing is said, that is
+        /// tried where no post is taken.
+        sse: Option<bool>,
     },
 }
 
@@ -149,7 +154,7 @@ impl Upstream {
         }
     }
 
-    /// Whether another one is reached and treated in the same way.
+    /// Whether another one, as it would be now, is reached and treated in the same way as this one is, with what it has taken of files.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let shape = |upstream: &Self| {
@@ -167,14 +172,15 @@ impl Upstream {
                         Credentials::Bearer(_) => "bearer".to_owned(),
                         Credentials::Client { source, scope, .. } => format!("{source:?} {scope:?}"),
                     };
-                    format!("{:?} {sse} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                    format!("{:?} {sse:?} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
                 }
             };
-            let values: Vec<_> = upstream.references().into_iter().map(Reference::resolve).collect();
             let treated = (upstream.prefix.clone(), upstream.undeclared, upstream.prompts, upstream.resources);
-            (reach, values, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone(), treated)
+            (reach, patterns, upstream.timeout, upstream.concurrency, upstream.name.clone(), treated)
         };
-        shape(self) == shape(other)
+        let (own, theirs) = (self.references(), other.references());
+        let still = own.len() == theirs.len() && own.iter().zip(theirs).all(|(own, theirs)| own.is_still(theirs));
+        still && shape(self) == shape(other)
     }
 
     /// What a tool of it is called where no table declares it: its name behind the prefix, unless it begins so already. Letters that are not
@@ -225,15 +231,25 @@ impl Reader<'_> {
                 one.finish("an upstream");
             }
         }
+        // Of those that other files have, which has it.
+        let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
         for path in table.names("mcp_servers").unwrap_or_default() {
             let path = self.beside.join(path);
             self.files.borrow_mut().push(path.clone());
             match super::text::text_of_named(&path).map_err(|error| error.to_string()).and_then(|text| mcp_servers(&text)) {
                 Ok(more) => {
                     for one in more {
-                        // What this file says of one counts.
-                        if found.iter().all(|known| known.name != one.name) {
+                        let Some(known) = found.iter().find(|known| known.name == one.name) else {
+                            files.insert(one.name.clone(), path.clone());
                             found.push(Upstream { place: Some(table.place_of("mcp_servers")), ..one });
+                            continue;
+                        };
+                        // What this file says of one counts; what two files say of one in the same way, they say once.
+                        if let Some(file) = files.get(&one.name).filter(|_| !known.is_same(&one)) {
+                            let (file, path, name) = (file.display(), path.display(), &one.name);
+                            let problem = Problem::new(format!("{file} and {path} have a server `{name}` each, and they are not the same"));
+                            let help = format!("give one of them another name, or say here which is meant, in `[upstreams.{name}]`");
+                            table.wrong("mcp_servers", problem.help(help));
                         }
                     }
                 }
@@ -318,7 +334,7 @@ impl Reader<'_> {
             }
             (false, None) => Some(Credentials::None),
         };
-        let sse = table.word("transport", &[("http", false), ("sse", true)]).unwrap_or(false);
+        let sse = table.word("transport", &[("http", false), ("sse", true)]);
         Some(Reach::Url { url: url?, headers, credentials: credentials?, sse })
     }
 
@@ -372,8 +388,11 @@ const KEYS: [&str; 17] = [
     "errors",
 ];
 
+/// The longest name.
+const LONGEST: usize = 32;
+
 fn is_upstream_name(name: &str) -> bool {
-    name.len() <= 32 && crate::names::is_tool_name(name)
+    name.len() <= LONGEST && crate::names::is_tool_name(name)
 }
 
 fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
@@ -397,88 +416,4 @@ fn pattern(table: &Table<'_>) -> Option<ErrorPattern> {
     let effects = table.word("effects", &words).unwrap_or(Effects::Done);
     table.finish("a pattern of `errors`");
     Some(ErrorPattern { matches: matches?, category: category?, code: code?, effects })
-}
-
-/// The servers of a file in the form that clients use: `{"mcpServers": {"name": {"command", "args", "env"} or {"url", "headers"}}}`.
-/// `${NAME}` and `${env:NAME}` in it stand for what the environment has. Their tools are offered, and a person is asked before each call.
-///
-/// # Errors
-/// What is wrong with it.
-///
-/// ```
-/// let text = r#"{"mcpServers": {"git": {"command": "uvx", "args": ["mcp-server-git"]}}}"#;
-/// assert_eq!(toolgate::config::mcp_servers(text).unwrap()[0].name, "git");
-/// ```
-pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
-    // Some programs begin a file with a mark, and some clients take comments in it.
-    let text = text.trim_start_matches('\u{feff}');
-    let parsed: Result<serde_json::Value, _> = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
-    let document = parsed.map_err(|error| format!("it is no JSON: {error}"))?;
-    // Behind toolgate stands what stood there before it; VS Code says `servers`.
-    let servers = [BEHIND_TOOLGATE, "mcpServers", "servers"].into_iter().find_map(|key| document.get(key));
-    let servers = servers.and_then(serde_json::Value::as_object).ok_or("it has no `mcpServers`")?;
-    let mapped = crate::names::map_foreign(servers.keys().map(String::as_str));
-    if let Some(clash) = mapped.held_back.iter().next() {
-        return Err(format!("`{}` cannot be told from another server by its name", crate::names::shown(clash)));
-    }
-    let mut found = Vec::new();
-    for (legal, name) in &mapped.names {
-        let Some(server) = servers.get(name).filter(|server| !is_toolgate(server)) else { continue };
-        let named = |why: String| format!("`{}`: {why}", crate::names::shown(name));
-        if server.get("disabled").and_then(serde_json::Value::as_bool) == Some(true) {
-            continue;
-        }
-        let legal: String = legal.chars().take(32).collect();
-        let (reach, places) = server_of(server).map_err(named)?;
-        let upstream = Upstream::new(&legal, reach);
-        found.push(Upstream { undeclared: Undeclared::Ask, prompts: true, resources: true, places, ..upstream });
-    }
-    Ok(found)
-}
-
-/// Whether it is toolgate itself, which does not stand behind itself.
-fn is_toolgate(server: &serde_json::Value) -> bool {
-    let command = server.get("command").and_then(serde_json::Value::as_str);
-    let named = |program: &str| Path::new(program).file_name().is_some_and(|name| name == "toolgate");
-    let found = command.and_then(|command| Reference::of_client(command).ok()?.resolve().ok());
-    command.is_some_and(named) || found.is_some_and(|program| named(&program))
-}
-
-/// Where a client's file keeps the servers that toolgate stands before.
-pub const BEHIND_TOOLGATE: &str = "mcpServersBehindToolgate";
-
-/// How a server is reached, and where its program and its directory were said to be.
-fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), String> {
-    let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
-    let pairs = |key: &str| -> Result<Vec<(String, Reference)>, String> {
-        let Some(found) = server.get(key) else { return Ok(Vec::new()) };
-        let found = found.as_object().ok_or_else(|| format!("`{key}` is no object"))?;
-        let one = |(name, value): (&String, &serde_json::Value)| {
-            let value = value.as_str().ok_or_else(|| format!("`{key}.{name}` is no text"))?;
-            Ok((name.clone(), Reference::of_client(value)?))
-        };
-        found.iter().map(one).collect()
-    };
-    if let Some(command) = text("command") {
-        let args = server.get("args").and_then(serde_json::Value::as_array).cloned().unwrap_or_default();
-        let word = |word: &serde_json::Value| {
-            word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of_client)
-        };
-        let args: Vec<Reference> = args.iter().map(word).collect::<Result<_, _>>()?;
-        // The environment does not change. What it lacks keeps this one away, as with all else, and no other.
-        let mut places = Vec::new();
-        let mut place = |written: &str| -> Result<PathBuf, String> {
-            let reference = Reference::of_client(written)?;
-            let path = reference.resolve().unwrap_or_else(|_| written.to_owned());
-            places.push(reference);
-            Ok(PathBuf::from(path))
-        };
-        let program = place(command)?;
-        let directory = text("cwd").map(place).transpose()?;
-        return Ok((Reach::Command { program, args, env: pairs("env")?, inherit: Vec::new(), directory }, places));
-    }
-    let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("it has neither `command` nor `url`")?;
-    let sse = text("type").or_else(|| text("transport")) == Some("sse");
-    let url = Reference::of_client(url)?;
-    Ok((Reach::Url { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))
 }

@@ -1,7 +1,7 @@
 //! Files of servers as clients have them.
 
 use serde_json::{Value, json};
-use toolgate::config::{Reach, Undeclared, Upstream, mcp_servers};
+use toolgate::config::{Config, Reach, Undeclared, Upstream, mcp_servers};
 
 /// What a server of such a file comes to, in one line.
 fn said(upstream: &Upstream) -> String {
@@ -17,7 +17,12 @@ fn said(upstream: &Upstream) -> String {
         }
         Reach::Url { url, headers, sse, .. } => {
             let headers: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {}", value.resolve().unwrap())).collect();
-            format!("{} {headers:?} {}", url.resolve().unwrap(), if *sse { "sse" } else { "http" })
+            let transport = match sse {
+                Some(true) => "sse",
+                Some(false) => "http",
+                None => "either",
+            };
+            format!("{} {headers:?} {transport}", url.resolve().unwrap())
         }
     }
 }
@@ -43,7 +48,7 @@ fn servers_are_read_as_clients_read_them() {
         ),
         (
             json!({"url": "https://x/${env:NO_SUCH_ROOM:-r}", "headers": {"K": "${env:PATH}"}}),
-            format!("https://x/r {:?} http", [format!("K: {path}")]),
+            format!("https://x/r {:?} either", [format!("K: {path}")]),
         ),
         // What is missing is named, and keeps nobody else away.
         (json!({"command": "${NO_SUCH_ROOM}/x"}), missing.clone()),
@@ -54,12 +59,12 @@ fn servers_are_read_as_clients_read_them() {
         (json!({"url": "https://x/${env:NO_SUCH_ROOM}"}), missing.clone()),
         (json!({"url": "https://x", "headers": {"K": "${NO_SUCH_ROOM}"}}), missing.clone()),
         // Addresses, by the names that they have.
-        (json!({"url": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
+        (json!({"url": "https://x/mcp"}), "https://x/mcp [] either".to_owned()),
         (json!({"type": "http", "url": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
         (json!({"type": "sse", "url": "https://x/sse"}), "https://x/sse [] sse".to_owned()),
         (json!({"transport": "sse", "url": "https://x/sse"}), "https://x/sse [] sse".to_owned()),
-        (json!({"serverUrl": "https://x/mcp", "headers": {"K": "v"}}), "https://x/mcp [\"K: v\"] http".to_owned()),
-        (json!({"httpUrl": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
+        (json!({"serverUrl": "https://x/mcp", "headers": {"K": "v"}}), "https://x/mcp [\"K: v\"] either".to_owned()),
+        (json!({"httpUrl": "https://x/mcp"}), "https://x/mcp [] either".to_owned()),
         (json!({"disabled": false, "command": "uvx"}), "uvx [] [] None".to_owned()),
     ];
     for key in ["mcpServers", "servers", "mcpServersBehindToolgate"] {
@@ -96,4 +101,83 @@ fn some_servers_are_left_out_and_some_are_none() {
         assert_eq!(found(server.clone()), Err(why.to_owned()), "{server}");
     }
     assert_eq!(mcp_servers("{}").map(|found| found.len()), Err("it has no `mcpServers`".to_owned()));
+}
+
+#[test]
+fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
+    let home = tempfile::tempdir().unwrap();
+    let key = home.path().join("key");
+    let text = format!(
+        "[upstreams.a]\ncommand = \"a\"\nenv = {{ KEY = {{ file = {} }} }}\n[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = \"keys.json\"\n",
+        json!(key)
+    );
+    let read = || Config::parse("toolgate.toml", &text).upstreams.remove(0);
+    std::fs::write(&key, "first-key-of-ours\n").unwrap();
+    let used = read();
+    let Reach::Command { env, .. } = &used.reach else { panic!("{used:?}") };
+    // Nobody has been given it yet: whatever is there is what it will be.
+    assert!(used.is_same(&read()));
+    assert_eq!(env[0].1.take().unwrap(), "first-key-of-ours");
+    assert!(used.is_same(&read()));
+    std::fs::write(&key, "second-key-of-ours\n").unwrap();
+    assert!(!used.is_same(&read()));
+    let said = "first-key-of-ours, second-key-of-ours";
+    assert_eq!(used.without_secrets(said), "[redacted], [redacted]");
+    assert_eq!(used.said_without_secrets(json!({"said": said})), json!({"said": "[redacted], [redacted]"}));
+    assert!(!format!("{used:?}").contains("key-of-ours"), "{used:?}");
+    // It may be written at this moment.
+    std::fs::remove_file(&key).unwrap();
+    assert!(used.is_same(&read()));
+    assert_eq!(used.without_secrets(said), "[redacted], second-key-of-ours");
+    // Another file that is not there is another one.
+    let other = Config::parse("toolgate.toml", &text.replace("/key\"", "/another\"")).upstreams.remove(0);
+    assert!(!used.is_same(&other));
+    // What values are taken from is looked at again, and is no part of what is accepted.
+    let config = Config::parse("toolgate.toml", &text);
+    assert_eq!(config.taken_from(), [key, "keys.json".into()]);
+    assert!(config.files().is_empty());
+}
+
+#[test]
+fn two_servers_that_would_have_one_name_are_an_error() {
+    // The first 32 letters are the same.
+    let names = ["a-server-with-a-rather-long-name-one", "a-server-with-a-rather-long-name-two"];
+    let of = |names: &[&str], more: Value| {
+        let servers: serde_json::Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!({"command": name}))).collect();
+        let mut servers = Value::Object(servers);
+        servers[names[0]].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        mcp_servers(&json!({"mcpServers": servers}).to_string()).map(|found| found.into_iter().map(|one| one.name).collect::<Vec<_>>())
+    };
+    let short = "a-server-with-a-rather-long-name";
+    let why = |name: &str| Err(format!("`{name}` cannot be told from another server by its name"));
+    assert_eq!(of(&names, json!({})), why(names[1]));
+    assert_eq!(of(&[names[0], short], json!({})), why(names[0]));
+    assert_eq!(of(&["Git.Hub", "git_hub"], json!({})), why("Git.Hub"));
+    assert_eq!(of(&names[..1], json!({})), Ok(vec![short.to_owned()]));
+    // One that is left out is in nobody's way.
+    assert_eq!(of(&names, json!({"disabled": true})), Ok(vec![short.to_owned()]));
+}
+
+#[test]
+fn of_two_files_with_a_server_of_one_name_both_are_named_unless_they_mean_the_same() {
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str, server: Value| {
+        std::fs::write(home.path().join(name), json!({"mcpServers": {"git": server, name: {"command": "x"}}}).to_string()).unwrap();
+    };
+    file("one", json!({"command": "mcp-git", "args": ["here"]}));
+    let read = |more: &str| {
+        let name = home.path().join("toolgate.toml").display().to_string();
+        let config = Config::parse(&name, &format!("mcp_servers = [\"one\", \"two\"]\n{more}"));
+        let names: Vec<String> = config.upstreams.iter().map(|one| one.name.clone()).collect();
+        (config.problems().iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), names)
+    };
+    let all = ["git", "one", "two"].map(str::to_owned).to_vec();
+    file("two", json!({"command": "mcp-git", "args": ["here"]}));
+    assert_eq!(read(""), (Vec::new(), all.clone()));
+    file("two", json!({"command": "mcp-git", "args": ["there"]}));
+    let [one, two] = ["one", "two"].map(|name| home.path().join(name).display().to_string());
+    let why = format!("{one} and {two} have a server `git` each, and they are not the same");
+    assert_eq!(read(""), (vec![why], all.clone()));
+    // What the file itself says of it counts.
+    assert_eq!(read("[upstreams.git]\ncommand = \"another\"\n"), (Vec::new(), all));
 }

@@ -141,7 +141,7 @@ impl InUse {
             let door = Door::of(found.clone(), Some(&name), None, state, |_| Ok(Arc::clone(store)))?;
             doors.insert(name, Arc::new(door));
         }
-        Ok(Self { doors, undeclared: HashMap::new(), files: found.looked_at.clone(), found: Arc::new(found) })
+        Ok(Self { doors, undeclared: HashMap::new(), files: found.watched(), found: Arc::new(found) })
     }
 }
 
@@ -154,7 +154,7 @@ impl Service {
             *was = stamp(file);
         }
         let found = self.found();
-        let looked_at = found.as_ref().map(|found| found.looked_at.clone()).unwrap_or_default();
+        let looked_at = found.as_ref().map(InForce::watched).unwrap_or_default();
         match found.and_then(|found| InUse::of(found, &self.path, &self.state, &self.store)) {
             Ok(mut now) => {
                 for (file, was) in &mut now.files {

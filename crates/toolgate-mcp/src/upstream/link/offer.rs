@@ -153,8 +153,9 @@ impl Link {
         self.relist.notify_one();
     }
 
-    /// Somebody may have accepted what was held back, or put there what it lacked.
+    /// Somebody may have accepted what was held back, made room for what could not be written down, or put there what it lacked.
     pub(in crate::upstream) fn look_again(&self) {
+        self.pins.note_again();
         Arc::make_mut(&mut lock(&self.offer)).tools = self.pins.accepted().unwrap_or_default();
         if self.lacks.load(Ordering::Relaxed) && self.upstream.lacks().is_empty() {
             self.retry.notify_one();

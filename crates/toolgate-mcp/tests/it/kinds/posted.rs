@@ -32,7 +32,9 @@ impl Posted {
         let (period, forgotten) = (self.period.load(Ordering::SeqCst), self.forgotten.load(Ordering::SeqCst));
         let session = head.strip_prefix("post /post/").and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
         let how = asked.pointer("/params/arguments/how").and_then(Value::as_str);
+        // Posts are for the address that it names, and for no other.
         let at_once = match how.and_then(|how| how.parse::<u16>().ok()) {
+            _ if head.starts_with("post /sse") => Some(answer("405 No", "text/html", "<p>")),
             _ if head.starts_with("post /token") => {
                 let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"}).to_string();
                 Some(answer("200 OK", "application/json", &token))
@@ -208,5 +210,29 @@ async fn a_token_that_has_run_out_is_fetched_anew_for_the_old_transport() {
     })
     .await;
     assert_eq!((posted.streams.load(Ordering::SeqCst), posted.ran.load(Ordering::SeqCst)), (2, 2));
+    gate.end().await;
+}
+
+/// Clients say nothing of the transport in their files, and find out.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_takes_no_post_is_asked_for_its_events_unless_the_transport_is_named() {
+    let posted = Arc::new(Posted::default());
+    let serving = Arc::clone(&posted);
+    let address = listen(move |stream| Arc::clone(&serving).serve(stream)).await;
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("servers.json");
+    std::fs::write(&file, json!({"mcpServers": {"old": {"url": format!("http://{address}/sse")}}}).to_string()).unwrap();
+    let gate = Gate::open(&format!(
+        "mcp_servers = [{}]\n[upstreams.http]\nurl = \"http://{address}/sse\"\ntransport = \"http\"\n\
+         [tools.old_talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"read\"\n",
+        json!(file)
+    ))
+    .await;
+    let said = gate.client().in_session("s").call("old_talk", json!({})).await;
+    assert_eq!(said["content"][0]["text"], "done", "{said}");
+    let health = gate.gateway.health();
+    let statuses: Vec<(&str, &Status)> = health.iter().map(|one| (one.name.as_str(), &one.status)).collect();
+    let [("http", Status::Down { why, .. }), ("old", Status::Up { .. })] = &statuses[..] else { panic!("{statuses:?}") };
+    assert!(why.starts_with("it answers with HTTP 405: ") && why.contains("transport = \"sse\""), "{why}");
     gate.end().await;
 }

@@ -36,7 +36,7 @@ impl Upstream {
     }
 
     /// What stands elsewhere of what it is given, and all that it is set: many write their keys down as they are. Each as a whole, and
-    /// line by line.
+    /// line by line; and what was taken of it before it changed, which may still be in use.
     fn secrets(&self) -> Vec<String> {
         let set: Vec<&Reference> = match &self.reach {
             Reach::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
@@ -49,7 +49,7 @@ impl Upstream {
                 headers.iter().map(|(_, value)| value).chain(own).collect()
             }
         };
-        let values = set.into_iter().filter_map(|value| value.resolve().ok()).flat_map(and_behind_scheme);
+        let values = set.into_iter().flat_map(Reference::values).flat_map(and_behind_scheme);
         let known = self.references().into_iter().flat_map(Reference::hidden).chain(self.tokens.all());
         crate::redact::and_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
     }
@@ -64,7 +64,10 @@ impl Upstream {
             SECRET.iter().any(|part| name.contains(part))
         };
         let is_secret = |name: &str, value: &Reference| speaks(name) || value.hidden().next().is_some();
-        let set = named.iter().filter_map(|(name, value)| Some((is_secret(name, value), value.resolve().ok()?)));
+        let set = named.iter().flat_map(|(name, value)| {
+            let is_secret = is_secret(name, value);
+            value.values().into_iter().map(move |value| (is_secret, value))
+        });
         let (hidden, plain): (Vec<_>, Vec<_>) = set.partition(|(is_secret, _)| *is_secret);
         let is_plain = |value: &String| {
             let is_word = value.chars().all(|letter| letter.is_ascii_lowercase());

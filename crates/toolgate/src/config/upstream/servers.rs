@@ -1,0 +1,95 @@
+//! MCP servers of files as clients have them.
+
+use std::path::{Path, PathBuf};
+
+use super::{Credentials, LONGEST, Reach, Undeclared, Upstream};
+use crate::config::reference::Reference;
+
+/// The servers of a file in the form that clients use: `{"mcpServers": {"name": {"command", "args", "env"} or {"url", "headers"}}}`.
+/// `${NAME}` and `${env:NAME}` in it stand for what the environment has. Their tools are offered, and a person is asked before each call.
+///
+/// # Errors
+/// What is wrong with it.
+///
+/// ```
+/// let text = r#"{"mcpServers": {"git": {"command": "uvx", "args": ["mcp-server-git"]}}}"#;
+/// assert_eq!(toolgate::config::mcp_servers(text).unwrap()[0].name, "git");
+/// ```
+pub fn mcp_servers(text: &str) -> Result<Vec<Upstream>, String> {
+    // Some programs begin a file with a mark, and some clients take comments in it.
+    let text = text.trim_start_matches('\u{feff}');
+    let parsed: Result<serde_json::Value, _> = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
+    let document = parsed.map_err(|error| format!("it is no JSON: {error}"))?;
+    // Behind toolgate stands what stood there before it; VS Code says `servers`.
+    let servers = [BEHIND_TOOLGATE, "mcpServers", "servers"].into_iter().find_map(|key| document.get(key));
+    let servers = servers.and_then(serde_json::Value::as_object).ok_or("it has no `mcpServers`")?;
+    let mapped = crate::names::map_foreign(servers.keys().map(String::as_str));
+    let clash = |name: &str| format!("`{}` cannot be told from another server by its name", crate::names::shown(name));
+    if let Some(name) = mapped.held_back.iter().next() {
+        return Err(clash(name));
+    }
+    let mut found: Vec<Upstream> = Vec::new();
+    for (legal, name) in &mapped.names {
+        let Some(server) = servers.get(name).filter(|server| !is_toolgate(server)) else { continue };
+        let named = |why: String| format!("`{}`: {why}", crate::names::shown(name));
+        if server.get("disabled").and_then(serde_json::Value::as_bool) == Some(true) {
+            continue;
+        }
+        let legal: String = legal.chars().take(LONGEST).collect();
+        // What is cut off may be all that tells it from another.
+        if found.iter().any(|known| known.name == legal) {
+            return Err(clash(name));
+        }
+        let (reach, places) = server_of(server).map_err(named)?;
+        let upstream = Upstream::new(&legal, reach);
+        found.push(Upstream { undeclared: Undeclared::Ask, prompts: true, resources: true, places, ..upstream });
+    }
+    Ok(found)
+}
+
+/// Whether it is toolgate itself, which does not stand behind itself.
+fn is_toolgate(server: &serde_json::Value) -> bool {
+    let command = server.get("command").and_then(serde_json::Value::as_str);
+    let named = |program: &str| Path::new(program).file_name().is_some_and(|name| name == "toolgate");
+    let found = command.and_then(|command| Reference::of_client(command).ok()?.resolve().ok());
+    command.is_some_and(named) || found.is_some_and(|program| named(&program))
+}
+
+/// Where a client's file keeps the servers that toolgate stands before.
+pub const BEHIND_TOOLGATE: &str = "mcpServersBehindToolgate";
+
+/// How a server is reached, and where its program and its directory were said to be.
+fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), String> {
+    let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
+    let pairs = |key: &str| -> Result<Vec<(String, Reference)>, String> {
+        let Some(found) = server.get(key) else { return Ok(Vec::new()) };
+        let found = found.as_object().ok_or_else(|| format!("`{key}` is no object"))?;
+        let one = |(name, value): (&String, &serde_json::Value)| {
+            let value = value.as_str().ok_or_else(|| format!("`{key}.{name}` is no text"))?;
+            Ok((name.clone(), Reference::of_client(value)?))
+        };
+        found.iter().map(one).collect()
+    };
+    if let Some(command) = text("command") {
+        let args = server.get("args").and_then(serde_json::Value::as_array).cloned().unwrap_or_default();
+        let word = |word: &serde_json::Value| {
+            word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of_client)
+        };
+        let args: Vec<Reference> = args.iter().map(word).collect::<Result<_, _>>()?;
+        // The environment does not change. What it lacks keeps this one away, as with all else, and no other.
+        let mut places = Vec::new();
+        let mut place = |written: &str| -> Result<PathBuf, String> {
+            let reference = Reference::of_client(written)?;
+            let path = reference.resolve().unwrap_or_else(|_| written.to_owned());
+            places.push(reference);
+            Ok(PathBuf::from(path))
+        };
+        let program = place(command)?;
+        let directory = text("cwd").map(place).transpose()?;
+        return Ok((Reach::Command { program, args, env: pairs("env")?, inherit: Vec::new(), directory }, places));
+    }
+    let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("it has neither `command` nor `url`")?;
+    let sse = text("type").or_else(|| text("transport")).map(|transport| transport == "sse");
+    let url = Reference::of_client(url)?;
+    Ok((Reach::Url { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))
+}
