@@ -235,7 +235,8 @@ impl Link {
     pub(in crate::upstream) fn has_one_stream(&self) -> bool {
         match &self.upstream.reach {
             Reach::Command { .. } => true,
-            Reach::Url { sse, .. } => *sse,
+            // Where that was found out only, the others do: they are forgiven when it is back.
+            Reach::Url { sse, .. } => *sse == Some(true),
         }
     }
 
