@@ -132,6 +132,10 @@ impl StreamableHttpClient for Bounded {
             Some(JsonRpcMessage::Error(error)) if named(&error) => {
                 Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
             }
+            // Some say with the status, too, how it went.
+            Some(JsonRpcMessage::Response(answer)) if asked.is_some_and(|request| answer.id.to_string() == request.id.to_string()) => {
+                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Response(answer), given))
+            }
             // Not all say with 404 that they do not know a session any more.
             Some(JsonRpcMessage::Error(error))
                 if session.is_some()

@@ -102,6 +102,8 @@ fn digest(request: &CallToolRequestParams) -> String {
 impl Door {
     /// A request for a call.
     pub(crate) async fn call(&self, request: CallToolRequestParams, client: &Client<'_>) -> Result<CallToolResponse, ErrorData> {
+        // In this order: what is counted when it ends has its time.
+        let _counted = self.gateway.count();
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("this is ending", None));
         }

@@ -371,6 +371,12 @@ impl Gateway {
         futures_util::future::join_all(peers.into_iter().map(tell)).await;
     }
 
+    /// Whether it takes no more calls.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.0.stop.is_cancelled()
+    }
+
     /// Takes no more calls; those that are under way go on.
     pub fn begin_to_end(&self) {
         self.0.stop.cancel();

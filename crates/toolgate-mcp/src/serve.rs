@@ -196,7 +196,12 @@ impl Http {
                     self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
                     return Err(refused);
                 }
-                let seat = match seats(many) {
+                // Who only answers, takes back, comes back or leaves takes none: those who are at it need that to come to an end.
+                let asking = match &batch {
+                    Some(batch) => batch.values().filter(|message| batch::asks(message)).count(),
+                    None => usize::from(batch::asks(&message.value)),
+                };
+                let seat = match seats(u32::try_from(asking).unwrap_or(many)) {
                     Ok(seat) => Arc::new(seat),
                     Err(refused) => {
                         // All of them have counted as requests.
@@ -216,7 +221,7 @@ impl Http {
                 parts.extensions.insert(asked.clone());
                 // Its name is taken until it is over, whoever still waits for it, and so is the seat of a call.
                 parts.extensions.insert(unanswered.clone());
-                if message.value.get("method").is_some_and(|method| method == "tools/call") {
+                if batch.is_some() || message.value.get("method").is_some_and(|method| method == "tools/call") {
                     parts.extensions.insert(Arc::clone(&seat));
                 }
                 let unanswered = Some(unanswered);

@@ -178,9 +178,10 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<Served>, found: In
             Err(error) => Err(error),
         }
     };
-    keeper.abort();
     retention.abort();
     gateway.end().await;
+    // Who reads the configuration has given up, and ended what that had begun.
+    keeper.abort();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
@@ -281,6 +282,7 @@ async fn keep_current(gateway: Gateway, served: Arc<Served>, files: Vec<(PathBuf
                 crate::note(&format!("the configuration was read again: {because}"));
                 files = now.unwrap_or(files);
             }
+            Err(_) if gateway.is_ending() => return,
             Err(error) => {
                 say(&format!("error: the configuration stays in force as it was: {error}"));
                 place::watch_too(&mut files, now.unwrap_or_default());

@@ -110,9 +110,12 @@ impl Issuer {
             }
         }
         let claims = claims.ok_or(NotLetIn::Invalid("the token is signed by nobody who is known"))??;
-        if self.is_due(OLDEST) {
+        // Beside the token, unless somebody is at it; who comes meanwhile with what a new key has signed waits for it.
+        if let Ok(turn) = Arc::clone(&self.fetching).try_lock_owned()
+            && self.is_due(OLDEST)
+        {
             let own = Arc::clone(self);
-            tokio::spawn(async move { own.fetch_again().await });
+            tokio::spawn(async move { own.fetch_in(turn).await });
         }
         self.named(&claims)
     }

@@ -22,10 +22,11 @@ impl Door {
         request: ClientRequest,
         context: &RequestContext<RoleServer>,
     ) -> Result<ServerResult, ErrorData> {
+        // In this order: what is counted when it ends has its time.
+        let _counted = self.gateway.count();
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("this is ending", None));
         }
-        let _counted = self.gateway.count();
         let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is away", None))?;
         let client = Client::of(context);
         let (line, mut heard) = mpsc::channel(WORDS);

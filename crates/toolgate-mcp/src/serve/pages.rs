@@ -13,7 +13,7 @@ use super::{Answer, Http, body};
 const METHODS: &str = "GET, POST, DELETE";
 /// What it may say in headers, beside arguments that a tool wants there.
 const HEADERS: &str = "content-type, authorization, accept, last-event-id, mcp-protocol-version, mcp-session-id, mcp-method, mcp-name, \
-    toolgate-session";
+    toolgate-session, traceparent, tracestate";
 /// The beginning of headers with arguments.
 const ARGUMENT: &str = "mcp-param-";
 /// What it may read of the headers of an answer.

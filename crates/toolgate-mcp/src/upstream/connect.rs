@@ -25,6 +25,9 @@ use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upst
 /// Requests beside those that have a seat: for its lists, about a resource, and to hear of changes. None of them waits behind calls.
 const BESIDE: usize = 4;
 
+/// How long the transport of 2024 may take to begin, where nobody has said that it is that.
+const BEGUN: Duration = Duration::from_secs(5);
+
 /// A connection that stands.
 pub(super) struct Connection {
     pub(super) service: RunningService<RoleClient, Ears>,
@@ -151,9 +154,9 @@ pub(super) async fn connect(
             };
             match (sse, status) {
                 // As the protocol has it for clients: whoever takes no post may be of the transport before, and says so where it is asked.
-                (None, Some(400 | 404 | 405)) if !probing => match address.events().await {
-                    Ok(events) => greet_old(handler, events).await,
-                    Err(_) => Err(why),
+                (None, Some(400 | 404 | 405)) if !probing => match tokio::time::timeout(BEGUN, address.events()).await {
+                    Ok(Ok(events)) => greet_old(handler, events).await,
+                    Ok(Err(_)) | Err(_) => Err(why),
                 },
                 (Some(_), Some(404 | 405)) => Err(format!("{why}, or say `transport = \"sse\"` (`type` where clients keep it)")),
                 _ => Err(why),

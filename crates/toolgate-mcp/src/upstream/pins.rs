@@ -384,10 +384,14 @@ impl Pins {
         }
         let draft =
             path.with_extension(format!("new-{}-{}", std::process::id(), DRAFTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
-        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        std::fs::rename(draft, path)?;
+        let written = (|| {
+            let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            std::fs::rename(&draft, path)
+        })();
+        // It is tried again and again: what was begun each time would fill the disk.
+        written.inspect_err(|_| drop(std::fs::remove_file(&draft)))?;
         *crate::gateway::lock(&self.stamp) = std::fs::metadata(path).ok().and_then(|file| Some((file.modified().ok()?, file.len())));
         Ok(())
     }

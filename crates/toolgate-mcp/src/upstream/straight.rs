@@ -331,6 +331,10 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
         false if status.is_success() => Broken::Unread("it answers with something that is no message".to_owned()),
         false => Broken::Unclear(format!("it answers with HTTP {}", status.as_u16())),
     };
+    // What nobody reads here may be an answer, whatever the status.
+    if events && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
+        return Err(Broken::Unclear(format!("it answers with HTTP {} and a stream", status.as_u16())));
+    }
     // Who is not let in is told so by the status alone.
     if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
         return Err(refused());
@@ -341,7 +345,8 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
         Err(error) => return Err(Broken::Unclear(error.to_string())),
     };
     let said = match understand(&text, id, status.is_success(), tell) {
-        Some(said) if status.is_success() || matches!(said, Err(Broken::Refused(_))) => said,
+        // Some say with the status, too, how it went.
+        Some(said) if status.is_success() || matches!(said, Ok(_) | Err(Broken::Refused(_))) => said,
         _ if !status.is_success() => Err(refused()),
         _ => Err(Broken::Unread("it answers something else than it was asked".to_owned())),
     };

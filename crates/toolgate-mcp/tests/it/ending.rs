@@ -143,15 +143,15 @@ async fn who_reads_the_configuration_while_the_gateway_ends_leaves_nothing_behin
     let silent = script(home.path(), "silent.sh", "sleep 600");
     let calc = "[tools.calc]\nkind = \"builtin\"\n";
     let gate = Gate::open(calc).await;
-    let more = format!("{calc}[upstreams.silent]\ncommand = {silent}\nargs = [\"--tools\", \"85\"]\n");
+    let more = format!("{calc}[upstreams.silent]\ncommand = {silent}\nargs = [\"--tools\", \"88\"]\n");
     std::fs::write(gate.home.path().join("toolgate.toml"), more).unwrap();
     let gateway = gate.gateway.clone();
     let reading = tokio::spawn(async move { gateway.reload().await });
-    until("it is started", async || !processes(85).is_empty()).await;
+    until("it is started", async || !processes(88).is_empty()).await;
     gate.gateway.end().await;
     // What it has started meanwhile is not put in place where nobody would end it, and nothing more is started.
     assert!(reading.await.unwrap().is_err());
     assert!(gate.gateway.reload().await.is_err());
-    until("nothing of it is left", async || processes(85).is_empty()).await;
+    until("nothing of it is left", async || processes(88).is_empty()).await;
     gate.end().await;
 }

@@ -105,11 +105,13 @@ impl Reference {
     }
 
     /// Whether another one comes now to what was last taken of this one, or to what this one comes to where nothing was. A file that cannot
-    /// be read now may be written at this moment, and changes nothing.
+    /// be read now, or that nothing stands in, may be written at this moment, and changes nothing.
     pub(super) fn is_still(&self, other: &Self) -> bool {
         let last = self.file().and_then(|(_, taken)| taken.all().pop());
+        let is_one_file = || self.file().zip(other.file()).is_some_and(|((own, _), (theirs, _))| own == theirs);
         match (last.map_or_else(|| self.resolve(), Ok), other.resolve()) {
-            (Ok(_), Err(_)) => self.file().zip(other.file()).is_some_and(|((own, _), (theirs, _))| own == theirs),
+            (Ok(_), Err(_)) => is_one_file(),
+            (Ok(_), Ok(theirs)) if theirs.is_empty() && is_one_file() => true,
             (own, theirs) => own == theirs,
         }
     }

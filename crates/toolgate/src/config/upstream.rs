@@ -183,6 +183,16 @@ impl Upstream {
         still && shape(self) == shape(other)
     }
 
+    /// Whether another file means the same server. Where one of the two names its transport, that counts.
+    fn takes_in(&mut self, other: &Self) -> bool {
+        let mut other = other.clone();
+        if let (Reach::Url { sse: own, .. }, Reach::Url { sse: theirs, .. }) = (&mut self.reach, &mut other.reach) {
+            *own = own.or(*theirs);
+            *theirs = theirs.or(*own);
+        }
+        self.is_same(&other)
+    }
+
     /// What a tool of it is called where no table declares it: its name behind the prefix, unless it begins so already. Letters that are not
     /// allowed are still in it.
     #[must_use]
@@ -239,13 +249,13 @@ impl Reader<'_> {
             match super::text::text_of_named(&path).map_err(|error| error.to_string()).and_then(|text| mcp_servers(&text)) {
                 Ok(more) => {
                     for one in more {
-                        let Some(known) = found.iter().find(|known| known.name == one.name) else {
+                        let Some(known) = found.iter_mut().find(|known| known.name == one.name) else {
                             files.insert(one.name.clone(), path.clone());
                             found.push(Upstream { place: Some(table.place_of("mcp_servers")), ..one });
                             continue;
                         };
                         // What this file says of one counts; what two files say of one in the same way, they say once.
-                        if let Some(file) = files.get(&one.name).filter(|_| !known.is_same(&one)) {
+                        if let Some(file) = files.get(&one.name).filter(|_| !known.takes_in(&one)) {
                             let (file, path, name) = (file.display(), path.display(), &one.name);
                             let problem = Problem::new(format!("{file} and {path} have a server `{name}` each, and they are not the same"));
                             let help = format!("give one of them another name, or say here which is meant, in `[upstreams.{name}]`");

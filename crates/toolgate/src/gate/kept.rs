@@ -11,6 +11,7 @@ use super::authorize::{Granted, Permit};
 use super::pass::Passed;
 use super::run::Ran;
 use super::seen::{self, Otherwise};
+use super::settle::Blind;
 use super::trail::Trail;
 use super::{Stop, Toolgate};
 use crate::call::{Arguments, Call, CallId, Judged};
@@ -167,10 +168,12 @@ impl Toolgate {
             // What of them is secret, only their tool knew.
             let known = taken.intent.row.as_ref().map(|row| Arc::clone(&row.arguments));
             trail.arguments = known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
+            trail.about = taken.intent.row.as_ref().map(|row| row.entities.clone()).unwrap_or_default();
             // Of an agent that is gone nobody knows how to read what it says that it ran.
             let is_other = !as_admitted && agent.is_some();
             let seen = agent.as_ref().and_then(|agent| seen::blindly(agent, &otherwise()));
-            return self.end_blindly(gone(&taken.intent, is_other, &result), &taken.intent, seen, trail).await;
+            let end = Blind { error: gone(&taken.intent, is_other, &result), ran: result.is_ok(), is_other, seen };
+            return self.end_blindly(end, &taken.intent, trail).await;
         };
         trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);
         let passed = Passed {

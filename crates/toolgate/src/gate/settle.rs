@@ -44,6 +44,16 @@ struct End {
     result: Option<json::Digest>,
 }
 
+/// What is known of a call whose tool is not there any more.
+pub(super) struct Blind {
+    pub(super) error: ToolError,
+    /// Its client says that it was made.
+    pub(super) ran: bool,
+    /// With other arguments than it was admitted with.
+    pub(super) is_other: bool,
+    pub(super) seen: Option<Box<Seen>>,
+}
+
 impl End {
     fn failed(error: ToolError, gate: Gate) -> Self {
         let effects = error.effects;
@@ -252,10 +262,18 @@ impl Toolgate {
     }
 
     /// A call that was let through ends, of which nobody knows any more what it was.
-    pub(super) async fn end_blindly(&self, error: ToolError, intent: &Intent, seen: Option<Box<Seen>>, trail: Box<Trail>) -> Answer {
-        let end = End::failed(error, Gate::Run);
-        let revoked = if end.settle == Settle::Released { Vec::new() } else { intent.revokes.clone() };
-        self.conclude(end, seen, revoked, !intent.recall.is_empty(), trail).await
+    pub(super) async fn end_blindly(&self, blind: Blind, intent: &Intent, trail: Box<Trail>) -> Answer {
+        let mut end = End::failed(blind.error, Gate::Run);
+        // A read counts as well, where it was made.
+        if blind.ran {
+            end.settle = Settle::Done;
+        }
+        let mut revoked = if end.settle == Settle::Released { Vec::new() } else { intent.revokes.clone() };
+        // What it was about then, nobody can tell.
+        if blind.is_other {
+            revoked.iter_mut().for_each(|revoked| revoked.about = None);
+        }
+        self.conclude(end, blind.seen, revoked, !intent.recall.is_empty(), trail).await
     }
 
     /// A call that was made before ends with what it came to then.
@@ -420,7 +438,7 @@ impl Toolgate {
 
     /// What the call is about: as it says itself, else as its result says.
     fn entities(&self, outcome: &Outcome, trail: &Trail) -> Vec<(Arc<str>, serde_json::Value)> {
-        let Some(tool) = self.registered(trail) else { return Vec::new() };
+        let Some(tool) = self.registered(trail) else { return trail.about.clone() };
         let result = outcome.success().map(|output| &output.value);
         let about = |(name, path): &(Arc<str>, json::Pointer)| {
             let found = path.get(&trail.arguments).filter(|value| !value.is_null()).or_else(|| result.and_then(|value| path.get(value)));

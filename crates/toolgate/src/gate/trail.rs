@@ -45,6 +45,8 @@ pub(crate) struct Trail {
     pub(crate) kept: Option<String>,
     /// A client runs it, not this process.
     pub(crate) apart: bool,
+    /// What it is about, where only its claim still knows.
+    pub(crate) about: Vec<(Arc<str>, Value)>,
     /// How far its session had come when it was admitted; where nobody knows, at its beginning.
     pub(crate) stamp: u64,
     /// Where the client asks its user: why.
@@ -108,6 +110,7 @@ impl Trail {
             carried: call.carried.clone(),
             span: Span::none(),
             kept: None,
+            about: Vec::new(),
             apart: false,
             stamp: 0,
             asks: None,

@@ -1,5 +1,7 @@
 //! A call that is admitted by one process and settled by another.
 
+mod gone;
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -129,42 +131,6 @@ async fn no_secret_under_another_name_is_in_the_row_of_a_report() {
         let _ = gate.report_kept(call(&gate, "d", "run", json!({"what": "b", "key": "hunter2"})), Ok(json!(1))).await;
         let row = gate.session("coder", "alice", "s").rows().await.unwrap().pop().unwrap();
         assert_eq!((&row.arguments["what"], row.arguments["key"] != "hunter2"), (&json!("b"), true));
-    }
-}
-
-#[tokio::test]
-async fn what_came_of_a_call_whose_tool_is_gone_is_written_down_as_that_call() {
-    type Case = (&'static str, Result<Value, Failure>, Value, &'static str, Effects);
-    let failed = |effects| Err(Failure::business("exit_1", "it failed").effects(effects));
-    let one = || json!({"id": 1});
-    let cases: [Case; 5] = [
-        ("coder", Ok(json!("done")), one(), "unknown_tool", Effects::Done),
-        ("coder", failed(Effects::None), one(), "unknown_tool", Effects::None),
-        ("coder", failed(Effects::Unknown), one(), "unknown_tool", Effects::Unknown),
-        ("coder", Ok(json!("done")), json!({"id": 2}), "not_as_admitted", Effects::Done),
-        ("another", Ok(json!("done")), one(), "unknown_tool", Effects::Done),
-    ];
-    for (left, result, ran, expected, effects) in cases {
-        let what = format!("{left} {result:?} {ran}");
-        let desk = Desk::new();
-        let before = desk.process_with(|agent| agent.tool(Tool::external("wipe", "Wipes.", None).open()));
-        // As it is read again: that agent has other tools, or is not there at all.
-        let look = Tool::external("look", "Looks.", None).effect(Effect::Read);
-        let agent = Agent::builder(left).tool(look).build().unwrap();
-        let after = Toolgate::builder().store(Arc::clone(&desk.0)).agent(agent).build().unwrap();
-        let wipe = |gate: &Toolgate, id: &str, arguments: Value| call(gate, id, "wipe", arguments).idempotency_key("k");
-        let kept = before.admit_kept(wipe(&before, "c", one())).await.unwrap();
-        let answer = after.report_kept(wipe(&after, "c", ran.clone()), result).await;
-        assert_eq!((code(&answer), answer.call), (expected, kept.call), "{what}");
-        let rows = after.session("coder", "alice", "s").rows().await.unwrap();
-        let said: Vec<_> = rows.iter().map(|row| (row.call, row.decision, row.effects)).collect();
-        assert_eq!(said, [(kept.call, Decision::Failed, effects)], "{what}");
-        assert_eq!(rows.iter().any(|row| row.facts.ran.is_some()), ran != one(), "{what}");
-        // Its claim is settled by that, and not left open: what has happened is not made again, and what has not may be.
-        assert_eq!(before.pending().await.unwrap().len(), usize::from(effects == Effects::Unknown), "{what}");
-        assert_eq!(before.admit_kept(wipe(&before, "d", one())).await.is_ok(), effects == Effects::None, "{what}");
-        // It was reported, once.
-        assert_eq!(code(&before.report_kept(wipe(&before, "c", one()), Ok(json!(1))).await), "not_admitted", "{what}");
     }
 }
 

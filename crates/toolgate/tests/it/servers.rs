@@ -126,6 +126,8 @@ fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
     assert_eq!(used.said_without_secrets(json!({"said": said})), json!({"said": "[redacted], [redacted]"}));
     assert!(!format!("{used:?}").contains("key-of-ours"), "{used:?}");
     // It may be written at this moment.
+    std::fs::write(&key, "\n").unwrap();
+    assert!(used.is_same(&read()));
     std::fs::remove_file(&key).unwrap();
     assert!(used.is_same(&read()));
     assert_eq!(used.without_secrets(said), "[redacted], second-key-of-ours");
@@ -174,6 +176,17 @@ fn of_two_files_with_a_server_of_one_name_both_are_named_unless_they_mean_the_sa
     let all = ["git", "one", "two"].map(str::to_owned).to_vec();
     file("two", json!({"command": "mcp-git", "args": ["here"]}));
     assert_eq!(read(""), (Vec::new(), all.clone()));
+    // Clients differ in whether they name the transport.
+    for (one, two, same) in [(None, Some("sse"), true), (Some("http"), None, true), (Some("http"), Some("sse"), false)] {
+        let server = |kind: Option<&str>| match kind {
+            Some(kind) => json!({"url": "http://127.0.0.1:1/mcp", "type": kind}),
+            None => json!({"url": "http://127.0.0.1:1/mcp"}),
+        };
+        file("one", server(one));
+        file("two", server(two));
+        assert_eq!(read("").0.is_empty(), same, "{one:?} {two:?}");
+    }
+    file("one", json!({"command": "mcp-git", "args": ["here"]}));
     file("two", json!({"command": "mcp-git", "args": ["there"]}));
     let [one, two] = ["one", "two"].map(|name| home.path().join(name).display().to_string());
     let why = format!("{one} and {two} have a server `git` each, and they are not the same");

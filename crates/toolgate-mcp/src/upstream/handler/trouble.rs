@@ -14,6 +14,8 @@ use crate::upstream::straight::Broken;
 
 /// After how many milliseconds one that is connected to anew is there, if all goes well.
 const ANEW: u64 = 500;
+/// After how many one has been looked at. It is longer than anybody waits here: what was turned away is left to whoever asked for it.
+const LOOKED_AT: u64 = 1_500;
 
 impl RemoteTool {
     /// What went wrong on the straight way.
@@ -54,7 +56,7 @@ impl RemoteTool {
                 "the upstream `{}` does not understand requests of its revision any more; it is looked at anew",
                 self.link.upstream.name
             );
-            return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ANEW);
+            return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(LOOKED_AT);
         }
         let failure = Failure::http(status, "").effects(Effects::None);
         match wait {

@@ -23,11 +23,13 @@ pub(super) enum Unlisted {
     Unheard(String),
     /// Who was asked is not there any more, or not for us; or it offers more than anybody keeps.
     Over(String),
+    /// One of this revision does not know what every one of it knows.
+    Strange(String),
 }
 
 impl Unlisted {
     pub(super) fn why(self) -> String {
-        let (Self::Refused(why) | Self::Unheard(why) | Self::Over(why)) = self;
+        let (Self::Refused(why) | Self::Unheard(why) | Self::Over(why) | Self::Strange(why)) = self;
         why
     }
 }
@@ -83,7 +85,7 @@ impl Link {
                 Trouble::Lost => Unlisted::Over(why),
                 Trouble::Status(401, _) if self.may_renew() => Unlisted::Over(why),
                 // Whoever it is now, it does not know what every one of its revision knows.
-                Trouble::Status(status, _) if modern && is_strange(status) => Unlisted::Over(why),
+                Trouble::Status(status, _) if modern && is_strange(status) => Unlisted::Strange(why),
                 _ => Unlisted::Unheard(why),
             },
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => Unlisted::Unheard(why),
@@ -114,6 +116,9 @@ impl Link {
                     return Ok(());
                 }
                 Err(Unlisted::Over(why)) => return Err(format!("{ill}: {why}")),
+                // What is under way is not cut off because something between here and there knows nobody for a moment.
+                Err(Unlisted::Strange(why)) if last && !self.is_busy() => return Err(format!("{ill}: {why}")),
+                Err(Unlisted::Strange(why)) => why,
                 Err(Unlisted::Unheard(why)) => why,
             };
             let waits = behind_calls && !self.doubted.load(Ordering::Relaxed) && !self.silence.is_too_long();

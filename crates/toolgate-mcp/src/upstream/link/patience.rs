@@ -19,8 +19,6 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 /// So often in such a while it may say of lists that are as before that they have changed.
 const CLAIMS: u32 = 10;
 const WHILE: Duration = Duration::from_secs(60);
-/// For so long after it was doubted an upstream that has said what it offers is believed to mean what it turns away.
-const MEANT: Duration = Duration::from_secs(5);
 /// The shortest and the longest wait before it is started again.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// So often in a row it is not asked what it offers, because calls are under way.
@@ -91,8 +89,7 @@ impl Claims {
 
 /// An upstream has turned a request away as one of its revision does not.
 pub(super) struct Doubt {
-    since: Instant,
-    /// It has said since what it offers.
+    /// It has answered since when it was asked what it offers, in the words of its revision: it means what it turns away.
     told: bool,
 }
 
@@ -211,6 +208,10 @@ impl Link {
         self.refusals.store(0, Ordering::Relaxed);
         self.doubted.store(false, Ordering::Relaxed);
         self.breaker.told_all();
+        self.believe();
+    }
+
+    fn believe(&self) {
         if let Some(doubt) = &mut *lock(&self.doubt) {
             doubt.told = true;
         }
@@ -219,6 +220,7 @@ impl Link {
     /// It has answered with an error when it was asked what it offers. Whether it is started again: behind some that answer everything so
     /// there is nobody any more.
     pub(super) fn refused(&self) -> bool {
+        self.believe();
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         is_lost(refusals, self.is_busy(), self.doubted.swap(false, Ordering::Relaxed))
     }
@@ -247,13 +249,11 @@ impl Link {
         if self.standing().is_none_or(|standing| standing.generation != generation) {
             return true;
         }
-        let mut doubt = lock(&self.doubt);
-        if let Some(doubt) = doubt.as_ref().filter(|doubt| doubt.since.elapsed() < MEANT) {
-            return !doubt.told;
+        let told = lock(&self.doubt).get_or_insert(Doubt { told: false }).told;
+        if !told {
+            self.relist.notify_one();
         }
-        *doubt = Some(Doubt { since: Instant::now(), told: false });
-        self.relist.notify_one();
-        true
+        !told
     }
 
     /// It has not answered over this connection. After some of these it is left alone for a while, and asked whether it is there at all.
