@@ -80,7 +80,8 @@ async fn a_page_that_may_come_is_let_in_by_its_browser() {
     assert_eq!((said.status().as_u16(), listed(&said, OPEN)), (204, vec!["https://app.example".to_owned()]));
     assert_eq!(listed(&said, "vary"), ["origin"]);
     assert_eq!(listed(&said, "access-control-allow-methods"), ["get", "post", "delete"]);
-    let known = "content-type authorization accept last-event-id mcp-protocol-version mcp-session-id mcp-method mcp-name toolgate-session";
+    let known = "content-type authorization accept last-event-id mcp-protocol-version mcp-session-id mcp-method mcp-name toolgate-session \
+        traceparent tracestate";
     let mut wanted: Vec<&str> = known.split(' ').collect();
     wanted.push("mcp-param-city");
     assert_eq!(listed(&said, "access-control-allow-headers"), wanted);

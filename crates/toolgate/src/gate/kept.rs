@@ -53,6 +53,9 @@ pub(super) struct Parked {
     latency: Latency,
     /// How far the session had come.
     stamp: u64,
+    /// What it is about.
+    #[serde(default)]
+    about: Vec<(Arc<str>, Value)>,
 }
 
 impl Parked {
@@ -69,6 +72,7 @@ impl Parked {
             facts: trail.facts.clone(),
             latency: trail.latency(),
             stamp: trail.stamp,
+            about: super::settle::entities(permit.tool(), &trail.arguments, None),
         };
         serde_json::to_vec(&parked).map_err(|_| ToolError::of(code::INTERNAL_FAULT, "the call cannot be kept"))
     }
@@ -83,6 +87,7 @@ impl Parked {
         trail.config = self.config;
         trail.asked = self.asked;
         trail.stamp = self.stamp;
+        trail.about = self.about;
         trail.facts = self.facts;
         trail.facts.claimed.clone_from(&taken.used);
         let away = now.duration_since(self.admitted).as_nanos();
@@ -168,7 +173,6 @@ impl Toolgate {
             // What of them is secret, only their tool knew.
             let known = taken.intent.row.as_ref().map(|row| Arc::clone(&row.arguments));
             trail.arguments = known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
-            trail.about = taken.intent.row.as_ref().map(|row| row.entities.clone()).unwrap_or_default();
             // Of an agent that is gone nobody knows how to read what it says that it ran.
             let is_other = !as_admitted && agent.is_some();
             let seen = agent.as_ref().and_then(|agent| seen::blindly(agent, &otherwise()));

@@ -439,12 +439,7 @@ impl Toolgate {
     /// What the call is about: as it says itself, else as its result says.
     fn entities(&self, outcome: &Outcome, trail: &Trail) -> Vec<(Arc<str>, serde_json::Value)> {
         let Some(tool) = self.registered(trail) else { return trail.about.clone() };
-        let result = outcome.success().map(|output| &output.value);
-        let about = |(name, path): &(Arc<str>, json::Pointer)| {
-            let found = path.get(&trail.arguments).filter(|value| !value.is_null()).or_else(|| result.and_then(|value| path.get(value)));
-            found.filter(|value| !value.is_null()).map(|value| (Arc::clone(name), json::plain(value.clone())))
-        };
-        tool.spec.entities.iter().filter_map(about).collect()
+        entities(tool, &trail.arguments, outcome.success().map(|output| &output.value))
     }
 
     /// The store could not take the row: it waits in a file, and the caller hears so.
@@ -476,6 +471,19 @@ impl Toolgate {
         self.publish(&Event::ToolInvoked(row));
         Answer { call: trail.id, gate: end.gate, rule, outcome: end.outcome, recorded }
     }
+}
+
+/// What a call of a tool is about, by its arguments, or else by its result.
+pub(super) fn entities(
+    tool: &Registered,
+    arguments: &serde_json::Value,
+    result: Option<&serde_json::Value>,
+) -> Vec<(Arc<str>, serde_json::Value)> {
+    let about = |(name, path): &(Arc<str>, json::Pointer)| {
+        let found = path.get(arguments).filter(|value| !value.is_null()).or_else(|| result.and_then(|value| path.get(value)));
+        found.filter(|value| !value.is_null()).map(|value| (Arc::clone(name), json::plain(value.clone())))
+    };
+    tool.spec.entities.iter().filter_map(about).collect()
 }
 
 fn unrecorded(error: &StoreError, effects: Effects) -> ToolError {

@@ -25,14 +25,17 @@ impl Desk {
     }
 
     fn process_with(&self, more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Toolgate {
+        Toolgate::builder().store(Arc::clone(&self.0)).agent(Self::agent(more)).built()
+    }
+
+    fn agent(more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Agent {
         let run = Tool::external(
             "run",
             "Runs.",
             Some(json!({"type": "object", "properties": {"what": {"type": "string"}, "key": {"type": "string"}}})),
         );
         let look = Tool::external("look", "Looks.", None).effect(Effect::Read).entity("id", "/id").proves("/ok");
-        let agent = more(Agent::builder("coder").tool(run.open().secret("/key")).tool(look));
-        Toolgate::builder().store(Arc::clone(&self.0)).agent(agent.build().unwrap()).built()
+        more(Agent::builder("coder").tool(run.open().secret("/key")).tool(look)).build().unwrap()
     }
 }
 

@@ -50,7 +50,9 @@ async fn what_was_run_of_a_tool_that_is_gone_is_found_counts_and_takes_away() {
     // What it ran, and of which records it still holds that somebody looked.
     for (ran, left) in [("A", ["prerequisite_missing", "ok"]), ("B", ["prerequisite_missing", "prerequisite_missing"])] {
         let desk = Desk::new();
-        let (before, after) = (desk.process_with(more), desk.process_with(|agent| agent.policy(rule())));
+        // Calls of the one are not decided again by the other.
+        let before = desk.process_with(more);
+        let after = Toolgate::builder().store(Arc::clone(&desk.0)).agent(Desk::agent(|agent| agent.policy(rule()))).build().unwrap();
         for id in ["A", "B"] {
             let _ = before.admit_kept(call(&before, id, "look", json!({"id": id}))).await.unwrap();
             assert_eq!(code(&before.report_kept(call(&before, id, "look", json!({"id": id})), Ok(json!({"ok": true}))).await), "ok");
