@@ -66,10 +66,8 @@ impl StreamableHttpClient for Bounded {
         }
         let answer = request.json(&message).send().await?;
         let status = answer.status();
-        match status {
-            StatusCode::ACCEPTED | StatusCode::NO_CONTENT => return Ok(StreamableHttpPostResponse::Accepted),
-            StatusCode::NOT_FOUND if session.is_some() => return Err(StreamableHttpError::SessionExpired),
-            _ => {}
+        if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
+            return Ok(StreamableHttpPostResponse::Accepted);
         }
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let (given, kind, retry_after) = (header(SESSION), header(CONTENT_TYPE.as_str()), header(RETRY_AFTER.as_str()));
@@ -129,12 +127,13 @@ impl StreamableHttpClient for Bounded {
         };
         match said {
             Some(said) if status.is_success() => Ok(StreamableHttpPostResponse::Json(said, given)),
-            Some(JsonRpcMessage::Error(error)) if named(&error) => {
-                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
-            }
             // Some say with the status, too, how it went.
             Some(JsonRpcMessage::Response(answer)) if asked.is_some_and(|request| answer.id.to_string() == request.id.to_string()) => {
                 Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Response(answer), given))
+            }
+            _ if status == StatusCode::NOT_FOUND && session.is_some() => Err(StreamableHttpError::SessionExpired),
+            Some(JsonRpcMessage::Error(error)) if named(&error) => {
+                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
             }
             // Not all say with 404 that they do not know a session any more.
             Some(JsonRpcMessage::Error(error))
@@ -144,6 +143,8 @@ impl StreamableHttpClient for Bounded {
             {
                 Err(StreamableHttpError::SessionExpired)
             }
+            // What nobody reads here may be an answer, whatever the status.
+            _ if status.is_client_error() && asked.is_some() && !shut && is(EVENTS) => Err(StreamableHttpError::UnexpectedEndOfStream),
             _ if !status.is_success() => Err(HttpStatusError::new(status.as_u16(), retry_after).into()),
             // Who was not asked anything may say what it likes.
             _ if asked.is_none() => Ok(StreamableHttpPostResponse::Accepted),

@@ -58,6 +58,8 @@ pub(crate) struct Http {
     /// Of older clients.
     sessions: Arc<Returning>,
     seats: Seats,
+    /// For what asks nothing.
+    beside: Seats,
     /// Who is refused takes no seat, and waits until it is written down.
     turns: Semaphore,
     waiting: Arc<Semaphore>,
@@ -84,12 +86,12 @@ impl Http {
             .with_cancellation_token(gateway.0.closed.child_token());
         let (doors, sessions) = (gateway.clone(), Arc::new(Returning::new(gateway.clone())));
         let mcp = StreamableHttpService::new(move || Ok(Door::new(doors.clone(), None)), Arc::clone(&sessions), config);
-        let seats = Seats::new(settings.concurrency);
+        let (seats, beside) = (Seats::new(settings.concurrency), Seats::new(settings.concurrency));
         let door = Door::new(gateway.clone(), None);
         let (turns, waiting) = (Semaphore::new(refused::TURNS), Arc::new(Semaphore::new(refused::WAITING)));
         let arriving = AtomicUsize::new(0);
         let (open, rates, owners) = (Open::default(), Mutex::default(), Mutex::default());
-        Self { gateway, door, mcp, sessions, seats, turns, waiting, open, arriving, rates, owners }
+        Self { gateway, door, mcp, sessions, seats, beside, turns, waiting, open, arriving, rates, owners }
     }
 
     async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
@@ -135,10 +137,8 @@ impl Http {
         self.hold_rate(&running, &caller, 1)?;
         // Who is still talking takes no seat: it might go on for long.
         let is_shared = !running.keys.is_open();
-        let seats = |many: u32| {
-            let full = || refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
-            self.seats.take(&caller.principal, many, is_shared).ok_or_else(full)
-        };
+        let full = || refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
+        let seats = |many: u32| self.seats.take(&caller.principal, many, is_shared).ok_or_else(full);
         match words.as_slice() {
             ["metrics"] => self.metrics(&caller),
             ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
@@ -196,12 +196,16 @@ impl Http {
                     self.lost(&running, &caller, asked.agent.as_deref(), said(message, batch), HASTY).await;
                     return Err(refused);
                 }
-                // Who only answers, takes back, comes back or leaves takes none: those who are at it need that to come to an end.
+                // Who only answers, takes back, comes back or leaves has others: those who are at it need that to come to an end.
                 let asking = match &batch {
                     Some(batch) => batch.values().filter(|message| batch::asks(message)).count(),
                     None => usize::from(batch::asks(&message.value)),
                 };
-                let seat = match seats(u32::try_from(asking).unwrap_or(many)) {
+                let taken = match asking {
+                    0 => self.beside.take(&caller.principal, 1, is_shared).ok_or_else(full),
+                    asking => seats(u32::try_from(asking).unwrap_or(many)),
+                };
+                let seat = match taken {
                     Ok(seat) => Arc::new(seat),
                     Err(refused) => {
                         // All of them have counted as requests.

@@ -153,6 +153,8 @@ pub(crate) struct Link {
     doubted: AtomicBool,
     /// How often in a row it has refused to say what it offers, and has done nothing else that it was asked.
     refusals: AtomicU32,
+    /// How often in a row it was of another revision, as it seemed, when it was asked that.
+    strange: AtomicU32,
     silence: patience::Silence,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
@@ -194,6 +196,7 @@ impl Link {
             answers: AtomicU64::new(0),
             doubted: AtomicBool::new(false),
             refusals: AtomicU32::new(0),
+            strange: AtomicU32::new(0),
             lacks: AtomicBool::new(false),
             retry: Notify::new(),
             last_words: Mutex::default(),

@@ -346,18 +346,19 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
     };
     let said = match understand(&text, id, status.is_success(), tell) {
         // Some say with the status, too, how it went.
-        Some(said) if status.is_success() || matches!(said, Ok(_) | Err(Broken::Refused(_))) => said,
-        _ if !status.is_success() => Err(refused()),
-        _ => Err(Broken::Unread("it answers something else than it was asked".to_owned())),
+        Some(said) => said,
+        None if !status.is_success() => Err(refused()),
+        None => Err(Broken::Unread("it answers something else than it was asked".to_owned())),
     };
     Ok(Heard { said, rest: None })
 }
 
-/// What a message says: the answer, or something on the way to it. An error without a name is that only where it was `taken` in.
+/// What a message says: the answer, or something on the way to it. An error without a name is that only where it was `taken` in, and so is
+/// what is no message.
 fn understand(text: &[u8], id: u64, taken: bool, tell: &mut impl FnMut(Word)) -> Option<Result<ServerResult, Broken>> {
     let said: Said<'_> = match serde_json::from_slice(text) {
         Ok(said) => said,
-        Err(error) => return Some(Err(Broken::Unread(error.to_string()))),
+        Err(error) => return taken.then(|| Err(Broken::Unread(error.to_string()))),
     };
     if let Some(method) = said.method {
         let params = said.params.map_or("{}", RawValue::get);

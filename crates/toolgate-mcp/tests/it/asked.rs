@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::entering::{Older, plain};
-use crate::support::{Gate, fixture, with_fixture};
+use crate::security::digest;
+use crate::support::{Gate, fixture, until, with_fixture};
 
 const ASKED: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
     [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
@@ -74,5 +75,42 @@ async fn who_knows_no_forms_is_sent_none() {
         assert_eq!((&done["result"]["structuredContent"], told().as_str()), (&json!({"done": true}), "null"), "{done}");
         drop(older);
     }
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_no_seat_left_can_still_answer_and_take_back() {
+    let token = |principal: &str| format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(principal));
+    let ask = "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+        [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"echo\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
+    let gate = Gate::open(&format!("{}{ask}[gateway]\nconcurrency = 2\n{}", with_fixture(""), token("ann"))).await;
+    let mut own = reqwest::header::HeaderMap::new();
+    own.insert("authorization", "Bearer ann".parse().unwrap());
+    let http = reqwest::Client::builder().no_proxy().default_headers(own).build().unwrap();
+    let mut older = Older::greet(&http, &gate.url, json!({"elicitation": {}})).await;
+    for answers in [true, false] {
+        // The call has the one seat that there is for somebody.
+        let asked = older.begin("tools/call", &json!({"name": "echo", "arguments": {"text": answers.to_string()}}));
+        let question = older.ears.hear(|said| said["method"] == "elicitation/create").await;
+        let said = match answers {
+            true => json!({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"approve": true}}}),
+            false => json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": asked}}),
+        };
+        let taken = older.request(reqwest::Method::POST).json(&said).send().await.unwrap();
+        assert_eq!(taken.status().as_u16(), 202, "{answers}");
+        if answers {
+            assert_eq!(older.answer_to(asked).await["result"]["isError"], false);
+        }
+        let ping = json!({"jsonrpc": "2.0", "id": format!("ping {answers}"), "method": "ping"});
+        let pings = async || {
+            let answer = older.request(reqwest::Method::POST).json(&ping).send().await.unwrap();
+            let free = answer.status() == 200;
+            // To its end: until then it has the seat.
+            answer.text().await.unwrap();
+            free
+        };
+        until("the seat is free", pings).await;
+    }
+    drop(older);
     gate.end().await;
 }

@@ -3,6 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -375,6 +376,8 @@ async fn what_breaks_is_told_from_what_was_done() {
         let mut said = gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
         while code == "upstream_invalid" && said["_meta"]["toolgate/error"]["code"] == "upstream_unavailable" {
             // It has not told them yet.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert!(asked < 500, "{said}");
             asked += 1;
             said = gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
         }

@@ -176,7 +176,7 @@ impl Toolgate {
             // Of an agent that is gone nobody knows how to read what it says that it ran.
             let is_other = !as_admitted && agent.is_some();
             let seen = agent.as_ref().and_then(|agent| seen::blindly(agent, &otherwise()));
-            let end = Blind { error: gone(&taken.intent, is_other, &result), ran: result.is_ok(), is_other, seen };
+            let end = Blind { error: gone(&taken.intent, is_other, &result), ran: result.is_ok(), is_other: !as_admitted, seen };
             return self.end_blindly(end, &taken.intent, trail).await;
         };
         trail.arguments = self.0.redactor.redact_shared(arguments.shared(), &tool.secrets);

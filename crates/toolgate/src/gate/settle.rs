@@ -49,7 +49,7 @@ pub(super) struct Blind {
     pub(super) error: ToolError,
     /// Its client says that it was made.
     pub(super) ran: bool,
-    /// With other arguments than it was admitted with.
+    /// With other arguments than it was admitted with, or nobody knows with which.
     pub(super) is_other: bool,
     pub(super) seen: Option<Box<Seen>>,
 }
@@ -273,7 +273,8 @@ impl Toolgate {
         if blind.is_other {
             revoked.iter_mut().for_each(|revoked| revoked.about = None);
         }
-        self.conclude(end, blind.seen, revoked, !intent.recall.is_empty(), trail).await
+        // A read may be made again, and then it is known what comes of it.
+        self.conclude(end, blind.seen, revoked, intent.effect && !intent.recall.is_empty(), trail).await
     }
 
     /// A call that was made before ends with what it came to then.

@@ -116,8 +116,7 @@ impl Link {
                     return Ok(());
                 }
                 Err(Unlisted::Over(why)) => return Err(format!("{ill}: {why}")),
-                // What is under way is not cut off because something between here and there knows nobody for a moment.
-                Err(Unlisted::Strange(why)) if last && !self.is_busy() => return Err(format!("{ill}: {why}")),
+                Err(Unlisted::Strange(why)) if last && self.is_estranged() => return Err(format!("{ill}: {why}")),
                 Err(Unlisted::Strange(why)) => why,
                 Err(Unlisted::Unheard(why)) => why,
             };

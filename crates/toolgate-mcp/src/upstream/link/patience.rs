@@ -19,6 +19,10 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 /// So often in such a while it may say of lists that are as before that they have changed.
 const CLAIMS: u32 = 10;
 const WHILE: Duration = Duration::from_secs(60);
+/// How soon one that means what it turns away is asked again what it offers: it may be another by then.
+const MEANT: Duration = Duration::from_secs(5);
+/// So often in a row it may not know what every one of its revision knows, while it is at calls.
+const STRANGE: u32 = 3;
 /// The shortest and the longest wait before it is started again.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// So often in a row it is not asked what it offers, because calls are under way.
@@ -89,6 +93,7 @@ impl Claims {
 
 /// An upstream has turned a request away as one of its revision does not.
 pub(super) struct Doubt {
+    since: Instant,
     /// It has answered since when it was asked what it offers, in the words of its revision: it means what it turns away.
     told: bool,
 }
@@ -211,7 +216,15 @@ impl Link {
         self.believe();
     }
 
+    /// It does not know what every one of its revision knows. Whether it is connected to anew: what is under way is not cut off because
+    /// something between here and there knows nobody for a moment.
+    pub(super) fn is_estranged(&self) -> bool {
+        let times = self.strange.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        !self.is_busy() || times >= STRANGE
+    }
+
     fn believe(&self) {
+        self.strange.store(0, Ordering::Relaxed);
         if let Some(doubt) = &mut *lock(&self.doubt) {
             doubt.told = true;
         }
@@ -249,11 +262,13 @@ impl Link {
         if self.standing().is_none_or(|standing| standing.generation != generation) {
             return true;
         }
-        let told = lock(&self.doubt).get_or_insert(Doubt { told: false }).told;
-        if !told {
+        let mut doubt = lock(&self.doubt);
+        let doubt = doubt.get_or_insert_with(|| Doubt { since: Instant::now(), told: false });
+        if !doubt.told || doubt.since.elapsed() > MEANT {
+            doubt.since = Instant::now();
             self.relist.notify_one();
         }
-        !told
+        !doubt.told
     }
 
     /// It has not answered over this connection. After some of these it is left alone for a while, and asked whether it is there at all.
