@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Url};
 use rmcp::RoleClient;
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
@@ -98,10 +98,7 @@ impl Transport<RoleClient> for SseTransport {
             })?;
             match answer.status().is_success() {
                 true => Ok(()),
-                false => {
-                    let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(crate::http::wait_ms);
-                    Err(SseError::Status(answer.status().as_u16(), wait))
-                }
+                false => Err(SseError::Status(answer.status().as_u16(), crate::http::wait_of(answer.headers()))),
             }
         }
     }

@@ -9,6 +9,7 @@ use jsonwebtoken::jwk::{JwkSet, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use toolgate::config::{CANARY_PRINCIPAL, Jwt};
 
@@ -90,7 +91,7 @@ impl Issuer {
             let turn = self.turn().await?;
             // Where somebody was before, it is done.
             if self.is_stale() {
-                self.fetch_in(turn).await;
+                let _ = self.fetch_in(turn).await;
             }
         }
         let kid = header.kid.unwrap_or_default();
@@ -102,7 +103,7 @@ impl Issuer {
             let turn = self.turn().await?;
             let age = if self.is_empty() { RETRY } else { SOONEST };
             if Arc::ptr_eq(&known, &self.keys()) && self.is_due(age) {
-                self.fetch_in(turn).await;
+                let _ = self.fetch_in(turn).await;
             }
             let renewed = self.keys();
             if !Arc::ptr_eq(&known, &renewed) {
@@ -114,8 +115,7 @@ impl Issuer {
         if let Ok(turn) = Arc::clone(&self.fetching).try_lock_owned()
             && self.is_due(OLDEST)
         {
-            let own = Arc::clone(self);
-            tokio::spawn(async move { own.fetch_in(turn).await });
+            drop(self.fetch_in(turn));
         }
         self.named(&claims)
     }
@@ -198,20 +198,15 @@ impl Issuer {
     }
 
     /// Fetches them for all who wait. It goes on whoever waits for it: others would not get them because one hangs up.
-    async fn fetch_in(self: &Arc<Self>, turn: OwnedMutexGuard<()>) {
+    /// What cannot be had leaves them as they were.
+    fn fetch_in(self: &Arc<Self>, turn: OwnedMutexGuard<()>) -> JoinHandle<()> {
         let own = Arc::clone(self);
-        let fetching = tokio::spawn(async move {
-            own.fetch_again().await;
+        tokio::spawn(async move {
+            if let Err(error) = own.fetch().await {
+                tracing::warn!(error, "{UNFETCHED}");
+            }
             drop(turn);
-        });
-        let _ = fetching.await;
-    }
-
-    /// Fetches them, and leaves them as they were where they cannot be had.
-    async fn fetch_again(&self) {
-        if let Err(error) = self.fetch().await {
-            tracing::warn!(error, "{UNFETCHED}");
-        }
+        })
     }
 
     pub(super) async fn fetch(&self) -> Result<(), String> {

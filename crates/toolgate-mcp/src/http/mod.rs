@@ -196,7 +196,7 @@ impl Handler for Runner {
         let ready = self.ready(arguments.value())?;
         let (answer, first) = self.send(ready).await?;
         let status = answer.status();
-        let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(wait_ms);
+        let wait = wait_of(answer.headers());
         let (text, more) = read(answer, self.tool.most).await?;
         if !status.is_success() {
             let said = String::from_utf8_lossy(&text);
@@ -229,6 +229,11 @@ impl Handler for Runner {
 /// After how many milliseconds a service wants to be asked again, where it says so in seconds (`Retry-After`).
 pub(crate) fn wait_ms(said: &str) -> Option<u64> {
     said.trim().parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1_000))
+}
+
+/// The same, of what was answered.
+pub(crate) fn wait_of(headers: &HeaderMap) -> Option<u64> {
+    headers.get(RETRY_AFTER)?.to_str().ok().and_then(wait_ms)
 }
 
 /// What an answer says, and whether it says more than that.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -324,7 +324,7 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
         }
         return Err(Broken::Unclear("it broke off in the middle of its answer".to_owned()));
     }
-    let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(crate::http::wait_ms);
+    let wait = crate::http::wait_of(answer.headers());
     let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
     let refused = || match turned_away {
         true => Broken::Status(status.as_u16(), wait),

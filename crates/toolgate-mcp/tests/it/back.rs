@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::entering::{Older, plain};
-use crate::old::{about, answer, listen, request, result};
+use crate::old::{about, answer, discovered, fresh, listen, request, result};
 use crate::support::{Gate, fixture, kill, lines, until};
 
 /// So many reads at the same time: more than may fail in a row.
@@ -46,17 +46,9 @@ impl Host {
     async fn hear(self: Arc<Self>, mut stream: TcpStream) {
         let Some((head, asked)) = request(&mut stream).await else { return };
         let session = format!("mcp-session-id: life-{}", self.life.load(Ordering::SeqCst));
-        let own = json!({"name": "host", "version": "1"});
-        let with = |mut said: Value| {
-            let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
-            said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
-            result(&asked, said)
-        };
+        let with = |said: Value| fresh(&asked, said);
         let said = match asked["method"].as_str().unwrap_or_default() {
-            "server/discover" if self.modern => with(json!({
-                "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own,
-                "_meta": {"io.modelcontextprotocol/serverInfo": own},
-            })),
+            "server/discover" if self.modern => discovered(&asked, "host", &json!({"tools": {}})),
             "server/discover" => answer("404 No", "text/html", "<p>"),
             "initialize" => result(&asked, about()).replacen("\r\n", &format!("\r\n{session}\r\n"), 1),
             "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),

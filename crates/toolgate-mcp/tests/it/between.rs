@@ -102,7 +102,7 @@ async fn a_log_message_within_an_answer_is_for_whose_answer_that_is() {
 
 /// A server of an earlier revision with a prompt and a resource. It says how far it is with either, and with a completion, and is through
 /// when it is let; or it says so without end, until it hears that nobody waits any more.
-pub(crate) async fn slow(let_go: Arc<Semaphore>) -> String {
+async fn slow(let_go: Arc<Semaphore>) -> String {
     listen(move |mut stream| {
         let let_go = Arc::clone(&let_go);
         async move {
@@ -157,10 +157,9 @@ pub(crate) async fn slow(let_go: Arc<Semaphore>) -> String {
     .await
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
-    let let_go = Arc::new(Semaphore::new(0));
-    let address = slow(Arc::clone(&let_go)).await;
+/// A gateway before such a server, whose prompts and resources it knows.
+pub(crate) async fn before_slow(let_go: &Arc<Semaphore>) -> Gate {
+    let address = slow(Arc::clone(let_go)).await;
     let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n")).await;
     let client = gate.client();
     for list in ["prompts", "resources"] {
@@ -168,14 +167,25 @@ async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
             async || client.ask(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty());
         until(&format!("there are {list}"), there).await;
     }
+    gate
+}
+
+/// What is asked of it, and where its answer stands in what comes. What is namespaced here is called there as it calls it itself.
+pub(crate) fn questions() -> [(&'static str, Value, &'static str, &'static str); 3] {
     let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "who", "value": "h"}});
-    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
-    // What is namespaced here is called there as it calls it itself.
-    for (method, params, place, found) in [
+    [
         ("prompts/get", json!({"name": "x_hello"}), "/result/messages/0/content/text", "hello"),
         ("resources/read", json!({"uri": "toolgate://x/x://a"}), "/result/contents/0/text", "here"),
         ("completion/complete", completion, "/result/completion/values/0", "hello"),
-    ] {
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_hears_how_far_its_prompt_resource_or_completion_is() {
+    let let_go = Arc::new(Semaphore::new(0));
+    let gate = before_slow(&let_go).await;
+    let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
+    for (method, params, place, found) in questions() {
         let far = |said: &Value| said["method"] == "notifications/progress";
         let is_own = |said: &Value| {
             assert_eq!((&said["params"]["progressToken"], said["params"]["progress"].as_f64()), (&json!(method), Some(1.0)), "{said}");

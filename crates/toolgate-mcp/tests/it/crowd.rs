@@ -378,10 +378,26 @@ fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
+/// Files that are open in this process.
+fn files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// What is counted, once it stays as it is.
+async fn settled<T: PartialEq + Copy>(count: impl Fn() -> T) -> T {
+    let mut before = count();
+    until("it is settled", async || {
+        let last = std::mem::replace(&mut before, count());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        before == last && before == count()
+    })
+    .await;
+    before
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by nothing_is_left_of_a_crowd"]
 async fn counted() {
-    let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let home = tempfile::tempdir().unwrap();
     let (books, sessions) = (Books::open(home.path()), Arc::<Mutex<Sessions>>::default());
     let address = with_sessions(&sessions, &books).await;

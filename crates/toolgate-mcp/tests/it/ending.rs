@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
-use crate::between::slow;
+use crate::between::{before_slow, questions};
 use crate::entering::{Older, plain};
 use crate::faults::{config, script};
 use crate::returning::{Session, listen};
@@ -102,22 +102,10 @@ async fn a_call_that_waits_for_its_client_has_its_row_when_the_gateway_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ending_lets_prompts_resources_and_completions_end() {
     let let_go = Arc::new(Semaphore::new(0));
-    let address = slow(Arc::clone(&let_go)).await;
-    let gate = Gate::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n")).await;
-    let client = gate.client();
-    for list in ["prompts", "resources"] {
-        let there =
-            async || client.ask(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty());
-        until(&format!("there are {list}"), there).await;
-    }
-    let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "who", "value": "h"}});
+    let gate = before_slow(&let_go).await;
     let mut older = Older::greet(&plain(), &gate.url, json!({})).await;
     let mut asked = Vec::new();
-    for (method, mut params, place, found) in [
-        ("prompts/get", json!({"name": "x_hello"}), "/result/messages/0/content/text", "hello"),
-        ("resources/read", json!({"uri": "toolgate://x/x://a"}), "/result/contents/0/text", "here"),
-        ("completion/complete", completion, "/result/completion/values/0", "hello"),
-    ] {
+    for (method, mut params, place, found) in questions() {
         params["_meta"] = json!({"progressToken": method});
         let id = older.begin(method, &params);
         older.ears.hear(|said| said["method"] == "notifications/progress" && said["params"]["progressToken"] == method).await;

@@ -1,11 +1,10 @@
 //! One gateway that lives on while its upstreams are lost again and again: nothing piles up in it.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Books, Sessions, tasks, with_sessions};
+use super::{Books, Sessions, files, settled, tasks, with_sessions};
 use crate::support::{Gate, alone, children, fixture, kill, processes, until};
 
 /// So many of each kind. One that is lost often is waited for ever longer; ten that are lost are back at once.
@@ -19,7 +18,7 @@ fn nothing_piles_up_in_a_gateway_that_lives_on() {
 
 /// Files that are open, tasks, and processes.
 fn counts() -> (usize, usize, usize) {
-    (std::fs::read_dir("/proc/self/fd").unwrap().count(), tasks(), children().len())
+    (files(), tasks(), children().len())
 }
 
 /// Calls all of them, until each has answered.
@@ -59,12 +58,7 @@ async fn counted() {
         all_answer(&gate, &sessions, round).await;
         // What is opened once for all, or with the first loss, is open after that.
         if round == 1 {
-            until("it is settled", async || {
-                let last = std::mem::replace(&mut before, counts());
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                before == last && before == counts()
-            })
-            .await;
+            before = settled(counts).await;
         }
     }
     // Twenty processes and twenty sessions later: one for each would be twenty.

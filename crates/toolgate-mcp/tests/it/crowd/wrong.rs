@@ -1,12 +1,11 @@
 //! Gateways whose upstreams say garbage, half of it, too much of it or nothing at all: nothing is left of them.
 
 use std::path::Path;
-use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use serde_json::json;
 
-use super::{ill, mark, tasks};
+use super::{files, ill, mark, settled, tasks};
 use crate::faults::{config, script};
 use crate::old::{answer, with_tool};
 use crate::support::{Client, Gate, alone, children, fixture, until};
@@ -74,7 +73,7 @@ async fn go_wrong(client: &Client, round: usize) {
 
 /// Files that are open, and tasks.
 fn counts() -> (usize, usize) {
-    (std::fs::read_dir("/proc/self/fd").unwrap().count(), tasks())
+    (files(), tasks())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,12 +97,7 @@ async fn counted() {
         until("all of it is gone", async || children().is_empty()).await;
         // What is opened once for all is open after the first time.
         if round == 1 {
-            until("it is settled", async || {
-                let last = std::mem::replace(&mut before, counts());
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                before == last && before == counts()
-            })
-            .await;
+            before = settled(counts).await;
         }
     }
     // One a gateway would be three.

@@ -45,6 +45,35 @@ pub(crate) fn answer(status: &str, kind: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\n\r\n{body}")
 }
 
+/// A result with what 2026-07-28 wants beside it.
+pub(crate) fn fresh(asked: &Value, mut said: Value) -> String {
+    let more = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
+    said.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    result(asked, said)
+}
+
+/// What a server of 2026-07-28 says of itself.
+pub(crate) fn discovered(asked: &Value, name: &str, can: &Value) -> String {
+    let own = json!({"name": name, "version": "1"});
+    let about = json!({"io.modelcontextprotocol/serverInfo": own});
+    fresh(asked, json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": about}))
+}
+
+/// The same of an earlier one, as far as it says anything but calls.
+pub(crate) fn older(head: &str, asked: &Value, can: &Value) -> String {
+    match asked["method"].as_str().unwrap_or_default() {
+        "server/discover" => answer("404 No", "text/html", "<p>"),
+        "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
+        "initialize" => {
+            let mut about = about();
+            about["capabilities"] = can.clone();
+            result(asked, about)
+        }
+        "ping" => result(asked, json!({})),
+        _ => answer("202 Accepted", "text/plain", ""),
+    }
+}
+
 pub(crate) fn result(asked: &Value, result: Value) -> String {
     answer("200 OK", "application/json", &json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string())
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use super::{about, answer, listen, request, result, tools};
+use super::{about, answer, discovered, fresh, listen, older, request, result, tools};
 use crate::support::{Gate, until};
 
 /// A server whose tokens run out: of an earlier revision, or of the newest.
@@ -16,13 +16,9 @@ async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>)
         let (period, ran) = (period.load(Ordering::SeqCst), Arc::clone(&ran));
         async move {
             let Some((head, asked)) = request(&mut stream).await else { return };
-            let (own, can) = (json!({"name": "toll", "version": "1"}), json!({"tools": {}, "prompts": {}, "resources": {}}));
+            let can = json!({"tools": {}, "prompts": {}, "resources": {}});
             let done = json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]});
-            let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
-            let with = |mut said: Value| {
-                said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
-                result(&asked, said)
-            };
+            let with = |said: Value| fresh(&asked, said);
             let said = match asked["method"].as_str().unwrap_or_default() {
                 _ if head.starts_with("post /token") => {
                     // Nobody gets one who does not say who it is.
@@ -31,17 +27,8 @@ async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>)
                     if known { answer("200 OK", "application/json", &token) } else { answer("401 No", "application/json", "{}") }
                 }
                 _ if !head.contains(&format!("authorization: bearer t{period}")) => answer("401 No", "application/json", "{}"),
-                "server/discover" if modern => with(
-                    json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
-                ),
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => {
-                    let mut about = about();
-                    about["capabilities"] = can;
-                    result(&asked, about)
-                }
-                "ping" => result(&asked, json!({})),
+                "server/discover" if modern => discovered(&asked, "toll", &can),
+                "server/discover" | "" | "initialize" | "ping" => older(&head, &asked, &can),
                 "tools/list" => with(tools()),
                 "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
                 "prompts/get" => with(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "done"}}]})),
@@ -122,28 +109,17 @@ async fn picky(modern: bool, early: Arc<AtomicUsize>) -> String {
         let early = Arc::clone(&early);
         async move {
             let Some((head, asked)) = request(&mut stream).await else { return };
-            let (own, can) = (json!({"name": "picky", "version": "1"}), json!({"tools": {}, "prompts": {}}));
-            let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
-            let with = |mut said: Value| {
-                said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
-                result(&asked, said)
-            };
+            let can = json!({"tools": {}, "prompts": {}});
+            let with = |said: Value| fresh(&asked, said);
             let said = match asked["method"].as_str().unwrap_or_default() {
-                "server/discover" if modern => with(
-                    json!({"supportedVersions": ["2026-07-28"], "capabilities": can, "serverInfo": own, "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
-                ),
-                "server/discover" => answer("404 No", "text/html", "<p>"),
-                "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                "initialize" => {
-                    let mut about = about();
-                    about["capabilities"] = can;
-                    result(&asked, about)
-                }
-                "ping" => result(&asked, json!({})),
+                "server/discover" if modern => discovered(&asked, "picky", &can),
+                "server/discover" | "" | "initialize" | "ping" => older(&head, &asked, &can),
                 "tools/list" => with(tools()),
                 "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
                 "prompts/get" => answer("403 No", "text/html", "<p>"),
-                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => answer("403 No", "text/html", "<p>"),
+                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => {
+                    answer("403 No", "text/html", "<p>")
+                }
                 "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "eve") => {
                     early.fetch_add(1, Ordering::SeqCst);
                     answer("429 Too Many\r\nretry-after: 7", "text/html", "<p>")
@@ -161,29 +137,21 @@ async fn picky(modern: bool, early: Arc<AtomicUsize>) -> String {
 /// a status alone. It counts calls that are carried out.
 async fn downgraded(older: Arc<AtomicBool>, status: &'static str, ran: Arc<AtomicUsize>) -> String {
     listen(move |mut stream| {
-        let (older, ran) = (older.load(Ordering::SeqCst), Arc::clone(&ran));
+        let (is_older, ran) = (older.load(Ordering::SeqCst), Arc::clone(&ran));
         async move {
             let Some((head, asked)) = request(&mut stream).await else { return };
-            let own = json!({"name": "host", "version": "1"});
-            let with = |mut said: Value| {
-                let fresh = json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"});
-                said.as_object_mut().unwrap().extend(fresh.as_object().unwrap().clone());
-                result(&asked, said)
-            };
+            let with = |said: Value| fresh(&asked, said);
             let said = match asked["method"].as_str().unwrap_or_default() {
-                "initialize" if older => result(&asked, about()).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1),
+                "initialize" if is_older => result(&asked, about()).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1),
                 "" if head.starts_with("get ") => answer("405 No", "text/plain", ""),
-                _ if older && !head.contains("mcp-session-id: one") => match status.starts_with("400") {
+                _ if is_older && !head.contains("mcp-session-id: one") => match status.starts_with("400") {
                     true => {
                         let error = json!({"code": -32000, "message": "Bad Request: Server not initialized"});
                         answer(status, "application/json", &json!({"jsonrpc": "2.0", "id": null, "error": error}).to_string())
                     }
                     false => answer(status, "text/plain", "no"),
                 },
-                "server/discover" => with(json!({
-                    "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": own,
-                    "_meta": {"io.modelcontextprotocol/serverInfo": own},
-                })),
+                "server/discover" => discovered(&asked, "host", &json!({"tools": {}})),
                 "tools/list" => with(tools()),
                 "tools/call" => {
                     ran.fetch_add(1, Ordering::SeqCst);
