@@ -201,6 +201,8 @@ impl Door {
         let key = call.key.clone();
         let cancel = CancellationToken::new();
         let call = call.carrying(Arc::clone(&line)).cancelled_by(cancel.clone());
+        // Its request is counted already: whoever is counted beside that is somebody else.
+        let among_others = *self.gateway.0.underway.borrow() > 1;
         // Counted until it is over, however long its client waits.
         let counted = Arc::new(Mutex::new(Some(self.gateway.count())));
         let counts = Arc::clone(&counted);
@@ -212,7 +214,6 @@ impl Door {
         let task = Task::new(path.with_context(crate::trace::of(client)));
         // Who has to wait until its client has heard something goes on by itself; so does who is among others, with whom it takes turns
         // at the ledger: to wake it is less than to wake its connection.
-        let among_others = *self.gateway.0.underway.borrow() > 1;
         let task = if among_others || matches!(client.ear, Ear::Peer(_)) { task.apart() } else { task };
         let underway = Underway { task, heard, line, cancel, asked: None, digest: String::new(), counted };
         self.accompany(key, request, underway, client).await
