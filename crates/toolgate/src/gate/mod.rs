@@ -102,7 +102,7 @@ impl Toolgate {
         let gate = self.clone();
         let asked = Arc::clone(&call);
         let path = async move { gate.path(&asked, trail).await }.instrument(span);
-        let ended = if self.is_read(&call) { Through::new(path).await } else { tokio::spawn(path).await.ok() };
+        let ended = if self.is_read(&call) { Through::new(path).await } else { through::apart(path).await };
         match ended {
             Some(answer) => {
                 // Nobody hung up: what the tool has set going elsewhere goes on.

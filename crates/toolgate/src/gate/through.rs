@@ -1,5 +1,6 @@
 //! Work that is seen through: it runs where somebody waits for it, and by itself once nobody does.
 
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,6 +18,18 @@ pub(super) struct Through<F: Future<Output: Send> + Send + 'static> {
 impl<F: Future<Output: Send> + Send + 'static> Through<F> {
     pub(super) fn new(work: F) -> Self {
         Self { work: Some(Box::pin(work)), runtime: Handle::try_current().ok() }
+    }
+}
+
+/// Runs a future in a task of its own from where it first has to wait: it goes on whether or not anybody polls whoever waits for it.
+/// Until then it runs here, which saves it a hop. `None` where it panicked.
+pub(super) async fn apart<F: Future<Output: Send> + Send + 'static>(work: F) -> Option<F::Output> {
+    let mut work = Box::pin(work);
+    let begun = poll_fn(|context| Poll::Ready(catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))))).await;
+    match begun {
+        Ok(Poll::Ready(done)) => Some(done),
+        Ok(Poll::Pending) => tokio::spawn(work).await.ok(),
+        Err(_) => None,
     }
 }
 
