@@ -1,23 +1,28 @@
 # Two commands matter: `make run` shows the main job, `make test` checks everything.
 
-.PHONY: run test test-run test-clients bench soak deny deps
+.PHONY: run test test-run test-clients with-claude-code with-others with-canary bench soak deny deps
+
+# What the tests have built is taken as it is: asked for one by one, everything above tokio would be built anew with other features.
+PROGRAMS = cargo build --quiet --locked --workspace --bins --examples
 
 run: ## Build and start the gateway with a refund desk behind it, and an agent that works through it
-	cargo build --quiet --package toolgate-cli --package refund-desk
+	cargo build --package toolgate-cli --package refund-desk
 	rm -rf target/refund-desk
 	TOOLGATE_STATE=target/refund-desk/state target/debug/refund-agent target/debug/toolgate examples/refund-desk/toolgate.toml
 
 test: deps ## Install what is missing, then check everything
+	mkdir -p target && python3 tests/clients/install.py > target/install.log 2>&1 & # meanwhile
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
 	RUST_TEST_THREADS=4 cargo test --workspace --locked # many wait more than they work
 	python3 tests/on_sqlite.py # the same on a database
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
+	cargo check --workspace --locked --quiet # with the features that users get, and no others
 	$(MAKE) test-run
 	python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
 
 test-run: ## What `make run` shows is what it should show
-	cargo build --quiet --locked --package toolgate-cli --package refund-desk
+	$(PROGRAMS)
 	rm -rf target/refund-desk
 	TOOLGATE_STATE=target/refund-desk/state target/debug/refund-agent target/debug/toolgate examples/refund-desk/toolgate.toml --once > target/run.log
 	grep "7 calls ran, 7 were refused" target/run.log
@@ -26,9 +31,17 @@ test-run: ## What `make run` shows is what it should show
 	TOOLGATE_STATE=target/refund-desk/state target/debug/toolgate audit verify --store target/refund-desk/ledger.db
 
 test-clients: deps ## Clients that other people wrote, where they can be installed
-	cargo build --package toolgate-cli --locked
-	python3 tests/clients/claude_code.py --toolgate target/debug/toolgate
-	python3 tests/clients/gateway.py --toolgate target/debug/toolgate
+	$(PROGRAMS)
+	mkdir -p target/sound && cp target/debug/toolgate target/debug/toolgate-hook target/sound/ # the canary has another built
+	$(MAKE) --jobs=3 --output-sync=target with-claude-code with-others with-canary
+
+with-claude-code:
+	python3 tests/clients/claude_code.py --toolgate target/sound/toolgate
+
+with-others:
+	python3 tests/clients/gateway.py --toolgate target/sound/toolgate
+
+with-canary:
 	python3 tests/clients/canary.py
 
 bench: ## Print a table and write target/bench.json

@@ -642,6 +642,13 @@ def install_node():
     return Path(node)
 
 
+def install_all():
+    """A Node.js, and the suites by version."""
+    node, made = install_node(), "@modelcontextprotocol/conformance/dist/index.js"
+    versions = (SUITE, EARLIER_SUITE)
+    return node, {one: install_npm(f"conformance-{one}", made, f"@modelcontextprotocol/conformance@{one}") for one in versions}
+
+
 def limit(seconds):
     """End, with all that was started, when told to or when the time is over."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED  it was stopped"))
@@ -688,11 +695,7 @@ def main():
             sys.exit(f"{program} is not there; build it first")
     limit(TRIES * 5 * INSTALL_SECONDS)
     try:
-        node, made = install_node(), "@modelcontextprotocol/conformance/dist/index.js"
-        suites = {
-            version: install_npm(f"conformance-{version}", made, f"@modelcontextprotocol/conformance@{version}")
-            for version in (SUITE, EARLIER_SUITE)
-        }
+        node, suites = install_all()
     except Skipped as reason:
         return skip("the conformance suite of MCP", reason)
     head = f"{'':76}{'success':>8}{'failure':>8}{'warning':>8}"

@@ -114,14 +114,14 @@ class Call(NamedTuple):
     decision: str = "succeeded"  # in the ledger
 
 
-def calls(world, table):
-    """The calls that each client makes, with a table of its own in the database."""
+def calls(world, table, streams):
+    """The calls that each client makes, with a table of its own in the database, and one that is longer than a stream where there are any."""
     read, files, repository = "files_read_text_file", world.files, {"repo_path": str(world.repository)}
     unknown, invalid = ("VALIDATION", "unknown_tool"), ("VALIDATION", "invalid_arguments")
     denied, failed = ("PERMISSION", "no_secrets"), ("BUSINESS", "tool_failed")
     return [
         Call("everything: echo", "everything_echo", {"message": table}, f"Echo: {table}"),
-        Call("everything: longer than a stream", "everything_trigger-long-running-operation", {"duration": 7, "steps": 2}, "completed"),
+        Call("everything: longer than a stream", "everything_trigger-long-running-operation", {"duration": 7 if streams else 1, "steps": 2}, "completed"),
         Call("over streamable HTTP: echo", "streamed_echo", {"message": table}, f"Echo: {table}"),
         Call("over HTTP with SSE: echo", "evented_echo", {"message": table}, f"Echo: {table}"),
         Call("files: read", read, {"path": str(files / "greeting.txt")}, "good morning"),
@@ -314,7 +314,7 @@ class World(Place):
 
     def play(self, client, work, session, table, some=None):
         """Let a client make its calls; what it saw, and what is wrong with what it was told of each."""
-        made = [call for call in calls(self, table) if some is None or call.title in some]
+        made = [call for call in calls(self, table, "url" in work) if some is None or call.title in some]
         work = {**work, "mode": client.mode, "calls": [(call.tool, call.arguments) for call in made]}
         # What was asked is in the ledger, whatever the client made of it.
         self.made.update((session, call.tool, call.decision) for call in made)
@@ -425,6 +425,14 @@ def install_python(name, packages, made):
     return cache / "venv" / "bin" / "python"
 
 
+def install_all():
+    """A Node.js, the modules for it, and two Pythons, each with its packages."""
+    node, inspector = install_node(), "@modelcontextprotocol/inspector/cli/build/cli.js"
+    modules = install_npm(named("npm", NPM), inspector, *NPM).parents[len(Path(inspector).parts) - 1]
+    python = install_python("python", PIP, "mcp-server-time")
+    return node, modules, python, install_python("python", EARLIER_PIP, "mcp-server-sqlite")
+
+
 def named(name, packages):
     return f"{name}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
 
@@ -439,15 +447,11 @@ def main():
     try:
         if not shutil.which("git"):
             raise Skipped("git is missing")
-        node = install_node()
-        inspector = "@modelcontextprotocol/inspector/cli/build/cli.js"
-        modules = install_npm(named("npm", NPM), inspector, *NPM).parents[len(Path(inspector).parts) - 1]
-        python = install_python("python", PIP, "mcp-server-time")
-        earlier_python = install_python("python", EARLIER_PIP, "mcp-server-sqlite")
+        installed = install_all()
     except Skipped as reason:
         return skip("clients and servers of other people", reason)
     head = f"{'client':26}{'over':8}{'revision':12}{'calls':>6}{'as they should be':>19}"
-    run_all(head, [everything], lambda scratch: World(scratch, toolgate, node, modules, python, earlier_python))
+    run_all(head, [everything], lambda scratch: World(scratch, toolgate, *installed))
 
 
 if __name__ == "__main__":
