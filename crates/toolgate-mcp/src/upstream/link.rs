@@ -277,7 +277,7 @@ impl Link {
         });
         // Some servers do not survive a question from the other era: what fails with it is tried without it.
         let mut connected = Ok(Err(String::new()));
-        for probing in [tries.is_multiple_of(2), false] {
+        for probing in [true, false] {
             let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, Arc::clone(&hear));
             connected = tokio::select! {
                 connected = tokio::time::timeout(HELLO, connecting) => connected,

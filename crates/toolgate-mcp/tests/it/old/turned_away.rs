@@ -10,15 +10,18 @@ use tokio::io::AsyncWriteExt;
 use super::{about, answer, discovered, fresh, listen, older, request, result, tools};
 use crate::support::{Gate, until};
 
-/// A server whose tokens run out: of an earlier revision, or of the newest.
-async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>) -> String {
+/// A server whose tokens run out: of earlier revisions alone, or of the newest as well. It counts how often it was greeted as an earlier one.
+async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>, older_hellos: Arc<AtomicUsize>) -> String {
     listen(move |mut stream| {
-        let (period, ran) = (period.load(Ordering::SeqCst), Arc::clone(&ran));
+        let (period, ran, older_hellos) = (period.load(Ordering::SeqCst), Arc::clone(&ran), Arc::clone(&older_hellos));
         async move {
             let Some((head, asked)) = request(&mut stream).await else { return };
             let can = json!({"tools": {}, "prompts": {}, "resources": {}});
             let done = json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]});
             let with = |said: Value| fresh(&asked, said);
+            if asked["method"] == "initialize" {
+                older_hellos.fetch_add(1, Ordering::SeqCst);
+            }
             let said = match asked["method"].as_str().unwrap_or_default() {
                 _ if head.starts_with("post /token") => {
                     // Nobody gets one who does not say who it is.
@@ -50,8 +53,8 @@ async fn tollgate(modern: bool, period: Arc<AtomicUsize>, ran: Arc<AtomicUsize>)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_has_run_out_is_fetched_anew() {
     for modern in [false, true] {
-        let (period, ran) = (Arc::new(AtomicUsize::new(1)), Arc::new(AtomicUsize::new(0)));
-        let address = tollgate(modern, Arc::clone(&period), Arc::clone(&ran)).await;
+        let (period, ran, older_hellos) = (Arc::new(AtomicUsize::new(1)), Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let address = tollgate(modern, Arc::clone(&period), Arc::clone(&ran), Arc::clone(&older_hellos)).await;
         let gate = Gate::open(&format!(
             "[upstreams.toll]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\noauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n\
              [tools.talk]\nkind = \"mcp\"\nupstream = \"toll\"\neffect = \"write\"\npolicy = \"open\"\n"
@@ -70,6 +73,8 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
             })
             .await;
             assert_eq!(ran.load(Ordering::SeqCst), before + 1);
+            // Whoever speaks the newest revision is spoken to in it, however often it is connected to.
+            assert_eq!(older_hellos.load(Ordering::SeqCst) > 0, !modern, "{round}");
             tokio::time::sleep(Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
         }
@@ -81,7 +86,7 @@ async fn a_token_that_has_run_out_is_fetched_anew() {
 async fn a_token_that_has_run_out_is_fetched_anew_also_where_no_tool_is_called() {
     for modern in [false, true] {
         let period = Arc::new(AtomicUsize::new(1));
-        let address = tollgate(modern, Arc::clone(&period), Arc::default()).await;
+        let address = tollgate(modern, Arc::clone(&period), Arc::default(), Arc::default()).await;
         let gate = Gate::open(&format!(
             "[upstreams.toll]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n\
              oauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n"
