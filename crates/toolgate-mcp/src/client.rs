@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use rmcp::model::{
     ClientCapabilities, ClientConfig, ClientJsonRpcMessage, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams,
     ElicitResult, GetMeta as _, Implementation, JsonRpcMessage, ListRootsResult, LoggingMessageNotificationParam, NotificationMetaObject,
-    ProgressNotificationParam, RequestId, ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification,
+    ProgressNotificationParam, ProtocolVersion, RequestId, ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification,
 };
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::transport::Transport;
@@ -63,7 +63,8 @@ impl Ears {
 impl ClientHandler for Ears {
     fn get_info(&self) -> ClientConfig {
         let capabilities = ClientCapabilities::builder().enable_elicitation().enable_sampling().enable_roots().build();
-        ClientConfig::new(capabilities, own_name())
+        // The revision is said with `initialize` alone, which the newest does not have.
+        ClientConfig::new(capabilities, own_name()).with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
     async fn create_elicitation(

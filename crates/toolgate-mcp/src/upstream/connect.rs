@@ -234,10 +234,7 @@ fn lifecycle(probing: bool) -> ClientLifecycleMode {
     if !probing {
         return ClientLifecycleMode::Initialize;
     }
-    ClientLifecycleMode::Auto {
-        preferred_versions: vec![ProtocolVersion::V_2026_07_28],
-        legacy_version: Some(ProtocolVersion::V_2025_11_25),
-    }
+    ClientLifecycleMode::Auto { preferred_versions: vec![ProtocolVersion::V_2026_07_28], legacy_version: None }
 }
 
 /// Hears what a process says, line by line; a long line in pieces, and no secret in two of them.

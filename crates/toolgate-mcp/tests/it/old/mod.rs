@@ -1,6 +1,7 @@
 //! Upstreams of earlier revisions over HTTP that do not do as they should: sessions that are forgotten, calls that end in the dark.
 
 mod endless;
+mod greeted;
 mod turned_away;
 
 use std::sync::Arc;
