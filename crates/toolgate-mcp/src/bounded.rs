@@ -161,7 +161,14 @@ impl StreamableHttpClient for Bounded {
         token: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Refused> {
-        self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await
+        let stream = self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, LONGEST).await;
+        // Who does not know the session or the stream never will, and would be asked for it without end. This word ends that: what is still
+        // to be said there has broken off, and whoever asks anew finds out why.
+        let unknown = |error: &reqwest::Error| matches!(error.status(), Some(StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST));
+        match stream {
+            Err(StreamableHttpError::Client(error)) if unknown(&error) => Err(StreamableHttpError::ServerDoesNotSupportSse),
+            stream => stream,
+        }
     }
 
     async fn delete_session(

@@ -2,6 +2,7 @@
 
 mod endless;
 mod greeted;
+mod resumed;
 mod turned_away;
 
 use std::sync::Arc;
