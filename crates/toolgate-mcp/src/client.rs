@@ -10,6 +10,7 @@ use rmcp::model::{
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::transport::Transport;
 use rmcp::{ClientHandler, ErrorData, RoleClient};
+use tokio_util::sync::CancellationToken;
 
 use crate::render::unspoofed;
 use crate::upstream::{FromUpstream, Link, Reply, ToClient, is_short};
@@ -156,12 +157,20 @@ pub(crate) struct InOrder<T> {
     link: Weak<Link>,
     /// What is being passed on: whoever waits for what comes next may stop at any time, and begin again.
     word: Option<Word>,
+    over: CancellationToken,
 }
 
 impl Ears {
     /// A way to the upstream that is heard, with its words in their order.
     pub(crate) fn in_order<T: Transport<RoleClient>>(&self, way: T) -> InOrder<T> {
-        InOrder { way, link: Weak::clone(&self.0), word: None }
+        InOrder { way, link: Weak::clone(&self.0), word: None, over: CancellationToken::new() }
+    }
+}
+
+impl<T> InOrder<T> {
+    /// Told when nothing comes any more. The library says so only once its own questions are answered, or after some seconds.
+    pub(crate) fn over(&self) -> CancellationToken {
+        self.over.clone()
     }
 }
 
@@ -186,7 +195,10 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
                     _ => Ok(()),
                 };
             }
-            let message = self.way.receive().await?;
+            let Some(message) = self.way.receive().await else {
+                self.over.cancel();
+                return None;
+            };
             if let Some(link) = self.link.upgrade() {
                 link.heard();
             }

@@ -20,6 +20,7 @@ use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, Str
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
 use toolgate::config::{Credentials, Reach, Reference, UPSTREAM_ENVIRONMENT, Upstream};
 
 /// Requests beside those that have a seat: for its lists, about a resource, and to hear of changes. None of them waits behind calls.
@@ -35,6 +36,8 @@ pub(super) struct Connection {
     pub(super) child: Option<Process>,
     /// The way for calls, where it is of 2026-07-28.
     pub(super) straight: Option<Straight>,
+    /// Told when it has hung up.
+    pub(super) over: CancellationToken,
 }
 
 /// A child process with everything that it has started.
@@ -130,8 +133,9 @@ pub(super) async fn connect(
             let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, upstream.clone(), hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
             let transport = handler.in_order(transport);
+            let over = transport.over();
             match serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await {
-                Ok(service) => Ok(Connection { service, child: Some(process), straight: None }),
+                Ok(service) => Ok(Connection { service, child: Some(process), straight: None, over }),
                 Err(error) => {
                     drop(process);
                     // The last that it said may say why. It has ended, so all of it is there, but for what others say in its place.
@@ -209,10 +213,11 @@ impl Address {
             config = config.auth_header(token);
         }
         let transport = handler.in_order(StreamableHttpClientTransport::with_client(Bounded(self.client), config));
+        let over = transport.over();
         let service = serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await;
         let service = service.map_err(|error| (super::plain::status(&error), super::plain::hello(&error)))?;
         let straight = straight.filter(|_| is_modern(service.peer()));
-        Ok(Connection { service, child: None, straight })
+        Ok(Connection { service, child: None, straight, over })
     }
 
     /// The stream of events of the transport before that.
@@ -224,9 +229,10 @@ impl Address {
 /// Says hello over the transport of 2024-11-05.
 async fn greet_old(handler: Ears, events: SseTransport) -> Result<Connection, String> {
     let transport = handler.in_order(events);
+    let over = transport.over();
     let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize).await;
     let service = service.map_err(|error| super::plain::hello(&error))?;
-    Ok(Connection { service, child: None, straight: None })
+    Ok(Connection { service, child: None, straight: None, over })
 }
 
 /// Both eras: `server/discover` first, `initialize` for those who do not know it.

@@ -1,5 +1,6 @@
 //! One upstream, supervised: started, watched, started again, and known to be away while it is.
 
+mod hello;
 mod offer;
 mod patience;
 
@@ -19,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 use toolgate::Timestamp;
 use toolgate::config::{Credentials, Reach, Upstream};
 
-use super::connect::connect;
 use super::listen::Wanted;
 use super::pins::{Change, Pins};
 use super::route::{Routes, ToClient};
@@ -32,8 +32,6 @@ pub(super) use patience::Fault;
 
 /// A token that was fetched within this time has not run out: who does not take it does not want it.
 const TOKEN: Duration = Duration::from_secs(2);
-/// How long an upstream may take to say hello.
-const HELLO: Duration = Duration::from_secs(30);
 /// How long it may take to hear that nobody listens to it any more.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// How long it may take to end by itself then.
@@ -269,28 +267,9 @@ impl Link {
         if !missing.is_empty() {
             return missing.join("; ");
         }
-        let own = Arc::downgrade(self);
-        let hear: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
-            if let Some(link) = own.upgrade() {
-                link.hear(line);
-            }
-        });
-        // Some servers do not survive a question from the other era: what fails with it is tried without it.
-        let mut connected = Ok(Err(String::new()));
-        for probing in [true, false] {
-            let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, Arc::clone(&hear));
-            connected = tokio::select! {
-                connected = tokio::time::timeout(HELLO, connecting) => connected,
-                () = self.stop.cancelled() => return "toolgate ends it".to_owned(),
-            };
-            if matches!(connected, Ok(Ok(_))) || !probing {
-                break;
-            }
-        }
-        let mut connection = match connected {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(why)) => return why,
-            Err(_) => return format!("it did not say hello within {HELLO:?}"),
+        let mut connection = match self.greet().await {
+            Ok(connection) => connection,
+            Err(why) => return why,
         };
         let peer = connection.service.peer().clone();
         // What it says now is asked of it now.
@@ -310,7 +289,7 @@ impl Link {
         let begun = tokio::time::Instant::now();
         self.status.send_replace(Status::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "an upstream is there");
-        let why = self.watch(&connection.service, &peer, generation).await;
+        let why = self.watch(&connection.service, &connection.over, &peer, generation).await;
         // One that lives for a moment at a time is given more and more time.
         if begun.elapsed() > STEADY {
             *tries = 0;
@@ -328,6 +307,7 @@ impl Link {
     async fn watch(
         self: &Arc<Self>,
         service: &rmcp::service::RunningService<RoleClient, Ears>,
+        over: &CancellationToken,
         peer: &Peer<RoleClient>,
         generation: u64,
     ) -> String {
@@ -347,6 +327,7 @@ impl Link {
         loop {
             tokio::select! {
                 () = &mut changes => return "it has hung up".to_owned(),
+                () = over.cancelled() => return "it has hung up".to_owned(),
                 () = self.stop.cancelled() => {
                     // Who is listened to waits for us: it is told that nobody listens any more.
                     let _ = tokio::time::timeout(GOODBYE, &mut changes).await;

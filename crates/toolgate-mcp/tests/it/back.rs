@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::entering::{Older, plain};
 use crate::old::{about, answer, discovered, fresh, listen, request, result};
-use crate::support::{Gate, fixture, kill, lines, until};
+use crate::support::{Gate, fixture, kill, lines, processes, until};
 
 /// So many reads at the same time: more than may fail in a row.
 const MANY: usize = 8;
@@ -180,6 +180,37 @@ async fn reads_under_way_when_a_program_dies_are_answered_by_the_next_one() {
     until("all are under way", async || lines(&path) == MANY + 1).await;
     assert_eq!(kill(87), 1);
     all_is_well(gate, under_way, || marks(&path)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_dies_while_its_question_is_open_is_sent_nothing_more() {
+    let home = tempfile::tempdir().unwrap();
+    let gate = Gate::open(&format!(
+        "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\", \"--tools\", \"89\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n\
+         [tools.look]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"mark\"\neffect = \"read\"\n\
+         [tools.pay]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"mark\"\neffect = \"write\"\npolicy = \"open\"\n",
+        json!(fixture()),
+        json!(home.path().join("marks"))
+    ))
+    .await;
+    // Nobody answers.
+    let asked = gate.client().in_session("s").who_can(json!({"elicitation": {}})).call("look", json!({"key": "a", "how": "asks"})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    let program = processes(89);
+    assert_eq!(kill(89), 1);
+    until("it is dead", async || processes(89) != program).await;
+    let mut turn = 0;
+    until("another is there in its place", async || {
+        turn += 1;
+        let client = gate.client().in_session(&format!("s{turn}"));
+        let error = client.call("pay", json!({"key": "pay", "how": "answer"})).await["_meta"]["toolgate/error"].clone();
+        // What was sent to nobody has not happened.
+        assert!(error.is_null() || error["effects"] == "none", "{error}");
+        error.is_null()
+    })
+    .await;
+    assert!(gate.gateway.gate().pending().await.unwrap().is_empty());
+    gate.end().await;
 }
 
 /// A server of an earlier revision that says what goes on to whoever wanted that in this session, and which one it is.
