@@ -1,11 +1,12 @@
 //! The client's side of a connection: what an upstream says unasked.
 
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{LazyLock, Weak};
 
 use rmcp::model::{
-    ClientCapabilities, ClientConfig, ClientJsonRpcMessage, CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams,
-    ElicitResult, GetMeta as _, Implementation, JsonRpcMessage, ListRootsResult, LoggingMessageNotificationParam, NotificationMetaObject,
-    ProgressNotificationParam, ProtocolVersion, RequestId, ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification,
+    ClientCapabilities, ClientConfig, ClientJsonRpcMessage, ClientRequest, CreateMessageRequestParams, CreateMessageResult,
+    ElicitRequestParams, ElicitResult, GetMeta as _, Implementation, JsonRpcMessage, ListRootsResult, LoggingMessageNotificationParam,
+    NotificationMetaObject, ProgressNotificationParam, ProtocolVersion, RequestId, ResourceUpdatedNotificationParam, ServerJsonRpcMessage,
+    ServerNotification,
 };
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::transport::Transport;
@@ -38,8 +39,8 @@ pub(crate) fn own_name() -> Implementation {
 pub(crate) struct Ears(Weak<Link>);
 
 impl Ears {
-    pub(crate) fn new(link: &Arc<Link>) -> Self {
-        Self(Arc::downgrade(link))
+    pub(crate) const fn new(link: Weak<Link>) -> Self {
+        Self(link)
     }
 
     /// Asks the client of the call that this request belongs to.
@@ -157,18 +158,23 @@ pub(crate) struct InOrder<T> {
     link: Weak<Link>,
     /// What is being passed on: whoever waits for what comes next may stop at any time, and begin again.
     word: Option<Word>,
+    /// The newest greeting, where no other has come after it.
+    greeting: Option<RequestId>,
+    /// The newest greeting, where the other has come after it.
+    given_up: Option<RequestId>,
     over: CancellationToken,
 }
 
 impl Ears {
     /// A way to the upstream that is heard, with its words in their order.
     pub(crate) fn in_order<T: Transport<RoleClient>>(&self, way: T) -> InOrder<T> {
-        InOrder { way, link: Weak::clone(&self.0), word: None, over: CancellationToken::new() }
+        let link = Weak::clone(&self.0);
+        InOrder { way, link, word: None, greeting: None, given_up: None, over: CancellationToken::new() }
     }
 }
 
 impl<T> InOrder<T> {
-    /// Told when nothing comes any more. The library says so only once its own questions are answered, or after some seconds.
+    /// Told when nothing comes any more. The library says so only when what was asked over it is answered, or after some seconds.
     pub(crate) fn over(&self) -> CancellationToken {
         self.over.clone()
     }
@@ -178,6 +184,13 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
     type Error = T::Error;
 
     fn send(&mut self, item: ClientJsonRpcMessage) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
+        if let JsonRpcMessage::Request(asked) = &item {
+            match &asked.request {
+                ClientRequest::DiscoverRequest(_) => self.greeting = Some(asked.id.clone()),
+                ClientRequest::InitializeRequest(_) => self.given_up = self.greeting.take(),
+                _ => {}
+            }
+        }
         self.way.send(item)
     }
 
@@ -201,6 +214,11 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for InOrder<T> {
             };
             if let Some(link) = self.link.upgrade() {
                 link.heard();
+            }
+            // That it does not know the newest greeting is said late by whoever takes its time to start, and says nothing of the other one,
+            // which it has yet to read.
+            if matches!(&message, JsonRpcMessage::Error(error) if error.id.is_some() && error.id == self.given_up) {
+                continue;
             }
             self.word = match &message {
                 JsonRpcMessage::Notification(said) => Word::of(&said.notification),

@@ -15,7 +15,7 @@ use crate::sse::SseTransport;
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
-use rmcp::service::{ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
+use rmcp::service::{ClientInitializeError, ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -38,6 +38,60 @@ pub(super) struct Connection {
     pub(super) straight: Option<Straight>,
     /// Told when it has hung up.
     pub(super) over: CancellationToken,
+}
+
+/// In the words of which era it is greeted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Greeting {
+    /// Of both: `server/discover`, and `initialize` for those who do not know that, or have not answered it for a while.
+    Either,
+    /// `server/discover` alone.
+    Newer,
+    /// `initialize` alone.
+    Older,
+}
+
+impl Greeting {
+    /// How it is greeted next, where this came to nothing. Some servers do not survive a question from the other era.
+    pub(super) const fn after(self, refused: &Refused) -> Option<Self> {
+        match self {
+            Self::Either if refused.late => Some(Self::Newer),
+            Self::Either => Some(Self::Older),
+            Self::Newer | Self::Older => None,
+        }
+    }
+
+    fn lifecycle(self) -> ClientLifecycleMode {
+        let preferred_versions = vec![ProtocolVersion::V_2026_07_28];
+        match self {
+            Self::Either => ClientLifecycleMode::Auto { preferred_versions, legacy_version: None },
+            Self::Newer => ClientLifecycleMode::Discover { preferred_versions },
+            Self::Older => ClientLifecycleMode::Initialize,
+        }
+    }
+}
+
+/// Why it could not be connected to.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) why: String,
+    /// With which status it was turned away, where it was over HTTP.
+    status: Option<u16>,
+    /// It has answered `server/discover`, and so knows it, but only when that was given up for `initialize`.
+    late: bool,
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self { why, status: None, late: false }
+    }
+}
+
+impl From<ClientInitializeError> for Refused {
+    fn from(error: ClientInitializeError) -> Self {
+        let late = matches!(error, ClientInitializeError::ConflictInitResponseId(..));
+        Self { why: super::plain::hello(&error), status: super::plain::status(&error), late }
+    }
 }
 
 /// A child process with everything that it has started.
@@ -91,9 +145,9 @@ pub(super) async fn connect(
     upstream: &Upstream,
     handler: Ears,
     launcher: Option<&Path>,
-    probing: bool,
+    greeting: Greeting,
     hear: Arc<dyn Fn(String) + Send + Sync>,
-) -> Result<Connection, String> {
+) -> Result<Connection, Refused> {
     match &upstream.reach {
         Reach::Command { program, args, env, inherit, directory } => {
             let words = args.iter().map(Reference::take).collect::<Result<Vec<_>, _>>()?;
@@ -129,12 +183,12 @@ pub(super) async fn connect(
             let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
             let process = Process { child, id, led: launcher.is_some() };
-            let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned()) };
+            let (Some(stdin), Some(stdout)) = (stdin, stdout) else { return Err("its streams cannot be reached".to_owned().into()) };
             let listening = stderr.map(|stderr| tokio::spawn(listen(stderr, upstream.clone(), hear)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(LONGEST);
             let transport = handler.in_order(transport);
             let over = transport.over();
-            match serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await {
+            match serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await {
                 Ok(service) => Ok(Connection { service, child: Some(process), straight: None, over }),
                 Err(error) => {
                     drop(process);
@@ -142,7 +196,7 @@ pub(super) async fn connect(
                     if let Some(listening) = listening {
                         let _ = tokio::time::timeout(Duration::from_secs(1), listening).await;
                     }
-                    Err(super::plain::hello(&error))
+                    Err(error.into())
                 }
             }
         }
@@ -152,18 +206,20 @@ pub(super) async fn connect(
                 return greet_old(handler, address.events().await?).await;
             }
             let most = upstream.concurrency.saturating_add(BESIDE);
-            let (status, why) = match address.clone().greet(handler.clone(), most, probing).await {
+            let refused = match address.clone().greet(handler.clone(), most, greeting).await {
                 Ok(connection) => return Ok(connection),
                 Err(refused) => refused,
             };
-            match (sse, status) {
+            match (sse, refused.status) {
                 // As the protocol has it for clients: whoever takes no post may be of the transport before, and says so where it is asked.
-                (None, Some(400 | 404 | 405)) if !probing => match tokio::time::timeout(BEGUN, address.events()).await {
+                (None, Some(400 | 404 | 405)) if greeting == Greeting::Older => match tokio::time::timeout(BEGUN, address.events()).await {
                     Ok(Ok(events)) => greet_old(handler, events).await,
-                    Ok(Err(_)) | Err(_) => Err(why),
+                    Ok(Err(_)) | Err(_) => Err(refused),
                 },
-                (Some(_), Some(404 | 405)) => Err(format!("{why}, or say `transport = \"sse\"` (`type` where clients keep it)")),
-                _ => Err(why),
+                (Some(_), Some(404 | 405)) => {
+                    Err(format!("{}, or say `transport = \"sse\"` (`type` where clients keep it)", refused.why).into())
+                }
+                _ => Err(refused),
             }
         }
     }
@@ -201,8 +257,8 @@ impl Address {
         Ok(Self { client, url, headers: custom, token })
     }
 
-    /// Says hello over streamable HTTP. Where that fails, with which status, and why.
-    async fn greet(self, handler: Ears, most: usize, probing: bool) -> Result<Connection, (Option<u16>, String)> {
+    /// Says hello over streamable HTTP.
+    async fn greet(self, handler: Ears, most: usize, greeting: Greeting) -> Result<Connection, Refused> {
         let straight = Straight::new(&self.url, self.headers.clone(), self.token.as_deref());
         let mut config = StreamableHttpClientTransportConfig::with_uri(self.url)
             .custom_headers(self.headers)
@@ -214,8 +270,7 @@ impl Address {
         }
         let transport = handler.in_order(StreamableHttpClientTransport::with_client(Bounded(self.client), config));
         let over = transport.over();
-        let service = serve_client_with_lifecycle(handler, transport, lifecycle(probing)).await;
-        let service = service.map_err(|error| (super::plain::status(&error), super::plain::hello(&error)))?;
+        let service = serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?;
         let straight = straight.filter(|_| is_modern(service.peer()));
         Ok(Connection { service, child: None, straight, over })
     }
@@ -227,20 +282,11 @@ impl Address {
 }
 
 /// Says hello over the transport of 2024-11-05.
-async fn greet_old(handler: Ears, events: SseTransport) -> Result<Connection, String> {
+async fn greet_old(handler: Ears, events: SseTransport) -> Result<Connection, Refused> {
     let transport = handler.in_order(events);
     let over = transport.over();
-    let service = serve_client_with_lifecycle(handler, transport, ClientLifecycleMode::Initialize).await;
-    let service = service.map_err(|error| super::plain::hello(&error))?;
+    let service = serve_client_with_lifecycle(handler, transport, Greeting::Older.lifecycle()).await?;
     Ok(Connection { service, child: None, straight: None, over })
-}
-
-/// Both eras: `server/discover` first, `initialize` for those who do not know it.
-fn lifecycle(probing: bool) -> ClientLifecycleMode {
-    if !probing {
-        return ClientLifecycleMode::Initialize;
-    }
-    ClientLifecycleMode::Auto { preferred_versions: vec![ProtocolVersion::V_2026_07_28], legacy_version: None }
 }
 
 /// Hears what a process says, line by line; a long line in pieces, and no secret in two of them.
@@ -280,11 +326,68 @@ impl<R: tokio::io::AsyncBufRead + Unpin> TakeLine for R {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Mutex, Weak};
 
+    use rmcp::transport::async_rw::AsyncRwTransport;
+    use serde_json::{Value, json};
+    use tokio::io::AsyncWriteExt;
     use toolgate::config::Config;
 
     use super::*;
+
+    /// Greets a program of these eras that takes 12 s to start, and then answers all that it was asked.
+    async fn greeted_early(newer: bool, older: bool, greeting: Greeting) -> Result<RunningService<RoleClient, Ears>, Refused> {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(12)).await;
+            let (asked, mut answers) = tokio::io::split(theirs);
+            let mut asked = BufReader::new(asked).lines();
+            while let Ok(Some(line)) = asked.next_line().await {
+                let asked: Value = serde_json::from_str(&line).unwrap();
+                let own = json!({"name": "late", "version": "1"});
+                let said = match asked["method"].as_str().unwrap() {
+                    "server/discover" if newer => json!({
+                        "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {}, "serverInfo": own,
+                        "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own},
+                    }),
+                    "initialize" if older => json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": own}),
+                    _ => Value::Null,
+                };
+                let said = match (asked.get("id"), said) {
+                    (None, _) => continue,
+                    (Some(id), Value::Null) => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "unknown"}}),
+                    (Some(id), said) => json!({"jsonrpc": "2.0", "id": id, "result": said}),
+                };
+                if answers.write_all(format!("{said}\n").as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let (input, output) = tokio::io::split(ours);
+        let handler = Ears::new(Weak::new());
+        let transport = handler.in_order(AsyncRwTransport::new_client(input, output));
+        Ok(serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_its_time_to_start_is_understood() {
+        // What it says of the greeting that it does not know is no answer to the one that it does.
+        let service = greeted_early(false, true, Greeting::Either).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+        assert!(!is_modern(service.peer()));
+        for older in [false, true] {
+            let refused = greeted_early(true, older, Greeting::Either).await.err().unwrap();
+            assert_eq!(Greeting::Either.after(&refused), Some(Greeting::Newer), "{refused:?}");
+            let service = greeted_early(true, older, Greeting::Newer).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+            assert!(is_modern(service.peer()));
+        }
+        // Who talks to nobody, or not at all, is not greeted without end.
+        let refused = greeted_early(false, false, Greeting::Either).await.err().unwrap();
+        let next = Greeting::Either.after(&refused);
+        assert_eq!(next, Some(Greeting::Older));
+        let refused = greeted_early(false, false, Greeting::Older).await.err().unwrap();
+        assert_eq!(Greeting::Older.after(&refused), None);
+        assert!(refused.why.contains("unknown"), "{refused:?}");
+    }
 
     #[tokio::test]
     async fn no_secret_is_heard_in_two_pieces() {

@@ -154,6 +154,8 @@ pub(crate) struct Link {
     /// How often in a row it was of another revision, as it seemed, when it was asked that.
     strange: AtomicU32,
     silence: patience::Silence,
+    /// It has not answered a greeting at all.
+    mute: AtomicBool,
     /// Something that it refers to is not there.
     lacks: AtomicBool,
     /// What it lacked is there.
@@ -195,6 +197,7 @@ impl Link {
             doubted: AtomicBool::new(false),
             refusals: AtomicU32::new(0),
             strange: AtomicU32::new(0),
+            mute: AtomicBool::new(false),
             lacks: AtomicBool::new(false),
             retry: Notify::new(),
             last_words: Mutex::default(),

@@ -1,11 +1,12 @@
-//! How an upstream is greeted, and for how long its answer is waited for.
+//! How an upstream is greeted, in the words of which era, and for how long its answer is waited for.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Link;
 use crate::client::Ears;
-use crate::upstream::connect::{Connection, connect};
+use crate::upstream::connect::{Connection, Greeting, connect};
 
 /// How long an upstream may take to say hello.
 const HELLO: Duration = Duration::from_secs(30);
@@ -19,18 +20,23 @@ impl Link {
                 link.hear(line);
             }
         });
-        // Some servers do not survive a question from the other era: what fails with it is tried without it.
-        let mut connected = Ok(Err(String::new()));
-        for probing in [true, false] {
-            let connecting = connect(&self.upstream, Ears::new(self), self.launcher.as_deref(), probing, Arc::clone(&hear));
-            connected = tokio::select! {
+        // Who has said nothing at all the last time may not survive a question from the other era.
+        let mut greeting = if self.mute.swap(false, Ordering::Relaxed) { Greeting::Older } else { Greeting::Either };
+        loop {
+            let ears = Ears::new(Arc::downgrade(self));
+            let connecting = connect(&self.upstream, ears, self.launcher.as_deref(), greeting, Arc::clone(&hear));
+            let connected = tokio::select! {
                 connected = tokio::time::timeout(HELLO, connecting) => connected,
                 () = self.stop.cancelled() => return Err("toolgate ends it".to_owned()),
             };
-            if matches!(connected, Ok(Ok(_))) || !probing {
-                break;
+            match connected {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(refused)) => greeting = greeting.after(&refused).ok_or(refused.why)?,
+                Err(_) => {
+                    self.mute.store(greeting == Greeting::Either, Ordering::Relaxed);
+                    return Err(format!("it did not say hello within {HELLO:?}"));
+                }
             }
         }
-        connected.unwrap_or_else(|_| Err(format!("it did not say hello within {HELLO:?}")))
     }
 }
