@@ -283,7 +283,8 @@ impl Door {
         }
         let running = self.gateway.running();
         let agent = running.gate.agent(&key.agent);
-        let spec = agent.and_then(|agent| agent.tool(&request.name));
+        // What is kept from whoever calls is answered as what is not there.
+        let spec = agent.and_then(|agent| agent.tool_for(&key.principal, &request.name));
         // Who may not act as the agent does not learn what its tools look like.
         let forbidden = answer.outcome.error().is_some_and(|error| error.code == code::FORBIDDEN);
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;

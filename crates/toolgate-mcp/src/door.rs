@@ -39,9 +39,9 @@ pub(crate) struct Door {
 }
 
 tokio::task_local! {
-    /// The agent of the request that is looked at, where its caller may act as one: whoever wants to know what a tool looks like does not
-    /// say whose it is.
-    pub(crate) static AGENT: Option<String>;
+    /// The agent of the request that is looked at, where its caller may act as one, and who calls: whoever wants to know what a tool looks
+    /// like does not say for whom.
+    pub(crate) static AGENT: Option<(String, String)>;
 }
 
 static DOORS: AtomicU64 = AtomicU64::new(0);
@@ -216,8 +216,8 @@ impl ServerHandler for Door {
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        let agent = AGENT.try_with(Option::clone).ok().flatten()?;
-        self.gateway.running().gate.agent(&agent)?.tool(name).map(|spec| render::tool(spec, None))
+        let (agent, principal) = AGENT.try_with(Option::clone).ok().flatten()?;
+        self.gateway.running().gate.agent(&agent)?.tool_for(&principal, name).map(|spec| render::tool(spec, None))
     }
 
     async fn list_prompts(

@@ -6,7 +6,7 @@ use std::time::Instant;
 use http::request::Parts;
 use rmcp::ErrorData;
 use rmcp::model::RequestMetaObject;
-use toolgate::SessionKey;
+use toolgate::{SessionKey, Spec};
 
 use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
@@ -151,6 +151,11 @@ pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> 
     } else {
         Err(format!("`{}` may not act as the agent `{}`", caller.principal, clean(agent)))
     }
+}
+
+/// A tool of the agent that a caller acts as, where it sees it.
+pub(crate) fn tool<'r>(running: &'r Running, caller: &Caller, asked: Option<&str>, name: &str) -> Option<&'r Spec> {
+    running.gate.agent(&agent(running, caller, asked).ok()?)?.tool_for(&caller.principal, name)
 }
 
 fn clean(text: &str) -> String {

@@ -358,7 +358,7 @@ impl Http {
 
     /// Hands a request to the library, which looks at a tool before the door hears who asks for it.
     pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
-        let agent = identity::agent(&self.gateway.running(), caller, agent).ok();
+        let agent = identity::agent(&self.gateway.running(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
         AGENT.scope(agent, self.mcp.handle(request)).await
     }
 
