@@ -6,7 +6,7 @@ use std::time::Instant;
 use http::request::Parts;
 use rmcp::ErrorData;
 use rmcp::model::RequestMetaObject;
-use toolgate::{SessionKey, Spec};
+use toolgate::{Agent, SessionKey, Spec};
 
 use crate::calls::Client;
 use crate::gateway::{Gateway, Running, lock};
@@ -156,6 +156,12 @@ pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> 
 /// A tool of the agent that a caller acts as, where it sees it.
 pub(crate) fn tool<'r>(running: &'r Running, caller: &Caller, asked: Option<&str>, name: &str) -> Option<&'r Spec> {
     running.gate.agent(&agent(running, caller, asked).ok()?)?.tool_for(&caller.principal, name)
+}
+
+/// Whether no agent is kept from a caller, and no tool of any. One whose token names agents may not act as those that come later.
+pub(crate) fn sees_all(running: &Running, caller: &Caller) -> bool {
+    let sees = |agent: &Agent| agent.admits(&caller.principal) && agent.tools_for(&caller.principal).count() == agent.tools().count();
+    caller.agents.is_none() && running.agents.iter().filter_map(|name| running.gate.agent(name)).all(sees)
 }
 
 fn clean(text: &str) -> String {

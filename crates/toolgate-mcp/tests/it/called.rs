@@ -130,6 +130,29 @@ async fn who_comes_for_some_agents_learns_nothing_of_the_others_from_the_numbers
     gate.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_act_as_an_agent_or_see_a_tool_learns_nothing_of_it_from_the_numbers() {
+    let tokens: String = ["root", "bob"]
+        .map(|principal| format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(principal)))
+        .concat();
+    let desk = "[agents.desk.tools.json_query]\nkind = \"builtin\"\n";
+    for kept in [
+        "[agents.vault]\nprincipals = [\"root\"]\n[agents.vault.tools.calc]\nkind = \"builtin\"\n",
+        "[agents.vault.tools.calc]\nkind = \"builtin\"\nvisible_to = [\"root\"]\n",
+    ] {
+        let gate = Gate::open(&format!("{desk}{kept}{tokens}")).await;
+        let mut vault = gate.client().with_token("root");
+        vault.url = format!("{}/mcp/vault", gate.url);
+        assert_eq!(vault.code("calc", json!({"expression": "1"})).await, "ok");
+        for (who, status) in [("root", 200), ("bob", 403)] {
+            let said = plain().get(format!("{}/metrics", gate.url)).bearer_auth(who).send().await.unwrap();
+            assert_eq!(said.status().as_u16(), status, "{who} {kept}");
+            assert_eq!(said.text().await.unwrap().contains("calc"), status == 200, "{who} {kept}");
+        }
+        gate.end().await;
+    }
+}
+
 /// What tells one answer from another, but for the name that was asked for.
 fn shape(status: u16, answer: &Value, name: &str) -> (u16, String) {
     let mut answer = answer.clone();
