@@ -110,10 +110,11 @@ impl Door {
         let running = self.gateway.running();
         let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client)? {
             Ok(key) => key,
+            Err((key, error)) if identity::is_misread(&error) => return Err(self.misread(key, &request, client, error).await),
             // Nobody is let in who is turned away here, and it is written down.
-            Err((key, why)) => {
+            Err((key, refused)) => {
                 return match call_of(key.clone(), &request, client) {
-                    Ok(call) => self.begin(&running, call.turned_away(why), &request, client).await,
+                    Ok(call) => self.begin(&running, call.turned_away(refused.message), &request, client).await,
                     Err(error) => Err(self.misread(key, &request, client, error).await),
                 };
             }

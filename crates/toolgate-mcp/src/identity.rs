@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use http::HeaderValue;
 use http::request::Parts;
 use rmcp::ErrorData;
-use rmcp::model::RequestMetaObject;
+use rmcp::model::{ErrorCode, RequestMetaObject};
 use toolgate::{Agent, SessionKey, Spec};
 
 use crate::calls::Client;
@@ -107,6 +108,16 @@ fn refuse(message: impl Into<String>) -> ErrorData {
     ErrorData::invalid_request(message.into(), None)
 }
 
+/// What is said is no good, whoever says it: such a request is not turned away, but not understood.
+fn misread(message: impl Into<String>) -> ErrorData {
+    ErrorData::invalid_params(message.into(), None)
+}
+
+/// Whether it is the request that is no good, and not who makes it.
+pub(crate) fn is_misread(error: &ErrorData) -> bool {
+    error.code == ErrorCode::INVALID_PARAMS
+}
+
 /// Who makes a request, and the agent that it names.
 fn who(fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, Option<String>), ErrorData> {
     let caller = match (fixed, parts) {
@@ -174,17 +185,17 @@ pub(crate) fn of_call(
     running: &Running,
     fixed: Option<&Fixed>,
     client: &Client<'_>,
-) -> Result<Result<SessionKey, (SessionKey, String)>, ErrorData> {
+) -> Result<Result<SessionKey, (SessionKey, ErrorData)>, ErrorData> {
     let (caller, asked) = who(fixed, client.parts)?;
     let found = session(gateway, running, fixed, client);
-    Ok(found.map_err(|refused| (turned_away(running, &caller, asked.as_deref()), refused.message.into_owned())))
+    Ok(found.map_err(|refused| (turned_away(running, &caller, asked.as_deref()), refused)))
 }
 
 /// The conversation of a request.
 pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed>, client: &Client<'_>) -> Result<SessionKey, ErrorData> {
     let (caller, agent) = caller(running, fixed, client.parts)?;
     let parts = client.parts;
-    let name = named(&caller, meta(client.meta)?, parts).map_err(refuse)?;
+    let name = named(&caller, meta(client.meta)?, parts)?;
     let name = match (name, fixed) {
         (Some(name), _) => name,
         (None, Some(fixed)) => fixed.session.clone(),
@@ -201,26 +212,28 @@ fn meta(meta: &RequestMetaObject) -> Result<Option<&str>, ErrorData> {
     match meta.get(SESSION_META) {
         None => Ok(None),
         Some(serde_json::Value::String(name)) => Ok(Some(name)),
-        Some(_) => Err(refuse(format!("`{SESSION_META}` must be text"))),
+        Some(_) => Err(misread(format!("`{SESSION_META}` must be text"))),
     }
 }
 
 /// The conversation that somebody names: the token, the metadata, a header, the address. Those who name one must agree.
-pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, String> {
+pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, ErrorData> {
     let mut values = parts.into_iter().flat_map(|parts| parts.headers.get_all(SESSION_HEADER));
-    let header = values.next().map(|value| value.to_str().map_err(|_| format!("the header `{SESSION_HEADER}` is no text"))).transpose()?;
+    let text =
+        |value: &HeaderValue| value.to_str().map(str::to_owned).map_err(|_| misread(format!("the header `{SESSION_HEADER}` is no text")));
+    let header = values.next().map(text).transpose()?;
     if values.next().is_some() {
-        return Err(format!("the header `{SESSION_HEADER}` is there twice"));
+        return Err(misread(format!("the header `{SESSION_HEADER}` is there twice")));
     }
     let path = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.session.as_deref());
-    let mut said = [caller.session.as_deref(), meta, header, path].into_iter().flatten();
+    let mut said = [caller.session.as_deref(), meta, header.as_deref(), path].into_iter().flatten();
     let Some(first) = said.next() else { return Ok(None) };
     if said.any(|other| other != first) {
-        return Err("the request names two conversations; name one".to_owned());
+        return Err(refuse("the request names two conversations; name one"));
     }
     let legal = !first.is_empty() && first.len() <= 128 && first.chars().all(|c| c.is_ascii_graphic());
     if !legal {
-        return Err("the name of a conversation has 1 to 128 letters, digits and signs".to_owned());
+        return Err(misread("the name of a conversation has 1 to 128 letters, digits and signs"));
     }
     Ok(Some(first.to_owned()))
 }
