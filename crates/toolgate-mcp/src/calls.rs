@@ -206,10 +206,10 @@ impl Door {
         let among_others = *self.gateway.0.underway.borrow() > 1;
         // Counted until it is over, however long its client waits.
         let counted = Arc::new(Mutex::new(Some(self.gateway.count())));
-        let counts = Arc::clone(&counted);
+        let (counts, busy) = (Arc::clone(&counted), self.gateway.0.idle.busy(&key));
         let path = async move {
             let answer = gate.call(call).await;
-            drop(counts);
+            drop((counts, busy));
             answer
         };
         let task = Task::new(path.with_context(crate::trace::of(client)));

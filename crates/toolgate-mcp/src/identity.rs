@@ -1,7 +1,6 @@
 //! Who is calling, as which agent, and in which conversation.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use http::HeaderValue;
 use http::request::Parts;
@@ -10,7 +9,7 @@ use rmcp::model::{ErrorCode, RequestMetaObject};
 use toolgate::{Agent, SessionKey, Spec};
 
 use crate::calls::Client;
-use crate::gateway::{Gateway, Running, lock};
+use crate::gateway::{Gateway, Running};
 
 /// The header that names a conversation.
 pub(crate) const SESSION_HEADER: &str = "toolgate-session";
@@ -201,7 +200,7 @@ pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed
         (None, Some(fixed)) => fixed.session.clone(),
         (None, None) => match parts.and_then(|parts| parts.headers.get("mcp-session-id")).and_then(|id| id.to_str().ok()) {
             Some(id) => id.to_owned(),
-            None => idle(gateway, running, &caller.principal, &agent),
+            None => gateway.0.idle.name(&caller.principal, &agent, running.settings.idle, &gateway.0.parked),
         },
     };
     Ok(SessionKey::new(agent, caller.principal, name))
@@ -236,25 +235,6 @@ pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) 
         return Err(misread("the name of a conversation has 1 to 128 letters, digits and signs"));
     }
     Ok(Some(first.to_owned()))
-}
-
-/// The conversation of a caller who names none: the same one until nothing has been said for a while.
-fn idle(gateway: &Gateway, running: &Running, principal: &str, agent: &str) -> String {
-    let mut idle = lock(&gateway.0.idle);
-    let now = Instant::now();
-    if idle.len() > 10_000 {
-        idle.retain(|_, (_, last)| now.duration_since(*last) < running.settings.idle);
-    }
-    let entry = idle.entry((principal.to_owned(), agent.to_owned())).or_insert_with(|| (fresh(), now));
-    if now.duration_since(entry.1) >= running.settings.idle {
-        entry.0 = fresh();
-    }
-    entry.1 = now;
-    entry.0.clone()
-}
-
-fn fresh() -> String {
-    format!("idle-{}", toolgate::Timestamp::now().as_millisecond())
 }
 
 #[cfg(test)]
