@@ -14,9 +14,10 @@ use opentelemetry_sdk::metrics::{SdkMeterProvider, Temporality};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanData};
 use toolgate::config::Otlp;
+use tracing::{Level, Metadata};
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::registry::LookupSpan;
 
 /// What is sent: the kind, its place at a collector, the variable that names a collector for it alone, and the one that says that none is
@@ -114,8 +115,13 @@ impl Telemetry {
         let tracer = self.spans.as_ref()?.tracer("toolgate");
         let layer: OpenTelemetryLayer<S, SdkTracer> = tracing_opentelemetry::layer().with_tracer(tracer);
         let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false);
-        Some(layer.with_filter(Targets::new().with_target("toolgate", tracing::Level::INFO)))
+        Some(layer.with_filter(filter_fn(is_told).with_max_level_hint(Level::INFO)))
     }
+}
+
+/// Whether a collector is told of it: of spans alone. What is logged within one may be a whole row.
+fn is_told(about: &Metadata<'_>) -> bool {
+    about.is_span() && *about.level() <= Level::INFO && about.target().starts_with("toolgate")
 }
 
 impl Drop for Telemetry {
@@ -188,5 +194,41 @@ impl PushMetricExporter for Sending<MetricExporter> {
 
     fn temporality(&self) -> Temporality {
         self.exporter.temporality()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    /// Keeps what it is told.
+    #[derive(Debug, Clone, Default)]
+    struct Keeping(Arc<Mutex<Vec<SpanData>>>);
+
+    impl opentelemetry_sdk::trace::SpanExporter for Keeping {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            self.0.lock().unwrap().extend(batch);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_logged_within_a_call_is_not_told_to_a_collector() {
+        let kept = Keeping::default();
+        let spans = SdkTracerProvider::builder().with_simple_exporter(kept.clone()).build();
+        let telemetry = Telemetry { spans: Some(spans), metrics: None };
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(telemetry.layer::<tracing_subscriber::Registry>()), || {
+            let _call = tracing::info_span!(target: "toolgate::gate", "execute_tool").entered();
+            // As where neither the ledger nor a file takes the row.
+            tracing::error!(target: "toolgate::gate", row = "arguments", "a row could be neither stored nor spooled");
+            let _library = tracing::info_span!(target: "hyper", "beneath").entered();
+        });
+        let kept = kept.0.lock().unwrap();
+        let told: Vec<_> = kept.iter().map(|span| (&*span.name, span.events.len())).collect();
+        assert_eq!(told, [("execute_tool", 0)]);
     }
 }

@@ -188,7 +188,10 @@ impl Asked {
         let forbidden = |why| No::turned_away(StatusCode::FORBIDDEN, why);
         let agent = identity::agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
         let named = identity::named(caller, self.session.as_deref(), Some(parts));
-        let named = named.map_err(|why| No::turned_away(StatusCode::BAD_REQUEST, why))?;
+        let named = named.map_err(|error| match identity::is_misread(&error) {
+            true => No::misread(error.message),
+            false => No::turned_away(StatusCode::BAD_REQUEST, error.message.into_owned()),
+        })?;
         let session = named.ok_or_else(|| No::misread("`session` names the conversation"))?;
         let result = match (verb, self.result, self.error) {
             ("check", None | Some(Value::Null), None) => None,

@@ -110,10 +110,11 @@ impl Door {
         let running = self.gateway.running();
         let key = match identity::of_call(&self.gateway, &running, self.fixed.as_ref(), client)? {
             Ok(key) => key,
+            Err((key, error)) if identity::is_misread(&error) => return Err(self.misread(key, &request, client, error).await),
             // Nobody is let in who is turned away here, and it is written down.
-            Err((key, why)) => {
+            Err((key, refused)) => {
                 return match call_of(key.clone(), &request, client) {
-                    Ok(call) => self.begin(&running, call.turned_away(why), &request, client).await,
+                    Ok(call) => self.begin(&running, call.turned_away(refused.message), &request, client).await,
                     Err(error) => Err(self.misread(key, &request, client, error).await),
                 };
             }
@@ -205,10 +206,10 @@ impl Door {
         let among_others = *self.gateway.0.underway.borrow() > 1;
         // Counted until it is over, however long its client waits.
         let counted = Arc::new(Mutex::new(Some(self.gateway.count())));
-        let counts = Arc::clone(&counted);
+        let (counts, busy) = (Arc::clone(&counted), self.gateway.0.idle.busy(&key));
         let path = async move {
             let answer = gate.call(call).await;
-            drop(counts);
+            drop((counts, busy));
             answer
         };
         let task = Task::new(path.with_context(crate::trace::of(client)));
@@ -283,7 +284,8 @@ impl Door {
         }
         let running = self.gateway.running();
         let agent = running.gate.agent(&key.agent);
-        let spec = agent.and_then(|agent| agent.tool(&request.name));
+        // What is kept from whoever calls is answered as what is not there.
+        let spec = agent.and_then(|agent| agent.tool_for(&key.principal, &request.name));
         // Who may not act as the agent does not learn what its tools look like.
         let forbidden = answer.outcome.error().is_some_and(|error| error.code == code::FORBIDDEN);
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;

@@ -12,6 +12,7 @@ use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceError};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use toolgate::ToolError;
 
 use crate::asking::Questions;
 use crate::calls::Client;
@@ -39,9 +40,9 @@ pub(crate) struct Door {
 }
 
 tokio::task_local! {
-    /// The agent of the request that is looked at, where its caller may act as one: whoever wants to know what a tool looks like does not
-    /// say whose it is.
-    pub(crate) static AGENT: Option<String>;
+    /// The agent of the request that is looked at, where its caller may act as one, and who calls: whoever wants to know what a tool looks
+    /// like does not say for whom.
+    pub(crate) static AGENT: Option<(String, String)>;
 }
 
 static DOORS: AtomicU64 = AtomicU64::new(0);
@@ -73,6 +74,15 @@ impl Door {
 
     fn agent(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
         identity::caller(running, self.fixed.as_ref(), context.extensions.get()).map(|(caller, agent)| (caller.principal, agent))
+    }
+
+    /// The agent of a request for something that is no call. What stops calls stops that.
+    async fn reader(&self, running: &Running, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
+        let key = identity::session(&self.gateway, running, self.fixed.as_ref(), &Client::of(context))?;
+        match running.gate.stopped(&key).await {
+            None => Ok(key.agent.to_string()),
+            Some(error) => Err(stopped(&error)),
+        }
     }
 
     /// What it can do, for an agent or for any.
@@ -110,6 +120,11 @@ impl Door {
         info.instructions = (!instructions.is_empty()).then(|| instructions.join("\n\n"));
         info
     }
+}
+
+/// What somebody is told whom an operator has stopped: the contract, as calls are told.
+pub(crate) fn stopped(error: &ToolError) -> ErrorData {
+    ErrorData::invalid_request(error.message.clone(), serde_json::to_value(error).ok())
 }
 
 /// A capability whose list may change.
@@ -216,8 +231,8 @@ impl ServerHandler for Door {
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        let agent = AGENT.try_with(Option::clone).ok().flatten()?;
-        self.gateway.running().gate.agent(&agent)?.tool(name).map(|spec| render::tool(spec, None))
+        let (agent, principal) = AGENT.try_with(Option::clone).ok().flatten()?;
+        self.gateway.running().gate.agent(&agent)?.tool_for(&principal, name).map(|spec| render::tool(spec, None))
     }
 
     async fn list_prompts(
@@ -226,7 +241,7 @@ impl ServerHandler for Door {
         context: RequestContext<RoleServer>,
     ) -> Result<ListPromptsResult, ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
+        let agent = self.reader(&running, &context).await?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.prompts);
         let offers: Vec<_> = links.map(|link| (link, link.offer())).collect();
         let (mut names, mut found) = (HashSet::new(), Vec::new());
@@ -257,7 +272,7 @@ impl ServerHandler for Door {
         context: RequestContext<RoleServer>,
     ) -> Result<GetPromptResponse, ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
+        let agent = self.reader(&running, &context).await?;
         let (link, name) = prompt_of(&running, &agent, &request.name)
             .ok_or_else(|| ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None))?;
         request.name = name;
@@ -281,7 +296,7 @@ impl ServerHandler for Door {
         context: RequestContext<RoleServer>,
     ) -> Result<ListResourcesResult, ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
+        let agent = self.reader(&running, &context).await?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
         let offers: Vec<_> = links.map(|link| (link, link.offer())).collect();
         let mut found = Vec::new();
@@ -306,7 +321,7 @@ impl ServerHandler for Door {
         context: RequestContext<RoleServer>,
     ) -> Result<ListResourceTemplatesResult, ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
+        let agent = self.reader(&running, &context).await?;
         let links = running.shared.get(&agent).into_iter().flatten().filter(|link| link.upstream.resources);
         let offers: Vec<_> = links.map(|link| (link, link.offer())).collect();
         let mut found = Vec::new();
@@ -331,7 +346,7 @@ impl ServerHandler for Door {
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
+        let agent = self.reader(&running, &context).await?;
         let place = Place::find(&running, &agent, &request.uri)?;
         request.uri.clone_from(&place.uri);
         request.meta = Some(render::own_words(context.meta.clone()));
@@ -353,7 +368,7 @@ impl ServerHandler for Door {
 
     async fn complete(&self, mut request: CompleteRequestParams, context: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
+        let agent = self.reader(&running, &context).await?;
         request.meta = Some(render::own_words(context.meta.clone()));
         let link = match &mut request.r#ref {
             Reference::Prompt(prompt) => prompt_of(&running, &agent, &prompt.name).map(|(link, name)| {
@@ -379,7 +394,7 @@ impl ServerHandler for Door {
 
     async fn set_level(&self, request: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.running();
-        let (_, agent) = self.agent(&running, &context)?;
+        let agent = self.reader(&running, &context).await?;
         *lock(&self.level) = Some(request.level);
         // Whoever is away, or is started again, is told when it is there.
         let all = running.shared.get(&agent).into_iter().flatten().inspect(|link| *lock(&link.level) = Some(request.level));
@@ -398,7 +413,7 @@ impl ServerHandler for Door {
 
     async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
         let running = self.gateway.running();
-        let listener = self.listener(&running, &context, true)?;
+        let listener = self.listener(&running, &context, true).await?;
         let place = Place::find(&running, &listener.agent, &request.uri)?;
         self.subscribes.store(true, Ordering::Relaxed);
         self.gateway.subscribe(&place, self.number, &listener, Some(context.peer.clone())).await

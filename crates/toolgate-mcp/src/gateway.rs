@@ -15,6 +15,7 @@ use toolgate::{Agent, CallId, Spec, Store, Timestamp, Toolgate};
 
 use crate::auth::Keys;
 use crate::canary::{CANARY, canary};
+use crate::idle::Idle;
 use crate::metrics::Metrics;
 use crate::parked::Parked;
 use crate::resources::Subscriptions;
@@ -68,7 +69,7 @@ pub(crate) struct Inner {
     peers: Mutex<Vec<Peer<RoleServer>>>,
     pub(crate) changes: tokio::sync::watch::Sender<u64>,
     pub(crate) parked: Parked,
-    pub(crate) idle: Mutex<HashMap<(String, String), (String, Instant)>>,
+    pub(crate) idle: Idle,
     pub(crate) metrics: Metrics,
     /// Where it is listened at.
     pub(crate) addresses: Mutex<Vec<std::net::SocketAddr>>,
@@ -144,7 +145,7 @@ impl Gateway {
             peers: Mutex::default(),
             changes: tokio::sync::watch::Sender::new(0),
             parked,
-            idle: Mutex::default(),
+            idle: Idle::default(),
             metrics,
             addresses: Mutex::default(),
             subscriptions: Subscriptions::default(),

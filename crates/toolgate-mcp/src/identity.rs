@@ -1,15 +1,15 @@
 //! Who is calling, as which agent, and in which conversation.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
+use http::HeaderValue;
 use http::request::Parts;
 use rmcp::ErrorData;
-use rmcp::model::RequestMetaObject;
-use toolgate::SessionKey;
+use rmcp::model::{ErrorCode, RequestMetaObject};
+use toolgate::{Agent, SessionKey, Spec};
 
 use crate::calls::Client;
-use crate::gateway::{Gateway, Running, lock};
+use crate::gateway::{Gateway, Running};
 
 /// The header that names a conversation.
 pub(crate) const SESSION_HEADER: &str = "toolgate-session";
@@ -107,6 +107,16 @@ fn refuse(message: impl Into<String>) -> ErrorData {
     ErrorData::invalid_request(message.into(), None)
 }
 
+/// What is said is no good, whoever says it: such a request is not turned away, but not understood.
+fn misread(message: impl Into<String>) -> ErrorData {
+    ErrorData::invalid_params(message.into(), None)
+}
+
+/// Whether it is the request that is no good, and not who makes it.
+pub(crate) fn is_misread(error: &ErrorData) -> bool {
+    error.code == ErrorCode::INVALID_PARAMS
+}
+
 /// Who makes a request, and the agent that it names.
 fn who(fixed: Option<&Fixed>, parts: Option<&Parts>) -> Result<(Caller, Option<String>), ErrorData> {
     let caller = match (fixed, parts) {
@@ -153,6 +163,17 @@ pub(crate) fn agent(running: &Running, caller: &Caller, asked: Option<&str>) -> 
     }
 }
 
+/// A tool of the agent that a caller acts as, where it sees it.
+pub(crate) fn tool<'r>(running: &'r Running, caller: &Caller, asked: Option<&str>, name: &str) -> Option<&'r Spec> {
+    running.gate.agent(&agent(running, caller, asked).ok()?)?.tool_for(&caller.principal, name)
+}
+
+/// Whether no agent is kept from a caller, and no tool of any. One whose token names agents may not act as those that come later.
+pub(crate) fn sees_all(running: &Running, caller: &Caller) -> bool {
+    let sees = |agent: &Agent| agent.admits(&caller.principal) && agent.tools_for(&caller.principal).count() == agent.tools().count();
+    caller.agents.is_none() && running.agents.iter().filter_map(|name| running.gate.agent(name)).all(sees)
+}
+
 fn clean(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(64).collect()
 }
@@ -163,23 +184,23 @@ pub(crate) fn of_call(
     running: &Running,
     fixed: Option<&Fixed>,
     client: &Client<'_>,
-) -> Result<Result<SessionKey, (SessionKey, String)>, ErrorData> {
+) -> Result<Result<SessionKey, (SessionKey, ErrorData)>, ErrorData> {
     let (caller, asked) = who(fixed, client.parts)?;
     let found = session(gateway, running, fixed, client);
-    Ok(found.map_err(|refused| (turned_away(running, &caller, asked.as_deref()), refused.message.into_owned())))
+    Ok(found.map_err(|refused| (turned_away(running, &caller, asked.as_deref()), refused)))
 }
 
 /// The conversation of a request.
 pub(crate) fn session(gateway: &Gateway, running: &Running, fixed: Option<&Fixed>, client: &Client<'_>) -> Result<SessionKey, ErrorData> {
     let (caller, agent) = caller(running, fixed, client.parts)?;
     let parts = client.parts;
-    let name = named(&caller, meta(client.meta)?, parts).map_err(refuse)?;
+    let name = named(&caller, meta(client.meta)?, parts)?;
     let name = match (name, fixed) {
         (Some(name), _) => name,
         (None, Some(fixed)) => fixed.session.clone(),
         (None, None) => match parts.and_then(|parts| parts.headers.get("mcp-session-id")).and_then(|id| id.to_str().ok()) {
             Some(id) => id.to_owned(),
-            None => idle(gateway, running, &caller.principal, &agent),
+            None => gateway.0.idle.name(&caller.principal, &agent, running.settings.idle, &gateway.0.parked),
         },
     };
     Ok(SessionKey::new(agent, caller.principal, name))
@@ -190,47 +211,30 @@ fn meta(meta: &RequestMetaObject) -> Result<Option<&str>, ErrorData> {
     match meta.get(SESSION_META) {
         None => Ok(None),
         Some(serde_json::Value::String(name)) => Ok(Some(name)),
-        Some(_) => Err(refuse(format!("`{SESSION_META}` must be text"))),
+        Some(_) => Err(misread(format!("`{SESSION_META}` must be text"))),
     }
 }
 
 /// The conversation that somebody names: the token, the metadata, a header, the address. Those who name one must agree.
-pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, String> {
+pub(crate) fn named(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, ErrorData> {
     let mut values = parts.into_iter().flat_map(|parts| parts.headers.get_all(SESSION_HEADER));
-    let header = values.next().map(|value| value.to_str().map_err(|_| format!("the header `{SESSION_HEADER}` is no text"))).transpose()?;
+    let text =
+        |value: &HeaderValue| value.to_str().map(str::to_owned).map_err(|_| misread(format!("the header `{SESSION_HEADER}` is no text")));
+    let header = values.next().map(text).transpose()?;
     if values.next().is_some() {
-        return Err(format!("the header `{SESSION_HEADER}` is there twice"));
+        return Err(misread(format!("the header `{SESSION_HEADER}` is there twice")));
     }
     let path = parts.and_then(|parts| parts.extensions.get::<Asked>()).and_then(|asked| asked.session.as_deref());
-    let mut said = [caller.session.as_deref(), meta, header, path].into_iter().flatten();
+    let mut said = [caller.session.as_deref(), meta, header.as_deref(), path].into_iter().flatten();
     let Some(first) = said.next() else { return Ok(None) };
     if said.any(|other| other != first) {
-        return Err("the request names two conversations; name one".to_owned());
+        return Err(refuse("the request names two conversations; name one"));
     }
     let legal = !first.is_empty() && first.len() <= 128 && first.chars().all(|c| c.is_ascii_graphic());
     if !legal {
-        return Err("the name of a conversation has 1 to 128 letters, digits and signs".to_owned());
+        return Err(misread("the name of a conversation has 1 to 128 letters, digits and signs"));
     }
     Ok(Some(first.to_owned()))
-}
-
-/// The conversation of a caller who names none: the same one until nothing has been said for a while.
-fn idle(gateway: &Gateway, running: &Running, principal: &str, agent: &str) -> String {
-    let mut idle = lock(&gateway.0.idle);
-    let now = Instant::now();
-    if idle.len() > 10_000 {
-        idle.retain(|_, (_, last)| now.duration_since(*last) < running.settings.idle);
-    }
-    let entry = idle.entry((principal.to_owned(), agent.to_owned())).or_insert_with(|| (fresh(), now));
-    if now.duration_since(entry.1) >= running.settings.idle {
-        entry.0 = fresh();
-    }
-    entry.1 = now;
-    entry.0.clone()
-}
-
-fn fresh() -> String {
-    format!("idle-{}", toolgate::Timestamp::now().as_millisecond())
 }
 
 #[cfg(test)]

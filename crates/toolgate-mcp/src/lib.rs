@@ -41,6 +41,7 @@ mod files;
 mod gateway;
 mod http;
 mod identity;
+mod idle;
 mod inplace;
 mod lines;
 mod metrics;

@@ -20,7 +20,7 @@ use crate::gateway::{Counted, lock};
 use crate::upstream::FromUpstream;
 
 /// How long a client may take.
-const LIFE: Duration = Duration::from_secs(15 * 60);
+pub(crate) const LIFE: Duration = Duration::from_secs(15 * 60);
 /// Most calls that wait, and most of one principal.
 const MOST: (usize, usize) = (10_000, 200);
 
@@ -151,6 +151,11 @@ impl Parked {
     /// Whether one more call of a principal can wait.
     pub(crate) fn has_room(&self, key: &SessionKey) -> bool {
         !self.stop.is_cancelled() && make_room(&mut lock(&self.calls), key)
+    }
+
+    /// Whether a call of a conversation waits for its client.
+    pub(crate) fn waits_in(&self, key: &SessionKey) -> bool {
+        lock(&self.calls).values().any(|entry| entry.key == *key && entry.since.elapsed() < LIFE && !entry.is_over())
     }
 
     /// Parks a call. What comes back is for its client only, and is good for one answer.

@@ -10,6 +10,7 @@ use rmcp::model::{ErrorData, ResourceContents, ResourceUpdatedNotificationParam,
 use rmcp::service::Peer;
 use rmcp::{RoleServer, ServiceError};
 use serde_json::json;
+use toolgate::SessionKey;
 
 use crate::gateway::{Gateway, Running, lock};
 use crate::identity::{self, Caller};
@@ -153,6 +154,8 @@ pub(crate) type Key = (String, String);
 pub(crate) struct Listener {
     pub(crate) caller: Caller,
     pub(crate) agent: String,
+    /// In which conversation it began to.
+    pub(crate) key: SessionKey,
     /// Over streams, where nobody needs a token.
     pub(crate) local: bool,
     /// In a session of an earlier revision, which goes on with another token that allows the same.
@@ -415,15 +418,20 @@ impl Gateway {
         // By what holds now: the configuration may just have been read again.
         let running = self.running();
         subscribers.retain(|one| one.listener.hears_of(&running, &key.0));
+        let gate = running.gate.clone();
         drop(running);
-        for Subscriber { peer, address, telling, .. } in subscribers {
+        for Subscriber { listener, peer, address, telling, .. } in subscribers {
             // Who is still being told of it may have looked already, and is told once more; and keeps nobody else waiting.
             let Some(peer) = peer.filter(|_| telling.swap(CHANGED, Ordering::AcqRel) == IDLE) else { continue };
+            let gate = gate.clone();
             tokio::spawn(async move {
                 loop {
                     telling.store(TELLING, Ordering::Release);
-                    let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address.clone()));
-                    let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+                    // Whom an operator has stopped hears of nothing.
+                    if gate.stopped(&listener.key).await.is_none() {
+                        let told = peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(address.clone()));
+                        let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+                    }
                     if telling.compare_exchange(TELLING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                         break;
                     }

@@ -140,7 +140,7 @@ impl Http {
         let full = || refusal(StatusCode::SERVICE_UNAVAILABLE, CROWDED, Some(1));
         let seats = |many: u32| self.seats.take(&caller.principal, many, is_shared).ok_or_else(full);
         match words.as_slice() {
-            ["metrics"] => self.metrics(&caller),
+            ["metrics"] => self.metrics(&running, &caller),
             ["mcp", _, _, _, ..] => Err(refusal(StatusCode::NOT_FOUND, "there is nothing here; try /mcp/{agent}/{session}", None)),
             ["mcp", rest @ ..] => {
                 let Some(asked) = Asked::of(rest) else {
@@ -318,9 +318,10 @@ impl Http {
     }
 
     /// What is counted, of all agents and upstreams: for whom none is kept back.
-    fn metrics(&self, caller: &Caller) -> Result<Answer, Box<Answer>> {
-        if caller.agents.is_some() {
-            return Err(refusal(StatusCode::FORBIDDEN, "this tells of all agents; come with a token that is not for some of them", None));
+    fn metrics(&self, running: &Running, caller: &Caller) -> Result<Answer, Box<Answer>> {
+        if !identity::sees_all(running, caller) {
+            let why = "this tells of all agents and their tools; come with a token from which none is kept back";
+            return Err(refusal(StatusCode::FORBIDDEN, why, None));
         }
         let mut answer = text(StatusCode::OK, &self.gateway.0.metrics.text(&self.gateway.health()));
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -358,7 +359,7 @@ impl Http {
 
     /// Hands a request to the library, which looks at a tool before the door hears who asks for it.
     pub(crate) async fn handle(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> Answer {
-        let agent = identity::agent(&self.gateway.running(), caller, agent).ok();
+        let agent = identity::agent(&self.gateway.running(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
         AGENT.scope(agent, self.mcp.handle(request)).await
     }
 

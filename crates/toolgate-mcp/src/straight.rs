@@ -23,9 +23,11 @@ use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
+use toolgate::Spec;
 
 use crate::calls::{Client, Ear, WORDS};
 use crate::gateway::Running;
+use crate::identity::{self, Asked, Caller};
 use crate::serve::{Answer, Http};
 
 /// How long a stream is silent at most.
@@ -71,7 +73,11 @@ impl Straight {
         let arguments = params.get("arguments").is_none_or(Value::is_object);
         let name = params.get("name")?.as_str()?.to_owned();
         let plain = crate::is_plain_name(&name) && is("mcp-name", &name);
-        if !arguments || !plain || !params.keys().all(known) || running.in_headers.contains(&name) {
+        if !arguments || !plain || !params.keys().all(known) {
+            return None;
+        }
+        // Only what its caller sees goes the other way, which can be told from this one.
+        if running.in_headers.contains(&name) && Self::is_in_headers(running, parts, &name) {
             return None;
         }
         let meta = params.get("_meta")?.as_object()?;
@@ -88,6 +94,14 @@ impl Straight {
         let mut request = CallToolRequestParams::new(name);
         request.arguments = arguments;
         Some(Self { id, request, meta: RequestMetaObject::from(meta), capabilities })
+    }
+
+    /// Whether arguments of a tool are said in headers as well, as far as its caller can know.
+    fn is_in_headers(running: &Running, parts: &Parts, name: &str) -> bool {
+        let Some(caller) = parts.extensions.get::<Caller>() else { return true };
+        let asked = parts.extensions.get::<Asked>().and_then(|asked| asked.agent.as_deref());
+        let schema = identity::tool(running, caller, asked, name).and_then(Spec::input_schema);
+        schema.is_some_and(crate::speaks_in_headers)
     }
 
     /// Makes the call, and answers.

@@ -27,6 +27,8 @@ const OLDEST: Duration = Duration::from_secs(10 * 60);
 const IDLE: Duration = Duration::from_secs(2 * 10 * 60);
 /// How long somebody waits for what another one fetches.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How many seconds clocks may be apart.
+const LEEWAY: f64 = 30.0;
 /// How many keys of one name a token is held against.
 const MOST: usize = 16;
 /// What is told where they cannot be had, or are none.
@@ -125,17 +127,16 @@ impl Issuer {
         let mut validation = Validation::new(algorithm);
         validation.set_audience(&[&self.jwt.audience]);
         validation.set_issuer(&[&self.jwt.issuer]);
-        validation.set_required_spec_claims(&["exp", "aud", "iss"]);
-        validation.validate_nbf = true;
-        validation.leeway = 30;
+        validation.set_required_spec_claims(&["aud", "iss"]);
+        // Its dates are looked at here.
+        validation.validate_exp = false;
         // Who names no key means the only one.
         let named = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
         named.iter().filter(|key| key.fits(algorithm)).take(MOST).find_map(|key| {
             match jsonwebtoken::decode::<Value>(token, &key.key, &validation) {
-                Ok(token) => Some(Ok(token.claims)),
+                Ok(token) => Some(in_time(&token.claims).map(|()| token.claims)),
                 Err(error) => match error.kind() {
                     ErrorKind::InvalidSignature => None,
-                    ErrorKind::ExpiredSignature => Some(Err(NotLetIn::Invalid("the token has expired"))),
                     ErrorKind::InvalidAudience => Some(Err(NotLetIn::Invalid("the token is for somebody else"))),
                     ErrorKind::InvalidIssuer => Some(Err(NotLetIn::Invalid("the token is from somebody else"))),
                     _ => Some(Err(NotLetIn::Invalid("the token does not hold"))),
@@ -252,6 +253,23 @@ impl Issuer {
         let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
         let bytes = crate::bounded::whole(answer).await.map_err(said)?.ok_or("the keys for tokens are too large")?;
         String::from_utf8(bytes).map_err(|_| "the keys for tokens are no text".to_owned())
+    }
+}
+
+/// Whether a token holds now. A date is a number of seconds, perhaps with a fraction or an exponent (RFC 7519, 2), in which the library
+/// sees no number where numbers keep their digits.
+fn in_time(claims: &Value) -> Result<(), NotLetIn> {
+    let now = toolgate::Timestamp::now().as_duration().as_secs_f64();
+    let date = |name: &str| claims.get(name).map(Value::as_f64);
+    match date("exp") {
+        Some(Some(end)) if end < now - LEEWAY => return Err(NotLetIn::Invalid("the token has expired")),
+        Some(Some(_)) => {}
+        None | Some(None) => return Err(NotLetIn::Invalid("`exp` of the token is missing, or is no number of seconds")),
+    }
+    match date("nbf") {
+        Some(Some(begin)) if begin > now + LEEWAY => Err(NotLetIn::Invalid("the token does not hold yet")),
+        Some(None) => Err(NotLetIn::Invalid("`nbf` of the token is no number of seconds")),
+        Some(Some(_)) | None => Ok(()),
     }
 }
 
@@ -399,6 +417,39 @@ mod tests {
             let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
             let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(TWO.0.as_bytes()).unwrap()).unwrap();
             assert_eq!(signer.issuer.caller(&token).await, Err(NotLetIn::Invalid("the token has expired")), "{kid:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_date_may_have_a_fraction_or_an_exponent() {
+        let signer = Signer::new();
+        signer.publish(&[public(None, ONE)]);
+        signer.issuer.fetch().await.unwrap();
+        let now = toolgate::Timestamp::now().as_second();
+        let (end, ended) = (format!("{}.25", now + 600), format!("{}.25", now - 600));
+        let (expired, early) = ("the token has expired", "the token does not hold yet");
+        let (no_end, no_begin) =
+            ("`exp` of the token is missing, or is no number of seconds", "`nbf` of the token is no number of seconds");
+        for (dates, why) in [
+            (format!("\"exp\": {end}"), None),
+            ("\"exp\": 4e9".to_owned(), None),
+            ("\"exp\": 4.0E+9, \"nbf\": 1.5".to_owned(), None),
+            (format!("\"exp\": {end}, \"nbf\": {ended}"), None),
+            (format!("\"exp\": {ended}"), Some(expired)),
+            ("\"exp\": 1e3".to_owned(), Some(expired)),
+            ("\"exp\": -1.5".to_owned(), Some(expired)),
+            (format!("\"exp\": 4e9, \"nbf\": {end}"), Some(early)),
+            ("\"exp\": 4e9, \"nbf\": 3.9e9".to_owned(), Some(early)),
+            ("\"exp\": 1e999".to_owned(), Some(no_end)),
+            ("\"exp\": \"4000000000\"".to_owned(), Some(no_end)),
+            ("\"exp\": null".to_owned(), Some(no_end)),
+            ("\"iat\": 1".to_owned(), Some(no_end)),
+            ("\"exp\": 4e9, \"nbf\": null".to_owned(), Some(no_begin)),
+        ] {
+            let claims: Value = serde_json::from_str(&format!("{{\"iss\": \"i\", \"aud\": \"a\", \"sub\": \"ann\", {dates}}}")).unwrap();
+            let key = EncodingKey::from_ec_pem(ONE.0.as_bytes()).unwrap();
+            let token = jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
+            assert_eq!(signer.issuer.caller(&token).await.err(), why.map(NotLetIn::Invalid), "{dates}");
         }
     }
 

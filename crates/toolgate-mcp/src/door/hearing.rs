@@ -10,22 +10,27 @@ use rmcp::{ErrorData, RoleServer};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::Door;
+use super::{Door, stopped};
+use crate::calls::Client;
 use crate::gateway::Running;
 use crate::identity::{self, Caller};
 use crate::raw::Message;
 use crate::resources::{Listener, Place, SUBSCRIPTIONS};
 
 impl Door {
-    /// Who listens here, in a session that lasts or for as long as this one request.
-    pub(super) fn listener(
+    /// Who listens here, in a session that lasts or for as long as this one request. What stops calls stops that.
+    pub(super) async fn listener(
         &self,
         running: &Running,
         context: &RequestContext<RoleServer>,
         lasting: bool,
     ) -> Result<Arc<Listener>, ErrorData> {
+        let key = identity::session(&self.gateway, running, self.fixed.as_ref(), &Client::of(context))?;
         let (caller, agent) = identity::caller(running, self.fixed.as_ref(), context.extensions.get())?;
-        Ok(Arc::new(Listener { caller, agent, local: self.fixed.is_some(), lasting }))
+        match running.gate.stopped(&key).await {
+            None => Ok(Arc::new(Listener { caller, agent, key, local: self.fixed.is_some(), lasting })),
+            Some(error) => Err(stopped(&error)),
+        }
     }
 
     /// As much of what somebody wants to hear of as an agent is told of: lists that it has, and resources whose upstreams tell of them.
@@ -67,7 +72,7 @@ impl Door {
         let running = self.gateway.running();
         let mut changes = self.gateway.0.changes.subscribe();
         let mut updates = running.upstreams.updates().subscribe();
-        let listener = self.listener(&running, context.request_context(), false)?;
+        let listener = self.listener(&running, context.request_context(), false).await?;
         // What it wants to hear of is wanted as long as it listens.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();
@@ -97,8 +102,12 @@ impl Door {
                     if changed.is_err() {
                         return Ok(());
                     }
-                    if !listener.is_let_in(&self.gateway.running()) {
+                    let running = self.gateway.running();
+                    if !listener.is_let_in(&running) {
                         return Err(ErrorData::invalid_request("this may not be listened to any more", None));
+                    }
+                    if let Some(error) = running.gate.stopped(&listener.key).await {
+                        return Err(stopped(&error));
                     }
                     let sink = context.sink();
                     let _ = sink.notify_tool_list_changed().await;
@@ -115,7 +124,11 @@ impl Door {
                     // Most of it is not for this one; and what was may not be any more.
                     let is_meant = |place: &&Place| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
                     for place in wanted.iter().filter(is_meant) {
-                        if listener.hears_of(&self.gateway.running(), &place.link.upstream.name) {
+                        let running = self.gateway.running();
+                        if listener.hears_of(&running, &place.link.upstream.name) {
+                            if let Some(error) = running.gate.stopped(&listener.key).await {
+                                return Err(stopped(&error));
+                            }
                             let _ = context.sink().notify_resource_updated(place.address.clone()).await;
                         }
                     }

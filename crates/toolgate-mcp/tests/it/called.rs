@@ -129,3 +129,79 @@ async fn who_comes_for_some_agents_learns_nothing_of_the_others_from_the_numbers
     }
     gate.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_act_as_an_agent_or_see_a_tool_learns_nothing_of_it_from_the_numbers() {
+    let tokens: String = ["root", "bob"]
+        .map(|principal| format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(principal)))
+        .concat();
+    let desk = "[agents.desk.tools.json_query]\nkind = \"builtin\"\n";
+    for kept in [
+        "[agents.vault]\nprincipals = [\"root\"]\n[agents.vault.tools.calc]\nkind = \"builtin\"\n",
+        "[agents.vault.tools.calc]\nkind = \"builtin\"\nvisible_to = [\"root\"]\n",
+    ] {
+        let gate = Gate::open(&format!("{desk}{kept}{tokens}")).await;
+        let mut vault = gate.client().with_token("root");
+        vault.url = format!("{}/mcp/vault", gate.url);
+        assert_eq!(vault.code("calc", json!({"expression": "1"})).await, "ok");
+        for (who, status) in [("root", 200), ("bob", 403)] {
+            let said = plain().get(format!("{}/metrics", gate.url)).bearer_auth(who).send().await.unwrap();
+            assert_eq!(said.status().as_u16(), status, "{who} {kept}");
+            assert_eq!(said.text().await.unwrap().contains("calc"), status == 200, "{who} {kept}");
+        }
+        gate.end().await;
+    }
+}
+
+/// What tells one answer from another, but for the name that was asked for.
+fn shape(status: u16, answer: &Value, name: &str) -> (u16, String) {
+    let mut answer = answer.clone();
+    if let Some(result) = answer.get_mut("result").and_then(Value::as_object_mut) {
+        // Both are of one call each.
+        result.remove("_meta");
+        if let Some(told) = result.get_mut("structuredContent").and_then(Value::as_object_mut) {
+            told.remove("callId");
+        }
+        result.remove("content");
+    }
+    (status, answer.to_string().replace(name, "NAME"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_that_others_see_is_answered_as_one_that_is_not_there() {
+    let token = |principal: &str| format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(principal));
+    let tools = "[tools.calc]\nkind = \"builtin\"\n\
+        [tools.gives]\nkind = \"command\"\ncommand = \"cat\"\neffect = \"read\"\ndescription = \"Gives.\"\nvisible_to = [\"alice\"]\n\
+        input = { type = \"object\", properties = { place = { type = \"string\" } } }\n\
+        output = { type = \"object\", properties = { place = { type = \"string\" } } }\n\
+        [tools.finds]\nkind = \"command\"\ncommand = \"cat\"\neffect = \"read\"\ndescription = \"Finds.\"\nvisible_to = [\"alice\"]\n\
+        input = { type = \"object\", properties = { place = { type = \"string\", x-mcp-header = \"Region\" } } }\n";
+    let gate = Gate::open(&format!("{tools}{}{}", token("alice"), token("bob"))).await;
+    let bob = gate.client().with_token("bob");
+    assert_eq!(bob.tools().await, ["calc"]);
+    let asked = async |name: &str| {
+        let (status, answer) = bob.ask("tools/call", json!({"name": name, "arguments": {"place": "here"}})).await;
+        shape(status, &answer, name)
+    };
+    let nowhere = asked("qqqqq").await;
+    assert!(nowhere.0 == 200 && nowhere.1.contains("unknown_tool"), "{nowhere:?}");
+    for name in ["gives", "finds"] {
+        assert_eq!(asked(name).await, nowhere, "{name}");
+    }
+    // Nor by the kind of the answer.
+    let kind = async |name: &str| {
+        let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+        let params = json!({"name": name, "arguments": {"place": "here"}, "_meta": meta});
+        let request = plain().post(format!("{}/mcp", gate.url)).bearer_auth("bob").header("accept", EITHER);
+        let request = request.header("mcp-protocol-version", "2026-07-28").header("mcp-method", "tools/call").header("mcp-name", name);
+        let said = request.json(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})).send().await.unwrap();
+        said.headers()["content-type"].to_str().unwrap().to_owned()
+    };
+    assert_eq!(kind("finds").await, kind("qqqqq").await);
+    // Who sees it is told as before.
+    let alice = gate.client().with_token("alice");
+    let (status, answer) = alice.ask("tools/call", json!({"name": "finds", "arguments": {"place": "here"}})).await;
+    assert!(status == 400 && answer["error"]["message"].as_str().unwrap().starts_with("missing Mcp-Param-Region"), "{answer}");
+    gate.end().await;
+}

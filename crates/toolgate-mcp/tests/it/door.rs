@@ -79,10 +79,20 @@ async fn two_names_for_a_conversation_are_refused() {
     for bad in [json!(7), json!(""), json!("a b"), json!("x".repeat(129))] {
         let (_, answer) =
             gate.client().ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": bad}})).await;
-        assert_eq!(answer["result"]["structuredContent"]["code"], json!("forbidden"), "{bad}: {answer}");
+        // That is no question of who asks: it can be put right.
+        let told = &answer["error"]["data"];
+        assert_eq!((&told["code"], &told["errorCategory"]), (&json!("invalid_request"), &json!("VALIDATION")), "{bad}: {answer}");
     }
     let key = gate.gateway.gate().session("default", "local", "(turned away)");
     assert_eq!(key.rows().await.unwrap().len(), 6, "each has its row");
+    // The same where another word names it, and by the decision API.
+    let (_, answer) = gate.client().in_session("a b").ask("tools/call", json!({"name": "echo", "arguments": {"text": "x"}})).await;
+    assert_eq!(answer["error"]["data"]["code"], json!("invalid_request"), "{answer}");
+    let check = json!({"id": "1", "tool": "echo", "session": "a b"});
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let said = http.post(format!("{}/v1/calls/check", gate.url)).json(&check).send().await.unwrap();
+    let (status, told) = (said.status().as_u16(), said.json::<Value>().await.unwrap());
+    assert_eq!((status, &told["code"]), (400, &json!("invalid_request")), "{told}");
     gate.end().await;
 }
 

@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, WriteHalf};
 use tokio::net::TcpStream;
+use toolgate::SessionKey;
+use toolgate::store::Target;
 
 use crate::old::{about, answer, listen, request, result};
 use crate::support::{Gate, Told, fixture, kill, until};
@@ -367,6 +369,94 @@ async fn whoever_loses_an_upstream_hears_of_it_no_more() {
     let more = heard(&mut listening).await;
     assert!(more.iter().all(|said| said["method"] == "notifications/tools/list_changed"), "{more:?}");
     drop((loses, keeps));
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_stops_calls_stops_prompts_resources_and_completions() {
+    let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let x = library("x", Arc::default(), Arc::clone(&asked_for)).await;
+    let gate = Gate::open(&upstream("x", &x, "")).await;
+    let runtime = gate.gateway.gate();
+    let client = gate.client().in_session("s");
+    let wanted = [
+        ("prompts/list", json!({})),
+        ("prompts/get", json!({"name": "x_hello"})),
+        ("resources/list", json!({})),
+        ("resources/templates/list", json!({})),
+        ("resources/read", json!({"uri": "toolgate://x/note://a"})),
+    ];
+    for target in
+        [Target::Agent("default".into()), Target::Principal("local".into()), Target::Session(SessionKey::new("default", "local", "s"))]
+    {
+        runtime.pause(target.clone(), "a token is out").await.unwrap();
+        let completes = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "a", "value": ""}});
+        for (method, params) in wanted.iter().cloned().chain([("completion/complete", completes)]) {
+            let refused = client.ask(method, params).await.1;
+            let told = &refused["error"]["data"];
+            assert_eq!((&told["code"], &told["errorCategory"]), (&json!("paused"), &json!("PERMISSION")), "{target:?} {method}: {refused}");
+            assert!(refused["error"]["message"].as_str().unwrap().ends_with("a token is out"), "{refused}");
+        }
+        runtime.unpause(target).await.unwrap();
+    }
+    let reached = |asked: &Value| asked["method"] == "prompts/get" || asked["method"] == "resources/read";
+    assert!(!asked_for.lock().unwrap().iter().any(reached), "it was asked all the same");
+    for (method, params) in wanted {
+        let said = client.ask(method, params).await.1;
+        assert!(said.get("result").is_some(), "{method}: {said}");
+    }
+    // Who listens is told so, and hears nothing else.
+    let mut listening = Listening::open(&gate, "", json!({"toolsListChanged": true})).await;
+    assert_eq!(listening.next().await["method"], "notifications/subscriptions/acknowledged");
+    runtime.pause(Target::Principal("local".into()), "a token is out").await.unwrap();
+    gate.reload(&upstream("x", &x, "timeout = \"20s\"")).await.unwrap();
+    let said = listening.next().await;
+    assert_eq!(said["error"]["data"]["code"], "paused", "{said}");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_paused_hears_of_no_resource() {
+    let config = format!(
+        "[gateway]\nagent = \"a\"\n[agents.a]\nupstreams = [\"x\"]\n[agents.a.tools.calc]\nkind = \"builtin\"\n\
+         [agents.b]\nupstreams = [\"x\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n\
+         [upstreams.x]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"open\"\n",
+        json!(fixture())
+    );
+    let gate = Gate::open(&config).await;
+    let watched = json!({"uri": "toolgate://x/test://watched-resource"});
+    let (mut paused, mut other) = (Old::open(&gate).await, Old::open_as(&gate, Some("b")).await);
+    for old in [&mut paused, &mut other] {
+        assert!(old.ask("resources/subscribe", watched.clone()).await.get("result").is_some());
+    }
+    let updates = |told: &[Value]| told.iter().filter(|said| said["method"] == "notifications/resources/updated").count();
+    let mut turn = 0;
+    until("both hear of it", async || {
+        turn += 1;
+        count(&mut other, turn).await;
+        paused.ask("ping", json!({})).await;
+        updates(&paused.told) > 0 && updates(&other.told) > 0
+    })
+    .await;
+    gate.gateway.gate().pause(Target::Agent("a".into()), "a token is out").await.unwrap();
+    // What was on its way until then has come by now.
+    while let Ok(said) = tokio::time::timeout(Duration::from_millis(300), paused.next()).await {
+        paused.told.push(said);
+    }
+    let before = updates(&paused.told);
+    for _ in 0..3 {
+        let kept = updates(&other.told);
+        turn += 1;
+        count(&mut other, turn).await;
+        while updates(&other.told) <= kept {
+            let said = other.next().await;
+            other.told.push(said);
+        }
+    }
+    let refused = paused.ask("resources/subscribe", watched).await;
+    assert_eq!(refused["error"]["data"]["code"], "paused", "{refused}");
+    assert_eq!(updates(&paused.told), before, "{:?}", paused.told);
+    drop((paused, other));
     gate.end().await;
 }
 

@@ -298,6 +298,18 @@ impl Toolgate {
         self.0.store.set_pause(target, None).await
     }
 
+    /// What somebody is told who wants something that is no call, where the agent, the principal or the session is paused: as a call of a
+    /// tool that nobody has paused would be. So is who asks where the store cannot be.
+    pub async fn stopped(&self, key: &SessionKey) -> Option<ToolError> {
+        if !self.0.store.may_be_paused() {
+            return None;
+        }
+        match self.0.store.paused(key, &Arc::from("")).await {
+            Ok(stopped) => stopped.map(|(target, why)| admit::paused(&target, &why)),
+            Err(error) => Some(*Stop::from(error).error),
+        }
+    }
+
     /// An approval by name.
     ///
     /// # Errors

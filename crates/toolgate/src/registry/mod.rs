@@ -95,6 +95,12 @@ impl Agent {
         self.tools.get(name).map(|tool| &tool.spec)
     }
 
+    /// One of its tools, where a principal sees it.
+    #[must_use]
+    pub fn tool_for(&self, principal: &str, name: &str) -> Option<&Spec> {
+        self.tools.get(name).filter(|tool| tool.is_visible_to(principal)).map(|tool| &tool.spec)
+    }
+
     /// What somebody should look at, though it does not keep the agent from working.
     #[must_use]
     pub fn warnings(&self) -> &[Problem] {
