@@ -141,6 +141,19 @@ fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
 }
 
 #[test]
+fn what_stands_in_an_address_is_a_secret_however_it_is_spelled() {
+    let url = "https://ann:pass%2Dword-1@x.example/mcp?region=eu&apiKey=k3y%2Bof+ours&plain-k3y#top-of-page";
+    let far = mcp_servers(&json!({"mcpServers": {"far": {"url": url}}}).to_string()).unwrap().remove(0);
+    for secret in ["pass%2Dword-1", "pass-word-1", "k3y%2Bof+ours", "k3y+of+ours", "k3y+of ours", "plain-k3y"] {
+        let said = format!("`{secret}` of ann is wrong");
+        assert_eq!(far.without_secrets(&said), "`[redacted]` of ann is wrong", "{secret}");
+        assert_eq!(far.said_without_secrets(json!([said])), json!(["`[redacted]` of ann is wrong"]), "{secret}");
+    }
+    let said = "nobody is at x.example/mcp in eu, see apiKey and top-of-page";
+    assert_eq!(far.without_secrets(said), said);
+}
+
+#[test]
 fn two_servers_that_would_have_one_name_are_an_error() {
     // The first 32 letters are the same.
     let names = ["a-server-with-a-rather-long-name-one", "a-server-with-a-rather-long-name-two"];

@@ -10,6 +10,7 @@ use super::RemoteTool;
 use crate::bounded::{LONGEST, TOO_LONG};
 use crate::sse::SseError;
 use crate::upstream::link::{Fault, Standing, is_modern};
+use crate::upstream::plain::unsent;
 use crate::upstream::straight::Broken;
 
 /// After how many milliseconds one that is connected to anew is there, if all goes well.
@@ -102,9 +103,9 @@ impl RemoteTool {
                 }
                 if matches!(trouble, Trouble::Unread) {
                     self.link.answered();
-                    return self.unread(&why.to_string());
+                    return self.unread(&unsent(&why));
                 }
-                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
+                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&unsent(&why)), "a call did not get through");
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
                     // One whose call it turns away does not keep all others from it.
