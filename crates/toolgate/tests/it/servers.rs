@@ -35,6 +35,13 @@ fn servers_are_read_as_clients_read_them() {
         (json!({"command": "uvx"}), "uvx [] [] None".to_owned()),
         (json!({"type": "stdio", "command": "uvx", "args": ["a"], "env": {"K": "v"}}), "uvx [\"a\"] [\"K=v\"] None".to_owned()),
         (json!({"command": "uvx", "cwd": "/srv"}), "uvx [] [] Some(\"/srv\")".to_owned()),
+        // As some clients have it: what is null is not there, and a number is its text.
+        (
+            json!({"command": "uvx", "args": null, "env": {"PORT": 8080, "RATE": 1.50, "K": null}}),
+            "uvx [] [\"PORT=8080\", \"RATE=1.5\"] None".to_owned(),
+        ),
+        (json!({"command": "uvx", "env": null, "cwd": null}), "uvx [] [] None".to_owned()),
+        (json!({"url": "https://x/mcp", "headers": null}), "https://x/mcp [] either".to_owned()),
         // What the environment has, wherever it stands and however it is spelled.
         (json!({"command": "${PATH}/x"}), format!("{path}/x [] [] None")),
         (json!({"command": "${env:PATH}/x"}), format!("{path}/x [] [] None")),
@@ -95,7 +102,9 @@ fn some_servers_are_left_out_and_some_are_none() {
         (json!({"command": "${PATH"}), "`one`: a `${` is not closed"),
         (json!({"command": "x", "cwd": "${PATH"}), "`one`: a `${` is not closed"),
         (json!({"command": "x", "args": [1]}), "`one`: `args` holds what is no text"),
-        (json!({"command": "x", "env": {"K": 1}}), "`one`: `env.K` is no text"),
+        (json!({"command": "x", "args": "mcp-server-git --repository /x"}), "`one`: `args` is no list"),
+        (json!({"command": "x", "args": {"0": "a"}}), "`one`: `args` is no list"),
+        (json!({"command": "x", "env": {"K": true}}), "`one`: `env.K` is no text"),
         (json!({"url": "https://x", "headers": []}), "`one`: `headers` is no object"),
     ] {
         assert_eq!(found(server.clone()), Err(why.to_owned()), "{server}");
