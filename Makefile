@@ -29,6 +29,10 @@ test-run: ## What `make run` shows is what it should show
 	grep "claude mcp add --transport http desk http://127.0.0.1:" target/run.log
 	TOOLGATE_STATE=target/refund-desk/state python3 tests/refund_desk.py target/debug/toolgate target/run.log target/refund-desk/ledger.db target/refund-desk/desk.db
 	TOOLGATE_STATE=target/refund-desk/state target/debug/toolgate audit verify --store target/refund-desk/ledger.db
+	rm -rf target/desk-away && mkdir target/desk-away # and nothing is begun where the desk is away
+	sed -e 's|target/debug/refund-desk|target/desk-away/nobody|; s|target/refund-desk/|target/desk-away/|; s|"policy.toml"|"../../examples/refund-desk/policy.toml"|' examples/refund-desk/toolgate.toml > target/desk-away/toolgate.toml
+	! TOOLGATE_STATE=target/desk-away/state target/debug/refund-agent target/debug/toolgate target/desk-away/toolgate.toml --once > target/desk-away/run.log 2>&1
+	grep 'the upstream `desk` is away: nothing was begun' target/desk-away/run.log
 
 test-clients: deps ## Clients that other people wrote, where they can be installed
 	$(PROGRAMS)

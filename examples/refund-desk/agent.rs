@@ -1,10 +1,13 @@
-//! A scripted agent that works through the gateway as any MCP client does. It does its work; then it tries to break out.
+//! A scripted agent that works through the gateway as any MCP client does. It looks whether all is well there, and does its work; then it
+//! tries to break out.
 //!
 //! `refund-agent TOOLGATE CONFIG [--once]` starts the gateway, works, and leaves the gateway running for you.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use rmcp::ServiceExt;
@@ -19,6 +22,9 @@ const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
 const GREEN: Style = AnsiColor::Green.on_default();
 const RED: Style = AnsiColor::Red.on_default();
+
+/// How long the gateway may take to say how it is.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the agent thinks, and what it asks for.
 fn script() -> Vec<(&'static str, &'static str, Value)> {
@@ -102,6 +108,8 @@ async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>
     let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway says nothing")?)?;
     BufReader::new(said).read_line(&mut ready).await?;
     let url = ready.split_whitespace().find(|word| word.starts_with("http://")).ok_or("the gateway did not start")?.to_owned();
+    let address = url.trim_start_matches("http://").split('/').next().unwrap_or_default().to_owned();
+    tokio::task::spawn_blocking(move || look(&address)).await??;
     work(&url).await?;
     let mut out = anstream::stdout();
     writeln!(out, "\n{BOLD}The gateway is at {url}{BOLD:#}; end it with Ctrl-C. Connect a client:")?;
@@ -111,6 +119,40 @@ async fn show(gateway: &mut Gateway, program: &str) -> Result<(), Box<dyn Error>
     let state = std::env::var("TOOLGATE_STATE").map(|state| format!("TOOLGATE_STATE={state} ")).unwrap_or_default();
     writeln!(out, "  {state}{program} audit query --store target/refund-desk/ledger.db")?;
     Ok(())
+}
+
+/// Whether the gateway is well, and whatever stands behind it: asked before the work, so that none is begun that cannot be done.
+fn look(address: &str) -> Result<(), String> {
+    let ask = |path: &str| page(address, path).map_err(|error| format!("the gateway does not say how it is: {error}"));
+    let (ready, why) = ask("/readyz")?;
+    if !ready {
+        return Err(format!("the gateway is not ready: {}", why.trim()));
+    }
+    let (told, numbers) = ask("/metrics")?;
+    if !told {
+        return Err(format!("the gateway does not say how its upstreams are: {}", numbers.trim()));
+    }
+    let of = |name: &'static str| {
+        numbers.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix("{upstream=\"")?.split_once("\"} "))
+    };
+    if let Some((upstream, _)) = of("toolgate_upstream_up").find(|(_, up)| *up != "1") {
+        return Err(format!("the upstream `{upstream}` is away: nothing was begun"));
+    }
+    if let Some((upstream, _)) = of("toolgate_upstream_held_tools").find(|(_, held)| *held != "0") {
+        return Err(format!("tools of the upstream `{upstream}` are held back (`toolgate upstream diff`): nothing was begun"));
+    }
+    Ok(())
+}
+
+/// What a page of the gateway says, and whether with status 200.
+fn page(address: &str, path: &str) -> io::Result<(bool, String)> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes())?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    let (head, body) = said.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
+    Ok((head.starts_with("HTTP/1.1 200 "), body.to_owned()))
 }
 
 async fn work(url: &str) -> Result<(), Box<dyn Error>> {

@@ -14,6 +14,9 @@ use crate::hook::Project;
 const CLIENT_SECRET: &str = "cl1ent-s3cret-of-ours";
 const BASIC: &str = "bWU6Y2wxZW50LXMzY3JldC1vZi1vdXJz";
 const ACCESS: &str = "acc3ss-token-of-theirs";
+/// What stands in an address, and how it is spelled there.
+const ASKED_WITH: &str = "qu3ry k3y of ours";
+const SPELLED: &str = "qu3ry%20k3y%20of%20ours";
 /// A signed token of a client until the year 2100, made for this test, and the public key of whoever signed it.
 const JWT: &str = "eyJhbGciOiJFUzI1NiIsInR5cCI6IkpXVCIsImtpZCI6Im9uZSJ9.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUvIiwiYXVkIjoiaHR0cHM6Ly9nYXRlLmV4YW1wbGUvbWNwIiwic3ViIjoiYm9iIiwiZXhwIjo0MTAyNDQ0ODAwfQ.WY2CxBWaBWQjAQ71UOI5F-2Bv3QdiW1_8cDCMwSEs3ootd4YkkUPjwrmRKkFXAw09wF4zx_rzKzGx-coBfwW2Q";
 const SIGNER: (&str, &str) = ("YHg24tRiufkMDdxyebKPNcDtzLn1E_dNbgXqim23BhA", "HFMYMB326D1HjDP97WIv63LYH0qxCxgt75-kXeSxzH8");
@@ -51,6 +54,8 @@ fn reply(head: &str, asked: &Value) -> String {
             result(json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}))
         }
         (_, "tools/list") => result(json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]})),
+        // It hangs up in the middle of the call, and whoever asked says what it has asked.
+        (_, "tools/call") if path.contains("apikey=") => String::new(),
         (_, "tools/call") => {
             let text = format!("`Bearer {ACCESS}` is not enough, nor is {CLIENT_SECRET}");
             result(json!({"isError": true, "content": [{"type": "text", "text": text}]}))
@@ -102,6 +107,7 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
             "store = \"ledger.db\"\n[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{}\"\n\
              [upstreams.teller]\ncommand = \"./teller\"\nenv = {{ KEY = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
              [upstreams.far]\nurl = \"http://{nobody}/${{SECRET}}/mcp\"\nbearer = {{ file = \"key\" }}\nheaders = {{ x-key = \"${{SECRET}}\" }}\nundeclared = \"read\"\n\
+             [upstreams.keyed]\nurl = \"http://{giver}/mcp?apiKey=${{ASKED_WITH}}\"\nundeclared = \"read\"\n\
              [tools.ask]\nkind = \"http\"\nurl = \"http://{nobody}/ask\"\nnetworks = [\"127.0.0.0/8\"]\nheaders = {{ authorization = \"Bearer ${{SECRET}}\" }}\neffect = \"read\"\n\
              [tools.fails]\nkind = \"command\"\ncommand = \"./teller\"\nenv = {{ KEY = {{ file = \"key\" }} }}\neffect = \"read\"\nsandbox = {{ read = [\".\"] }}\n\
              [gateway.jwt]\nissuer = \"https://login.example/\"\naudience = \"https://gate.example/mcp\"\nkeys = \"keys.json\"\n\
@@ -111,11 +117,12 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
             oauth("refuses")
         ),
     );
-    let served = Served::start_with(&project, &[("SECRET", secret), ("CLIENT_SECRET", CLIENT_SECRET), ("RUST_LOG", "trace")], &["-vv"]);
+    let variables = [("SECRET", secret), ("CLIENT_SECRET", CLIENT_SECRET), ("ASKED_WITH", ASKED_WITH), ("RUST_LOG", "trace")];
+    let served = Served::start_with(&project, &variables, &["-vv"]);
     let mut said = String::new();
     let forged = format!("{JWT}x");
     for (n, token) in [token, JWT, forged.as_str()].into_iter().enumerate() {
-        for tool in ["ask", "fails", "teller_x", "far_x", "given_talk", "shut_x"] {
+        for tool in ["ask", "fails", "teller_x", "far_x", "given_talk", "shut_x", "keyed_talk"] {
             let headers = format!(
                 "authorization: Bearer {token}\r\nmcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n"
             );
@@ -130,13 +137,15 @@ fn a_secret_is_in_no_log_no_answer_and_no_ledger() {
     assert!(said.contains("is not enough"), "{said}");
     assert!(said.contains("upstream_unavailable") && said.contains("[redacted]"), "{said}");
     until("the one that talks was heard", || served.said.lock().unwrap().contains("the key is"));
+    let told_of = |line: &str| line.contains("a call did not get through") && line.contains("keyed");
+    until("the one that hangs up was told of", || served.said.lock().unwrap().lines().any(told_of));
     served.signal("-TERM");
     until("it has ended", || std::net::TcpStream::connect(&served.url).is_err());
     std::thread::sleep(std::time::Duration::from_millis(500));
     let logs = served.said.lock().unwrap().clone();
     // Of a signed token, what proves it.
     let signature = JWT.rsplit('.').next().unwrap();
-    for secret in [secret, token, CLIENT_SECRET, BASIC, ACCESS, signature] {
+    for secret in [secret, token, CLIENT_SECRET, BASIC, ACCESS, ASKED_WITH, SPELLED, signature] {
         assert!(!logs.contains(secret), "{}", logs.lines().find(|line| line.contains(secret)).unwrap());
         assert!(!said.contains(secret), "{said}");
         for path in crate::hook::walk(&project.path("")) {

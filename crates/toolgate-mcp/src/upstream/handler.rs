@@ -13,6 +13,7 @@ use rmcp::model::{
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use serde_json::{Value, json};
+use tokio::sync::SemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use toolgate::json::Digest;
 use toolgate::{Ctx, Effects, Failure, Handler, Judged, Permit, Timestamp};
@@ -26,7 +27,7 @@ use crate::render;
 
 pub(super) use trouble::{Trouble, is_strange};
 
-/// How often an upstream may ask back before it is through.
+/// How often an upstream is asked in one call. It may ask back once less.
 const ROUNDS: usize = 10;
 /// When to try again where an upstream is being started.
 const TRYING: Duration = Duration::from_secs(1);
@@ -96,13 +97,7 @@ impl RemoteTool {
             };
             return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(ms));
         }
-        // Whoever waits for a seat has not been sent.
-        let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
-        let seat = tokio::time::timeout(patience, link.seats.acquire()).await;
-        let Ok(Ok(_seat)) = seat else {
-            let message = format!("the upstream `{}` has as many calls as it takes", link.upstream.name);
-            return Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(1_000));
-        };
+        let mut seat = self.seat(ctx).await?;
         let mut given = Given { arguments: arguments.value().as_object(), responses: None, state: None };
         for round in 0..ROUNDS {
             // Looked at anew each time: who it is, and whether it is still what it was.
@@ -118,8 +113,15 @@ impl RemoteTool {
             // What it did before it asked back, it did.
             match asked.await.map_err(|failure| if round == 0 { failure } else { failure.effects_unsaid() })? {
                 ServerResult::CallToolResult(result) => return Ok(result),
+                // Nobody is asked what nobody would read.
+                ServerResult::InputRequiredResult(_) if round + 1 == ROUNDS => break,
                 ServerResult::InputRequiredResult(asked) => {
+                    // Nothing is under way there while the client is asked: others may have the seat. It is not ended meanwhile.
+                    let parked = link.parked.token();
+                    drop(seat);
                     (given.responses, given.state) = self.ask_back(asked, line).await?;
+                    seat = self.seat(ctx).await.map_err(Failure::effects_unsaid)?;
+                    drop(parked);
                 }
                 _ => {
                     link.answered();
@@ -131,6 +133,19 @@ impl RemoteTool {
             }
         }
         Err(Failure::business("upstream_rejected", format!("the upstream `{}` asks back without end", link.upstream.name)))
+    }
+
+    /// A place among its calls. Whoever waits for one has not been sent.
+    async fn seat(&self, ctx: &Ctx) -> Result<SemaphorePermit<'_>, Failure> {
+        let link = &self.link;
+        let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
+        match tokio::time::timeout(patience, link.seats.acquire()).await {
+            Ok(Ok(seat)) => Ok(seat),
+            _ => {
+                let message = format!("the upstream `{}` has as many calls as it takes", link.upstream.name);
+                Err(Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(1_000))
+            }
+        }
     }
 
     /// Whether the tool is the one that was looked at when the rules for it were read.

@@ -17,6 +17,7 @@ use rmcp::service::Peer;
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use toolgate::Timestamp;
 use toolgate::config::{Credentials, Reach, Upstream};
 
@@ -115,6 +116,8 @@ pub(crate) struct Link {
     pub(super) pins: Pins,
     pub(super) routes: Routes,
     pub(super) seats: Semaphore,
+    /// Calls whose clients it wants to know something of. They have no seat meanwhile.
+    pub(super) parked: TaskTracker,
     launcher: Option<PathBuf>,
     status: watch::Sender<Status>,
     /// The connection that stands.
@@ -170,6 +173,7 @@ impl Link {
         let offer = Offer { tools: pins.accepted().unwrap_or_default(), ..Offer::default() };
         let link = Arc::new(Self {
             seats: Semaphore::new(upstream.concurrency),
+            parked: TaskTracker::new(),
             silence: patience::Silence::new(upstream.timeout),
             upstream,
             pins,
@@ -364,19 +368,6 @@ impl Link {
                 }
             }
         }
-    }
-
-    /// Whether calls are under way.
-    fn is_busy(&self) -> bool {
-        self.seats.available_permits() < self.upstream.concurrency
-    }
-
-    /// Waits until no call is under way, and ends it.
-    pub(crate) async fn end_when_idle(&self, patience: Duration) {
-        let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
-        // Held until it has ended: nothing is begun there any more.
-        let _all = tokio::time::timeout(patience, self.seats.acquire_many(all)).await;
-        self.end().await;
     }
 
     /// It is somebody else than it was: its session is lost.

@@ -11,7 +11,7 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 pub(super) fn hello(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::ConnectionClosed(_) => ENDED.to_owned(),
-        ClientInitializeError::TransportError { error, .. } => transport(error),
+        ClientInitializeError::TransportError { error, .. } => transport(error, ENDED),
         ClientInitializeError::JsonRpcError(error) => format!("it does not want to talk: {} (code {})", error.message, error.code.0),
         ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. } => {
             let known: Vec<&str> = server_supported.iter().map(rmcp::model::ProtocolVersion::as_str).collect();
@@ -43,17 +43,23 @@ pub(super) fn status(error: &ClientInitializeError) -> Option<u16> {
 pub(super) fn question(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => format!("{} (code {})", error.message, error.code.0),
-        ServiceError::TransportSend(error) => transport(error),
-        ServiceError::TransportClosed => "it has hung up".to_owned(),
+        ServiceError::TransportSend(error) => unsent(error),
+        ServiceError::TransportClosed => GONE.to_owned(),
         ServiceError::Timeout { timeout } => format!("not within {timeout:?}"),
         other => other.to_string(),
     }
 }
 
+/// Why a request did not get through. Its own words would name the whole address, and in some addresses stands a key.
+pub(super) fn unsent(error: &(dyn Error + 'static)) -> String {
+    transport(error, GONE)
+}
+
 const ENDED: &str = "it ended, or closed its output, before it had said hello";
+const GONE: &str = "it has hung up";
 
 /// What happened on the way. The first cause that says something is the one.
-fn transport(error: &(dyn Error + 'static)) -> String {
+fn transport(error: &(dyn Error + 'static), ended: &str) -> String {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
@@ -64,7 +70,7 @@ fn transport(error: &(dyn Error + 'static)) -> String {
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
             return match error.kind() {
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => ENDED.to_owned(),
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => ended.to_owned(),
                 _ => error.to_string(),
             };
         }

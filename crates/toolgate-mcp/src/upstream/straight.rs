@@ -95,6 +95,8 @@ pub(super) enum Broken {
     TooLong,
     /// The answer cannot be understood.
     Unread(String),
+    /// It has answered with a status that does not say whether it was heard, and is to wait for so many milliseconds, where that is said.
+    Failing(u16, Option<u64>),
     /// It may have been heard.
     Unclear(String),
 }
@@ -329,11 +331,11 @@ async fn hear(answer: Response<Incoming>, id: u64, tell: &mut impl FnMut(Word)) 
     let refused = || match turned_away {
         true => Broken::Status(status.as_u16(), wait),
         false if status.is_success() => Broken::Unread("it answers with something that is no message".to_owned()),
-        false => Broken::Unclear(format!("it answers with HTTP {}", status.as_u16())),
+        false => Broken::Failing(status.as_u16(), wait),
     };
     // What nobody reads here may be an answer, whatever the status.
     if events && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
-        return Err(Broken::Unclear(format!("it answers with HTTP {} and a stream", status.as_u16())));
+        return Err(Broken::Failing(status.as_u16(), wait));
     }
     // Who is not let in is told so by the status alone.
     if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {

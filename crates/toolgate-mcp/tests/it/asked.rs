@@ -1,8 +1,13 @@
 //! Who is asked, and whose answer counts.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 
 use crate::entering::{Older, plain};
+use crate::old::{answer, discovered, fresh, listen, request, result};
 use crate::security::digest;
 use crate::support::{Gate, fixture, until, with_fixture};
 
@@ -112,5 +117,67 @@ async fn who_has_no_seat_left_can_still_answer_and_take_back() {
         until("the seat is free", pings).await;
     }
     drop(older);
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_asked_by_an_upstream_keeps_nobody_else_from_it() {
+    let upstream = |timeout: u8| with_fixture(&format!("undeclared = \"read\"\nconcurrency = 1\ntimeout = \"{timeout}s\""));
+    let gate = Gate::open(&upstream(20)).await;
+    let (tool, client) = ("test_input_required_result_elicitation", gate.client().in_session("asked").who_can(json!({"elicitation": {}})));
+    let asked = client.call(tool, json!({})).await;
+    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    assert_eq!(gate.client().in_session("other").code("echo", json!({"text": "x"})).await, "ok");
+    // Nor is it forgotten where the upstream is replaced meanwhile: what is under way ends as it began.
+    gate.reload(&upstream(30)).await.unwrap();
+    assert_eq!(gate.client().in_session("later").code("echo", json!({"text": "x"})).await, "ok");
+    let name = json!({"user_name": {"action": "accept", "content": {"name": "Ann"}}});
+    let back = json!({"name": tool, "arguments": {}, "requestState": asked["requestState"], "inputResponses": name});
+    let told = client.ask("tools/call", back).await.1;
+    assert_eq!(told["result"]["content"][0]["text"], "Hello, Ann!", "{told}");
+    gate.end().await;
+}
+
+/// A server of 2026-07-28 that asks back without end, and counts how often it is called.
+async fn asks_without_end(called: Arc<AtomicUsize>) -> String {
+    listen(move |mut stream| {
+        let called = Arc::clone(&called);
+        async move {
+            let Some((_, asked)) = request(&mut stream).await else { return };
+            let form = json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});
+            let said = match asked["method"].as_str().unwrap_or_default() {
+                "server/discover" => discovered(&asked, "asks", &json!({"tools": {}})),
+                "tools/list" => {
+                    fresh(&asked, json!({"tools": [{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}]}))
+                }
+                "tools/call" => {
+                    called.fetch_add(1, Ordering::SeqCst);
+                    let questions = json!({"who": {"method": "elicitation/create", "params": form}});
+                    result(&asked, json!({"resultType": "input_required", "inputRequests": questions}))
+                }
+                _ => answer("202 Accepted", "text/plain", ""),
+            };
+            let _ = stream.write_all(said.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_asked_what_nobody_reads() {
+    let called = Arc::<AtomicUsize>::default();
+    let address = asks_without_end(Arc::clone(&called)).await;
+    let gate = Gate::open(&format!("[upstreams.a]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let client = gate.client().in_session("s").who_can(json!({"elicitation": {}}));
+    let (mut said, mut answered) = (client.call("ask", json!({})).await, 0);
+    while said["resultType"] == "input_required" {
+        answered += 1;
+        let name = json!({"who": {"action": "accept", "content": {"name": "Ann"}}});
+        let back = json!({"name": "ask", "arguments": {}, "requestState": said["requestState"], "inputResponses": name});
+        said = client.ask("tools/call", back).await.1["result"].clone();
+    }
+    assert_eq!(said["_meta"]["toolgate/error"]["code"], "upstream_rejected", "{said}");
+    // The tenth question is not put to it.
+    assert_eq!((answered, called.load(Ordering::SeqCst)), (9, 10), "{said}");
     gate.end().await;
 }

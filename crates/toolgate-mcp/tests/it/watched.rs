@@ -275,6 +275,23 @@ async fn who_waits_for_a_client_is_not_to_blame() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_has_less_time_than_the_tool_blames_nobody() {
+    let (moody, upstream) = Moody::serve().await;
+    let gate = Gate::open(&format!("[limits]\nsession = {{ wall = \"2s\" }}\n[upstreams.m]\n{upstream}")).await;
+    moody.says("tools/call", Value::Null);
+    let late = join_all((0..6).map(|number| {
+        let client = gate.client().in_session(&format!("s{number}"));
+        async move { client.code("talk", json!({})).await }
+    }));
+    for code in late.await {
+        assert_eq!(code, "deadline_exceeded");
+    }
+    moody.says("tools/call", json!({"result": {"content": []}}));
+    assert_eq!(gate.client().in_session("after").code("talk", json!({})).await, "ok");
+    gate.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_is_left_alone_is_asked_for_no_prompt_either() {
     let (moody, upstream) = Moody::serve().await;
     let gate = Gate::open(&format!("[upstreams.m]\n{upstream}")).await;

@@ -151,7 +151,7 @@ impl Toolgate {
                 ended.unwrap_or_else(|panic| Err(panicked(&tool.spec.name, panic.as_ref())))
             }
             () = trail.cancel.cancelled() => Err(Failure::of(code::CANCELLED, "the call was cancelled while it ran")),
-            () = until(trail.deadline) => Err(Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
+            () = out_of_time(trail.deadline, &ctx) => Err(Failure::of(code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
             () = until(timeout) => Err(Failure::of(code::TIMEOUT, format!("`{}` did not answer within {:?}", tool.spec.name, tool.spec.timeout))),
             every = heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::of(code::HEARTBEAT_MISSED, format!("`{}` gave no sign of life for {every:?}", tool.spec.name))),
         };
@@ -218,6 +218,13 @@ pub(super) async fn until(moment: Option<Instant>) {
         Some(moment) => Box::pin(tokio::time::sleep_until(moment)).await,
         None => std::future::pending().await,
     }
+}
+
+/// Ends when the call's own time is up. The tool hears of that before it is dropped: it had more time than that, and whoever did not answer
+/// it within less is not to blame.
+async fn out_of_time(deadline: Option<Instant>, ctx: &Ctx) {
+    until(deadline).await;
+    ctx.cancelled().cancel();
 }
 
 /// Ends when the run has been silent for too long.

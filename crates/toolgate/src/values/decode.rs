@@ -33,7 +33,8 @@ fn is_readable(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| !c.is_control() || c.is_whitespace())
 }
 
-fn percent(text: &str) -> Option<String> {
+/// A text once percent-decoded, where that is another one.
+pub(crate) fn percent(text: &str) -> Option<String> {
     if !text.contains('%') {
         return None;
     }

@@ -17,6 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) use carrier::Carrier;
 pub use carrier::{Carriers, Carrying, carry};
+pub(crate) use decode::percent;
 
 use crate::session::Map;
 use fold::Prints;

@@ -35,6 +35,13 @@ fn servers_are_read_as_clients_read_them() {
         (json!({"command": "uvx"}), "uvx [] [] None".to_owned()),
         (json!({"type": "stdio", "command": "uvx", "args": ["a"], "env": {"K": "v"}}), "uvx [\"a\"] [\"K=v\"] None".to_owned()),
         (json!({"command": "uvx", "cwd": "/srv"}), "uvx [] [] Some(\"/srv\")".to_owned()),
+        // As some clients have it: what is null is not there, and a number is its text.
+        (
+            json!({"command": "uvx", "args": null, "env": {"PORT": 8080, "RATE": 1.50, "K": null}}),
+            "uvx [] [\"PORT=8080\", \"RATE=1.5\"] None".to_owned(),
+        ),
+        (json!({"command": "uvx", "env": null, "cwd": null}), "uvx [] [] None".to_owned()),
+        (json!({"url": "https://x/mcp", "headers": null}), "https://x/mcp [] either".to_owned()),
         // What the environment has, wherever it stands and however it is spelled.
         (json!({"command": "${PATH}/x"}), format!("{path}/x [] [] None")),
         (json!({"command": "${env:PATH}/x"}), format!("{path}/x [] [] None")),
@@ -95,7 +102,9 @@ fn some_servers_are_left_out_and_some_are_none() {
         (json!({"command": "${PATH"}), "`one`: a `${` is not closed"),
         (json!({"command": "x", "cwd": "${PATH"}), "`one`: a `${` is not closed"),
         (json!({"command": "x", "args": [1]}), "`one`: `args` holds what is no text"),
-        (json!({"command": "x", "env": {"K": 1}}), "`one`: `env.K` is no text"),
+        (json!({"command": "x", "args": "mcp-server-git --repository /x"}), "`one`: `args` is no list"),
+        (json!({"command": "x", "args": {"0": "a"}}), "`one`: `args` is no list"),
+        (json!({"command": "x", "env": {"K": true}}), "`one`: `env.K` is no text"),
         (json!({"url": "https://x", "headers": []}), "`one`: `headers` is no object"),
     ] {
         assert_eq!(found(server.clone()), Err(why.to_owned()), "{server}");
@@ -138,6 +147,19 @@ fn what_was_taken_of_a_file_is_a_secret_also_when_the_file_has_changed() {
     let config = Config::parse("toolgate.toml", &text);
     assert_eq!(config.taken_from(), [key, "keys.json".into()]);
     assert!(config.files().is_empty());
+}
+
+#[test]
+fn what_stands_in_an_address_is_a_secret_however_it_is_spelled() {
+    let url = "https://ann:pass%2Dword-1@x.example/mcp?region=eu&apiKey=k3y%2Bof+ours&plain-k3y#top-of-page";
+    let far = mcp_servers(&json!({"mcpServers": {"far": {"url": url}}}).to_string()).unwrap().remove(0);
+    for secret in ["pass%2Dword-1", "pass-word-1", "k3y%2Bof+ours", "k3y+of+ours", "k3y+of ours", "plain-k3y"] {
+        let said = format!("`{secret}` of ann is wrong");
+        assert_eq!(far.without_secrets(&said), "`[redacted]` of ann is wrong", "{secret}");
+        assert_eq!(far.said_without_secrets(json!([said])), json!(["`[redacted]` of ann is wrong"]), "{secret}");
+    }
+    let said = "nobody is at x.example/mcp in eu, see apiKey and top-of-page";
+    assert_eq!(far.without_secrets(said), said);
 }
 
 #[test]

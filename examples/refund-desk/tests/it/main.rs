@@ -1,9 +1,23 @@
 //! The agent, and the gateway that it starts.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+/// A directory, and a program in it that stands for a gateway.
+fn gateway(name: &str, script: &str) -> std::io::Result<(PathBuf, PathBuf)> {
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&home);
+    std::fs::create_dir_all(&home)?;
+    let gateway = home.join("gateway");
+    std::fs::write(&gateway, script)?;
+    std::fs::set_permissions(&gateway, std::fs::Permissions::from_mode(0o755))?;
+    Ok((home, gateway))
+}
 
 #[test]
 fn a_gateway_ends_with_its_agent_whoever_ends_that() {
@@ -15,13 +29,9 @@ fn a_gateway_ends_with_its_agent_whoever_ends_that() {
         assert!(so, "it never came to that {what}");
     };
     for signal in ["-HUP", "-TERM", "-INT"] {
-        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ends{signal}"));
-        let _ = std::fs::remove_dir_all(&home);
-        std::fs::create_dir_all(&home).unwrap();
         // A gateway that never becomes ready, as one whose upstreams take their time.
-        let gateway = home.join("gateway");
-        std::fs::write(&gateway, "#!/bin/sh\ntrap 'touch ended; exit' TERM\ntouch begun\nwhile :; do sleep 0.1; done\n").unwrap();
-        std::fs::set_permissions(&gateway, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let script = "#!/bin/sh\ntrap 'touch ended; exit' TERM\ntouch begun\nwhile :; do sleep 0.1; done\n";
+        let (home, gateway) = gateway(&format!("ends{signal}"), script).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_refund-agent"));
         command.arg(&gateway).arg("toolgate.toml").current_dir(&home).stdout(Stdio::null()).stderr(Stdio::null());
         let mut agent = command.spawn().unwrap();
@@ -29,5 +39,48 @@ fn a_gateway_ends_with_its_agent_whoever_ends_that() {
         assert!(Command::new("kill").args([signal, &agent.id().to_string()]).status().unwrap().success());
         until("the agent has ended", &mut || agent.try_wait().unwrap().is_some());
         assert!(home.join("ended").exists(), "{signal}: the gateway is still there");
+    }
+}
+
+#[test]
+fn no_work_is_begun_where_something_is_not_well() {
+    for (name, ready, up, held, why) in [
+        ("not-ready", "503 Away", 1, 0, "the gateway is not ready: the canary was not refused"),
+        ("away", "200 OK", 0, 0, "the upstream `desk` is away"),
+        ("held", "200 OK", 1, 2, "tools of the upstream `desk` are held back"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let heard = Arc::clone(&asked);
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut text = [0; 4096];
+                let read = stream.read(&mut text).unwrap_or_default();
+                let line = String::from_utf8_lossy(text.get(..read).unwrap_or_default()).lines().next().unwrap_or_default().to_owned();
+                let (status, said) = match line.as_str() {
+                    "GET /readyz HTTP/1.1" => (ready, "the canary was not refused\n".to_owned()),
+                    "GET /metrics HTTP/1.1" => (
+                        "200 OK",
+                        format!(
+                            "toolgate_upstream_up{{upstream=\"desk\"}} {up}\ntoolgate_upstream_held_tools{{upstream=\"desk\"}} {held}\n"
+                        ),
+                    ),
+                    _ => ("404 No", String::new()),
+                };
+                heard.lock().unwrap().push(line);
+                let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", said.len());
+                let _ = stream.write_all((head + &said).as_bytes());
+            }
+        });
+        let script = format!("#!/bin/sh\ntrap exit TERM\necho toolgate serves at http://{address}/mcp\nwhile :; do sleep 0.1; done\n");
+        let (home, gateway) = gateway(name, &script).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_refund-agent"));
+        let output = command.arg(&gateway).args(["toolgate.toml", "--once"]).current_dir(&home).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{name}: {said}");
+        // It has looked, and done nothing.
+        let asked = asked.lock().unwrap();
+        assert!(!asked.is_empty() && asked.iter().all(|line| line.starts_with("GET ")), "{name}: {asked:?}");
     }
 }

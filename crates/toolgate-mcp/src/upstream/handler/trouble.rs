@@ -10,6 +10,7 @@ use super::RemoteTool;
 use crate::bounded::{LONGEST, TOO_LONG};
 use crate::sse::SseError;
 use crate::upstream::link::{Fault, Standing, is_modern};
+use crate::upstream::plain::unsent;
 use crate::upstream::straight::Broken;
 
 /// After how many milliseconds one that is connected to anew is there, if all goes well.
@@ -40,6 +41,11 @@ impl RemoteTool {
                 tell(&format!("it answers with HTTP {status}"));
                 self.turned_away(status, wait, standing)
             }
+            Broken::Failing(status, wait) => {
+                link.failed(generation, Fault::Broken);
+                tell(&format!("it answers with HTTP {status}"));
+                self.failing(status, wait)
+            }
             Broken::Unclear(why) => unheard(&why),
             Broken::TooLong => self.too_long(),
             Broken::Unread(why) => {
@@ -59,6 +65,16 @@ impl RemoteTool {
             return Failure::transient("upstream_unavailable", message).effects(Effects::None).retry_after_ms(LOOKED_AT);
         }
         let failure = Failure::http(status, "").effects(Effects::None);
+        match wait {
+            Some(ms) => failure.retry_after_ms(ms),
+            None => failure,
+        }
+    }
+
+    /// Something answers there, and does not say whether the request was carried out. It is not repeated before its time either.
+    fn failing(&self, status: u16, wait: Option<u64>) -> Failure {
+        let message = format!("the upstream `{}` answered with status {status}", self.link.upstream.name);
+        let failure = Failure::transient("upstream_unavailable", message);
         match wait {
             Some(ms) => failure.retry_after_ms(ms),
             None => failure,
@@ -102,9 +118,9 @@ impl RemoteTool {
                 }
                 if matches!(trouble, Trouble::Unread) {
                     self.link.answered();
-                    return self.unread(&why.to_string());
+                    return self.unread(&unsent(&why));
                 }
-                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&why.to_string()), "a call did not get through");
+                tracing::warn!(upstream = name, why = self.link.upstream.without_secrets(&unsent(&why)), "a call did not get through");
                 match trouble {
                     Trouble::Lost => self.link.lost(generation),
                     // One whose call it turns away does not keep all others from it.
@@ -113,6 +129,7 @@ impl RemoteTool {
                 }
                 let failure = match trouble {
                     Trouble::Status(status, wait) => self.turned_away(status, wait, standing),
+                    Trouble::Failing(status, wait) => self.failing(status, wait),
                     Trouble::Lost => {
                         Failure::transient("upstream_unavailable", format!("the upstream `{name}` does not know its session any more"))
                             .retry_after_ms(ANEW)
@@ -120,7 +137,7 @@ impl RemoteTool {
                     _ => Failure::transient("upstream_unavailable", format!("the upstream `{name}` cannot be reached")),
                 };
                 // A request that was refused at the door, or that found nobody, was not carried out.
-                if matches!(trouble, Trouble::Unclear) { failure } else { failure.effects(Effects::None) }
+                if matches!(trouble, Trouble::Unclear | Trouble::Failing(..)) { failure } else { failure.effects(Effects::None) }
             }
             ServiceError::TransportClosed => {
                 // Each answer over HTTP comes by itself, and breaks off by itself.
@@ -185,20 +202,25 @@ pub(in crate::upstream) enum Trouble {
     Status(u16, Option<u64>),
     /// It has answered, and nobody understands it.
     Unread,
+    /// It has answered with a status that does not say whether it was heard, and is to wait as long, where that is said.
+    Failing(u16, Option<u64>),
     /// It may have been heard.
     Unclear,
 }
 
 impl Trouble {
     pub(in crate::upstream) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
-        let refuses = |status: u16| (400..500).contains(&status) && status != 408;
+        // Refused at the door, or not.
+        let by_status = |status: u16, wait: Option<u64>| match status {
+            400..500 if status != 408 => Self::Status(status, wait),
+            _ => Self::Failing(status, wait),
+        };
         let mut cause = Some(error);
         while let Some(error) = cause {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
                 Some(StreamableHttpError::SessionExpired) => return Self::Lost,
-                // Refused at the door.
-                Some(StreamableHttpError::HttpStatus(error)) if refuses(error.status) => {
-                    return Self::Status(error.status, error.retry_after.as_deref().and_then(crate::http::wait_ms));
+                Some(StreamableHttpError::HttpStatus(error)) => {
+                    return by_status(error.status, error.retry_after.as_deref().and_then(crate::http::wait_ms));
                 }
                 Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
                     return Self::Unread;
@@ -208,7 +230,7 @@ impl Trouble {
             match error.downcast_ref::<SseError>() {
                 // Where it wants its posts is the address of a session.
                 Some(SseError::Status(404, _)) => return Self::Lost,
-                Some(SseError::Status(status, wait)) if refuses(*status) => return Self::Status(*status, *wait),
+                Some(SseError::Status(status, wait)) => return by_status(*status, *wait),
                 Some(SseError::Nobody(_)) => return Self::Nobody,
                 _ => {}
             }

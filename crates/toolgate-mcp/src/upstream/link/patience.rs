@@ -180,6 +180,31 @@ impl Link {
         self.silence.end();
     }
 
+    /// Whether it is at calls.
+    pub(super) fn is_busy(&self) -> bool {
+        self.seats.available_permits() < self.upstream.concurrency
+    }
+
+    /// Waits until no call is under way, and ends it.
+    pub(crate) async fn end_when_idle(&self, patience: Duration) {
+        let all = u32::try_from(self.upstream.concurrency).unwrap_or(u32::MAX);
+        self.parked.close();
+        let idle = async {
+            loop {
+                let seats = self.seats.acquire_many(all).await;
+                if self.parked.is_empty() {
+                    return seats;
+                }
+                // Whose client answers goes on, and needs a seat for that.
+                drop(seats);
+                self.parked.wait().await;
+            }
+        };
+        // Held until it has ended: nothing is begun there any more.
+        let _all = tokio::time::timeout(patience, idle).await;
+        self.end().await;
+    }
+
     /// It is asked something that may take so long.
     pub(in crate::upstream) fn may_take(&self, time: Duration) {
         self.silence.may_last(time);

@@ -129,6 +129,10 @@ async fn picky(modern: bool, early: Arc<AtomicUsize>) -> String {
                     early.fetch_add(1, Ordering::SeqCst);
                     answer("429 Too Many\r\nretry-after: 7", "text/html", "<p>")
                 }
+                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "dan") => {
+                    early.fetch_add(1, Ordering::SeqCst);
+                    answer("503 Away\r\nretry-after: 7", "text/html", "<p>")
+                }
                 "tools/call" => result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
                 _ => answer("202 Accepted", "text/plain", ""),
             };
@@ -215,6 +219,28 @@ async fn who_says_when_it_may_be_asked_again_is_not_asked_before() {
         assert_eq!((&said["isRetryable"], &said["retryAfterMs"]), (&json!(true), &json!(7_000)), "{modern}: {said}");
         assert_eq!(early.load(Ordering::SeqCst), 1, "{modern}: it was not asked again at once");
         gate.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_fails_and_says_when_it_may_be_asked_again_is_not_asked_before() {
+    for modern in [false, true] {
+        for (effect, left) in [("read", "none"), ("write", "unknown")] {
+            let early = Arc::new(AtomicUsize::new(0));
+            let address = picky(modern, Arc::clone(&early)).await;
+            let gate = Gate::open(&format!(
+                "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n\
+                 [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"{effect}\"\npolicy = \"open\"\n"
+            ))
+            .await;
+            let said = gate.client().call("talk", json!({"who": "dan"})).await["_meta"]["toolgate/error"].clone();
+            assert_eq!((&said["code"], &said["effects"]), (&json!("upstream_unavailable"), &json!(left)), "{modern}: {said}");
+            assert_eq!((&said["isRetryable"], &said["retryAfterMs"]), (&json!(left == "none"), &json!(7_000)), "{modern}: {said}");
+            // It was reached, and has said so.
+            assert!(said["message"].as_str().unwrap().contains("answered with status 503"), "{modern}: {said}");
+            assert_eq!(early.load(Ordering::SeqCst), 1, "{modern} {effect}: it was not asked again at once");
+            gate.end().await;
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{Credentials, Reach, Upstream};
 use crate::config::reference::{Reference, and_behind_scheme};
+use crate::values::percent;
 
 impl Upstream {
     /// Takes note of a token that was fetched for it: that is a secret like those that stand in the configuration.
@@ -49,9 +50,15 @@ impl Upstream {
                 headers.iter().map(|(_, value)| value).chain(own).collect()
             }
         };
-        let values = set.into_iter().flat_map(Reference::values).flat_map(and_behind_scheme);
+        let values = set.into_iter().flat_map(Reference::values).flat_map(and_behind_scheme).chain(self.in_address());
         let known = self.references().into_iter().flat_map(Reference::hidden).chain(self.tokens.all());
         crate::redact::and_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
+    }
+
+    /// Who is named in its address, and what is asked for with it: many are told to write their key there.
+    fn in_address(&self) -> Vec<String> {
+        let Reach::Url { url, .. } = &self.reach else { return Vec::new() };
+        url.values().iter().flat_map(|address| of_address(address)).collect()
     }
 
     /// Words of small letters that it is set, as in `NODE_ENV = "production"`, unless their name speaks of a secret, or they stand
@@ -75,4 +82,18 @@ impl Upstream {
         };
         plain.into_iter().map(|(_, value)| value).filter(is_plain).collect()
     }
+}
+
+/// Name, password and the values of the query in an address: as they are written, and as they are meant.
+fn of_address(address: &str) -> Vec<String> {
+    let address = address.split('#').next().unwrap_or_default();
+    let (place, query) = address.split_once('?').unwrap_or((address, ""));
+    let host = place.split_once("://").map_or(place, |(_, behind)| behind).split('/').next().unwrap_or_default();
+    let who = host.rsplit_once('@').map_or("", |(who, _)| who);
+    let asked = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value));
+    let both = |written: &str| {
+        let meant = written.replace('+', " ");
+        [written.to_owned(), percent(written).unwrap_or_default(), percent(&meant).unwrap_or(meant)]
+    };
+    who.split(':').chain(asked).flat_map(both).collect()
 }

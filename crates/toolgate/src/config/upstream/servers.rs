@@ -61,17 +61,23 @@ pub const BEHIND_TOOLGATE: &str = "mcpServersBehindToolgate";
 /// How a server is reached, and where its program and its directory were said to be.
 fn server_of(server: &serde_json::Value) -> Result<(Reach, Vec<Reference>), String> {
     let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
+    // Some clients write null for what is not there, and take numbers.
+    let given = |key: &str| server.get(key).filter(|value| !value.is_null());
     let pairs = |key: &str| -> Result<Vec<(String, Reference)>, String> {
-        let Some(found) = server.get(key) else { return Ok(Vec::new()) };
+        let Some(found) = given(key) else { return Ok(Vec::new()) };
         let found = found.as_object().ok_or_else(|| format!("`{key}` is no object"))?;
         let one = |(name, value): (&String, &serde_json::Value)| {
-            let value = value.as_str().ok_or_else(|| format!("`{key}.{name}` is no text"))?;
-            Ok((name.clone(), Reference::of_client(value)?))
+            let value = match value {
+                serde_json::Value::String(text) => Reference::of_client(text)?,
+                serde_json::Value::Number(number) => Reference::of_client(&number.to_string())?,
+                _ => return Err(format!("`{key}.{name}` is no text")),
+            };
+            Ok((name.clone(), value))
         };
-        found.iter().map(one).collect()
+        found.iter().filter(|(_, value)| !value.is_null()).map(one).collect()
     };
     if let Some(command) = text("command") {
-        let args = server.get("args").and_then(serde_json::Value::as_array).cloned().unwrap_or_default();
+        let args = given("args").map(|args| args.as_array().ok_or("`args` is no list")).transpose()?.cloned().unwrap_or_default();
         let word = |word: &serde_json::Value| {
             word.as_str().ok_or_else(|| "`args` holds what is no text".to_owned()).and_then(Reference::of_client)
         };
